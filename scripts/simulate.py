@@ -2,7 +2,7 @@
 
 The worlds: `workers` (a daemon and its followers), `broker` (daemons among Synapse's processes on a Redis),
 `replicas` (daemons that copy each other), `acks` (appends that wait for replicas, and primaries that are
-lost). Exit code 1 if a seed broke a guarantee.
+lost), `channel` (Synapse's processes on the RESP port of a daemon). Exit code 1 if a seed broke a guarantee.
 """
 
 import argparse
@@ -23,7 +23,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.simulation.acks import AcksSimulation  # noqa: E402  # after the path
-from tests.simulation.broker import BrokerSimulation  # noqa: E402  # after the path
+from tests.simulation.broker import BrokerSimulation  # noqa: E402
+from tests.simulation.channel import ChannelSimulation  # noqa: E402
 from tests.simulation.replicas import ReplicaSimulation  # noqa: E402
 from tests.simulation.workers import Simulation  # noqa: E402
 
@@ -32,6 +33,7 @@ WORLDS: Final = {
     "broker": BrokerSimulation,
     "replicas": ReplicaSimulation,
     "acks": AcksSimulation,
+    "channel": ChannelSimulation,
 }
 
 SEEDS_EACH: Final = 16

@@ -1,0 +1,399 @@
+"""Processes of a homeserver on the RESP port of a daemon, which take lines as Synapse's do.
+
+A process believes RDATA of a whole stream once one POSITION of it has come, and RDATA names no earlier token:
+what is passed after a hole is believed, and the hole stays (docs/reference/peers.md#redis-position). So at
+rest each process must have what each other one has committed, whatever was cut, stalled or killed, as far as
+its writer is there to say so.
+``python -m tests.simulation.channel SEED``
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+from unittest.mock import patch
+
+import hiredis
+from prometheus_client import CollectorRegistry
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+
+from synrepl.ports.access import Keyring
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker import served_channel
+from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.testing.network import MemoryEndpoint, Network
+from synrepl.transports.resp.server import RespFactory, RespServer
+from tests.simulation.seeded import STEP_SECONDS, SeededRun
+
+PORT: Final = "resp"
+RETRY_SECONDS: Final = 0.3
+
+WRITES: Final = {
+    "master": ("to_device", "caches"),
+    "worker1": ("events", "receipts", "typing", "caches"),
+    "worker2": ("events", "receipts"),
+    "worker3": (),
+}
+
+Source = tuple[str, str]
+
+
+class Connection(Protocol):
+    """One of the two connections of a process."""
+
+    transport: Any
+
+    def __init__(self, process: "Process", *, subscribes: bool) -> None:
+        self.is_up = False
+        self._process = process
+        self._subscribes = subscribes
+        self._replies = hiredis.Reader()
+
+    def connectionMade(self) -> None:
+        if not self._process.owns(self):
+            self.transport.abortConnection()  # of a life before this one
+        elif self._subscribes:
+            self.ask(b"SUBSCRIBE", b"hs")
+        else:
+            self.is_up = True
+            self._process.joined()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.is_up = False
+        self._process.lost(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._replies.feed(data)
+        while (reply := self._replies.gets()) is not False:
+            if not self._subscribes or not isinstance(reply, list):
+                continue
+            if reply[0] == b"subscribe":
+                self.is_up = True
+                self._process.joined()
+            else:
+                self._process.received(reply[2].decode())
+
+    def ask(self, *words: bytes) -> None:
+        """Send a request."""
+        parts = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+        self.transport.write(b"*%d\r\n%b" % (len(words), parts))
+
+
+class Process:
+    """A process of Synapse: what it writes, and what it believes to have of the others."""
+
+    def __init__(self, run: "ChannelSimulation", name: str, writes: Sequence[str]) -> None:
+        self.name = name
+        self.writes = writes
+        self.is_running = False
+        self.has: defaultdict[Source, set[int]] = defaultdict(set)
+        self.typing: dict[str, int] = {}
+        """The newest token of each room."""
+        self._run = run
+        self._at: dict[Source, int] = {}
+        self._published: dict[str, int] = {}
+        self._has_announced = False
+        self._connected: set[str] = set()
+        self._batches: dict[str, list[str]] = {}
+        self._typing_token = 0
+        self._subscriber: Connection | None = None
+        self._publisher: Connection | None = None
+
+    def start(self) -> None:
+        """Begin where the database stands."""
+        self.is_running = True
+        self._has_announced = False
+        self._connected.clear()
+        self._batches.clear()
+        self.typing, self._typing_token = {}, 0
+        self._at = {source: max(tokens) for source, tokens in self._run.database.items() if tokens}
+        self.has = defaultdict(set, {source: set(tokens) for source, tokens in self._run.database.items()})
+        self._published = {stream: self._at.get((stream, self.name), 0) for stream in self.writes}
+        self._connect(subscribes=True)
+        self._connect(subscribes=False)
+
+    def kill(self) -> None:
+        """End at once."""
+        self.is_running = False
+        self._subscriber = self._publisher = None
+        for link in self._run.network.links_of(self.name):
+            link.cut()
+
+    # -- its connections -----------------------------------------------------------------------------------
+
+    def owns(self, connection: Connection) -> bool:
+        """Whether this is a connection of its present life."""
+        return connection in (self._subscriber, self._publisher)
+
+    def _connect(self, *, subscribes: bool) -> None:
+        if not self.is_running or (self._subscriber if subscribes else self._publisher) is not None:
+            return
+        connection = Connection(self, subscribes=subscribes)
+        if subscribes:
+            self._subscriber = connection
+        else:
+            self._publisher = connection
+        factory = Factory.forProtocol(lambda: connection)
+        factory.noisy = False
+        endpoint = MemoryEndpoint(self._run.network, self.name, PORT)
+        endpoint.connect(factory).addErrback(lambda _: self.lost(connection))
+
+    def lost(self, connection: Connection) -> None:
+        """One of the connections was lost, or could not be made: it is made again after a moment."""
+        subscribes = connection is self._subscriber
+        if not subscribes and connection is not self._publisher:
+            return
+        if subscribes:
+            self._subscriber = None
+            self._has_announced = False
+            self._connected.clear()
+            self._batches.clear()
+        else:
+            self._publisher = None
+        self._run.clock.callLater(RETRY_SECONDS, lambda: self._connect(subscribes=subscribes))
+
+    def joined(self) -> None:
+        """Ask all others for their positions, and say its own: once a subscription, with both connections.
+
+        A process whose publisher alone is lost says nothing of that.
+        """
+        connections = (self._subscriber, self._publisher)
+        if not self._has_announced and all(one is not None and one.is_up for one in connections):
+            self._has_announced = True
+            self._say("REPLICATE ")
+            self._announce()
+
+    def _say(self, *lines: str) -> None:
+        if self._publisher is not None and self._publisher.is_up:
+            for line in lines:
+                self._publisher.ask(b"PUBLISH", b"hs", line.encode())
+
+    def _announce(self) -> None:
+        tokens = {**self._published, **({"typing": self._typing_token} if "typing" in self.writes else {})}
+        self._say(*(f"POSITION {stream} {self.name} {at} {at}" for stream, at in tokens.items()))
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def write(self, stream: str, rows: int) -> None:
+        """Commit a fact of so many rows, and publish it if it is connected: else it moves on."""
+        if stream == "typing":
+            self._typing_token += 1
+            room = f"!r{self._typing_token % 5}"
+            self.typing[room] = token = self._typing_token
+        else:
+            token = self._run.commit(stream, self.name, rows)
+            self.has[stream, self.name].add(token)
+            self._at[stream, self.name] = self._published[stream] = token
+            room = ""
+        if self._subscriber is None or not self._subscriber.is_up:
+            return
+        lines = [f"RDATA {stream} {self.name} batch {token}/{n}" for n in range(1, rows)]
+        self._say(*lines, f"RDATA {stream} {self.name} {token} {room or f'{token}/{rows}'}")
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def received(self, line: str) -> None:
+        """Take a line as Synapse's handler does."""
+        name, *words = line.split(" ")
+        if name == "REPLICATE":
+            self._announce()
+        elif name == "POSITION" and words[1] != self.name:
+            self._on_position(words[0], words[1], int(words[3]))
+        elif name == "RDATA" and words[1] != self.name:
+            self._on_rdata(*words[:4])
+
+    def _on_position(self, stream: str, writer: str, token: int) -> None:
+        source = (stream, writer)
+        self._connected.add(stream)
+        if stream == "typing":
+            if token < self._at.get(source, 0):
+                self.typing = {}
+            self._run.fetch_typing(self, writer)
+        else:
+            self.has[source] |= {
+                one for one in self._run.database[source] if self._at.get(source, 0) < one <= token
+            }
+            token = max(token, self._at.get(source, 0))
+        self._at[source] = token
+
+    def _on_rdata(self, stream: str, writer: str, word: str, row: str) -> None:
+        # Lines of a batch are collected by the stream alone.
+        rows = self._batches.setdefault(stream, [])
+        rows.append(row)
+        if word == "batch":
+            return
+        self._batches[stream] = []
+        token, source = int(word), (stream, writer)
+        if stream not in self._connected or token <= self._at.get(source, 0):
+            return
+        self._at[source] = token
+        if stream == "typing":
+            self.typing[row] = token
+            return
+        if rows != self._run.rows_of(source, token):
+            self._run.broken(f"{self.name} took {rows} as {stream} {token} of {writer}")
+        self.has[source].add(token)
+
+
+class ChannelSimulation(SeededRun):
+    """One seeded run. `run` raises `Broken` if a promise is."""
+
+    MODULE = "tests.simulation.channel"
+
+    def __init__(self, seed: int, *, seconds: float = 10.0) -> None:
+        super().__init__(seed, seconds)
+        chance = self.chance
+        slow = chance.choice([0.002, 0.02, 0.1])
+        self.network = Network(
+            self.clock,
+            delay=lambda: chance.uniform(0.0005, slow),
+            piece=self._piece,
+            buffer_bytes=chance.choice([200, 2_000, 60_000]),
+        )
+        self.database: defaultdict[Source, dict[int, int]] = defaultdict(dict)
+        """Of each stream and writer: the tokens that were committed, and their numbers of rows."""
+        self._sequences: defaultdict[str, int] = defaultdict(int)
+        self._max_waiting = chance.choice([300, 2_000, 100_000])
+        self.processes = {name: Process(self, name, writes) for name, writes in WRITES.items()}
+        self.demotions = self.held_back = 0
+        self.server: RespServer | None = None
+        self.ingested: list[bytes] = []
+
+    # -- what the processes share --------------------------------------------------------------------------
+
+    def commit(self, stream: str, writer: str, rows: int) -> int:
+        """Commit a fact; return its token."""
+        self._sequences[stream] += 1
+        self._count += rows
+        self.database[stream, writer][self._sequences[stream]] = rows
+        return self._sequences[stream]
+
+    def rows_of(self, source: Source, token: int) -> list[str]:
+        """The rows of a fact."""
+        count = self.database[source].get(token, 0)
+        return [f"{token}/{n}" for n in range(1, count + 1)]
+
+    def fetch_typing(self, reader: Process, writer: str) -> None:
+        """Give a process what the writer has in memory, over HTTP."""
+        if self.processes[writer].is_running:
+            reader.typing = dict(self.processes[writer].typing)
+
+    def broken(self, what: str) -> None:
+        """A promise is broken."""
+        self._fail(what)
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    def run(self) -> "ChannelSimulation":
+        """Bad luck for a while, then peace until everybody has everything; then look."""
+        with self._observed(), patch.object(served_channel, "MAX_WAITING", self._max_waiting):
+            self._start_daemon()
+            for process in self.processes.values():
+                process.start()
+            self._pass(2)
+            end = self.clock.seconds() + self._seconds
+            while self.clock.seconds() < end:
+                self._write()
+                self._bad_luck()
+                self._end_outages()
+                self.clock.advance(STEP_SECONDS)
+            self._end_outages(all_of_them=True)
+            self._note("peace")
+            # The last question for a position comes after half a minute.
+            self._pass(45)
+            self._check()
+            self._stop_daemon()
+        return self
+
+    def _pass(self, seconds: float) -> None:
+        self.clock.pump([STEP_SECONDS * 5] * round(seconds / STEP_SECONDS / 5))
+
+    def _start_daemon(self) -> None:
+        self._note("the daemon starts")
+        metrics = Metrics(CollectorRegistry())
+        self.server = RespServer(self.clock, keys=Keyring(), metrics=metrics)
+        channel = ServedChannel(
+            self.clock,
+            "hs",
+            is_ephemeral=lambda stream: stream == "typing",
+            metrics=metrics,
+            ingest=self.ingested.extend,
+        )
+        self.server.serve(channel, bool)
+        self.network.listen(PORT, RespFactory(self.server))
+
+    def _stop_daemon(self) -> None:
+        server, self.server = self.server, None
+        if server is not None and server.channel is not None:
+            self.demotions += server.channel.demotions
+            self.held_back += server.channel.held_back
+            server.channel.stop()
+        self.network.stop_listening(PORT)
+        for link in self.network.links_of(PORT):
+            link.cut()
+
+    # -- what happens --------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        for process in self.processes.values():
+            if process.is_running and process.writes and self.chance.random() < 0.15:
+                stream = self.chance.choice(process.writes)
+                rows = 1 if stream in ("typing", "caches") else self.chance.choice([1, 1, 2, 4])
+                process.write(stream, rows)
+
+    def _bad_luck(self) -> None:
+        for chance, happen in (
+            (0.006, self._cut),
+            (0.003, self._stall),
+            (0.002, self._kill_process),
+            (0.0015, self._kill_daemon),
+        ):
+            if self.chance.random() < chance:
+                happen()
+
+    def _cut(self) -> None:
+        links = self.network.links_of(PORT)
+        if links:
+            link = self.chance.choice(links)
+            self._note(f"a connection of {link.client._name} is cut")
+            link.cut()
+
+    def _stall(self) -> None:
+        links = self.network.links_of(PORT)
+        if links:
+            link = self.chance.choice(links)
+            self._note(f"a connection of {link.client._name} stalls")
+            link.stall()
+            self._until_later(self.chance.uniform(0.1, 3), link.go_on)
+
+    def _kill_process(self) -> None:
+        process = self.chance.choice(list(self.processes.values()))
+        if process.is_running:
+            self._note(f"{process.name} is killed")
+            process.kill()
+            self._until_later(self.chance.uniform(0.05, 2), process.start)
+
+    def _kill_daemon(self) -> None:
+        if self.server is not None:
+            self._note("the daemon is killed")
+            self._stop_daemon()
+            self._until_later(self.chance.uniform(0.05, 2), self._start_daemon)
+
+    # -- the promises --------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self._check_failures()
+        for process in self.processes.values():
+            for source, tokens in self.database.items():
+                if missing := sorted(tokens.keys() - process.has[source]):
+                    self._fail(
+                        f"{process.name} lacks {missing[:5]} of {source}, at {process._at.get(source)}"
+                    )
+            typing = self.processes["worker1"].typing
+            if process.typing != typing:
+                self._fail(f"{process.name} has the typing {process.typing}, not {typing}")
+
+
+if __name__ == "__main__":
+    ChannelSimulation.main(int(sys.argv[1]))
