@@ -30,7 +30,7 @@ class Observer(Daemon):
         self.secret_file.write_text(homeserver.secret)
         settings = folder / "synrepl.yaml"
         text = {
-            "redis": homeserver.redis.url,
+            **({} if "resp" in more else {"redis": homeserver.redis.url}),
             "instance_name": name,
             "secret_file": str(self.secret_file),
             "instance_map": homeserver.instance_map,

@@ -60,8 +60,9 @@ class Position:
 class Recorder:
     """Keeps every message on the channels of a homeserver, from `start` on. Comes back when Redis does."""
 
-    def __init__(self, port: int, server_name: str) -> None:
+    def __init__(self, port: int, server_name: str, password: str = "") -> None:
         self._port = port
+        self._password = password
         self._channels = [f"{server_name}/USER_IP", server_name]
         self._changed = threading.Condition()
         self._messages: list[Message] = []
@@ -171,6 +172,8 @@ class Recorder:
 
     def _listen(self, connection: socket.socket) -> None:
         reader = hiredis.Reader()
+        if self._password:
+            connection.sendall(f"AUTH {self._password}\r\n".encode())
         connection.sendall(f"SUBSCRIBE {' '.join(self._channels)}\r\n".encode())
         while octets := connection.recv(1 << 16):
             reader.feed(octets)
@@ -181,6 +184,8 @@ class Recorder:
                 self._changed.notify_all()
 
     def _keep(self, reply: Any, now: float) -> None:
+        if reply == b"OK":
+            return
         kind, channel, what = reply
         if kind == b"message":
             self._messages.append(Message(now, channel.decode(), what.decode()))
