@@ -9,6 +9,7 @@ from typing import Final
 
 from scripts.fuzz_parts.documents import ConfigTarget, RecordedTarget
 from scripts.fuzz_parts.requests import HttpTarget
+from scripts.fuzz_parts.resp import RespTarget
 from scripts.fuzz_parts.target import BadAnswer, Target
 from scripts.fuzz_parts.wire import NativeTarget, RedisTarget, SessionTarget
 
@@ -21,4 +22,5 @@ TARGETS: Final[dict[str, Callable[[], Target]]] = {
     "config": ConfigTarget,
     "recorded": RecordedTarget,
     "redis": RedisTarget,
+    "resp": RespTarget,
 }
