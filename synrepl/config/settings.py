@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
-    "Listeners and access": "listen http resp insecure secret_file keys_file ca_file certificate_file"
-    " private_key_file allowed_hosts advertise",
+    "Listeners and access": "listen http resp resp_ack insecure secret_file keys_file ca_file"
+    " certificate_file private_key_file allowed_hosts advertise",
     "Log and files": "database acks retain_seconds lease_seconds lease_bytes snapshot files fetch_files"
     " max_file_bytes",
     "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"

@@ -16,6 +16,7 @@ from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.errors import ConfigError, ReplicationError, StorageError
+from synrepl.ingest.settings import DURABLE
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
@@ -162,6 +163,8 @@ class Daemon(Service):
         # The first subscriber of the log: the others find newly declared streams in the table.
         declared = self.declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
         log.subscribe(self.metrics.count_facts)
+        if (resp := listeners.resp) is not None and settings.resp_ack == DURABLE:
+            log.subscribe(lambda facts: resp.committed())
         publisher = Publisher(
             log,
             self.table,

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from synrepl.ingest.channel import ChannelSource
+from synrepl.ingest.settings import DURABLE
 from synrepl.ports.problems import Problem
+from synrepl.replication.broker.served_channel import Source as Pair
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.streams.table import StreamTable
 from synrepl.transports.resp.server import RespServer
@@ -27,6 +29,7 @@ class RespSource(ChannelSource):
             table=self.table,
             metrics=self.metrics,
             on_room=self.server.release,
+            is_durable=self._is_durable if self.settings.resp_ack == DURABLE else None,
         )
         self.peer.broker = self.link
 
@@ -40,6 +43,16 @@ class RespSource(ChannelSource):
         self.link.stop()
         self.follower.stop()
 
+    def _is_durable(self, source: Pair, token: int) -> bool:
+        """Whether a fact is on disk, or never will be: its stream is none that this daemon takes.
+
+        Of a late fact, in a stream without order, only its writer's position is known: it may not be there.
+        """
+        stream, writer = source
+        if stream not in self.table or self.table[stream].ephemeral or self.table[stream].on_request:
+            return True
+        return self.publisher.log.head.positions.get(stream, {}).get(writer, 0) >= token
+
     def silence(self) -> Problem | None:
         """There is no connection that could fail."""
         return None
@@ -50,6 +63,7 @@ class RespSource(ChannelSource):
             "connected": True,
             "why": "",
             **self.server.info(),
+            "overdue": self.link.channel.overdue,
             "messages_refused": self.link.messages_refused,
             **super().status(),
         }

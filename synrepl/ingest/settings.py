@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from synrepl.errors import ConfigError
 from synrepl.ports.settings import setting, text, word
@@ -54,6 +54,17 @@ def _synapse_url(name: str, where: Mapping[Any, Any]) -> str:
     return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in str(host) else host}:{port}"
 
 
+SENT: Final = "sent"
+DURABLE: Final = "durable"
+
+
+def parse_ack(value: Any) -> str:
+    """Parse when rows are passed on."""
+    if value not in (SENT, DURABLE):
+        raise ConfigError(f"must be {SENT} or {DURABLE}, not {value!r}")
+    return str(value)
+
+
 def parse_tables(value: Any) -> tuple[TableStream, ...]:
     """Parse the streams that are read from tables. `Settings.build` sets their default writer."""
     return () if value in ((), [], None) else tuple(table_streams(value, default_writer="master"))
@@ -80,6 +91,13 @@ class IngestSettings(ConnectionSettings, LogSettings):
         metavar="ENDPOINT",
         kind="list",
         example="[tcp:9096:interface=127.0.0.1]",
+    )
+    resp_ack: str = setting(
+        SENT,
+        "When a row that was published at --resp is passed on: sent (at once), or durable (once it is on"
+        " disk, or after 5 seconds).",
+        parse=parse_ack,
+        metavar="WORD",
     )
     redis_writes: tuple[StreamWrite, ...] = setting(
         (),

@@ -34,10 +34,11 @@ class Reader(ChannelSubscriber):
 
 
 class Setup:
-    """A channel with two writers, and what its log was given."""
+    """A channel with two writers, and what its log was given; `stored` is on disk, if that matters."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_durable: bool = False) -> None:
         self.clock = Clock()
+        self.stored: dict[tuple[str, str], int] = {}
         self.ingested: list[str] = []
         self.channel = ServedChannel(
             self.clock,
@@ -45,6 +46,7 @@ class Setup:
             is_ephemeral=lambda stream: stream == "typing",
             metrics=Metrics(CollectorRegistry()),
             ingest=self._ingest,
+            is_durable=(lambda source, token: self.stored.get(source, 0) >= token) if is_durable else None,
         )
         self.one, self.two = ChannelPublisher(), ChannelPublisher()
 
@@ -236,3 +238,54 @@ def test_names_and_batches_are_bounded(setup: Setup, monkeypatch: pytest.MonkeyP
         setup.heard("d w")
     with pytest.raises(RemoteProtocolError, match="more than 60 bytes"):
         setup.say(*["RDATA a w batch [1234567890]"] * 3)
+
+
+def test_durable_rows_are_passed_once_they_are_on_disk() -> None:
+    """And what their publisher said after them; others do not wait."""
+    setup = Setup(is_durable=True)
+    setup.heard("events a", "typing a")
+    reader = setup.reader()
+    setup.heard("typing a")
+    assert reader.lines
+    setup.say("RDATA typing a 6 [1]", "RDATA events a 6 [1]", "REMOTE_SERVER_UP x", "RDATA typing a 7 [2]")
+    setup.say("REMOTE_SERVER_UP y", publisher=setup.two)
+    assert ["REMOTE_SERVER_UP y"] == reader.lines[-1:]
+
+    setup.stored["events", "a"] = 6
+    setup.channel.durable_more()
+
+    assert ["RDATA events a 6 [1]", "REMOTE_SERVER_UP x", "RDATA typing a 7 [2]"] == reader.lines
+    assert 0 == setup.channel.overdue
+
+
+def test_durable_rows_are_passed_and_counted_when_the_disk_takes_too_long() -> None:
+    """A log that cannot be written must not stop a homeserver."""
+    setup = Setup(is_durable=True)
+    setup.heard("events a")
+    reader = setup.reader()
+    assert reader.lines
+    setup.say("RDATA events a 6 [1]")
+    setup.clock.advance(4.9)
+    assert [] == reader.lines
+
+    setup.clock.advance(0.1)
+
+    assert ["RDATA events a 6 [1]"] == reader.lines
+    assert 1 == setup.channel.overdue
+
+
+def test_durable_rows_of_a_lost_publisher_are_not_passed_late() -> None:
+    """What the writer says over its next connection could come before them."""
+    setup = Setup(is_durable=True)
+    setup.heard("events a")
+    reader = setup.reader()
+    assert reader.lines
+    setup.say("RDATA events a 6 [1]", "REMOTE_SERVER_UP x")
+
+    setup.channel.publisher_lost(setup.one)
+    setup.stored["events", "a"] = 9
+    setup.say("POSITION events a 9 9", "RDATA events a 9 [1]", publisher=setup.two)
+
+    expected = ["REMOTE_SERVER_UP x", "REPLICATE ", "POSITION events a 9 9", "RDATA events a 9 [1]"]
+    assert expected == reader.lines
+    assert 1 == setup.channel.held_back

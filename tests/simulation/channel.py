@@ -7,6 +7,7 @@ its writer is there to say so.
 ``python -m tests.simulation.channel SEED``
 """
 
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -258,7 +259,9 @@ class ChannelSimulation(SeededRun):
         self.processes = {name: Process(self, name, writes) for name, writes in WRITES.items()}
         self.demotions = self.held_back = 0
         self.server: RespServer | None = None
-        self.ingested: list[bytes] = []
+        self._disk = random.Random(f"disk {seed}")
+        self.is_durable = self._disk.random() < 0.3
+        self._stored: set[tuple[Source, int]] = set()
 
     # -- what the processes share --------------------------------------------------------------------------
 
@@ -318,10 +321,23 @@ class ChannelSimulation(SeededRun):
             "hs",
             is_ephemeral=lambda stream: stream == "typing",
             metrics=metrics,
-            ingest=self.ingested.extend,
+            ingest=self._ingest,
+            is_durable=(lambda source, token: (source, token) in self._stored) if self.is_durable else None,
         )
         self.server.serve(channel, bool)
         self.network.listen(PORT, RespFactory(self.server))
+
+    def _ingest(self, lines: Sequence[bytes]) -> None:
+        """Store rows after a while; sometimes it takes longer than anybody waits."""
+        facts = [line.decode().split(" ")[1:4] for line in lines if line.startswith(b"RDATA ")]
+        stored = [((stream, writer), int(token)) for stream, writer, token in facts if token != "batch"]
+        seconds = 7.0 if self._disk.random() < 0.01 else self._disk.uniform(0.001, 0.05)
+        self.clock.callLater(seconds, self._store, stored)
+
+    def _store(self, facts: list[tuple[Source, int]]) -> None:
+        self._stored.update(facts)
+        if self.server is not None and self.server.channel is not None:
+            self.server.channel.durable_more()
 
     def _stop_daemon(self) -> None:
         server, self.server = self.server, None

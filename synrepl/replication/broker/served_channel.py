@@ -12,6 +12,7 @@ so that none of them lacks facts (docs/reference/peers.md#redis-position):
   subscriber gets lines of such a writer once it has got a POSITION of it.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -45,16 +46,24 @@ Source = tuple[str, str]
 """A stream and a writer."""
 
 
-class Run(msgspec.Struct, frozen=True):
+DURABLE_SECONDS: Final = 5.0
+"""How long lines wait for the disk at most, if they are passed once they are there."""
+
+
+class Run(msgspec.Struct):
     """Lines that are passed together, encoded as messages.
 
-    `source` is None for commands without a stream. `before` is the token that was passed last of this source.
+    `source` is None for commands without a stream; else `token` is that of the fact or position. `since` is
+    when they came, in clock seconds. `before` is the token that was passed last of this source, once this one
+    is passed.
     """
 
     data: bytes
+    since: float
     source: Source | None = None
-    before: int = 0
+    token: int = 0
     is_position: bool = False
+    before: int = 0
 
 
 class ChannelPublisher:
@@ -63,6 +72,8 @@ class ChannelPublisher:
     def __init__(self) -> None:
         self.held: dict[Source, list[bytes]] = {}
         self.held_bytes = 0
+        self.waiting: deque[Run] = deque()
+        """What is passed once it is on disk, and what comes after that."""
         self.sources: dict[Source, None] = {}
 
 
@@ -113,7 +124,8 @@ class ServedChannel:
 
     `ingest` gets the lines that are passed on the channel itself, in their order, and those that are held
     back; never lines of sub-channels, which may carry access tokens. `is_ephemeral` tells which streams are
-    in memory.
+    in memory. With `is_durable`, which tells whether the fact of a source and token is on disk, rows are
+    passed once they are (`durable_more`), and the lines of a publisher in their order.
     """
 
     _logger = Logger()
@@ -126,6 +138,7 @@ class ServedChannel:
         is_ephemeral: Callable[[str], bool],
         metrics: Metrics,
         ingest: Callable[[Sequence[bytes]], None],
+        is_durable: Callable[[Source, int], bool] | None = None,
     ) -> None:
         self.name = server_name.encode()
         self.subscribers: dict[ChannelSubscriber, None] = {}
@@ -137,6 +150,11 @@ class ServedChannel:
         self.dropped = 0
         """Commands that a subscriber was not sent, since too much was waiting for it."""
         self.demotions = 0
+        self.overdue = 0
+        """Rows that were passed before they were on disk, since that took longer than `DURABLE_SECONDS`."""
+        self._is_durable = is_durable
+        self._clock = clock
+        self._overdue_timer = Timer(clock, self.durable_more)
         self._beside: dict[bytes, dict[ChannelSubscriber, None]] = {}
         self._is_ephemeral = is_ephemeral
         self._metrics = metrics
@@ -152,6 +170,7 @@ class ServedChannel:
         """Stop asking."""
         self._query.stop()
         self._ask_timer.stop()
+        self._overdue_timer.stop()
 
     # -- subscribers ---------------------------------------------------------------------------------------
 
@@ -214,8 +233,7 @@ class ServedChannel:
             if self._query.unanswered:
                 # Perhaps the writer that was lost has come back.
                 self.ask()
-        runs: list[Run] = []
-        taken: list[bytes] = []
+        runs, taken, now = list[Run](), list[bytes](), self._clock.seconds()
         for line in lines:
             if line.startswith(b"RDATA "):
                 self._on_rdata(publisher, line, runs, taken)
@@ -223,11 +241,38 @@ class ServedChannel:
                 self._on_position(publisher, line, runs, taken)
             else:
                 taken.append(line)
-                runs.append(Run(message(self.name, line)))
-        self._pass(runs)
+                runs.append(Run(message(self.name, line), now))
+        if self._is_durable is None:
+            self._pass(runs)
+        else:
+            publisher.waiting += runs
         if taken:
             self.lines += len(taken)
             self._ingest(taken)
+        if publisher.waiting:
+            self.durable_more()
+
+    def durable_more(self) -> None:
+        """Pass what is on disk by now, or has waited too long for it."""
+        oldest = None
+        for publisher in list(self.publishers):
+            runs: list[Run] = []
+            while publisher.waiting and self._may_pass(publisher.waiting[0]):
+                runs.append(publisher.waiting.popleft())
+            self._pass(runs)
+            if publisher.waiting:
+                oldest = min(oldest or publisher.waiting[0].since, publisher.waiting[0].since)
+        if oldest is not None:
+            self._overdue_timer.start_within(max(0.0, oldest + DURABLE_SECONDS - self._clock.seconds()))
+
+    def _may_pass(self, run: Run) -> bool:
+        if run.source is None or run.is_position or self._is_durable is None:
+            return True
+        if self._is_in_memory(run.source) or self._is_durable(run.source, run.token):
+            return True
+        is_overdue = self._clock.seconds() >= run.since + DURABLE_SECONDS
+        self.overdue += is_overdue
+        return is_overdue
 
     def publish_beside(self, channel: bytes, line: bytes) -> None:
         """Pass a line of a sub-channel to its subscribers, and to nobody else."""
@@ -239,9 +284,13 @@ class ServedChannel:
     def publisher_lost(self, publisher: ChannelPublisher) -> None:
         """A publishing connection has ended, perhaps inside a batch: its last lines may be lost.
 
-        Nothing more is passed of its sources until their POSITIONs have come.
+        Rows that wait for the disk are not passed: what the writer says over its next connection could
+        overtake them. Nothing more is passed of its sources until their POSITIONs have come.
         """
         self.publishers.pop(publisher, None)
+        waiting, publisher.waiting = publisher.waiting, deque()
+        self.held_back += sum(run.source is not None for run in waiting)
+        self._pass([run for run in waiting if run.source is None])
         lost = [source for source in publisher.sources if self._passed.pop(source, None) is not None]
         if lost:
             self._query.unanswered.update(lost)
@@ -256,7 +305,7 @@ class ServedChannel:
     def _ask_again(self) -> None:
         if self._must_ask:
             self._must_ask = False
-            self._pass([Run(message(self.name, REPLICATE))])
+            self._pass([Run(message(self.name, REPLICATE), self._clock.seconds())])
             self._ingest([REPLICATE])
             self._ask_timer.start(ASK_SECONDS)
 
@@ -276,17 +325,8 @@ class ServedChannel:
             return
         lines = [*self._batch(publisher, source), line]
         taken += lines
-        before = self._passed.get(source)
-        if before is None:
-            self.held_back += 1
-            if source not in self._query.unanswered:
-                self._query.unanswered.add(source)
-                self._query.start()
-                self.ask()
-            return
-        token = int(words[3])
-        self._passed[source] = token if self._is_in_memory(source) else max(before, token)
-        runs.append(Run(b"".join([message(self.name, one) for one in lines]), source, before))
+        data = b"".join([message(self.name, one) for one in lines])
+        runs.append(Run(data, self._clock.seconds(), source, int(words[3])))
 
     def _source(self, publisher: ChannelPublisher, words: Sequence[bytes]) -> Source | None:
         """Return the stream and writer of these words of a line, and note them; None if they are no names."""
@@ -311,12 +351,9 @@ class ServedChannel:
         source = self._source(publisher, words)
         if len(words) != 5 or source is None or not words[4].isdigit():
             return
-        token = int(words[4])
         self._batch(publisher, source)  # a batch that was cut off is never completed
-        before = self._passed.get(source, token)
-        self._passed[source] = token if self._is_in_memory(source) else max(before, token)
-        self._query.unanswered.discard(source)
-        runs.append(Run(message(self.name, line), source, before, is_position=True))
+        data = message(self.name, line)
+        runs.append(Run(data, self._clock.seconds(), source, int(words[4]), is_position=True))
 
     @staticmethod
     def _batch(publisher: ChannelPublisher, source: Source) -> list[bytes]:
@@ -326,7 +363,27 @@ class ServedChannel:
 
     # -- passing -------------------------------------------------------------------------------------------
 
-    def _pass(self, runs: Sequence[Run]) -> None:
+    def _is_believed(self, run: Run) -> bool:
+        """Note that this run is passed, or that it is not: its writer's POSITION has not come."""
+        source = run.source
+        if source is None:
+            return True
+        before = self._passed.get(source, run.token if run.is_position else None)
+        if before is None:
+            self.held_back += 1
+            if source not in self._query.unanswered:
+                self._query.unanswered.add(source)
+                self._query.start()
+                self.ask()
+            return False
+        run.before = before
+        self._passed[source] = run.token if self._is_in_memory(source) else max(before, run.token)
+        if run.is_position:
+            self._query.unanswered.discard(source)
+        return True
+
+    def _pass(self, all_runs: Sequence[Run]) -> None:
+        runs = [run for run in all_runs if self._is_believed(run)]
         if not runs:
             return
         joined = b"".join([run.data for run in runs]) if len(runs) > 1 else runs[0].data

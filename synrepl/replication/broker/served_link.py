@@ -11,7 +11,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.peer import BrokerPeer
-from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel
+from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel, Source
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
@@ -27,6 +27,7 @@ class ServedLink:
     """Gives the lines of a `ServedChannel` to the peer of this process, and publishes what that sends.
 
     `is_full` tells whether publishers should wait; `on_room` is called once they need not any more.
+    `is_durable` is that of the channel.
     """
 
     _logger = Logger()
@@ -41,6 +42,7 @@ class ServedLink:
         table: StreamTable,
         metrics: Metrics,
         on_room: Callable[[], object],
+        is_durable: Callable[[Source, int], bool] | None = None,
     ) -> None:
         self.channel = ServedChannel(
             clock,
@@ -48,6 +50,7 @@ class ServedLink:
             is_ephemeral=lambda stream: stream in table and table[stream].ephemeral,
             metrics=metrics,
             ingest=self._take,
+            is_durable=is_durable,
         )
         self.messages_refused = 0
         self.unread_bytes = 0

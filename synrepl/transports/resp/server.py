@@ -45,6 +45,11 @@ class RespServer:
             connection.close(f"LOADING {why}")
         self.channel, self.is_full = None, bool
 
+    def committed(self) -> None:
+        """The log has more on disk."""
+        if self.channel is not None:
+            self.channel.durable_more()
+
     def release(self) -> None:
         """Let publishers go on."""
         for connection in list(self.connections):
