@@ -30,6 +30,7 @@ from scripts.bench_parts.from_tables import tables  # noqa: E402
 from scripts.bench_parts.idling import idle  # noqa: E402
 from scripts.bench_parts.measuring import Options, Result  # noqa: E402
 from scripts.bench_parts.over_redis import redis  # noqa: E402
+from scripts.bench_parts.over_resp import resp  # noqa: E402
 from scripts.bench_parts.pipeline import pipeline  # noqa: E402
 from scripts.bench_parts.publishing import live, publisher  # noqa: E402
 from scripts.bench_parts.replicas import replicas  # noqa: E402
@@ -43,6 +44,7 @@ PARTS: Final[dict[str, Callable[[Options], Iterator[Result]]]] = {
     "append": append,
     "http-append": http_append,
     "redis": redis,
+    "resp": resp,
     "catch-up": catch_up,
     "replicas": replicas,
     "cached": cached,

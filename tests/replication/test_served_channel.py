@@ -179,6 +179,7 @@ def test_a_subscriber_that_does_not_read_is_told_what_it_lacks(
     assert [] == slow.lines
     assert 25 == len(quick.lines)
     assert 1 == setup.channel.demotions
+    setup.heard("events c")
 
     setup.channel.resumed(slow)
     setup.say("RDATA events b 20 [1]", "RDATA typing a 20 [2]")
@@ -186,6 +187,7 @@ def test_a_subscriber_that_does_not_read_is_told_what_it_lacks(
     expected = [
         "POSITION events a 14 14",
         "POSITION events b 5 5",
+        "POSITION events c 5 5",
         "REPLICATE ",
         "RDATA events b 20 [1]",
     ]
@@ -289,3 +291,24 @@ def test_durable_rows_of_a_lost_publisher_are_not_passed_late() -> None:
     expected = ["REMOTE_SERVER_UP x", "REPLICATE ", "POSITION events a 9 9", "RDATA events a 9 [1]"]
     assert expected == reader.lines
     assert 1 == setup.channel.held_back
+
+
+def test_with_many_subscribers_lines_within_a_millisecond_go_together(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, and the first one at once."""
+    monkeypatch.setattr(served_channel, "MANY", 2)
+    setup.heard("events a")
+    first, second = setup.reader(), setup.reader()
+    setup.clock.advance(0.002)
+    assert first.lines + second.lines
+    for token in (6, 7, 8):
+        setup.say(f"RDATA events a {token} [1]")
+    assert ["RDATA events a 6 [1]"] == first.lines == second.lines
+
+    setup.clock.advance(0.001)
+
+    assert ["RDATA events a 7 [1]", "RDATA events a 8 [1]"] == first.lines == second.lines
+    setup.clock.advance(0.001)
+    setup.say("RDATA events a 9 [1]")
+    assert ["RDATA events a 9 [1]"] == first.lines

@@ -290,7 +290,11 @@ class ChannelSimulation(SeededRun):
 
     def run(self) -> "ChannelSimulation":
         """Bad luck for a while, then peace until everybody has everything; then look."""
-        with self._observed(), patch.object(served_channel, "MAX_WAITING", self._max_waiting):
+        with (
+            self._observed(),
+            patch.object(served_channel, "MAX_WAITING", self._max_waiting),
+            patch.object(served_channel, "MANY", 2),
+        ):
             self._start_daemon()
             for process in self.processes.values():
                 process.start()

@@ -34,7 +34,6 @@ def test_bad_luck_really_strikes() -> None:
     ("owner", "name"),
     [
         (ServedChannel, "publisher_lost"),
-        (ServedChannel, "_miss"),
         (ChannelSubscriber, "resume"),
     ],
 )

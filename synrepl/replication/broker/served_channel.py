@@ -37,6 +37,11 @@ up to where it lacks facts."""
 ASK_SECONDS: Final = 1.0
 """The shortest time between two questions for all positions."""
 
+GATHER_SECONDS: Final = 0.001
+MANY: Final = 16
+"""With so many subscribers, what is published within this time after a line goes in one write: each write to
+each of them costs more than the lines."""
+
 REPLICATE: Final = b"REPLICATE "
 
 MAX_SOURCES: Final = 10_000
@@ -155,6 +160,8 @@ class ServedChannel:
         self._is_durable = is_durable
         self._clock = clock
         self._overdue_timer = Timer(clock, self.durable_more)
+        self._gathered: list[Run] = []
+        self._gather_timer = Timer(clock, self._end_gathering)
         self._beside: dict[bytes, dict[ChannelSubscriber, None]] = {}
         self._is_ephemeral = is_ephemeral
         self._metrics = metrics
@@ -171,6 +178,7 @@ class ServedChannel:
         self._query.stop()
         self._ask_timer.stop()
         self._overdue_timer.stop()
+        self._gather_timer.stop()
 
     # -- subscribers ---------------------------------------------------------------------------------------
 
@@ -382,10 +390,19 @@ class ServedChannel:
             self._query.unanswered.discard(source)
         return True
 
-    def _pass(self, all_runs: Sequence[Run]) -> None:
-        runs = [run for run in all_runs if self._is_believed(run)]
+    def _pass(self, runs: Sequence[Run]) -> None:
+        """Pass these runs, or with many subscribers soon, in one write with those after them."""
+        believed = [run for run in runs if self._is_believed(run)]
+        self._gathered += believed
+        if not self._gather_timer.is_active:
+            self._end_gathering()
+
+    def _end_gathering(self) -> None:
+        runs, self._gathered = self._gathered, []
         if not runs:
             return
+        if len(self.subscribers) >= MANY:
+            self._gather_timer.start(GATHER_SECONDS)
         joined = b"".join([run.data for run in runs]) if len(runs) > 1 else runs[0].data
         for subscriber in list(self.subscribers):
             if subscriber.is_demoted:
