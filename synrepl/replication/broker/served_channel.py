@@ -151,7 +151,7 @@ class ServedChannel:
         self.publishers: dict[ChannelPublisher, None] = {}
         self.lines = 0
         self.held_back = 0
-        """RDATA that was not passed, since the POSITION of its writer had not come. It is in the log."""
+        """RDATA that was not passed, since the POSITION of its writer had not come: its readers fetch it."""
         self.dropped = 0
         """Commands that a subscriber was not sent, since too much was waiting for it."""
         self.demotions = 0

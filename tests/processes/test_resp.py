@@ -1,0 +1,129 @@
+"""The RESP port of real daemons, used by redis-py and redis-cli, and over a promotion."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.processes.channel import eventually
+from tests.processes.replicas import Cluster, Member
+from tests.servers.ports import free_port
+from tests.servers.redis import find_redis_servers
+
+EVENT = '["ev",["$%d","!room:here","m.room.member","@user:here",null,null,"join",false,false]]'
+
+
+class Client:
+    """A process of the homeserver as redis-py sees it: a connection that subscribes, and one for the rest."""
+
+    def __init__(self, port: int) -> None:
+        self.redis: Any = redis.Redis(port=port, protocol=2)
+        self._subscription: Any = self.redis.pubsub()
+
+    def subscribe(self, server_name: str) -> None:
+        """Subscribe, and wait for the confirmation."""
+        self._subscription.subscribe(server_name)
+        assert self._subscription.get_message(timeout=5)["type"] == "subscribe"
+
+    def message(self) -> str:
+        """The next message."""
+        found = self._subscription.get_message(timeout=5)
+        assert found is not None
+        text: str = found["data"].decode()
+        return text
+
+    def close(self) -> None:
+        """End both connections."""
+        self._subscription.close()
+        self.redis.close()
+
+
+def publish(client: Client, name: str, *lines: str) -> None:
+    """Publish these lines."""
+    for line in lines:
+        client.redis.publish(name, line)
+
+
+def rows(member: Member) -> list[int]:
+    """The tokens of the events in a log."""
+    return [fact.token for fact in member.facts() if fact.stream == "events" and fact.rows != b"[]"]
+
+
+@pytest.mark.story
+def test_clients_of_redis_use_the_port(tmp_path: Path) -> None:
+    """redis-py with its greeting, and redis-cli as an operator types it; the facts are in the log."""
+    port = free_port()
+    with Cluster(tmp_path) as cluster:
+        member = cluster.add("n0", "--resp", f"tcp:{port}:interface=127.0.0.1")
+        name = member.status()["server_name"]
+        client, other = Client(port), Client(port)
+        client.redis.set("key", "value", px=60_000)
+        assert client.redis.get("key") == b"value"
+        assert client.redis.get("other") is None
+        client.subscribe(name)
+        position, row = "POSITION events w1 1 1", f"RDATA events w1 2 {EVENT % 2}"
+        publish(other, name, position, row)
+
+        assert [position, row] == [client.message(), client.message()]
+        eventually(lambda: rows(member) == [2], "the row in the log")
+        program = next(iter(find_redis_servers()), None)
+        cli = shutil.which("redis-cli") or (program and str(Path(program).with_name("redis-cli")))
+        asked = subprocess.run(
+            [str(cli), "-p", str(port)],
+            input="PING\nGET key\nKEYS *\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert asked.stdout.splitlines()[:2] == ["PONG", "value"]
+        assert "this is synrepl, and no Redis" in asked.stdout
+        client.close()
+        other.close()
+
+
+@pytest.mark.story
+def test_the_port_moves_with_a_promotion(tmp_path: Path) -> None:
+    """PING finds the primary; what a writer publishes there is told and stored as before."""
+    ports = free_port(), free_port()
+    first, second = (("--resp", f"tcp:{port}:interface=127.0.0.1") for port in ports)
+    with Cluster(tmp_path) as cluster:
+        primary = cluster.add("n0", *first)
+        replica = cluster.add("n1", *second, upstream=primary.front)
+        name = primary.status()["server_name"]
+        writer = Client(ports[0])
+        publish(writer, name, "POSITION events w1 1 1", f"RDATA events w1 2 {EVENT % 2}")
+        eventually(lambda: rows(replica) == [2], "the row at the replica")
+        refused = Client(ports[1])
+        with pytest.raises(redis.exceptions.BusyLoadingError, match="not primary"):
+            refused.redis.execute_command("PING")
+
+        primary.kill()
+        replica.ask("POST", "/v1/promote", {"force": True})
+        moved, reader = Client(ports[1]), Client(ports[1])
+        eventually(lambda: is_there(moved), "the port of the new primary")
+        reader.subscribe(name)
+        # A row whose writer has not said where it stands is not passed: everybody fetches it. Here it is
+        # lost, as this writer can be asked nothing, and counted.
+        publish(moved, name, f"RDATA events w1 3 {EVENT % 3}", "POSITION events w1 3 3")
+        publish(moved, name, f"RDATA events w1 4 {EVENT % 4}")
+        heard = [reader.message()]
+        while not heard[-1].startswith("RDATA"):
+            heard.append(reader.message())
+
+        assert heard[-2:] == ["POSITION events w1 3 3", f"RDATA events w1 4 {EVENT % 4}"]
+        eventually(lambda: rows(replica) == [2, 4], "all rows in the log")
+        (lost,) = replica.status()["resp"]["lost"]
+        assert ("events", "w1", 2, 3) == (lost["stream"], lost["writer"], lost["have"], lost["want"])
+        for client in (writer, refused, moved, reader):
+            client.close()
+
+
+def is_there(client: Client) -> bool:
+    """Whether the port serves the channel."""
+    try:
+        return bool(client.redis.execute_command("PING"))
+    except redis.exceptions.ConnectionError:
+        return False
