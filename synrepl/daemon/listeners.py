@@ -21,6 +21,7 @@ from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response
 from synrepl.transports.http.server import ApiSite, Services
 from synrepl.transports.limits import LimitedFactory, connection_limit
+from synrepl.transports.send_buffer import unsent_bytes
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class Listeners:
 
     def unsent_bytes(self) -> int:
         """Bytes in the send buffers of the connections at the ports of `listen`."""
-        return sum(_unsent(protocol.transport) for protocol in self._protocols())
+        return sum(unsent_bytes(protocol.transport) for protocol in self._protocols())
 
     async def stop(self) -> None:
         """Close the ports, then begin to close the connections of followers and replicas."""
@@ -198,12 +199,6 @@ class Listeners:
     def _protocols(self) -> Iterator[Any]:
         for factory in self._factories:
             yield from factory.protocols
-
-
-def _unsent(transport: Any) -> int:
-    """Bytes in the send buffer of a Twisted transport, which has no public attribute for them."""
-    held = len(getattr(transport, "dataBuffer", b"")) - getattr(transport, "offset", 0)
-    return int(held + getattr(transport, "_tempDataLen", 0))
 
 
 def _reachable(port: IListeningPort, host: str | None) -> tuple[str, int] | None:

@@ -20,6 +20,10 @@ from synrepl.wire.session import Close, Deliver, Session, Warn
 MAX_UNREAD: Final = 16 * 1024 * 1024
 """The bytes of lines that wait until the peer takes some again. Beyond it publishers are not read."""
 
+GATHER_SECONDS: Final = 0.005
+"""Lines within this time after others are given to the peer together: a run of rows, and one commit, costs
+little more than one row."""
+
 REJOIN_SECONDS: Final = 1.0
 
 
@@ -67,6 +71,7 @@ class ServedLink:
         self._is_delivering = False
         self._limited_logger = LimitedLogger(self._logger, clock)
         self._timer = Timer(clock, self.start)
+        self._gather_timer = Timer(clock, self._deliver)
 
     @property
     def is_full(self) -> bool:
@@ -83,6 +88,7 @@ class ServedLink:
         """Leave the channel."""
         self._is_up = False
         self._timer.stop()
+        self._gather_timer.stop()
         self._limited_logger.stop()
         self.channel.stop()
 
@@ -133,7 +139,8 @@ class ServedLink:
     def _take(self, lines: Sequence[bytes]) -> None:
         self._unread += lines
         self.unread_bytes += sum(map(len, lines))
-        self._deliver()
+        if not self._gather_timer.is_active:
+            self._deliver()
 
     def _deliver(self) -> None:
         """Give the peer what waits. What it publishes meanwhile comes after that."""
@@ -143,6 +150,7 @@ class ServedLink:
         try:
             while self._unread and self._is_reading:
                 lines, self._unread, self.unread_bytes = self._unread, [], 0
+                self._gather_timer.start(GATHER_SECONDS)
                 if self._is_up:
                     self._receive(lines)
         finally:

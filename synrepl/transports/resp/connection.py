@@ -19,6 +19,7 @@ from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelS
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
 from synrepl.transports.resp.cache import DEFAULT_MS, MAX_VALUE, ExpiringCache
+from synrepl.transports.send_buffer import direct_transport, write_now
 from synrepl.wire import resp
 from synrepl.wire.scope import ALL_STREAMS, NO_STREAM
 from synrepl.wire.text import printable
@@ -77,7 +78,7 @@ class RespConnection(Protocol):
         self.access: Access | None = None
         """The rights of the client; None until it has authenticated."""
         self.key: Key | None = None
-        self.subscriber = ChannelSubscriber(self._write)
+        self.subscriber = ChannelSubscriber(self._write_message)
         self.publisher = ChannelPublisher()
         self._server = server
         self._parser = resp.RequestParser()
@@ -89,6 +90,8 @@ class RespConnection(Protocol):
         self._is_closing = False
         self._is_full = False
         self._is_held = False
+        self._direct: Any = None
+        """The transport, if messages can be written to its socket at once."""
         self._timer = Timer(server.clock, self._on_time)
 
     # -- the transport -------------------------------------------------------------------------------------
@@ -100,6 +103,7 @@ class RespConnection(Protocol):
         if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
             set_no_delay(True)
         self.transport.registerProducer(self, True)
+        self._direct = direct_transport(self.transport)
         if server.keys.is_required:
             name = certified_name(self.transport)
             self._grant(None if name is None else server.keys.access_by_certificate(name))
@@ -190,6 +194,13 @@ class RespConnection(Protocol):
         if data:
             self._server.metrics.bytes_out.inc(len(data))
             self.transport.write(data)
+
+    def _write_message(self, data: bytes) -> None:
+        if self._direct is None:
+            self._write(data)
+        elif not self._is_closing:
+            self._server.metrics.bytes_out.inc(len(data))
+            write_now(self._direct, data)
 
     def _disconnect(self) -> None:
         self.transport.unregisterProducer()

@@ -1,0 +1,61 @@
+"""Writes to a socket at once, in the order of all writes."""
+
+import pytest
+from twisted.internet.testing import StringTransport
+
+from synrepl.transports.send_buffer import direct_transport, unsent_bytes, write_now
+
+
+class Socket(StringTransport):
+    """A transport whose socket takes so many bytes at a time; -1: it is lost."""
+
+    def __init__(self, takes: int) -> None:
+        super().__init__()
+        self.takes = takes
+        self.sent = b""
+        self.dataBuffer = b""
+        self.connected = True
+
+    def writeSomeData(self, data: bytes) -> int | Exception:
+        if self.takes < 0:
+            return OSError("lost")
+        self.sent += data[: self.takes]
+        return min(self.takes, len(data))
+
+    def write(self, data: bytes) -> None:
+        self.dataBuffer += data
+
+
+@pytest.mark.parametrize(
+    ("takes", "sent", "left"), [(9, b"abc", b""), (2, b"ab", b"c"), (0, b"", b"abc"), (-1, b"", b"abc")]
+)
+def test_what_does_not_fit_goes_into_the_buffer(takes: int, sent: bytes, left: bytes) -> None:
+    transport = Socket(takes)
+    write_now(transport, b"abc")
+
+    assert (sent, left) == (transport.sent, transport.dataBuffer)
+    assert len(left) == unsent_bytes(transport)
+
+
+def test_nothing_overtakes_what_waits() -> None:
+    transport = Socket(2)
+    write_now(transport, b"abc")
+    transport.takes = 9
+    write_now(transport, b"def")
+
+    assert (b"ab", b"cdef") == (transport.sent, transport.dataBuffer)
+
+
+def test_a_closing_transport_sends_nothing_more() -> None:
+    transport = Socket(9)
+    transport.disconnecting = True
+    write_now(transport, b"abc")
+
+    assert transport.sent == b""
+
+
+def test_only_a_plain_socket_is_written_to_at_once() -> None:
+    """The socket below TLS would send the text as it is."""
+    assert direct_transport(StringTransport()) is None
+    transport = Socket(9)
+    assert direct_transport(transport) is transport
