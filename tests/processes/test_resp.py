@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.certificates import Authority
 from tests.processes.channel import eventually
 from tests.processes.replicas import Cluster, Member
 from tests.servers.ports import free_port
@@ -19,8 +20,8 @@ EVENT = '["ev",["$%d","!room:here","m.room.member","@user:here",null,null,"join"
 class Client:
     """A process of the homeserver as redis-py sees it: a connection that subscribes, and one for the rest."""
 
-    def __init__(self, port: int) -> None:
-        self.redis: Any = redis.Redis(port=port, protocol=2)
+    def __init__(self, port: int, **more: Any) -> None:
+        self.redis: Any = redis.Redis(port=port, protocol=2, **more)
         self._subscription: Any = self.redis.pubsub()
 
     def subscribe(self, server_name: str) -> None:
@@ -119,6 +120,27 @@ def test_the_port_moves_with_a_promotion(tmp_path: Path) -> None:
         assert ("events", "w1", 2, 3) == (lost["stream"], lost["writer"], lost["have"], lost["want"])
         for client in (writer, refused, moved, reader):
             client.close()
+
+
+@pytest.mark.story
+def test_with_tls_messages_come_over_tls(tmp_path: Path) -> None:
+    """Not as plain text below it: lines go to plain sockets at once."""
+    authority = Authority(tmp_path, "ours")
+    certificate, key = authority.sign("localhost")
+    port = free_port()
+    endpoint = f"tls:{port}:interface=127.0.0.1:certificate={certificate}:privateKey={key}"
+    with Cluster(tmp_path) as cluster:
+        member = cluster.add("n0", "--resp", endpoint)
+        name = member.status()["server_name"]
+        secure = {"ssl": True, "ssl_ca_certs": str(authority.ca_file), "host": "localhost"}
+        reader, writer = Client(port, **secure), Client(port, **secure)
+        reader.subscribe(name)
+        publish(writer, name, "POSITION events w1 1 1", *(f"RDATA events w1 {n} {EVENT % n}" for n in (2, 3)))
+
+        assert reader.message() == "POSITION events w1 1 1"
+        assert [reader.message()[:17] for _ in range(2)] == ["RDATA events w1 2", "RDATA events w1 3"]
+        reader.close()
+        writer.close()
 
 
 def is_there(client: Client) -> bool:
