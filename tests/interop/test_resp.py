@@ -32,6 +32,7 @@ from tests.interop.test_homeserver import (
     told_by,
     until_none,
 )
+from tests.interop.test_inspect import inspect
 from tests.processes.loading import report, size
 from tests.servers.ports import free_port
 from tests.servers.redis import RedisServer
@@ -153,6 +154,15 @@ def test_it_runs_without_a_complaint(site: Site) -> None:
     until_none(lambda: apart(site))
     status: Any = site.daemon.get("/v1/status")
     assert '"lost":[]' in status.replace(" ", "").partition('"resp"')[2]
+
+
+def test_inspect_finds_nothing_wrong(site: Site) -> None:
+    """`synrepl inspect` reads the same settings, and asks at the port what it asks a Redis."""
+    with driving(site) as rounds:
+        found = inspect(site.homeserver, "--ask")
+        rounds.wait_for_rounds(1)
+
+    assert ([], 0) == (found["findings"], found["code"])
 
 
 def test_access_tokens_are_passed_and_not_stored(site: Site) -> None:

@@ -107,6 +107,8 @@ class Site:
         ("HELLO 2 SETNAME x", "-ERR Syntax error in HELLO option"),
         ("FLUSHALL", "-ERR unknown command 'FLUSHALL': this is synrepl, and no Redis"),
         ("PUBLISH hs x", ":0"),
+        ("PUBSUB NUMSUB hs other", "*4\r\n$2\r\nhs\r\n:0\r\n$5\r\nother\r\n:0"),
+        ("PUBSUB CHANNELS", "-ERR unknown subcommand. Try PUBSUB NUMSUB."),
         ("PUBLISH other x", "-NOPERM this port has the channels of hs, and not other"),
         ("SUBSCRIBE hsx", "-NOPERM this port has the channels of hs, and not hsx"),
         ("UNSUBSCRIBE", "*3\r\n$11\r\nunsubscribe\r\n$-1\r\n:0"),

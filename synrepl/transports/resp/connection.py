@@ -358,6 +358,16 @@ class RespConnection(Protocol):
             replies.append(_confirmation(b"unsubscribe", name, len(self._channels)))
         return b"".join(replies) or _confirmation(b"unsubscribe", None, 0)
 
+    def _pubsub(self, words: Words) -> bytes:
+        if not words or words[0].upper() != b"NUMSUB":
+            raise _Refused("ERR unknown subcommand. Try PUBSUB NUMSUB.")
+        self._check(SUBSCRIBE)
+        channel = self._server.channel
+        assert channel is not None
+        return resp.array(
+            part for name in words[1:] for part in (resp.bulk(name), resp.integer(channel.count(name)))
+        )
+
     def _publish_line(self, words: Words) -> bytes:
         if len(words) != 2:
             raise _wrong_number("publish")
@@ -412,10 +422,11 @@ HANDLERS: Final[Mapping[bytes, Handler]] = {
     b"INFO": RespConnection._info,
     b"PING": RespConnection._ping,
     b"PUBLISH": RespConnection._publish_line,
+    b"PUBSUB": RespConnection._pubsub,
     b"QUIT": RespConnection._quit,
     b"SELECT": RespConnection._select,
     b"SET": RespConnection._set,
     b"SUBSCRIBE": RespConnection._subscribe,
     b"UNSUBSCRIBE": RespConnection._unsubscribe,
 }
-"""The commands of this port: those that Synapse, redis-cli and redis-py need, and no more."""
+"""The commands that Synapse, redis-cli, redis-py and `synrepl inspect` need, and no more."""
