@@ -221,7 +221,14 @@ def test_sub_channels_are_for_their_subscribers_alone(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["RDATA events w", "RDATA events w x [1]", "RDATA ev\x07 w 3 [1]", "POSITION a b 1"]
+    "line",
+    [
+        "RDATA events w",
+        "RDATA events w batch",
+        "RDATA events w x [1]",
+        "RDATA ev\x07 w 3 [1]",
+        "POSITION a b 1",
+    ],
 )
 def test_bad_lines_are_left_to_the_log(setup: Setup, line: str) -> None:
     """It counts them; nobody else is bothered."""
@@ -312,3 +319,50 @@ def test_with_many_subscribers_lines_within_a_millisecond_go_together(
     setup.clock.advance(0.001)
     setup.say("RDATA events a 9 [1]")
     assert ["RDATA events a 9 [1]"] == first.lines
+
+
+def test_a_subscriber_that_a_sub_channel_fills_is_told_what_it_lacks(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waited of the channel itself is dropped with it."""
+    monkeypatch.setattr(served_channel, "MAX_WAITING", 300)
+    setup.heard("events a")
+    reader = setup.reader()
+    setup.channel.subscribe(reader, b"hs/USER_IP")
+    assert reader.lines
+    reader.pause()
+    setup.say("RDATA events a 6 [1]")
+    setup.channel.publish_beside(b"hs/USER_IP", b"x" * 300)
+
+    setup.channel.resumed(reader)
+
+    assert ["POSITION events a 6 6"] == reader.lines
+    assert (1, 1) == (setup.channel.demotions, setup.channel.dropped)
+
+
+@pytest.mark.parametrize("line", [f"RDATA events a {'9' * 5000} [1]", f"POSITION events a 1 {'9' * 5000}"])
+def test_a_token_of_any_length_is_no_token(setup: Setup, line: str) -> None:
+    reader = setup.reader()
+    setup.say(line)
+
+    assert [] == reader.lines
+
+
+def test_tokens_below_zero_are_passed(setup: Setup) -> None:
+    """Of a stream that counts down, should a release have one."""
+    reader = setup.reader()
+    setup.say("POSITION backfill a -5 -5", "RDATA backfill a -6 [1]")
+
+    assert ["POSITION backfill a -5 -5", "RDATA backfill a -6 [1]"] == reader.lines
+
+
+def test_a_writer_whose_rows_are_held_back_is_asked_again(setup: Setup) -> None:
+    """Another connection of it has ended: its rows go on coming, and it does not know."""
+    setup.heard("events a")
+    reader = setup.reader()
+    assert reader.lines
+    setup.channel.publish(setup.two, [b"REMOTE_SERVER_UP x"])
+    setup.channel.publisher_lost(setup.one)
+    setup.say("RDATA events a 6 [1]", publisher=setup.two)
+
+    assert ["REMOTE_SERVER_UP x", "REPLICATE "] == reader.lines

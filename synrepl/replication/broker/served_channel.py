@@ -286,7 +286,7 @@ class ServedChannel:
         """Pass a line of a sub-channel to its subscribers, and to nobody else."""
         data = message(channel, line)
         for subscriber in list(self._beside.get(channel, ())):
-            if subscriber.is_demoted or not subscriber.send(data):
+            if subscriber.is_demoted or not self._send(subscriber, data):
                 self.dropped += 1
 
     def publisher_lost(self, publisher: ChannelPublisher) -> None:
@@ -322,10 +322,11 @@ class ServedChannel:
     ) -> None:
         words = line.split(b" ", 4)
         source = self._source(publisher, words)
-        if len(words) < 5 or source is None or not (words[3] == b"batch" or words[3].isdigit()):
+        token = _token(words[3]) if len(words) == 5 else None
+        if source is None or len(words) < 5 or (token is None and words[3] != b"batch"):
             taken.append(line)  # it is not passed; the log says what is wrong with it
             return
-        if words[3] == b"batch":
+        if token is None:
             publisher.held.setdefault(source, []).append(line)
             publisher.held_bytes += len(line)
             if publisher.held_bytes > MAX_MESSAGE:
@@ -334,7 +335,7 @@ class ServedChannel:
         lines = [*self._batch(publisher, source), line]
         taken += lines
         data = b"".join([message(self.name, one) for one in lines])
-        runs.append(Run(data, self._clock.seconds(), source, int(words[3])))
+        runs.append(Run(data, self._clock.seconds(), source, token))
 
     def _source(self, publisher: ChannelPublisher, words: Sequence[bytes]) -> Source | None:
         """Return the stream and writer of these words of a line, and note them; None if they are no names."""
@@ -357,11 +358,12 @@ class ServedChannel:
         taken.append(line)
         words = line.split(b" ")
         source = self._source(publisher, words)
-        if len(words) != 5 or source is None or not words[4].isdigit():
+        token = _token(words[4]) if len(words) == 5 else None
+        if source is None or token is None:
             return
         self._batch(publisher, source)  # a batch that was cut off is never completed
         data = message(self.name, line)
-        runs.append(Run(data, self._clock.seconds(), source, int(words[4]), is_position=True))
+        runs.append(Run(data, self._clock.seconds(), source, token, is_position=True))
 
     @staticmethod
     def _batch(publisher: ChannelPublisher, source: Source) -> list[bytes]:
@@ -382,7 +384,7 @@ class ServedChannel:
             if source not in self._query.unanswered:
                 self._query.unanswered.add(source)
                 self._query.start()
-                self.ask()
+            self.ask()
             return False
         run.before = before
         self._passed[source] = run.token if self._is_in_memory(source) else max(before, run.token)
@@ -430,12 +432,15 @@ class ServedChannel:
                     continue
             self._send(subscriber, run.data)
 
-    def _send(self, subscriber: ChannelSubscriber, data: bytes) -> None:
-        if not subscriber.send(data):
-            self.demotions += 1
-            self._metrics.readers_demoted.inc()
-            # What waited is dropped: anything may have been in it.
-            subscriber.lacks = dict.fromkeys(self._passed)
+    def _send(self, subscriber: ChannelSubscriber, data: bytes) -> bool:
+        """Send this. False if the subscriber is demoted by it."""
+        if subscriber.send(data):
+            return True
+        self.demotions += 1
+        self._metrics.readers_demoted.inc()
+        # What waited is dropped: anything may have been in it.
+        subscriber.lacks = dict.fromkeys(self._passed)
+        return False
 
     def _miss(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
         for run in runs:
@@ -443,3 +448,9 @@ class ServedChannel:
                 self.dropped += 1
             else:
                 subscriber.lacks[run.source] = None
+
+
+def _token(word: bytes) -> int | None:
+    """Return the token of this word; None if it is none."""
+    digits = word.removeprefix(b"-")
+    return int(word) if digits.isdigit() and len(digits) < 20 else None
