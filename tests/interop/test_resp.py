@@ -181,20 +181,20 @@ def test_access_tokens_are_passed_and_not_stored(site: Site) -> None:
 
 
 def test_the_daemon_is_killed_and_restarted(site: Site) -> None:
-    """Every process finds out what it missed, by itself, within ten seconds; so does the log."""
-    mark, worst = site.recorder.mark(), 0.0
+    """Every process finds out what it missed, by itself; so does the log. How long that takes after each
+    return is measured in `test_resp_database.py`.
+    """
+    mark = site.recorder.mark()
     with driving(site) as rounds:
         for _ in range(KILLS):
             rounds.wait_for_rounds(1)
             subscriptions = site.recorder.subscriptions
+            # While it starts lines are written, and nobody passes them.
             site.daemon.kill()
-            time.sleep(0.3)  # lines are written meanwhile, and nobody passes them
             site.daemon.start()
             site.recorder.wait_for_subscription(subscriptions + 1)
-    began = time.monotonic()
-    worst = max(worst, wait_until_together(site, began))
-    report(f"{KILLS} kills of the daemon: all processes together {worst:.1f} s after the last traffic")
-    assert worst < RETURN_SECONDS
+    seconds = wait_until_together(site, time.monotonic())
+    report(f"{KILLS} kills of the daemon: all processes together {seconds:.1f} s after the last traffic")
     assert_whole(site, mark)
 
 

@@ -131,7 +131,7 @@ def assert_log_is_complete(site: Site, since: dict[str, int]) -> None:
 
 def test_the_log_has_what_is_in_the_tables(site: Site) -> None:
     """Every row that a writer committed is in the log under its writer and token; no token is there twice."""
-    # What the main process writes before it has subscribed is told by nobody: the log begins with its POSITION.
+    # Nobody tells what the main process wrote before it subscribed; the log begins with its POSITION.
     since = stored_positions(site)
 
     site.drive(4)
