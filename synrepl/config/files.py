@@ -54,9 +54,10 @@ def read_secret(path: Path, warnings: list[str]) -> str:
 
 
 def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
-    """Read a file with a line ``name secret [rights [streams]]`` for each peer. Raises `ConfigError`.
+    """Read a file with a line ``name secret [rights [streams [instances]]]`` for each peer.
 
-    Adds to `warnings` as `read_secret` does. No message quotes a line: any word of it may be a secret.
+    Raises `ConfigError`. Adds to `warnings` as `read_secret` does. No message quotes a line: any word of it
+    may be a secret.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -71,9 +72,11 @@ def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
         if not words or words[0].startswith("#"):
             continue
         where = f"{path}, line {number}"
-        if not 2 <= len(words) <= 4:
-            raise ConfigError(f"{where}: expected a name, a secret, and optionally rights and streams")
-        name, secret, rights, streams = [*words, "", ""][:4]
+        if not 2 <= len(words) <= 5:
+            raise ConfigError(
+                f"{where}: expected a name, a secret, and optionally rights, streams, instances"
+            )
+        name, secret, rights, streams, instances = [*words, "", "", ""][:5]
         if name in keys:
             raise ConfigError(f"{where}: an earlier line has the same name; remove one of the two lines")
         if not (name.isprintable() and secret.isascii() and secret.isprintable()):
@@ -84,7 +87,8 @@ def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
             name=name,
             secret=None if secret == CERTIFICATE else secret,
             rights=_rights(rights, where),
-            streams=_streams(streams, where),
+            streams=_names(streams, f"{where}: the fourth word", "streams"),
+            instances=_names(instances, f"{where}: the fifth word", "instances"),
         )
     return tuple(keys.values())
 
@@ -105,12 +109,12 @@ def _rights(text: str, where: str) -> frozenset[Right]:
     return frozenset(found)
 
 
-def _streams(text: str, where: str) -> frozenset[str] | None:
+def _names(text: str, where: str, what: str) -> frozenset[str] | None:
     if text in ("", "-"):
         return None
     names = text.split(",")
     if not all(names):
-        raise ConfigError(f"{where}: the fourth word must be comma-separated names of streams")
+        raise ConfigError(f"{where} must be comma-separated names of {what}")
     return frozenset(names)
 
 

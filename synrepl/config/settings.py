@@ -129,7 +129,8 @@ class Settings(
     )
     keys_file: Path | None = setting(
         None,
-        "A file with a line `name secret [rights [streams]]` for each peer with a key of its own. Other peers"
+        "A file with a line `name secret [rights [streams [instances]]]` for each peer with a key of its own."
+        " Other peers"
         " use the shared secret. Rights: read, write, replicate, administer.",
         parse=path,
         example="/etc/synrepl/keys",

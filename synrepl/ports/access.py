@@ -33,6 +33,7 @@ UNSURE_RIGHTS: Final = frozenset({Right.READ, Right.REPLICATE})
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """A key of the keys file, or an issued one. `streams` are those it may read and write (None: all).
+    `instances` are the names under which it may publish rows at the RESP port (None: any).
 
     Of an issued key the secret is not known here, but its `record`. If there is neither, the peer proves
     itself by a TLS certificate with `name` as its common name.
@@ -42,6 +43,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     secret: str | None = None
     rights: frozenset[Right] = ALL_RIGHTS
     streams: frozenset[str] | None = None
+    instances: frozenset[str] | None = None
     record: KeyRecord | None = None
 
     def __repr__(self) -> str:
@@ -74,7 +76,7 @@ class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """The rights of one peer.
+    """The rights of one peer, as in its `Key`.
 
     `is_proven` tells whether a secret or a TLS certificate has proved who the peer is. `withheld` is why the
     peer may only read now, although its key has more rights; empty unless that is so. `is_issued`: its key
@@ -84,6 +86,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     rights: frozenset[Right] = ALL_RIGHTS
     streams: frozenset[str] | None = None
+    instances: frozenset[str] | None = None
     is_proven: bool = False
     is_issued: bool = False
     withheld: str = ""
@@ -231,6 +234,7 @@ def access_of(key: Key, doubt: str = "") -> Access:
         name=key.name,
         rights=rights,
         streams=key.streams,
+        instances=key.instances,
         is_proven=True,
         is_issued=key.record is not None,
         withheld=withheld,

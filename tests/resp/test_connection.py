@@ -224,6 +224,26 @@ def test_each_request_takes_its_right(login: list[str], words: str, answer: str)
     assert client.ask(*words.split()).startswith(answer)
 
 
+def test_a_key_publishes_under_its_own_names() -> None:
+    """Rows of another process would be believed, and its own dropped as repeated."""
+    site = Site(Key(name="worker", secret="s", instances=frozenset({"w1", "w2"})))
+    client = site.client("s")
+    lines = [
+        "POSITION events w1 1 1",
+        "RDATA events w2 2 [1]",
+        "REPLICATE ",
+        "RDATA events w3 2 [1]",
+        "POSITION",
+    ]
+    lines += ["POSITION events w3 1 1", "POSITION events"]
+
+    answers = [client.ask("PUBLISH", "hs", line)[:1] for line in lines]
+
+    assert ":::-:--" == "".join(answers)
+    assert 3 == site.server.refused
+    assert "may not publish as w3" in client.ask("PUBLISH", "hs", lines[3])
+
+
 def test_who_has_not_authenticated_gets_nothing() -> None:
     site = Site(FULL)
     client = site.client()

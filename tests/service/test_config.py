@@ -112,7 +112,7 @@ def test_the_filter_of_a_replica_is_read(tmp_path: Path) -> None:
 def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
     """A line for each; who has none shows the shared one. With them, replicas can be served far away."""
     keys = tmp_path / "keys"
-    keys.write_text("# peers\nr1 abc\n\nr2 def replicate,administer a,b\nr3 ghi all\n")
+    keys.write_text("# peers\nr1 abc\n\nr2 def replicate,administer a,b w1,w2\nr3 ghi all\n")
     keys.chmod(0o600)
 
     built = parsed("--keys-file", str(keys), "--dialect", "native", "--listen", "tcp:9092")
@@ -124,6 +124,7 @@ def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
             secret="def",
             rights=frozenset({Right.READ, Right.REPLICATE, Right.ADMINISTER}),
             streams=frozenset({"a", "b"}),
+            instances=frozenset({"w1", "w2"}),
         ),
         Key(name="r3", secret="ghi"),
     ] == list(built.keys)
@@ -137,9 +138,10 @@ def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
         ("r1 hush", "an earlier line has the same name"),
         ("r2 abc", "another key has the same secret"),
         ("hush", "expected a name, a secret"),
-        ("r2 hush read a extra", "expected a name, a secret"),
+        ("r2 hush read a w1 extra", "expected a name, a secret"),
         ("r2 hush reed", "must be `all`, `-` or rights out of read, write, replicate, administer"),
-        ("r2 hush read a,,b", "comma-separated names of streams"),
+        ("r2 hush read a,,b", "the fourth word must be comma-separated names of streams"),
+        ("r2 hush read a w1,", "the fifth word must be comma-separated names of instances"),
     ],
 )
 def test_a_file_of_secrets_that_makes_no_sense(tmp_path: Path, line: str, why: str) -> None:

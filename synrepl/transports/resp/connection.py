@@ -59,6 +59,7 @@ class IRespServer(Interface):
     is_full: Callable[[], bool]
     keys: Keyring
     metrics: Metrics
+    refused: int
     why_closed: str
 
     def complain(self, what: str) -> None:
@@ -376,10 +377,24 @@ class RespConnection(Protocol):
         assert channel is not None
         self._check_channel(name)
         if name == channel.name:
+            self._check_instance(line)
             self._lines.append(line)
         else:
             channel.publish_beside(name, line)
         return resp.integer(channel.count(name))
+
+    def _check_instance(self, line: bytes) -> None:
+        """Refuse rows and positions under a name that the client's key does not have."""
+        assert self.access is not None
+        names = self.access.instances
+        if names is None or not line.startswith((b"RDATA ", b"POSITION ")):
+            return
+        writer = b"".join(line.split(b" ", 3)[2:3]).decode("utf-8", "replace")
+        if writer not in names:
+            self._server.refused += 1
+            shown = printable(writer, limit=100)
+            self._server.complain(f"{self.peer}, with the key {self.access.name}, publishes as {shown}")
+            raise _Refused(f"NOPERM the key {self.access.name} may not publish as {shown}")
 
     def _publish(self) -> None:
         """Pass what was published in this read."""

@@ -31,6 +31,8 @@ class RespServer:
         self.is_full: Callable[[], bool] = bool
         self.keys = keys
         self.metrics = metrics
+        self.refused = 0
+        """Rows and positions that were published under a name which the client's key does not have."""
         self.why_closed = NOT_PRIMARY
         self._limited_logger = LimitedLogger(self._logger, clock)
 
@@ -84,6 +86,7 @@ class RespServer:
             "held_back": 0 if channel is None else channel.held_back,
             "dropped": 0 if channel is None else channel.dropped,
             "demotions": 0 if channel is None else channel.demotions,
+            "refused": self.refused,
             "cache_keys": len(cache),
             "cache_bytes": cache.size,
             "cache_hits": cache.hits,
