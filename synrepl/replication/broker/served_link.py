@@ -124,11 +124,8 @@ class ServedLink:
 
     def resume_reading(self) -> None:
         """Take lines again."""
-        was_full = self.is_full
         self._is_reading = True
         self._deliver()
-        if was_full and not self.is_full:
-            self._on_room()
 
     def _leave(self, why: str) -> None:
         self._member.subscriber_down(why)
@@ -146,7 +143,7 @@ class ServedLink:
         """Give the peer what waits. What it publishes meanwhile comes after that."""
         if self._is_delivering:
             return
-        self._is_delivering = True
+        was_full, self._is_delivering = self.is_full, True
         try:
             while self._unread and self._is_reading:
                 lines, self._unread, self.unread_bytes = self._unread, [], 0
@@ -155,6 +152,8 @@ class ServedLink:
                     self._receive(lines)
         finally:
             self._is_delivering = False
+        if was_full and not self.is_full:
+            self._on_room()
 
     def _receive(self, lines: Sequence[bytes]) -> None:
         for action in self._session.receive(lines):
