@@ -230,6 +230,8 @@ class RespConnection(Protocol):
                 " allowed in this context"
             )
         if self._server.channel is None and name not in BEFORE_AUTH:
+            # Closed, since a client that is refused a subscription may not ask again: it connects again.
+            self._is_closing = True
             return resp.error(f"LOADING {self._server.why_closed}")
         try:
             return handler(self, words[1:])
