@@ -176,11 +176,14 @@ class IngestServices:
         status = dict(NO_INGEST)
         for part in self._parts:
             status |= part.status()
+        if status["resp"] is None and self._resp_server is not None:
+            status["resp"] = {"address": ", ".join(self._settings.resp), **self._resp_server.status()}
         return status
 
     def problems(self) -> list[Problem]:
         """Problems of the tables and the sources."""
-        return [problem for part in self._parts for problem in part.problems()]
+        found = [problem for part in self._parts for problem in part.problems()]
+        return found if self._resp_server is None else [*found, *self._resp_server.problems()]
 
     def is_followed(self, stream: str) -> bool:
         """Whether this daemon reads the live facts of this stream from a table now."""

@@ -23,6 +23,7 @@ from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replication.addresses import Address
+from synrepl.replication.broker.channel_uplink import ChannelUplink
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
@@ -88,6 +89,8 @@ class ReplicationServices:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
         publisher.follower_commands.forwarders.append(self.commands)
+        self.uplink: ChannelUplink | None = None
+        """The way from the channel of the RESP port to that of the upstream, if this daemon has both."""
         self._files_client: HttpFiles | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
@@ -245,6 +248,7 @@ class ReplicationServices:
             on_command=self._publisher.broadcast,
             is_own_replica=self.relays.is_followed_by,
             take_keys=self.relays.issued.take,
+            channel=lambda: self.uplink,
         )
 
     def _replica_changed(self) -> None:
@@ -255,6 +259,7 @@ class ReplicationServices:
             self._tasks.start(self._store_addresses(replica), "storing the addresses of upstream and primary")
         if replica is not None and replica.state is ReplicaState.READY:
             self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
+            self._changed()  # the upstream may have named the homeserver
 
     async def _store_addresses(self, replica: "Replica") -> None:
         """Store the addresses of upstream and primary: after a restart they may be away, and a promotion must

@@ -16,7 +16,6 @@ from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.errors import ConfigError, ReplicationError, StorageError
-from synrepl.ingest.settings import DURABLE
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
@@ -34,6 +33,7 @@ from synrepl.transports.http.server import Services
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
+    from synrepl.daemon.channel import ChannelServices
     from synrepl.inspection.invalidation import Invalidator
     from synrepl.inspection.watch import HomeserverWatch
 
@@ -83,6 +83,7 @@ class Daemon(Service):
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
         self._starting: Deferred[None] | None = None
+        self._channel: ChannelServices | None = None
         self._stops: list[Callable[[], Awaitable[None] | None]] = []
         """What stops each open part, in the order in which the parts were opened."""
 
@@ -163,8 +164,6 @@ class Daemon(Service):
         # The first subscriber of the log: the others find newly declared streams in the table.
         declared = self.declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
         log.subscribe(self.metrics.count_facts)
-        if (resp := listeners.resp) is not None and settings.resp_ack == DURABLE:
-            log.subscribe(lambda facts: resp.committed())
         publisher = Publisher(
             log,
             self.table,
@@ -174,7 +173,7 @@ class Daemon(Service):
             ring_bytes=settings.reader_bytes,
         )
         declared.subscribers.append(publisher.stream_added)
-        self._stops += [publisher.stop, ingest.close]
+        self._stops += [publisher.stop, self._stop_channel, ingest.close]
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
         if settings.snapshot is not None:
             await self._restore(log, settings.snapshot)
@@ -203,7 +202,22 @@ class Daemon(Service):
         )
         log.on_epoch_started(lambda: self._on_epoch_started(log, replication))
         log.on_replaced(replication.files.rebuild)
+        if listeners.resp is not None:
+            # Imported on use: most daemons have no such port.
+            from synrepl.daemon.channel import ChannelServices
+
+            self._channel = ChannelServices(
+                settings,
+                reactor,
+                log,
+                publisher,
+                replication,
+                table=self.table,
+                metrics=self.metrics,
+                server=listeners.resp,
+            )
         await replication.start()
+        self._update_channel()
         if replication.roles.role == PRIMARY:
             # Before the ports open: a source that cannot be opened ends the start.
             ingest.open(log, publisher)
@@ -340,6 +354,7 @@ class Daemon(Service):
         """Start ingest on a new primary, and stop it on any other daemon."""
         if self.replication is None:
             return
+        self._update_channel()
         try:
             if self.replication.roles.role != PRIMARY:
                 await ingest.close()
@@ -355,6 +370,14 @@ class Daemon(Service):
             self.failure = str(error)
             self._logger.critical("ingest cannot start or stop, the daemon stops: {why}", why=self.failure)
             self._on_failure()
+
+    def _update_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.update()
+
+    def _stop_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.stop()
 
     def _on_epoch_started(self, log: Log, replication: ReplicationServices) -> None:
         """On a replica: disconnect followers if the epoch began with lost facts."""

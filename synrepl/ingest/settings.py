@@ -56,12 +56,13 @@ def _synapse_url(name: str, where: Mapping[Any, Any]) -> str:
 
 SENT: Final = "sent"
 DURABLE: Final = "durable"
+DURABLE_ONLY: Final = "durable-only"
 
 
 def parse_ack(value: Any) -> str:
     """Parse when rows are passed on."""
-    if value not in (SENT, DURABLE):
-        raise ConfigError(f"must be {SENT} or {DURABLE}, not {value!r}")
+    if value not in (SENT, DURABLE, DURABLE_ONLY):
+        raise ConfigError(f"must be {SENT}, {DURABLE} or {DURABLE_ONLY}, not {value!r}")
     return str(value)
 
 
@@ -94,8 +95,8 @@ class IngestSettings(ConnectionSettings, LogSettings):
     )
     resp_ack: str = setting(
         SENT,
-        "When a row that was published at --resp is passed on: sent (at once), or durable (once it is on"
-        " disk, or after 5 seconds).",
+        "When a row that was published at --resp is passed on: sent (at once), durable (once it is on"
+        " disk, or after 5 seconds), or durable-only (once it is on disk; after 5 seconds it is refused).",
         parse=parse_ack,
         metavar="WORD",
     )

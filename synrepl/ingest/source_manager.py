@@ -185,7 +185,6 @@ class SourceManager:
             write_policy=self.write_policy,
             server_name=self._server_name,
             server=server,
-            table=self.table,
         )
 
     def _follower(self, *, is_first: bool) -> Follower:

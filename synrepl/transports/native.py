@@ -77,6 +77,10 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self.welcome: native.Welcome
         self.has_received = False
         """Whether the upstream has sent anything."""
+        self.is_full = False
+        """Whether the transport's buffer is full."""
+        self.on_channel: Callable[[bytes], None] = lambda data: None
+        self.on_room: Callable[[], None] = lambda: None
         EventQueue.__init__(
             self, MAX_QUEUED_BYTES, on_full=connection.pause_reading, on_room=connection.resume_reading
         )
@@ -95,7 +99,18 @@ class NativeConversation(ConnectionOwner, EventQueue):
         for command in commands:
             self._receive(command)
 
+    def pause(self) -> None:
+        self.is_full = True
+
+    def resume(self) -> None:
+        self.is_full = False
+        self.on_room()
+
     def block(self, payload: Payload) -> None:
+        if payload.kind == "channel":
+            # At once: messages of the channel need no place among the facts.
+            self.on_channel(payload.data)
+            return
         event = self._event(payload)
         if event is not None:
             self.put(event, len(payload.data) + EVENT_BYTES)
@@ -252,7 +267,19 @@ class NativeConversation(ConnectionOwner, EventQueue):
             except LocalProtocolError as error:
                 self._metrics.commands_dropped.labels(line.partition(b" ")[0].decode()).inc()
                 self._logger.warn("dropped a command for the upstream: {why}", why=error.why)
-        self._connection.write(b"".join(lines))
+        self.write(b"".join(lines))
+
+    def encode(self, commands: Sequence[Command]) -> bytes | None:
+        """Encode these commands; None if one of them is no line of the native protocol, or after the end."""
+        try:
+            return self._connection.session.encode(commands)
+        except LocalProtocolError:
+            return None
+
+    def write(self, data: bytes) -> None:
+        """Send encoded commands. Does nothing if already closed."""
+        if not self._connection.session.closed:
+            self._connection.write(data)
 
     async def digests(self, serials: Sequence[int]) -> dict[int, str | None]:
         """Fetch the upstream's digests at these serials; None for those that it does not know."""

@@ -21,6 +21,9 @@ command. Large data follows a `Block` line, which announces its exact length in 
     UP         a follower's command         -->
                                             <--  TAKEN       number of the last accepted command
                                             <--  DOWN        a command for all processes
+    CHANNEL    it serves the channel too    -->
+                                            <--  BLOCK channel ...
+    PUBLISH    a line published there       -->
 
 Instead of any answer the upstream may send REFUSED with a reason, and then close the connection.
 
@@ -40,7 +43,7 @@ from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command, command, field, json_command
 from synrepl.wire.kinds import Body, Integer, Rest, Word
 from synrepl.wire.position import Int64, LogPosition, Natural64
-from synrepl.wire.scope import NAMED_STREAMS
+from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS
 from synrepl.wire.text import check_printable
 
 VERSION: Final = 1
@@ -64,6 +67,9 @@ ATOMIC: Final = "atomic"
 
 OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS, KEYS, ATOMIC)
 """Capabilities of this daemon. They are always announced, as the default (`CAPABILITIES`) cannot change."""
+
+CHANNEL: Final = "channel"
+"""The capability of an upstream to pass the channel that it serves at its RESP port (CHANNEL)."""
 
 MAX_PATH: Final = 16
 """How many daemons above it a daemon names."""
@@ -257,6 +263,7 @@ class Block(Command, frozen=True):
     `kind` is ``facts`` (a fact a line, as in the changelog), ``meta`` (epoch starts, receipts), ``snapshot``
     (the metadata of a snapshot), ``ephemeral`` (new facts of ephemeral streams), ``held`` (all retained
     facts of ephemeral streams, and the positions of their writers) or ``keys`` (all issued keys, one a line).
+    ``channel`` has no JSON, but messages of the channel, as a subscriber of the RESP port gets them.
     """
 
     kind: str = field(Word())
@@ -337,6 +344,54 @@ class Down(Command, frozen=True):
     line: str = field(Rest())
 
     EXAMPLES = {NATIVE: "DOWN REMOTE_SERVER_UP example.org"}
+
+
+@command("CHANNEL", sent_by=CLIENT, right="read", stream=ALL_STREAMS, since=SINCE)
+class Channel(Command, frozen=True):
+    """The replica serves the channel at its own RESP port: it is to be passed what is published here."""
+
+    EXAMPLES = {NATIVE: "CHANNEL"}
+
+
+ALL_PUBLISHERS: Final = 0
+"""In PUBLISHER_LOST: all publishers at the replica."""
+
+
+@command("PUBLISH", sent_by=CLIENT, right="write", stream=ALL_STREAMS, since=SINCE)
+class Publish(Command, frozen=True):
+    """A line that a client of the replica has published. `publisher` is a number for its connection."""
+
+    publisher: int = field(Integer(least=1))
+    line: str = field(Rest())
+
+    EXAMPLES = {NATIVE: "PUBLISH 3 REMOTE_SERVER_UP example.org"}
+
+    def __repr__(self) -> str:
+        return f"Publish(publisher={self.publisher!r}, line=...)"
+
+
+@command("PUBLISH_TO", sent_by=CLIENT, right="write", stream=ALL_STREAMS, since=SINCE)
+class PublishTo(Command, frozen=True):
+    """As PUBLISH, on a sub-channel of this name."""
+
+    publisher: int = field(Integer(least=1))
+    channel: str = field(Word())
+    line: str = field(Rest())
+
+    EXAMPLES = {NATIVE: "PUBLISH_TO 3 USER_IP ..."}
+
+    def __repr__(self) -> str:
+        # The line may be a USER_IP, which has an access token.
+        return f"PublishTo(publisher={self.publisher!r}, channel={self.channel!r}, line=...)"
+
+
+@command("PUBLISHER_LOST", sent_by=CLIENT, right="write", stream=ALL_STREAMS, since=SINCE)
+class PublisherLost(Command, frozen=True):
+    """The connection of this publisher has ended, perhaps with its last lines. 0: all of them."""
+
+    publisher: int = field(Integer(least=0))
+
+    EXAMPLES = {NATIVE: "PUBLISHER_LOST 3"}
 
 
 @command("DIGESTS", sent_by=CLIENT, right="replicate", since=SINCE)

@@ -36,7 +36,7 @@ class Reader(ChannelSubscriber):
 class Setup:
     """A channel with two writers, and what its log was given; `stored` is on disk, if that matters."""
 
-    def __init__(self, *, is_durable: bool = False) -> None:
+    def __init__(self, *, is_durable: bool = False, only_durable: bool = False) -> None:
         self.clock = Clock()
         self.stored: dict[tuple[str, str], int] = {}
         self.ingested: list[str] = []
@@ -45,9 +45,10 @@ class Setup:
             "hs",
             is_ephemeral=lambda stream: stream == "typing",
             metrics=Metrics(CollectorRegistry()),
-            ingest=self._ingest,
             is_durable=(lambda source, token: self.stored.get(source, 0) >= token) if is_durable else None,
+            only_durable=only_durable,
         )
+        self.channel.ingest = self._ingest
         self.one, self.two = ChannelPublisher(), ChannelPublisher()
 
     def _ingest(self, lines: Sequence[bytes]) -> None:
@@ -63,9 +64,9 @@ class Setup:
         """The first writer publishes these lines, or another one."""
         self.channel.publish(publisher or self.one, [line.encode() for line in lines])
 
-    def heard(self, *sources: str, token: int = 5) -> None:
+    def heard(self, *sources: str, token: int = 5, publisher: ChannelPublisher | None = None) -> None:
         """These sources, each a stream and a writer, have said their position."""
-        self.say(*(f"POSITION {source} {token} {token}" for source in sources))
+        self.say(*(f"POSITION {source} {token} {token}" for source in sources), publisher=publisher)
 
 
 @pytest.fixture
@@ -86,7 +87,8 @@ def test_lines_go_to_all_in_order_and_into_the_log(setup: Setup) -> None:
 
 def test_a_batch_is_passed_in_one_run(setup: Setup) -> None:
     """Between its lines another writer's would end up in the same fact."""
-    setup.heard("caches a", "caches b")
+    setup.heard("caches a")
+    setup.heard("caches b", publisher=setup.two)
     reader = setup.reader()
     reader.lines.clear()
     setup.ingested.clear()
@@ -211,7 +213,7 @@ def test_sub_channels_are_for_their_subscribers_alone(setup: Setup) -> None:
     reader, other = setup.reader(), Reader()
     setup.channel.subscribe(other, b"hs/USER_IP")
 
-    setup.channel.publish_beside(b"hs/USER_IP", b"USER_IP secret")
+    setup.channel.publish_beside(setup.one, b"hs/USER_IP", b"USER_IP secret")
 
     assert b"secret" in other.data
     assert b"" == reader.data
@@ -283,6 +285,53 @@ def test_durable_rows_are_passed_and_counted_when_the_disk_takes_too_long() -> N
     assert 1 == setup.channel.overdue
 
 
+def test_rows_that_must_be_durable_are_refused_when_the_disk_takes_too_long() -> None:
+    """With the rest of their batch, and what is published meanwhile; then their writers are asked."""
+    setup = Setup(is_durable=True, only_durable=True)
+    setup.heard("events a", "caches b")
+    reader = setup.reader()
+    assert reader.lines
+    setup.say("RDATA events a 6 [1]")
+    setup.clock.advance(5)
+    assert (True, [], 1) == (setup.channel.is_stuck, reader.lines, setup.channel.refused)
+
+    batch = [f"RDATA caches b {token} [1]".encode() for token in ("batch", "batch", "7")]
+    assert setup.channel.refuses(setup.one, batch[0])
+    assert not setup.channel.refuses(setup.one, b"POSITION caches b 6 6")
+    setup.say("POSITION caches b 6 6")
+    setup.stored["events", "a"] = 6
+    setup.channel.durable_more()
+    assert not setup.channel.is_stuck
+    assert [True, True, False] == [setup.channel.refuses(setup.one, line) for line in (*batch[1:], batch[0])]
+    assert ["POSITION caches b 6 6"] == reader.lines
+
+    setup.say("RDATA events a 7 [1]", "RDATA caches b 8 [1]")
+    setup.stored |= {("events", "a"): 7, ("caches", "b"): 8}
+    setup.channel.durable_more()
+    assert ["REPLICATE "] == reader.lines
+    setup.say("POSITION events a 7 7", "RDATA events a 8 [1]")
+    setup.stored["events", "a"] = 8
+    setup.channel.durable_more()
+    assert ["POSITION events a 7 7", "RDATA events a 8 [1]"] == reader.lines
+
+
+def test_a_writer_that_comes_over_another_connection_is_believed_after_a_position(setup: Setup) -> None:
+    """The first one may be dead without anybody knowing, and lines may be lost in it."""
+    setup.heard("events a")
+    reader = setup.reader()
+    assert reader.lines
+    setup.say("RDATA events a 8 [1]", publisher=setup.two)
+    assert ["REPLICATE "] == reader.lines
+
+    setup.say("POSITION events a 8 8", "RDATA events a 9 [1]", publisher=setup.two)
+    setup.say("RDATA events a 7 [1]")
+    setup.channel.publisher_lost(setup.one)
+    setup.say("RDATA events a 10 [1]", publisher=setup.two)
+
+    heard = [line for line in reader.lines if line != "REPLICATE "]
+    assert ["POSITION events a 8 8", "RDATA events a 9 [1]", "RDATA events a 10 [1]"] == heard
+
+
 def test_durable_rows_of_a_lost_publisher_are_not_passed_late() -> None:
     """What the writer says over its next connection could come before them."""
     setup = Setup(is_durable=True)
@@ -332,7 +381,7 @@ def test_a_subscriber_that_a_sub_channel_fills_is_told_what_it_lacks(
     assert reader.lines
     reader.pause()
     setup.say("RDATA events a 6 [1]")
-    setup.channel.publish_beside(b"hs/USER_IP", b"x" * 300)
+    setup.channel.publish_beside(setup.one, b"hs/USER_IP", b"x" * 300)
 
     setup.channel.resumed(reader)
 

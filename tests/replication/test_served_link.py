@@ -11,9 +11,8 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import served_link
 from synrepl.replication.broker.peer import BrokerPeer
-from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber
-from synrepl.replication.broker.served_link import GATHER_SECONDS, REJOIN_SECONDS, ServedLink
-from synrepl.streams.table import StreamTable
+from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
+from synrepl.replication.broker.served_link import GATHER_SECONDS, HOLD_SECONDS, REJOIN_SECONDS, ServedLink
 from synrepl.wire.commands import RemoteServerUp, Replicate, UserIp
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -53,19 +52,21 @@ class Setup:
         self.clock = Clock()
         self.member = Member()
         self.rooms = 0
+        self.channel = ServedChannel(
+            self.clock, "hs", is_ephemeral=lambda stream: False, metrics=Metrics(CollectorRegistry())
+        )
         self.link = ServedLink(
             self.clock,
             cast(BrokerPeer, self.member),
-            server_name="hs",
+            self.channel,
             instance="us",
-            table=StreamTable.default(),
             metrics=Metrics(CollectorRegistry()),
             on_room=self._on_room,
         )
         self.process = ChannelPublisher()
         self.data = b""
         self.link.start()
-        self.link.channel.subscribe(ChannelSubscriber(self._keep), b"hs")
+        self.channel.subscribe(ChannelSubscriber(self._keep), b"hs")
 
     def _on_room(self) -> None:
         self.rooms += 1
@@ -75,7 +76,7 @@ class Setup:
 
     def say(self, *lines: bytes) -> None:
         """The process publishes these lines."""
-        self.link.channel.publish(self.process, lines)
+        self.channel.publish(self.process, lines)
 
     def told(self) -> list[str]:
         """What the member was told since the last time."""
@@ -114,7 +115,7 @@ def test_what_the_peer_publishes_comes_back_after_what_it_was_given(setup: Setup
 
 def test_a_command_with_a_channel_of_its_own_goes_there(setup: Setup) -> None:
     beside: list[bytes] = []
-    setup.link.channel.subscribe(ChannelSubscriber(beside.append), b"hs/USER_IP")
+    setup.channel.subscribe(ChannelSubscriber(beside.append), b"hs/USER_IP")
     setup.told()
     setup.link.send(UserIp(user_id="@a:hs", seen=["token", "1.2.3.4", "ua", None, 1]))
 
@@ -138,6 +139,30 @@ def test_publishers_wait_while_the_peer_takes_nothing(setup: Setup, monkeypatch:
     assert setup.link.is_full
     setup.clock.advance(GATHER_SECONDS)
     assert (False, 2) == (setup.link.is_full, setup.rooms)
+
+
+def test_a_log_that_takes_nothing_does_not_stop_the_channel(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishers wait for a while. Then the log gets nothing, and asks for what it lacks."""
+    monkeypatch.setattr(served_link, "MAX_UNREAD", 50)
+    setup.told()
+    setup.link.pause_reading()
+    setup.say(*[b"REMOTE_SERVER_UP a"] * 5)
+    setup.clock.advance(HOLD_SECONDS - 0.1)
+    assert setup.link.is_full
+
+    setup.clock.advance(0.1)
+    setup.clock.advance(0)
+
+    assert (False, 1, 1) == (setup.link.is_full, setup.rooms, setup.link.interruptions)
+    assert ["not subscribed: the log does not take what is published", "not publishing"] == setup.told()
+    setup.clock.advance(REJOIN_SECONDS)
+    assert ["subscribed", "publishing"] == setup.told()
+    setup.link.pause_reading()
+    setup.say(*[b"REMOTE_SERVER_UP a"] * 5)
+    setup.clock.advance(0)  # at once now: it has taken nothing since
+    assert (False, 2) == (setup.link.is_full, setup.link.interruptions)
 
 
 def test_a_line_that_is_no_command_is_counted(setup: Setup) -> None:

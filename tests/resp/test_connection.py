@@ -73,9 +73,9 @@ class Site:
             "hs",
             is_ephemeral=lambda stream: stream == "typing",
             metrics=self.metrics,
-            ingest=self.ingested.extend,
         )
-        self.server.serve(self.channel, lambda: self.is_full)
+        self.channel.ingest = self.ingested.extend
+        self.server.channel, self.server.is_full = self.channel, lambda: self.is_full
 
     def client(self, *login: str) -> Client:
         """A client that has logged in."""
@@ -242,6 +242,8 @@ def test_a_key_publishes_under_its_own_names() -> None:
     assert ":::-:--" == "".join(answers)
     assert 3 == site.server.refused
     assert "may not publish as w3" in client.ask("PUBLISH", "hs", lines[3])
+    # Synapse takes a line of a sub-channel as one of the channel.
+    assert "may not publish as w3" in client.ask("PUBLISH", "hs/USER_IP", lines[3])
 
 
 def test_who_has_not_authenticated_gets_nothing() -> None:
@@ -277,15 +279,15 @@ def test_without_keys_another_machine_may_read_and_write() -> None:
     assert Client(Site(), host="10.0.0.1").ask("PUBLISH", "hs", "x") == ":0\r\n"
 
 
-def test_a_daemon_that_is_no_primary_serves_nobody() -> None:
-    """HAProxy's check is PING: it finds the primary so."""
+def test_a_daemon_without_a_channel_serves_nobody() -> None:
+    """Such as a fenced one. HAProxy's check is PING: it goes to another daemon then."""
     site = Site()
     client = site.client()
     client.ask("SUBSCRIBE", "hs")
-    site.server.close()
+    site.server.close("this daemon is fenced")
 
     assert client.is_closed
-    assert client.transport.value().startswith(b"-LOADING this daemon is not primary")
+    assert client.transport.value().startswith(b"-LOADING this daemon is fenced")
     for words in (["PING"], ["SUBSCRIBE", "hs"], ["PUBLISH", "hs", "x"]):
         refused = site.client()
         assert refused.ask(*words).startswith("-LOADING")

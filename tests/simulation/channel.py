@@ -1,9 +1,10 @@
-"""Processes of a homeserver on the RESP port of a daemon, which take lines as Synapse's do.
+"""Processes of a homeserver on the RESP ports of daemons, which take lines as Synapse's do.
 
 A process believes RDATA of a whole stream once one POSITION of it has come, and RDATA names no earlier token:
 what is passed after a hole is believed, and the hole stays (docs/reference/peers.md#redis-position). So at
 rest each process must have what each other one has committed, whatever was cut, stalled or killed, as far as
-its writer is there to say so.
+its writer is there to say so. There is one daemon, or a primary with replicas; the two connections of a
+process may be at different ones. The log of the primary must not have a fact with rows that nobody wrote.
 ``python -m tests.simulation.channel SEED``
 """
 
@@ -15,19 +16,14 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import hiredis
-from prometheus_client import CollectorRegistry
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from synrepl.ports.access import Keyring
-from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import served_channel
-from synrepl.replication.broker.served_channel import ServedChannel
-from synrepl.testing.network import MemoryEndpoint, Network
-from synrepl.transports.resp.server import RespFactory, RespServer
+from synrepl.replication.broker import channel_uplink, served_channel
+from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
+from tests.simulation.channel_daemons import Daemon
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
-PORT: Final = "resp"
 RETRY_SECONDS: Final = 0.3
 
 WRITES: Final = {
@@ -137,7 +133,7 @@ class Process:
             self._publisher = connection
         factory = Factory.forProtocol(lambda: connection)
         factory.noisy = False
-        endpoint = MemoryEndpoint(self._run.network, self.name, PORT)
+        endpoint = MemoryEndpoint(self._run.network, self.name, self._run.port_for(self))
         endpoint.connect(factory).addErrback(lambda _: self.lost(connection))
 
     def lost(self, connection: Connection) -> None:
@@ -257,11 +253,16 @@ class ChannelSimulation(SeededRun):
         self._sequences: defaultdict[str, int] = defaultdict(int)
         self._max_waiting = chance.choice([300, 2_000, 100_000])
         self.processes = {name: Process(self, name, writes) for name, writes in WRITES.items()}
-        self.demotions = self.held_back = 0
-        self.server: RespServer | None = None
         self._disk = random.Random(f"disk {seed}")
         self.is_durable = self._disk.random() < 0.3
+        self.only_durable = self._disk.random() < 0.3
         self._stored: set[tuple[Source, int]] = set()
+        self._batches: defaultdict[Source, list[str]] = defaultdict(list)
+        tree = random.Random(f"tree {seed}")
+        self.daemons = [Daemon(self, f"resp{n}") for n in range(tree.choice([1, 1, 2, 2, 3]))]
+        self.primary = self.daemons[0]
+        self._is_chain = tree.random() < 0.5
+        self._tree = tree
 
     # -- what the processes share --------------------------------------------------------------------------
 
@@ -286,6 +287,25 @@ class ChannelSimulation(SeededRun):
         """A promise is broken."""
         self._fail(what)
 
+    # -- what the daemons share ----------------------------------------------------------------------------
+
+    def is_stored(self, source: Source, token: int) -> bool:
+        """Whether the log has a fact on disk."""
+        return (source, token) in self._stored
+
+    def upstream_of(self, daemon: Daemon) -> Daemon:
+        """Whom this replica follows: the primary, or the other replica, if that follows the primary."""
+        others = [one for one in self.daemons if one not in (daemon, self.primary)]
+        is_second = bool(others) and self.daemons.index(daemon) > self.daemons.index(others[0])
+        return others[0] if self._is_chain and is_second else self.primary
+
+    def port_for(self, process: Process) -> str:
+        """Where a process finds a daemon: mostly at the primary, as behind a moving address."""
+        running = [one for one in self.daemons if one.is_running] or self.daemons
+        if self.primary in running and self._tree.random() < 0.4:
+            return self.primary.name
+        return self._tree.choice(running).name
+
     # -- running -------------------------------------------------------------------------------------------
 
     def run(self) -> "ChannelSimulation":
@@ -294,8 +314,10 @@ class ChannelSimulation(SeededRun):
             self._observed(),
             patch.object(served_channel, "MAX_WAITING", self._max_waiting),
             patch.object(served_channel, "MANY", 2),
+            patch.object(channel_uplink, "MAX_WAITING", self._max_waiting),
         ):
-            self._start_daemon()
+            for daemon in self.daemons:
+                daemon.start()
             for process in self.processes.values():
                 process.start()
             self._pass(2)
@@ -310,48 +332,49 @@ class ChannelSimulation(SeededRun):
             # The last question for a position comes after half a minute.
             self._pass(45)
             self._check()
-            self._stop_daemon()
+            for daemon in self.daemons:
+                daemon.stop()
         return self
+
+    @property
+    def demotions(self) -> int:
+        """How often a subscriber did not read what waited for it."""
+        return sum(one.demotions for one in self.daemons)
+
+    @property
+    def held_back(self) -> int:
+        """Rows that were not passed."""
+        return sum(one.held_back for one in self.daemons)
+
+    @property
+    def overflows(self) -> int:
+        """How often an upstream did not read what waited for it."""
+        return sum(one.overflows for one in self.daemons)
 
     def _pass(self, seconds: float) -> None:
         self.clock.pump([STEP_SECONDS * 5] * round(seconds / STEP_SECONDS / 5))
 
-    def _start_daemon(self) -> None:
-        self._note("the daemon starts")
-        metrics = Metrics(CollectorRegistry())
-        self.server = RespServer(self.clock, keys=Keyring(), metrics=metrics)
-        channel = ServedChannel(
-            self.clock,
-            "hs",
-            is_ephemeral=lambda stream: stream == "typing",
-            metrics=metrics,
-            ingest=self._ingest,
-            is_durable=(lambda source, token: (source, token) in self._stored) if self.is_durable else None,
-        )
-        self.server.serve(channel, bool)
-        self.network.listen(PORT, RespFactory(self.server))
-
-    def _ingest(self, lines: Sequence[bytes]) -> None:
+    def ingest(self, lines: Sequence[bytes]) -> None:
         """Store rows after a while; sometimes it takes longer than anybody waits."""
-        facts = [line.decode().split(" ")[1:4] for line in lines if line.startswith(b"RDATA ")]
-        stored = [((stream, writer), int(token)) for stream, writer, token in facts if token != "batch"]
+        stored: list[tuple[Source, int]] = []
+        for line in lines:
+            if line.startswith(b"RDATA "):
+                _, stream, writer, token, row = line.decode().split(" ")
+                rows = self._batches[stream, writer]
+                rows.append(row)
+                if token != "batch":
+                    del self._batches[stream, writer]
+                    if stream != "typing" and rows != self.rows_of((stream, writer), int(token)):
+                        self.broken(f"the log took {rows} as {stream} {token} of {writer}")
+                    stored.append(((stream, writer), int(token)))
         seconds = 7.0 if self._disk.random() < 0.01 else self._disk.uniform(0.001, 0.05)
         self.clock.callLater(seconds, self._store, stored)
 
     def _store(self, facts: list[tuple[Source, int]]) -> None:
         self._stored.update(facts)
-        if self.server is not None and self.server.channel is not None:
-            self.server.channel.durable_more()
-
-    def _stop_daemon(self) -> None:
-        server, self.server = self.server, None
-        if server is not None and server.channel is not None:
-            self.demotions += server.channel.demotions
-            self.held_back += server.channel.held_back
-            server.channel.stop()
-        self.network.stop_listening(PORT)
-        for link in self.network.links_of(PORT):
-            link.cut()
+        for daemon in self.daemons:
+            if daemon.is_running:
+                daemon.server.committed()
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -367,25 +390,28 @@ class ChannelSimulation(SeededRun):
             (0.006, self._cut),
             (0.003, self._stall),
             (0.002, self._kill_process),
-            (0.0015, self._kill_daemon),
+            (0.0015 * len(self.daemons), self._kill_daemon),
         ):
             if self.chance.random() < chance:
                 happen()
 
     def _cut(self) -> None:
-        links = self.network.links_of(PORT)
-        if links:
-            link = self.chance.choice(links)
+        link = self._some_link()
+        if link is not None:
             self._note(f"a connection of {link.client._name} is cut")
             link.cut()
 
     def _stall(self) -> None:
-        links = self.network.links_of(PORT)
-        if links:
-            link = self.chance.choice(links)
+        link = self._some_link()
+        if link is not None:
             self._note(f"a connection of {link.client._name} stalls")
             link.stall()
             self._until_later(self.chance.uniform(0.1, 3), link.go_on)
+
+    def _some_link(self) -> MemoryLink | None:
+        names = [name for one in self.daemons for name in (one.name, f"{one.name}!")]
+        links = [link for name in names for link in self.network.links_of(name)]
+        return self.chance.choice(links) if links else None
 
     def _kill_process(self) -> None:
         process = self.chance.choice(list(self.processes.values()))
@@ -395,10 +421,24 @@ class ChannelSimulation(SeededRun):
             self._until_later(self.chance.uniform(0.05, 2), process.start)
 
     def _kill_daemon(self) -> None:
-        if self.server is not None:
-            self._note("the daemon is killed")
-            self._stop_daemon()
-            self._until_later(self.chance.uniform(0.05, 2), self._start_daemon)
+        daemon = self.chance.choice(self.daemons)
+        if not daemon.is_running:
+            return
+        self._note(f"{daemon.name} is killed")
+        daemon.stop()
+        others = [one for one in self.daemons if one.is_running]
+        if daemon is self.primary and others and self.chance.random() < 0.7:
+            self._until_later(self.chance.uniform(0.01, 1), self._promote)
+        self._until_later(self.chance.uniform(0.05, 2), daemon.start)
+
+    def _promote(self) -> None:
+        running = [one for one in self.daemons if one.is_running]
+        if self.primary not in running and running:
+            self.primary = self.chance.choice(running)
+            self._batches.clear()
+            self._note(f"{self.primary.name} is promoted")
+            for daemon in running:
+                daemon.take_role()
 
     # -- the promises --------------------------------------------------------------------------------------
 

@@ -8,13 +8,19 @@ so that none of them lacks facts (docs/reference/peers.md#redis-position):
 * RDATA names no earlier token. A process that is told 100 and then 105 never asks for what is between; only a
   POSITION makes it ask. So nothing is passed of a writer that was not heard since an interruption, until its
   POSITION has come; and a subscriber that missed lines is first sent the position up to which it lacks them.
+  A writer that publishes over another connection than before may have lost lines in the first one, whose end
+  is perhaps not known yet: that is an interruption too.
 * For streams in memory nobody but their writer may say a position: an old one would undo newer facts. A
   subscriber gets lines of such a writer once it has got a POSITION of it.
+
+A channel of several daemons is a tree. A daemon passes what its upstream sends, and what its own clients and
+its replicas' publish; each line goes over a connection between daemons once, and never back
+(`channel_uplink`, `channel_downlink`). Each daemon holds to the rules above for its own subscribers.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from twisted.logger import Logger
@@ -60,32 +66,51 @@ class Run(msgspec.Struct):
 
     `source` is None for commands without a stream; else `token` is that of the fact or position. `since` is
     when they came, in clock seconds. `before` is the token that was passed last of this source, once this one
-    is passed.
+    is passed. With `is_refused` they are not passed, and no more of this source before its POSITION.
     """
 
     data: bytes
     since: float
+    publisher: "ChannelPublisher"
     source: Source | None = None
     token: int = 0
     is_position: bool = False
+    is_refused: bool = False
     before: int = 0
 
 
-class ChannelPublisher:
-    """A connection that publishes: the lines of incomplete batches, and the sources that it published."""
+class Passed(msgspec.Struct):
+    """What was passed of a source: the last token, and who published it."""
 
-    def __init__(self) -> None:
+    publisher: "ChannelPublisher"
+    token: int
+
+
+class ChannelPublisher:
+    """A connection that publishes: the lines of incomplete batches, and the sources that it published.
+
+    `link` is the connection between daemons over which it publishes here; None for a client of this daemon.
+    """
+
+    def __init__(self, link: object = None) -> None:
+        self.link = link
         self.held: dict[Source, list[bytes]] = {}
         self.held_bytes = 0
+        self.refused: dict[Source, None] = {}
+        """Those of which a batch is refused, up to its end."""
         self.waiting: deque[Run] = deque()
         """What is passed once it is on disk, and what comes after that."""
         self.sources: dict[Source, None] = {}
 
 
 class ChannelSubscriber:
-    """A connection that subscribes. `write` sends bytes; between `pause` and `resume` they wait here."""
+    """A connection that subscribes. `write` sends bytes; between `pause` and `resume` they wait here.
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
+    With a `link`, which is a connection between daemons, it is not sent what was published over that link.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], link: object = None) -> None:
+        self.link = link
         self.lacks: dict[Source, None] = {}
         """The sources of which it is to be told a position first."""
         self.is_demoted = False
@@ -124,13 +149,28 @@ class ChannelSubscriber:
         self._waiting, self._waiting_bytes = [], 0
 
 
+class IUplink(Protocol):
+    """Tells the upstream of this daemon what is published here."""
+
+    def published(self, publisher: ChannelPublisher, units: Sequence[Sequence[bytes]]) -> None:
+        """Pass on lines of the channel itself: the lines of a unit belong together."""
+
+    def published_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
+        """Pass on a line of a sub-channel."""
+
+    def publisher_lost(self, publisher: ChannelPublisher) -> None:
+        """Say that this publisher is gone, perhaps with its last lines."""
+
+
 class ServedChannel:
     """The channel of a homeserver with its sub-channels, and all who use it.
 
-    `ingest` gets the lines that are passed on the channel itself, in their order, and those that are held
-    back; never lines of sub-channels, which may carry access tokens. `is_ephemeral` tells which streams are
-    in memory. With `is_durable`, which tells whether the fact of a source and token is on disk, rows are
-    passed once they are (`durable_more`), and the lines of a publisher in their order.
+    `ingest`, while it is set, gets the lines that are passed on the channel itself, in their order, and those
+    that are held back; never lines of sub-channels, which may carry access tokens. `uplink` gets all that is
+    published, but for what came from there. `is_ephemeral` tells which streams are in memory. With
+    `is_durable`, which tells whether the fact of a source and token is on disk, rows are passed once they are
+    (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
+    are passed all the same; with `only_durable` they are not, and `is_stuck` is set until they are.
     """
 
     _logger = Logger()
@@ -142,8 +182,8 @@ class ServedChannel:
         *,
         is_ephemeral: Callable[[str], bool],
         metrics: Metrics,
-        ingest: Callable[[Sequence[bytes]], None],
         is_durable: Callable[[Source, int], bool] | None = None,
+        only_durable: bool = False,
     ) -> None:
         self.name = server_name.encode()
         self.subscribers: dict[ChannelSubscriber, None] = {}
@@ -157,7 +197,18 @@ class ServedChannel:
         self.demotions = 0
         self.overdue = 0
         """Rows that were passed before they were on disk, since that took longer than `DURABLE_SECONDS`."""
+        self.refused = 0
+        """Rows that were not passed, since they were not on disk within `DURABLE_SECONDS`."""
+        self.ingest: Callable[[Sequence[bytes]], None] = ignore
+        self.uplink: IUplink | None = None
+        self._own = ChannelPublisher()
+        """Publishes what the channel itself asks."""
+        self._links: dict[ChannelSubscriber, None] = {}
+        """The subscribers at other daemons, which get all sub-channels too."""
         self._is_durable = is_durable
+        self._only_durable = only_durable
+        self._undurable: tuple[Source, int] | None = None
+        """The last row that was refused, until it is on disk."""
         self._clock = clock
         self._overdue_timer = Timer(clock, self.durable_more)
         self._gathered: list[Run] = []
@@ -165,13 +216,17 @@ class ServedChannel:
         self._beside: dict[bytes, dict[ChannelSubscriber, None]] = {}
         self._is_ephemeral = is_ephemeral
         self._metrics = metrics
-        self._ingest = ingest
-        self._passed: dict[Source, int] = {}
-        """The token passed last, of each source that was heard, unless its publisher was lost since."""
+        self._passed: dict[Source, Passed] = {}
+        """Of each source that was heard, unless its publisher was lost since."""
         self._codec = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
         self._query = PositionQuery(clock, self.ask)
         self._ask_timer = Timer(clock, self._ask_again)
         self._must_ask = False
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether rows are refused, since earlier ones are not on disk."""
+        return self._undurable is not None
 
     def stop(self) -> None:
         """Stop asking."""
@@ -188,7 +243,9 @@ class ServedChannel:
             self._beside.setdefault(channel, {})[subscriber] = None
         elif subscriber not in self.subscribers:
             self.subscribers[subscriber] = None
-            subscriber.lacks = dict.fromkeys(self._passed)
+            if subscriber.link is not None:
+                self._links[subscriber] = None
+            subscriber.lacks = self._all_passed(subscriber)
             self._tell_positions(subscriber)
             if subscriber.lacks:
                 self.ask()
@@ -196,6 +253,7 @@ class ServedChannel:
     def unsubscribe(self, subscriber: ChannelSubscriber, channel: bytes) -> None:
         """Pass no more messages of this channel to the subscriber."""
         if channel == self.name:
+            self._links.pop(subscriber, None)
             self.subscribers.pop(subscriber, None)
         else:
             self._beside.get(channel, {}).pop(subscriber, None)
@@ -213,6 +271,13 @@ class ServedChannel:
         """How many subscribers the channel has."""
         return len(self.subscribers if channel == self.name else self._beside.get(channel, ()))
 
+    def _all_passed(self, subscriber: ChannelSubscriber) -> dict[Source, None]:
+        """All sources that were heard, but from the subscriber's own side."""
+        passed = self._passed.items()
+        if subscriber.link is None:
+            return dict.fromkeys(self._passed)
+        return {source: None for source, one in passed if one.publisher.link is not subscriber.link}
+
     def _tell_positions(self, subscriber: ChannelSubscriber) -> None:
         """Send the positions that the subscriber is to be told, but for streams in memory."""
         lacks = {source: None for source in subscriber.lacks if self._is_in_memory(source)}
@@ -222,7 +287,9 @@ class ServedChannel:
             self._send(subscriber, b"".join(positions))
 
     def _position(self, source: Source, token: int | None = None) -> bytes:
-        token = self._passed.get(source, 0) if token is None else token
+        if token is None:
+            passed = self._passed.get(source)
+            token = 0 if passed is None else passed.token
         position = Position(stream=source[0], instance=source[1], prev_token=token, token=token)
         return message(self.name, self._codec.format(position))
 
@@ -241,31 +308,68 @@ class ServedChannel:
             if self._query.unanswered:
                 # Perhaps the writer that was lost has come back.
                 self.ask()
-        runs, taken, now = list[Run](), list[bytes](), self._clock.seconds()
+        runs, units, now = list[Run](), list[Sequence[bytes]](), self._clock.seconds()
         for line in lines:
             if line.startswith(b"RDATA "):
-                self._on_rdata(publisher, line, runs, taken)
+                self._on_rdata(publisher, line, runs, units)
             elif line.startswith(b"POSITION "):
-                self._on_position(publisher, line, runs, taken)
+                self._on_position(publisher, line, runs, units)
             else:
-                taken.append(line)
-                runs.append(Run(message(self.name, line), now))
+                units.append([line])
+                runs.append(Run(message(self.name, line), now, publisher))
         if self._is_durable is None:
             self._pass(runs)
         else:
             publisher.waiting += runs
-        if taken:
+        if units:
+            taken = [line for unit in units for line in unit]
             self.lines += len(taken)
-            self._ingest(taken)
+            self.ingest(taken)
+            if self.uplink is not None and publisher.link is not self.uplink:
+                self.uplink.published(publisher, units)
         if publisher.waiting:
             self.durable_more()
+
+    def refuses(self, publisher: ChannelPublisher, line: bytes) -> bool:
+        """Whether this row is not taken, since earlier ones are not on disk; of a batch no line or all."""
+        if not (self.is_stuck or publisher.refused) or not line.startswith(b"RDATA "):
+            return False
+        words = line.split(b" ", 4)
+        source = self._source(publisher, words)
+        if source is None or source in publisher.held or not (self.is_stuck or source in publisher.refused):
+            return False
+        self.refused += 1
+        # In its place among the others: a POSITION before it is passed later than this is refused.
+        now = self._clock.seconds()
+        publisher.waiting.append(Run(b"", now, publisher, source, is_refused=True))
+        publisher.refused.pop(source, None)
+        if words[3:4] == [b"batch"]:
+            publisher.refused[source] = None
+        return True
 
     def durable_more(self) -> None:
         """Pass what is on disk by now, or has waited too long for it."""
         oldest = None
+        if (
+            self._undurable is not None
+            and self._is_durable is not None
+            and self._is_durable(*self._undurable)
+        ):
+            self._undurable = None
         for publisher in list(self.publishers):
             runs: list[Run] = []
-            while publisher.waiting and self._may_pass(publisher.waiting[0]):
+            while publisher.waiting:
+                run = publisher.waiting[0]
+                if not self._is_there(run):
+                    if self._clock.seconds() < run.since + DURABLE_SECONDS:
+                        break
+                    if self._only_durable:
+                        assert run.source is not None
+                        self.refused += 1
+                        self._undurable = (run.source, run.token)
+                        run.is_refused = True
+                    else:
+                        self.overdue += 1
                 runs.append(publisher.waiting.popleft())
             self._pass(runs)
             if publisher.waiting:
@@ -273,21 +377,21 @@ class ServedChannel:
         if oldest is not None:
             self._overdue_timer.start_within(max(0.0, oldest + DURABLE_SECONDS - self._clock.seconds()))
 
-    def _may_pass(self, run: Run) -> bool:
-        if run.source is None or run.is_position or self._is_durable is None:
+    def _is_there(self, run: Run) -> bool:
+        """Whether the run need not wait for the disk, or no longer."""
+        if run.source is None or run.is_position or run.is_refused or self._is_durable is None:
             return True
-        if self._is_in_memory(run.source) or self._is_durable(run.source, run.token):
-            return True
-        is_overdue = self._clock.seconds() >= run.since + DURABLE_SECONDS
-        self.overdue += is_overdue
-        return is_overdue
+        return self._is_in_memory(run.source) or self._is_durable(run.source, run.token)
 
-    def publish_beside(self, channel: bytes, line: bytes) -> None:
-        """Pass a line of a sub-channel to its subscribers, and to nobody else."""
+    def publish_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
+        """Pass a line of a sub-channel to its subscribers here and at other daemons, and to nobody else."""
         data = message(channel, line)
-        for subscriber in list(self._beside.get(channel, ())):
+        links = [one for one in self._links if one.link is not publisher.link]
+        for subscriber in [*self._beside.get(channel, ()), *links]:
             if subscriber.is_demoted or not self._send(subscriber, data):
                 self.dropped += 1
+        if self.uplink is not None and publisher.link is not self.uplink:
+            self.uplink.published_beside(publisher, channel, line)
 
     def publisher_lost(self, publisher: ChannelPublisher) -> None:
         """A publishing connection has ended, perhaps inside a batch: its last lines may be lost.
@@ -299,10 +403,20 @@ class ServedChannel:
         waiting, publisher.waiting = publisher.waiting, deque()
         self.held_back += sum(run.source is not None for run in waiting)
         self._pass([run for run in waiting if run.source is None])
-        lost = [source for source in publisher.sources if self._passed.pop(source, None) is not None]
+        lost = [source for source in publisher.sources if self._forget(source, publisher)]
         if lost:
             self._query.unanswered.update(lost)
             self._query.start()
+        if self.uplink is not None and publisher.link is not self.uplink:
+            self.uplink.publisher_lost(publisher)
+
+    def _forget(self, source: Source, publisher: ChannelPublisher) -> bool:
+        """Pass no more of a source before its POSITION, if this is its publisher."""
+        passed = self._passed.get(source)
+        if passed is None or passed.publisher is not publisher:
+            return False
+        del self._passed[source]
+        return True
 
     def ask(self) -> None:
         """Ask all processes for their positions, at most once in `ASK_SECONDS`."""
@@ -313,18 +427,20 @@ class ServedChannel:
     def _ask_again(self) -> None:
         if self._must_ask:
             self._must_ask = False
-            self._pass([Run(message(self.name, REPLICATE), self._clock.seconds())])
-            self._ingest([REPLICATE])
+            self._pass([Run(message(self.name, REPLICATE), self._clock.seconds(), self._own)])
+            self.ingest([REPLICATE])
+            if self.uplink is not None:
+                self.uplink.published(self._own, [[REPLICATE]])
             self._ask_timer.start(ASK_SECONDS)
 
     def _on_rdata(
-        self, publisher: ChannelPublisher, line: bytes, runs: list[Run], taken: list[bytes]
+        self, publisher: ChannelPublisher, line: bytes, runs: list[Run], units: list[Sequence[bytes]]
     ) -> None:
         words = line.split(b" ", 4)
         source = self._source(publisher, words)
         token = _token(words[3]) if len(words) == 5 else None
         if source is None or len(words) < 5 or (token is None and words[3] != b"batch"):
-            taken.append(line)  # it is not passed; the log says what is wrong with it
+            units.append([line])  # it is not passed; the log says what is wrong with it
             return
         if token is None:
             publisher.held.setdefault(source, []).append(line)
@@ -333,9 +449,9 @@ class ServedChannel:
                 raise RemoteProtocolError(f"a batch has more than {MAX_MESSAGE} bytes")
             return
         lines = [*self._batch(publisher, source), line]
-        taken += lines
+        units.append(lines)
         data = b"".join([message(self.name, one) for one in lines])
-        runs.append(Run(data, self._clock.seconds(), source, token))
+        runs.append(Run(data, self._clock.seconds(), publisher, source, token))
 
     def _source(self, publisher: ChannelPublisher, words: Sequence[bytes]) -> Source | None:
         """Return the stream and writer of these words of a line, and note them; None if they are no names."""
@@ -353,9 +469,9 @@ class ServedChannel:
         return source
 
     def _on_position(
-        self, publisher: ChannelPublisher, line: bytes, runs: list[Run], taken: list[bytes]
+        self, publisher: ChannelPublisher, line: bytes, runs: list[Run], units: list[Sequence[bytes]]
     ) -> None:
-        taken.append(line)
+        units.append([line])
         words = line.split(b" ")
         source = self._source(publisher, words)
         token = _token(words[4]) if len(words) == 5 else None
@@ -363,7 +479,7 @@ class ServedChannel:
             return
         self._batch(publisher, source)  # a batch that was cut off is never completed
         data = message(self.name, line)
-        runs.append(Run(data, self._clock.seconds(), source, token, is_position=True))
+        runs.append(Run(data, self._clock.seconds(), publisher, source, token, is_position=True))
 
     @staticmethod
     def _batch(publisher: ChannelPublisher, source: Source) -> list[bytes]:
@@ -378,16 +494,25 @@ class ServedChannel:
         source = run.source
         if source is None:
             return True
-        before = self._passed.get(source, run.token if run.is_position else None)
-        if before is None:
+        if run.is_refused:
+            self._forget(source, run.publisher)
+            self._query.unanswered.add(source)
+            self._query.start()
+            return False
+        passed = self._passed.get(source)
+        if run.is_position:
+            if passed is None:
+                passed = self._passed[source] = Passed(run.publisher, run.token)
+            passed.publisher = run.publisher
+        elif passed is None or passed.publisher is not run.publisher:
             self.held_back += 1
             if source not in self._query.unanswered:
                 self._query.unanswered.add(source)
                 self._query.start()
             self.ask()
             return False
-        run.before = before
-        self._passed[source] = run.token if self._is_in_memory(source) else max(before, run.token)
+        run.before = passed.token
+        passed.token = run.token if self._is_in_memory(source) else max(passed.token, run.token)
         if run.is_position:
             self._query.unanswered.discard(source)
         return True
@@ -407,12 +532,24 @@ class ServedChannel:
             self._gather_timer.start(GATHER_SECONDS)
         joined = b"".join([run.data for run in runs]) if len(runs) > 1 else runs[0].data
         for subscriber in list(self.subscribers):
-            if subscriber.is_demoted:
+            if subscriber in self._links:
+                self._send_over(subscriber, runs)
+            elif subscriber.is_demoted:
                 self._miss(subscriber, runs)
             elif not subscriber.lacks:
                 self._send(subscriber, joined)
             else:
                 self._send_after_positions(subscriber, runs)
+
+    def _send_over(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
+        """Send what another daemon may be sent: not what it has published itself."""
+        others = [run for run in runs if run.publisher.link is not subscriber.link]
+        if subscriber.is_demoted:
+            self._miss(subscriber, others)
+        elif subscriber.lacks:
+            self._send_after_positions(subscriber, others)
+        elif others:
+            self._send(subscriber, b"".join([run.data for run in others]))
 
     def _send_after_positions(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
         """Send what a subscriber may be sent that is still to be told some positions."""
@@ -439,7 +576,7 @@ class ServedChannel:
         self.demotions += 1
         self._metrics.readers_demoted.inc()
         # What waited is dropped: anything may have been in it.
-        subscriber.lacks = dict.fromkeys(self._passed)
+        subscriber.lacks = self._all_passed(subscriber)
         return False
 
     def _miss(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
@@ -448,6 +585,18 @@ class ServedChannel:
                 self.dropped += 1
             else:
                 subscriber.lacks[run.source] = None
+
+
+def foreign_writer(line: bytes, names: frozenset[str] | None) -> str | None:
+    """Return the writer of a row or position, if it is none of these names (None: any); else None."""
+    if names is None or not line.startswith((b"RDATA ", b"POSITION ")):
+        return None
+    writer = b"".join(line.split(b" ", 3)[2:3]).decode("utf-8", "replace")
+    return None if writer in names else writer
+
+
+def ignore(lines: Sequence[bytes]) -> None:
+    """Take no lines: there is no log that wants them."""
 
 
 def _token(word: bytes) -> int | None:

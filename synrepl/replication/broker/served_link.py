@@ -11,8 +11,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.peer import BrokerPeer
-from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel, Source
-from synrepl.streams.table import StreamTable
+from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel, ignore
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import Close, Deliver, Session, Warn
@@ -26,12 +25,15 @@ little more than one row."""
 
 REJOIN_SECONDS: Final = 1.0
 
+HOLD_SECONDS: Final = 5.0
+"""How long publishers wait for a log that does not take their lines. Then it gets none for a while, and asks
+its sources for what it lacks."""
+
 
 class ServedLink:
     """Gives the lines of a `ServedChannel` to the peer of this process, and publishes what that sends.
 
     `is_full` tells whether publishers should wait; `on_room` is called once they need not any more.
-    `is_durable` is that of the channel.
     """
 
     _logger = Logger()
@@ -40,38 +42,32 @@ class ServedLink:
         self,
         clock: IClock,
         member: BrokerPeer,
+        channel: ServedChannel,
         *,
-        server_name: str,
         instance: str,
-        table: StreamTable,
         metrics: Metrics,
         on_room: Callable[[], object],
-        is_durable: Callable[[Source, int], bool] | None = None,
     ) -> None:
-        self.channel = ServedChannel(
-            clock,
-            server_name,
-            is_ephemeral=lambda stream: stream in table and table[stream].ephemeral,
-            metrics=metrics,
-            ingest=self._take,
-            is_durable=is_durable,
-        )
         self.messages_refused = 0
+        self.interruptions = 0
+        """How often the log did not take what was published: it has asked for that since."""
         self.unread_bytes = 0
         self._clock = clock
         self._member = member
         self._on_room = on_room
         self._metrics = metrics
-        self._server_name = server_name
+        self._channel = channel
         self._session = Session(BROKER, NEWEST, name=instance, seconds=clock.seconds)
         self._own = ChannelPublisher()
         self._unread: list[bytes] = []
         self._is_up = False
         self._is_reading = True
+        self._is_stuck = False
         self._is_delivering = False
         self._limited_logger = LimitedLogger(self._logger, clock)
         self._timer = Timer(clock, self.start)
         self._gather_timer = Timer(clock, self._deliver)
+        self._hold_timer = Timer(clock, self._give_up)
 
     @property
     def is_full(self) -> bool:
@@ -80,30 +76,35 @@ class ServedLink:
 
     def start(self) -> None:
         """Join the channel."""
-        self._is_up = True
+        self._channel.ingest = self._take
+        self._is_up = self._is_reading = True
         self._member.subscriber_up()
         self._member.publisher_up()
 
     def stop(self) -> None:
         """Leave the channel."""
         self._is_up = False
+        self._channel.ingest = ignore
+        self._channel.publisher_lost(self._own)
         self._timer.stop()
         self._gather_timer.stop()
+        self._hold_timer.stop()
         self._limited_logger.stop()
-        self.channel.stop()
+        self._drop_unread()
 
     # -- the peer's connection -----------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         """Publish encoded lines, each ended by a newline."""
         if self._is_up and data:
-            self.channel.publish(self._own, data[:-1].split(b"\n"))
+            self._channel.publish(self._own, data[:-1].split(b"\n"))
 
     def send(self, command: Command) -> None:
         """Publish a command on its channel. Raises `LocalProtocolError` as `Session.encode` does."""
         line = self._session.encode([command])
         if command.CHANNEL:
-            self.channel.publish_beside(f"{self._server_name}/{command.CHANNEL}".encode(), line[:-1])
+            name = self._channel.name + b"/" + command.CHANNEL.encode()
+            self._channel.publish_beside(self._own, name, line[:-1])
         else:
             self.write(line)
 
@@ -134,10 +135,27 @@ class ServedLink:
     # -- lines of the channel ------------------------------------------------------------------------------
 
     def _take(self, lines: Sequence[bytes]) -> None:
+        if not self._is_up:
+            return
         self._unread += lines
         self.unread_bytes += sum(map(len, lines))
         if not self._gather_timer.is_active:
             self._deliver()
+        if self.is_full:
+            self._hold_timer.start(0 if self._is_stuck else HOLD_SECONDS)
+
+    def _give_up(self) -> None:
+        """Let publishers go on, though the log does not take what they publish."""
+        if self.is_full:
+            self._is_stuck = True
+            self.interruptions += 1
+            self._drop_unread()
+            self.fail("the log does not take what is published")
+
+    def _drop_unread(self) -> None:
+        was_full, self._unread, self.unread_bytes = self.is_full, [], 0
+        if was_full:
+            self._on_room()
 
     def _deliver(self) -> None:
         """Give the peer what waits. What it publishes meanwhile comes after that."""
@@ -148,12 +166,15 @@ class ServedLink:
             while self._unread and self._is_reading:
                 lines, self._unread, self.unread_bytes = self._unread, [], 0
                 self._gather_timer.start(GATHER_SECONDS)
+                self._is_stuck = False
                 if self._is_up:
                     self._receive(lines)
         finally:
             self._is_delivering = False
-        if was_full and not self.is_full:
-            self._on_room()
+        if not self.is_full:
+            self._hold_timer.stop()
+            if was_full:
+                self._on_room()
 
     def _receive(self, lines: Sequence[bytes]) -> None:
         for action in self._session.receive(lines):

@@ -14,12 +14,13 @@ import msgspec
 from synrepl.ports.access import Access
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.proofs import IProofs
+from synrepl.ports.rights import command_operation, refusal
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.storage.log import Log
 from synrepl.wire.codec import codec_of
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.native import OWN_CAPABILITIES, Hello, Join, Joining, Welcome
+from synrepl.wire.native import CHANNEL, OWN_CAPABILITIES, Channel, Hello, Join, Joining, Publish, Welcome
 
 REPLICA_SIDE: Final = "synrepl replica"
 PRIMARY_SIDE: Final = "synrepl primary"
@@ -147,7 +148,14 @@ def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> We
         filter=registry.publisher.holdings.filter.narrowed(access.streams),
         address=str(registry.roles.address()),
         primary=str(registry.roles.primary),
-        capabilities=OWN_CAPABILITIES,
+        capabilities=(*OWN_CAPABILITIES, CHANNEL) if _passes_channel(registry, access) else OWN_CAPABILITIES,
         tables=tuple(sorted(name for name in log.table_streams if access.sees(name))),
         path=() if registry.roles.replica is None else registry.roles.replica.path,
     )
+
+
+def _passes_channel(registry: ReplicaRegistry, access: Access) -> bool:
+    """Whether the replica may join the channel of this daemon."""
+    if registry.channel is None:
+        return False
+    return not any(refusal(access, command_operation(one)) for one in (Channel, Publish))

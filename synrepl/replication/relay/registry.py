@@ -19,6 +19,7 @@ from synrepl.ports.time import ExpiryClock
 from synrepl.replication.acknowledgements import Acknowledgements
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
+from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.issued_keys import IssuedKeys, keys_block
 from synrepl.replication.promises import PromisedReplica, PromiseKeeper
@@ -73,6 +74,8 @@ class ReplicaRegistry:
 
     def __post_init__(self) -> None:
         self.connected: list[IRelay] = []
+        self.channel: ServedChannel | None = None
+        """The channel that is passed to replicas; None without a RESP port."""
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
         self._asked_beyond: dict[str, tuple[int, float]] = {}

@@ -8,8 +8,10 @@ from twisted.internet.defer import CancelledError
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
-from synrepl.ports.rights import is_told
+from synrepl.ports.rights import command_operation, is_told, refusal
 from synrepl.ports.time import Timer
+from synrepl.replication.broker.channel_downlink import ChannelDownlink
+from synrepl.replication.broker.served_channel import foreign_writer
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.issued_keys import keys_block
 from synrepl.replication.log_waiters import Interest
@@ -23,6 +25,7 @@ from synrepl.replication.relay.snapshot_codec import snapshot_block
 from synrepl.replication.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.replication.sender import Sender
 from synrepl.wire import native
+from synrepl.wire.blocks import encode_block
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL
 from synrepl.wire.grammar import Command
@@ -77,6 +80,8 @@ class Relay:
         """The acknowledgement of forwarded commands, sent once all received commands are processed."""
         self._is_sending_digests = False
         self._has_paused_reading = False
+        self._downlink: ChannelDownlink | None = None
+        """What the replica's served channel is here, once it has asked for this one."""
 
     @property
     def state(self) -> RelayState:
@@ -169,6 +174,10 @@ class Relay:
                 self._on_ack(command)
             case native.Up():
                 self._on_forwarded(command)
+            case native.Channel() | native.Publish() | native.PublishTo() | native.PublisherLost():
+                self._must_accept(command)
+                self._machine.move(type(command))
+                self._on_channel(command)
             case native.Digests():
                 self._must_accept(command)
                 self._machine.move(native.Digests)
@@ -189,11 +198,15 @@ class Relay:
         self._is_paused = True
         if self._sender is not None:
             self._sender.pause()
+        if self._downlink is not None:
+            self._downlink.pause()
 
     def resume(self) -> None:
         """Send again: the transport's buffer has room."""
         self._is_paused = False
         self._resume_processing()
+        if self._downlink is not None:
+            self._downlink.resume()
         if self._sender is not None:
             self._sender.resume()
 
@@ -205,6 +218,9 @@ class Relay:
             self.why = why
         self._machine.move(RelayEvent.LOST, None if self.state is RelayState.REFUSED else RelayState.GONE)
         self._heartbeat_timer.stop()
+        if self._downlink is not None:
+            self._downlink.stop()
+            self._downlink = None
         if self._work is not None:
             self._work.cancel()
 
@@ -390,6 +406,30 @@ class Relay:
             access=self._authenticator.access,
         )
         self._forward_ack = native.Taken(origin=command.origin, number=number, since=since)
+
+    def _on_channel(
+        self, command: native.Channel | native.Publish | native.PublishTo | native.PublisherLost
+    ) -> None:
+        access, channel = self._authenticator.access, self._registry.channel
+        if why := refusal(access, command_operation(type(command))):
+            raise RemoteProtocolError(why)
+        if isinstance(command, native.Channel):
+            if channel is None or self._downlink is not None:
+                raise RemoteProtocolError("this daemon passes no channel, or does so already")
+            self._downlink = ChannelDownlink(
+                channel,
+                lambda data: self.connection.write(encode_block("channel", data.count(b"\n"), data)),
+                name=self.name,
+                is_allowed=lambda line: foreign_writer(line, access.instances) is None,
+                logger=self._logger,
+            )
+            self._downlink.start(is_full=self._is_paused)
+        elif self._downlink is None:
+            raise RemoteProtocolError(f"{command.NAME} is valid only after CHANNEL")
+        elif isinstance(command, native.PublisherLost):
+            self._downlink.publisher_lost(command)
+        else:
+            self._downlink.published(command)
 
     # -- sending -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,19 @@ from collections.abc import Hashable, Mapping
 from typing import Final
 
 from synrepl.replication.machine import NamedState, Transitions
-from synrepl.wire.native import Ack, Auth, Digests, Hello, Join, Subscribe, Up
+from synrepl.wire.native import (
+    Ack,
+    Auth,
+    Channel,
+    Digests,
+    Hello,
+    Join,
+    Publish,
+    PublisherLost,
+    PublishTo,
+    Subscribe,
+    Up,
+)
 
 
 class RelayState(NamedState):
@@ -58,6 +70,8 @@ _IDLE: Final[_Events] = {
 }
 """The replica asks, and nothing is sent: DIGESTS come only here, as they share the answers' order."""
 
+OF_THE_CHANNEL: Final = (Channel, Publish, PublishTo, PublisherLost)
+
 TRANSITIONS: Final[Transitions[RelayState]] = {
     RelayState.GREETING: {Hello: frozenset({RelayState.AUTHENTICATING}), **_REFUSE, **_LOST},
     RelayState.AUTHENTICATING: {Auth: frozenset({RelayState.READY}), **_REFUSE, **_LOST},
@@ -93,6 +107,7 @@ TRANSITIONS: Final[Transitions[RelayState]] = {
     RelayState.CATCHING_UP: {
         Up: frozenset({RelayState.CATCHING_UP}),
         Ack: frozenset({RelayState.CATCHING_UP}),
+        **dict.fromkeys(OF_THE_CHANNEL, frozenset({RelayState.CATCHING_UP})),
         RelayEvent.AT_HEAD: frozenset({RelayState.LIVE}),
         **_REFUSE,
         **_LOST,
@@ -100,6 +115,7 @@ TRANSITIONS: Final[Transitions[RelayState]] = {
     RelayState.LIVE: {
         Up: frozenset({RelayState.LIVE}),
         Ack: frozenset({RelayState.LIVE}),
+        **dict.fromkeys(OF_THE_CHANNEL, frozenset({RelayState.LIVE})),
         RelayEvent.AT_HEAD: frozenset({RelayState.LIVE}),
         **_REFUSE,
         **_LOST,

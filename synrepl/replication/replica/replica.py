@@ -17,6 +17,7 @@ from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
+from synrepl.replication.broker.channel_uplink import ChannelUplink
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
 from synrepl.replication.machine import Machine
@@ -90,7 +91,8 @@ class Replica:
     Facts that only this copy has are first given to `keep_leftovers`, if that is set. `ephemeral` names the
     ephemeral streams. `on_primary_moved` is called with the primary's address in a refusal, `on_command` with
     each command for all processes. `is_own_replica` tells whether the daemon with a uuid follows this one.
-    `take_keys` is called with all issued keys of the upstream.
+    `take_keys` is called with all issued keys of the upstream. `channel` returns the uplink of the channel
+    that this daemon serves; None without one.
     """
 
     _logger = Logger()
@@ -105,6 +107,7 @@ class Replica:
     on_primary_moved: Callable[[str], None] = lambda where: None
     on_change: Callable[[], None] = lambda: None
     commands: CommandForwarder | None = None
+    channel: Callable[[], ChannelUplink | None] = lambda: None
     on_command: Callable[[Command], None] = lambda command: None
     is_own_replica: Callable[[str], bool] = lambda uuid: False
     take_keys: Callable[[Sequence[IssuedKey]], Coroutine[Any, Any, None]] | None = None
@@ -181,6 +184,8 @@ class Replica:
                 finally:
                     if self.commands is not None:
                         self.commands.disconnected()
+                    if (channel := self.channel()) is not None:
+                        channel.disconnected()
                     self._conversation = None
                     conversation.close()
             except RefusedByUpstream as error:
@@ -327,6 +332,7 @@ class Replica:
                         self._move(ReplicaEvent.SUBSCRIBED, ReplicaState.CATCHING_UP)
                         if self.commands is not None and native.COMMANDS in conversation.welcome.capabilities:
                             self.commands.connected(conversation)
+                        self._join_channel(conversation)
                     case _:
                         why = f"the upstream sent an unexpected {type(event).__name__} after SUBSCRIBED"
                         raise RemoteProtocolError(why)
@@ -337,6 +343,11 @@ class Replica:
                 self._move(ReplicaEvent.CAUGHT_UP, ReplicaState.LIVE)
             heartbeat = self.freshness.heartbeat
             conversation.acknowledge(log.position, heartbeat.at_ms if heartbeat is not None else 0)
+
+    def _join_channel(self, conversation: IConversation) -> None:
+        channel = self.channel()
+        if channel is not None and native.CHANNEL in conversation.welcome.capabilities:
+            channel.connected(conversation)
 
     async def _save_peers(self, addresses: Sequence[str]) -> None:
         known = [address for address in addresses[:MAX_REMEMBERED] if is_address(address)]

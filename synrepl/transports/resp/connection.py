@@ -15,7 +15,12 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.rights import Operation, refusal
 from synrepl.ports.time import Timer
-from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
+from synrepl.replication.broker.served_channel import (
+    ChannelPublisher,
+    ChannelSubscriber,
+    ServedChannel,
+    foreign_writer,
+)
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
 from synrepl.transports.resp.cache import DEFAULT_MS, MAX_VALUE, ExpiringCache
@@ -378,21 +383,21 @@ class RespConnection(Protocol):
         channel, (name, line) = self._server.channel, words
         assert channel is not None
         self._check_channel(name)
+        # On sub-channels too: Synapse takes a line wherever it comes from.
+        self._check_instance(line)
         if name == channel.name:
-            self._check_instance(line)
+            if channel.refuses(self.publisher, line):
+                raise _Refused("MISCONF earlier rows are not on disk yet, and resp_ack is durable-only")
             self._lines.append(line)
         else:
-            channel.publish_beside(name, line)
+            channel.publish_beside(self.publisher, name, line)
         return resp.integer(channel.count(name))
 
     def _check_instance(self, line: bytes) -> None:
         """Refuse rows and positions under a name that the client's key does not have."""
         assert self.access is not None
-        names = self.access.instances
-        if names is None or not line.startswith((b"RDATA ", b"POSITION ")):
-            return
-        writer = b"".join(line.split(b" ", 3)[2:3]).decode("utf-8", "replace")
-        if writer not in names:
+        writer = foreign_writer(line, self.access.instances)
+        if writer is not None:
             self._server.refused += 1
             shown = printable(writer, limit=100)
             self._server.complain(f"{self.peer}, with the key {self.access.name}, publishes as {shown}")

@@ -1,4 +1,4 @@
-"""The RESP port of a daemon: connections, a cache, and the channel that it serves while it is primary."""
+"""The RESP port of a daemon: its connections, its cache, and the channel that it serves."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,20 +11,33 @@ from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.problems import Problem
+from synrepl.replication.broker.channel_uplink import ChannelUplink
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.transports.resp.cache import ExpiringCache
 from synrepl.transports.resp.connection import RespConnection
 
-NOT_PRIMARY: Final = "this daemon is not primary, and serves no channel: connect to the primary"
+ALONE_SECONDS: Final = 5.0
+"""How long a replica's port may be without the channel of an upstream before that is a problem."""
+
+ALONE: Final = (
+    "what is published at the RESP port reaches no log and no other daemon: the upstream is away, has no"
+    " RESP port, or gives this replica no right to write"
+)
 
 
 class RespServer:
-    """Serves a channel to Redis clients, from `serve` to `close`; else clients are refused (LOADING)."""
+    """Serves `channel` to Redis clients while it is set; else they are refused (LOADING).
+
+    `is_full` tells whether publishers should wait until `release`.
+    """
 
     _logger = Logger()
 
     def __init__(self, clock: IClock, *, keys: Keyring, metrics: Metrics) -> None:
         self.channel: ServedChannel | None = None
+        self.uplink: ChannelUplink | None = None
+        """The way to the channel of the upstream, if this daemon is a replica."""
         self.cache = ExpiringCache(clock)
         self.clock = clock
         self.connections: dict[RespConnection, None] = {}
@@ -33,14 +46,12 @@ class RespServer:
         self.metrics = metrics
         self.refused = 0
         """Rows and positions that were published under a name which the client's key does not have."""
-        self.why_closed = NOT_PRIMARY
+        self.why_closed = "this daemon is starting"
+        self._since = clock.seconds()
+        self._was_alone = False
         self._limited_logger = LimitedLogger(self._logger, clock)
 
-    def serve(self, channel: ServedChannel, is_full: Callable[[], bool]) -> None:
-        """Serve this channel. `is_full` tells whether publishers should wait until `release`."""
-        self.channel, self.is_full = channel, is_full
-
-    def close(self, why: str = NOT_PRIMARY) -> None:
+    def close(self, why: str) -> None:
         """Serve no channel, and close all connections: clients reconnect, here or to another daemon."""
         self.why_closed = why
         for connection in list(self.connections):
@@ -75,6 +86,36 @@ class RespServer:
         self.close("this daemon is shutting down")
         self._limited_logger.stop()
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is the port of a replica that cannot reach the channel of its upstream."""
+        return self.uplink is not None and not self.uplink.is_connected
+
+    def problems(self) -> list[Problem]:
+        """The problem of a port that reaches no log."""
+        now = self.clock.seconds()
+        if self.is_alone is not self._was_alone:
+            self._was_alone, self._since = self.is_alone, now
+        is_problem = self.is_alone and now - self._since >= ALONE_SECONDS
+        return [Problem(ALONE, self._since)] if is_problem else []
+
+    def status(self) -> dict[str, Any]:
+        """The port's part of the status, on a daemon of any role."""
+        uplink, channel = self.uplink, self.channel
+        is_connected = channel is not None and not self.is_alone
+        return {
+            "connected": is_connected,
+            "why": self.why_closed if channel is None else "" if is_connected else ALONE,
+            **self.info(),
+            "upstream": None
+            if uplink is None
+            else {
+                "overflows": uplink.overflows,
+                "expired": uplink.expired,
+                "too_long": uplink.too_long,
+            },
+        }
+
     def info(self) -> dict[str, Any]:
         """What INFO answers, and the status."""
         channel, cache = self.channel, self.cache
@@ -86,6 +127,8 @@ class RespServer:
             "held_back": 0 if channel is None else channel.held_back,
             "dropped": 0 if channel is None else channel.dropped,
             "demotions": 0 if channel is None else channel.demotions,
+            "overdue": 0 if channel is None else channel.overdue,
+            "not_durable": 0 if channel is None else channel.refused,
             "refused": self.refused,
             "cache_keys": len(cache),
             "cache_bytes": cache.size,

@@ -4,17 +4,33 @@ from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogSnapshot
+from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
 from synrepl.replication import feed as feed_module
+from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.relay import Relay, attach
 from synrepl.replication.relay.snapshot_codec import snapshot_block
 from synrepl.replication.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import Ack, Auth, Digests, Hello, Join, Subscribe, Up, refusal
+from synrepl.wire.native import (
+    Ack,
+    Auth,
+    Channel,
+    Digests,
+    Hello,
+    Join,
+    Publish,
+    PublisherLost,
+    PublishTo,
+    Subscribe,
+    Up,
+    refusal,
+)
 from synrepl.wire.position import LogPosition
 from tests.replication.clusters import FakeCluster
 from tests.replication.machine_steps import allowed_steps, taken_steps
@@ -27,7 +43,12 @@ COMMANDS: list[Command] = [
     Digests(serials=[1]),
     Up(origin="o", number=1, line="USER_IP"),
     Ack(epoch=1, serial=0, at_ms=0),
+    Channel(),
+    Publish(publisher=1, line="REMOTE_SERVER_UP x"),
+    PublishTo(publisher=1, channel="USER_IP", line="USER_IP"),
+    PublisherLost(1),
 ]
+OF_A_CHANNEL = (Publish, PublishTo, PublisherLost)
 
 
 def test_the_commands_are_those_of_the_table() -> None:
@@ -69,6 +90,12 @@ class Replica:
         self.cluster = FakeCluster()
         self.node = self.cluster.node("a")
         self.cluster.wrote(self.node, 40)
+        self.node.relays.channel = ServedChannel(
+            self.cluster.clock,
+            "hs",
+            is_ephemeral=lambda stream: False,
+            metrics=Metrics(CollectorRegistry()),
+        )
         self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
         monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
@@ -150,6 +177,8 @@ def test_the_table_has_no_step_that_cannot_be_taken(monkeypatch: pytest.MonkeyPa
                 if type(command) in TRANSITIONS[state]:
                     replica = Replica(patch)
                     replica.bring(state)
+                    if isinstance(command, OF_A_CHANNEL):
+                        replica.relay.received([Channel()])
                     replica.relay.received([command])
             lost = Replica(patch)
             lost.bring(state)

@@ -1,0 +1,93 @@
+"""What a replica's served channel is for its upstream: a subscriber, and the publishers at that replica."""
+
+from collections.abc import Callable
+
+from twisted.logger import Logger
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
+from synrepl.wire.native import ALL_PUBLISHERS, Publish, PublisherLost, PublishTo
+
+
+class ChannelDownlink:
+    """Passes a channel to a replica, and what is published there to the channel, until `stop`.
+
+    `write` sends encoded messages. Rows and positions of names for which `is_allowed` is False are refused.
+    """
+
+    _logger = Logger()
+
+    def __init__(
+        self,
+        channel: ServedChannel,
+        write: Callable[[bytes], object],
+        *,
+        name: str,
+        is_allowed: Callable[[bytes], bool],
+        logger: LimitedLogger,
+    ) -> None:
+        self.refused = 0
+        self._channel = channel
+        self._name = name
+        self._is_allowed = is_allowed
+        self._limited = logger
+        self._subscriber = ChannelSubscriber(write, link=self)
+        self._publishers: dict[int, ChannelPublisher] = {}
+
+    def start(self, *, is_full: bool) -> None:
+        """Pass the channel from here on, first the positions. All writers are asked for theirs."""
+        if is_full:
+            self._subscriber.pause()
+        self._channel.subscribe(self._subscriber, self._channel.name)
+        self._channel.ask()
+
+    def stop(self) -> None:
+        """The connection has ended, and with it all publishers."""
+        self._channel.unsubscribe(self._subscriber, self._channel.name)
+        self._lose_all()
+
+    def pause(self) -> None:
+        """The transport's buffer is full."""
+        self._subscriber.pause()
+
+    def resume(self) -> None:
+        """The transport's buffer has room."""
+        self._channel.resumed(self._subscriber)
+
+    def published(self, command: Publish | PublishTo) -> None:
+        """A client of the replica, or of one further down, has published a line."""
+        publisher = self._publishers.get(command.publisher)
+        if publisher is None:
+            publisher = self._publishers[command.publisher] = ChannelPublisher(link=self)
+        channel, line = self._channel, command.line.encode()
+        try:
+            if not self._is_allowed(line):
+                self.refused += 1
+                raise RemoteProtocolError("its key may not publish under the name of that writer")
+            if isinstance(command, PublishTo):
+                channel.publish_beside(publisher, channel.name + b"/" + command.channel.encode(), line)
+            else:
+                channel.publish(publisher, [line])
+        except RemoteProtocolError as error:
+            # Not the replica's fault but its client's: keep the replica connected.
+            self._lose(command.publisher)
+            self._limited.warn(
+                "refused a line of the channel from {replica}: {why}", replica=self._name, why=error.why
+            )
+
+    def publisher_lost(self, command: PublisherLost) -> None:
+        """A client of the replica is gone, perhaps with its last lines; or all are."""
+        if command.publisher == ALL_PUBLISHERS:
+            self._lose_all()
+        else:
+            self._lose(command.publisher)
+
+    def _lose(self, number: int) -> None:
+        publisher = self._publishers.pop(number, None)
+        if publisher is not None:
+            self._channel.publisher_lost(publisher)
+
+    def _lose_all(self) -> None:
+        for number in list(self._publishers):
+            self._lose(number)

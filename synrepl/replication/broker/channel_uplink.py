@@ -1,0 +1,233 @@
+"""A replica's way from its served channel to that of its upstream, and back.
+
+What clients publish at this daemon goes up line by line, each with the number of its publisher, so that the
+upstream can hold to the rules of `served_channel` as if they published there. Nothing is acknowledged: after
+an interruption the upstream believes none of these publishers before they have said their positions again,
+and it asks for them. So rows and positions need not wait for an upstream that is away. Other commands do,
+for a while.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel
+from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
+from synrepl.wire.resp import RequestParser
+
+MAX_WAITING: Final = 8 * 1024 * 1024
+"""The bytes that wait for an upstream that does not read. Beyond it all of them are dropped."""
+
+MAX_AGE_SECONDS: Final = 30.0
+"""Commands that have waited longer than this are not passed on: users have stopped syncing, locks have run
+out."""
+
+OF_STREAMS: Final = (b"RDATA ", b"POSITION ", b"REPLICATE")
+
+Sent = Channel | Publish | PublishTo | PublisherLost
+
+
+class IChannelConversation(Protocol):
+    """What an uplink needs of the conversation with the upstream (`NativeConversation`)."""
+
+    on_channel: Callable[[bytes], None]
+    """Called with messages of the upstream's channel, encoded as for a subscriber."""
+    on_room: Callable[[], None]
+    """Called when there is room again in the transport's buffer."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the transport's buffer is full."""
+
+    def encode(self, commands: Sequence[Sent]) -> bytes | None:
+        """Encode these commands; None if one of them is no line of the native protocol."""
+
+    def write(self, data: bytes) -> None:
+        """Send encoded commands. Does nothing if already closed."""
+
+
+class Waiting(NamedTuple):
+    """Lines that belong together, on their way to the upstream. `channel` is a sub-channel, or empty."""
+
+    since: float
+    publisher: ChannelPublisher
+    channel: str
+    lines: Sequence[bytes]
+
+    @property
+    def is_of_stream(self) -> bool:
+        """Whether these are rows, a position or the question for positions."""
+        return not self.channel and self.lines[0].startswith(OF_STREAMS)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return sum(map(len, self.lines))
+
+
+class ChannelUplink:
+    """Passes on to the upstream what is published here, and here what the upstream passes.
+
+    `connected` and `disconnected` say when there is an upstream that serves the channel.
+    """
+
+    def __init__(self, channel: ServedChannel, clock: IClock, metrics: Metrics) -> None:
+        self.overflows = 0
+        """How often all that waited was dropped."""
+        self.expired = 0
+        """Commands that were not passed on, since they had waited too long."""
+        self.too_long = 0
+        """What was not passed on, since the native protocol has no lines of its length."""
+        self._channel = channel
+        self._clock = clock
+        self._metrics = metrics
+        self._conversation: IChannelConversation | None = None
+        self._upstream = ChannelPublisher(link=self)
+        self._numbers: dict[ChannelPublisher, int] = {}
+        self._last_number = ALL_PUBLISHERS
+        self._waiting: list[Waiting] = []
+        self._waiting_bytes = 0
+        channel.uplink = self
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is an upstream that serves the channel."""
+        return self._conversation is not None
+
+    # -- called by the channel -----------------------------------------------------------------------------
+
+    def published(self, publisher: ChannelPublisher, units: Sequence[Sequence[bytes]]) -> None:
+        """Pass on lines of the channel itself: the lines of a unit belong together."""
+        now = self._clock.seconds()
+        self._pass([Waiting(now, publisher, "", lines) for lines in units])
+
+    def published_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
+        """Pass on a line of a sub-channel."""
+        name = channel.removeprefix(self._channel.name + b"/").decode("utf-8", "surrogateescape")
+        self._pass([Waiting(self._clock.seconds(), publisher, name, [line])])
+
+    def publisher_lost(self, publisher: ChannelPublisher) -> None:
+        """Say that this publisher is gone, perhaps with its last lines."""
+        number = self._numbers.pop(publisher, None)
+        if number is None or self._conversation is None:
+            return
+        # Rows of it that wait would be believed by nobody.
+        self._drop(lambda one: one.publisher is publisher and one.is_of_stream)
+        self._send(PublisherLost(number))
+
+    # -- called by the replica -----------------------------------------------------------------------------
+
+    def connected(self, conversation: IChannelConversation) -> None:
+        """Join the channel of this upstream."""
+        self._conversation = conversation
+        conversation.on_channel = self._received
+        conversation.on_room = self._flush
+        self._send(Channel())
+        self._flush()
+
+    def disconnected(self) -> None:
+        """There is no upstream any more: what it has passed last may be lost."""
+        if self._conversation is None:
+            return
+        self._conversation = None
+        self._numbers.clear()
+        self._drop(lambda one: one.is_of_stream)
+        upstream, self._upstream = self._upstream, ChannelPublisher(link=self)
+        self._channel.publisher_lost(upstream)
+
+    def stop(self) -> None:
+        """Pass on nothing more: this daemon is no replica any longer."""
+        self.disconnected()
+        self._channel.uplink = None
+
+    # -- up ------------------------------------------------------------------------------------------------
+
+    def _pass(self, units: Sequence[Waiting]) -> None:
+        if self._conversation is None:
+            units = [one for one in units if not one.is_of_stream]
+        self._waiting += units
+        self._waiting_bytes += sum(one.size for one in units)
+        if self._conversation is not None and not self._conversation.is_full:
+            self._flush()
+        elif self._waiting_bytes > MAX_WAITING:
+            self.overflows += 1
+            self._drop(lambda one: True)
+            self._numbers.clear()
+            self._send(PublisherLost(ALL_PUBLISHERS))
+
+    def _flush(self) -> None:
+        """Send what waits."""
+        conversation = self._conversation
+        if conversation is None or not self._waiting:
+            return
+        oldest = self._clock.seconds() - MAX_AGE_SECONDS
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        sent: list[bytes] = []
+        for one in waiting:
+            if one.since < oldest and not one.is_of_stream:
+                self.expired += 1
+                self._count_dropped(one)
+                continue
+            number = self._number(one.publisher)
+            data = conversation.encode([_command(number, one.channel, line) for line in one.lines])
+            if data is None:
+                self.too_long += 1
+                self._count_dropped(one)
+                # Its rows are believed again after its next position.
+                del self._numbers[one.publisher]
+                data = conversation.encode([PublisherLost(number)])
+                assert data is not None
+            sent.append(data)
+        conversation.write(b"".join(sent))
+
+    def _number(self, publisher: ChannelPublisher) -> int:
+        number = self._numbers.get(publisher)
+        if number is None:
+            self._last_number += 1
+            number = self._numbers[publisher] = self._last_number
+        return number
+
+    def _send(self, command: Sent) -> None:
+        """Send this before all that waits."""
+        conversation = self._conversation
+        if conversation is not None and (data := conversation.encode([command])) is not None:
+            conversation.write(data)
+
+    def _drop(self, is_dropped: Callable[[Waiting], bool]) -> None:
+        for one in self._waiting:
+            if is_dropped(one):
+                self._count_dropped(one)
+        self._waiting = [one for one in self._waiting if not is_dropped(one)]
+        self._waiting_bytes = sum(one.size for one in self._waiting)
+
+    def _count_dropped(self, one: Waiting) -> None:
+        if not one.is_of_stream:
+            # Not by its own name, which a client chooses.
+            self._metrics.commands_dropped.labels(Publish.NAME).inc()
+
+    # -- down ----------------------------------------------------------------------------------------------
+
+    def _received(self, data: bytes) -> None:
+        """Pass on messages of the upstream's channel. Raises `RemoteProtocolError` if they are none."""
+        parser = RequestParser()
+        parser.is_trusted = True
+        lines: list[bytes] = []
+        for words in parser.read(data):
+            if len(words) != 3:
+                raise RemoteProtocolError("the upstream sent something that is no message of a channel")
+            _, channel, line = words
+            if channel == self._channel.name:
+                lines.append(line)
+            else:
+                self._channel.publish_beside(self._upstream, channel, line)
+        if lines:
+            self._channel.publish(self._upstream, lines)
+
+
+def _command(number: int, channel: str, line: bytes) -> Sent:
+    text = line.decode("utf-8", "surrogateescape")
+    if channel:
+        return PublishTo(publisher=number, channel=channel, line=text)
+    return Publish(publisher=number, line=text)

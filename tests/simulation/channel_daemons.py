@@ -1,0 +1,243 @@
+"""The daemons of the world `channel`: their RESP ports, their channels, and the connections between them."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synrepl.ports.access import Keyring
+from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker.channel_downlink import ChannelDownlink
+from synrepl.replication.broker.channel_uplink import ChannelUplink, Sent
+from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.testing.network import MemoryEndpoint
+from synrepl.transports.resp.server import RespFactory, RespServer
+from synrepl.wire import native
+from synrepl.wire.codec import codec_of
+from synrepl.wire.dialect import NATIVE
+from synrepl.wire.grammar import CLIENT, SERVER
+
+if TYPE_CHECKING:
+    from tests.simulation.channel import ChannelSimulation
+
+Source = tuple[str, str]
+
+RETRY_SECONDS: Final = 0.3
+TO_UPSTREAM: Final = codec_of(NATIVE, ours=CLIENT, theirs=SERVER)
+FROM_REPLICA: Final = codec_of(NATIVE, ours=SERVER, theirs=CLIENT)
+LONGEST_LINE: Final = 200
+"""Longer lines are none of the protocol between daemons."""
+
+
+class UpEnd(Protocol):
+    """A replica's end of a connection between daemons (`IChannelConversation`)."""
+
+    transport: Any
+
+    def __init__(self, daemon: "Daemon") -> None:
+        self.is_full = False
+        self.on_channel: Callable[[bytes], None] = lambda data: None
+        self.on_room: Callable[[], None] = lambda: None
+        self._daemon = daemon
+        self._received = b""
+
+    def connectionMade(self) -> None:
+        self.transport.registerProducer(self, True)
+        self._daemon.upstream_found(self)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._daemon.upstream_lost(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= 4:
+            size = int.from_bytes(self._received[:4])
+            if len(self._received) < 4 + size:
+                return
+            message, self._received = self._received[4 : 4 + size], self._received[4 + size :]
+            self.on_channel(message)
+
+    def encode(self, commands: Sequence[Sent]) -> bytes | None:
+        """As the real conversation does."""
+        lines = [TO_UPSTREAM.format(command) + b"\n" for command in commands]
+        return None if max(map(len, lines)) > LONGEST_LINE else b"".join(lines)
+
+    def write(self, data: bytes) -> None:
+        """Send encoded commands."""
+        self.transport.write(data)
+
+    def pauseProducing(self) -> None:
+        self.is_full = True
+
+    def resumeProducing(self) -> None:
+        self.is_full = False
+        self.on_room()
+
+    def stopProducing(self) -> None:
+        pass
+
+
+class DownEnd(Protocol):
+    """An upstream's end of a connection between daemons."""
+
+    transport: Any
+
+    def __init__(self, daemon: "Daemon") -> None:
+        self._daemon = daemon
+        self._received = b""
+        self._downlink: ChannelDownlink | None = None
+        self._is_full = False
+
+    def connectionMade(self) -> None:
+        self.transport.registerProducer(self, True)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._downlink is not None:
+            self._downlink.stop()
+            self._downlink = None
+
+    def dataReceived(self, data: bytes) -> None:
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            match FROM_REPLICA.parse(line):
+                case native.Channel():
+                    self._start()
+                case native.PublisherLost() as command:
+                    assert self._downlink is not None
+                    self._downlink.publisher_lost(command)
+                case native.Publish() | native.PublishTo() as command:
+                    assert self._downlink is not None
+                    self._downlink.published(command)
+
+    def _start(self) -> None:
+        channel = self._daemon.server.channel
+        if channel is None:
+            self.transport.abortConnection()
+            return
+        self._downlink = ChannelDownlink(
+            channel,
+            lambda message: self.transport.write(len(message).to_bytes(4) + message),
+            name="a replica",
+            is_allowed=lambda line: True,
+            logger=LimitedLogger(Logger(), self._daemon.run.clock),
+        )
+        self._downlink.start(is_full=self._is_full)
+
+    def pauseProducing(self) -> None:
+        self._is_full = True
+        if self._downlink is not None:
+            self._downlink.pause()
+
+    def resumeProducing(self) -> None:
+        self._is_full = False
+        if self._downlink is not None:
+            self._downlink.resume()
+
+    def stopProducing(self) -> None:
+        pass
+
+
+class Daemon:
+    """A daemon with a RESP port at the address `name`, and a port for its replicas at `name` and a mark."""
+
+    server: RespServer
+
+    def __init__(self, run: "ChannelSimulation", name: str) -> None:
+        self.name = name
+        self.run = run
+        self.is_running = False
+        self.demotions = self.held_back = self.overflows = 0
+        self._uplink: ChannelUplink | None = None
+        self._up: UpEnd | None = None
+
+    def start(self) -> None:
+        """Start in the role that it has by now."""
+        self.is_running = True
+        run = self.run
+        metrics = Metrics(CollectorRegistry())
+        self.server = RespServer(run.clock, keys=Keyring(), metrics=metrics)
+        self.server.channel = ServedChannel(
+            run.clock,
+            "hs",
+            is_ephemeral=lambda stream: stream == "typing",
+            metrics=metrics,
+            is_durable=run.is_stored if run.is_durable else None,
+            only_durable=run.only_durable,
+        )
+        self.take_role()
+        run.network.listen(self.name, RespFactory(self.server))
+        factory = Factory.forProtocol(lambda: DownEnd(self))
+        factory.noisy = False
+        run.network.listen(f"{self.name}!", factory)
+
+    def take_role(self) -> None:
+        """Take the lines of the channel into the log as primary, or follow the upstream."""
+        channel = self.server.channel
+        assert channel is not None
+        if self is self.run.primary:
+            if self._uplink is not None:
+                self._uplink.stop()
+                self._uplink = None
+                self._hang_up()
+            channel.ingest = self.run.ingest
+            channel.ask()
+        elif self._uplink is None:
+            self._uplink = ChannelUplink(channel, self.run.clock, Metrics(CollectorRegistry()))
+            self._connect()
+        else:
+            self._hang_up()
+
+    def stop(self) -> None:
+        """End at once."""
+        self.is_running = False
+        channel = self.server.channel
+        assert channel is not None
+        self.demotions += channel.demotions
+        self.held_back += channel.held_back
+        if self._uplink is not None:
+            self.overflows += self._uplink.overflows
+        self._uplink = self._up = None
+        network = self.run.network
+        for name in (self.name, f"{self.name}!", f"{self.name}?"):
+            network.stop_listening(name)
+            for link in network.links_of(name):
+                link.cut()
+        channel.stop()
+
+    # -- the upstream --------------------------------------------------------------------------------------
+
+    def upstream_found(self, end: UpEnd) -> None:
+        """The connection to the upstream is there."""
+        if self._uplink is None or not self.is_running or self._up is not None:
+            end.transport.abortConnection()
+            return
+        self._up = end
+        self._uplink.connected(end)
+
+    def upstream_lost(self, end: UpEnd) -> None:
+        """The connection to the upstream is lost: it is made again."""
+        if end is not self._up:
+            return
+        self._up = None
+        if self._uplink is not None:
+            self._uplink.disconnected()
+            self.run.clock.callLater(RETRY_SECONDS, self._connect)
+
+    def _hang_up(self) -> None:
+        if self._up is not None:
+            self._up.transport.abortConnection()
+
+    def _connect(self) -> None:
+        if not self.is_running or self._uplink is None or self._up is not None:
+            return
+        factory = Factory.forProtocol(lambda: UpEnd(self))
+        factory.noisy = False
+        endpoint = MemoryEndpoint(self.run.network, f"{self.name}?", f"{self.run.upstream_of(self).name}!")
+        endpoint.connect(factory).addErrback(self._not_connected)
+
+    def _not_connected(self, reason: Failure) -> None:
+        self.run.clock.callLater(RETRY_SECONDS, self._connect)
