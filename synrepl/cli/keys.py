@@ -23,7 +23,7 @@ def keys() -> None:
 
 @keys.command("list", cls=CliCommand)
 @daemon_options()
-@output_option('[{"name", "rights", "streams", "made", "revoked"}]', is_table=True)
+@output_option('[{"name", "rights", "streams", "instances", "made", "revoked"}]', is_table=True)
 def list_keys(daemon: DaemonTarget, output: Output) -> None:
     """List the issued keys, revoked ones too. Keys of the file of a daemon are not among them."""
     found = daemon.ask(KEYS.request())
@@ -32,13 +32,14 @@ def list_keys(daemon: DaemonTarget, output: Output) -> None:
         (
             printable(one["name"]),
             ",".join(one["rights"]),
-            "all" if one["streams"] is None else ",".join(map(printable, one["streams"])),
+            _names(one["streams"], "all"),
+            _names(one["instances"], "any"),
             f"{span(now - one['made'])} ago",
             "-" if one["revoked"] is None else f"{span(now - one['revoked'])} ago",
         )
         for one in found["keys"]
     ]
-    header = ("name", "rights", "streams", "made", "revoked")
+    header = ("name", "rights", "streams", "instances", "made", "revoked")
     lines = table(header, rows, limit=len(rows)) if rows else ["no issued keys"]
     lost = ", ".join(map(printable, found["lost"]))
     more = [f"revoked here, and valid at the upstream: {lost}; revoke them at the primary"] if lost else []
@@ -55,6 +56,11 @@ def list_keys(daemon: DaemonTarget, output: Output) -> None:
 )
 @click.option("--streams", metavar="NAMES", help="The streams that it may read and write. [default: all]")
 @click.option(
+    "--instances",
+    metavar="NAMES",
+    help="Comma-separated names of instances: it may publish rows as these at the RESP port. [default: any]",
+)
+@click.option(
     "--to",
     "-t",
     "target",
@@ -67,6 +73,7 @@ def add(
     daemon: DaemonTarget,
     rights: str | None,
     streams: str | None,
+    instances: str | None,
     target: Path | None,
     output: Output,
 ) -> None:
@@ -80,6 +87,8 @@ def add(
         body["rights"] = rights.split(",")
     if streams is not None:
         body["streams"] = streams.split(",")
+    if instances is not None:
+        body["instances"] = instances.split(",")
     # Before the key is made: a secret that cannot be written down would be lost.
     file = None if target is None else _create(target)
     try:
@@ -99,11 +108,15 @@ def add(
 @keys.command(cls=CliCommand)
 @click.argument("name")
 @daemon_options()
-@output_option('{"name", "rights", "streams", "made", "revoked"}')
+@output_option('{"name", "rights", "streams", "instances", "made", "revoked"}')
 def revoke(name: str, daemon: DaemonTarget, output: Output) -> None:
     """Revoke the key NAME for good, at the primary and all its replicas; its peers are disconnected."""
     answer = daemon.ask(REVOKE_KEY.request(name))
     output.show(answer, [f"{printable(answer['name'])} is revoked"])
+
+
+def _names(names: list[str] | None, unlimited: str) -> str:
+    return unlimited if names is None else ",".join(map(printable, names)) or "none"
 
 
 def _create(path: Path) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from synrepl import http_client
 from synrepl.errors import ConfigError, suggest
-from synrepl.ports.access import ALL_RIGHTS, Key, Right
+from synrepl.ports.access import ALL_RIGHTS, Key, Right, names_error
 
 CERTIFICATE: Final = "certificate"
 """In place of a secret in the keys file: the peer authenticates by a TLS certificate with the key's name."""
@@ -113,8 +113,8 @@ def _names(text: str, where: str, what: str) -> frozenset[str] | None:
     if text in ("", "-"):
         return None
     names = text.split(",")
-    if not all(names):
-        raise ConfigError(f"{where} must be comma-separated names of {what}")
+    if why := names_error(names, what):
+        raise ConfigError(f"{where}: {why}; separate them by single commas")
     return frozenset(names)
 
 

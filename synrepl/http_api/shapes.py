@@ -103,6 +103,7 @@ KEY: Final = {
     "name": str,
     "rights": [str],
     "streams": ([str], None),
+    "instances": ([str], None),
     "made": float,
     "revoked": (float, None),
 }

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from synrepl.ports.proofs import IProofs, KeyRecord, RecordProofs, SharedSecret, split_issued
+from synrepl.wire.text import MAX_NAME, is_name
 
 
 class Right(StrEnum):
@@ -56,23 +57,40 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.secret is None else SharedSecret(self.secret)
 
 
+def names_error(names: Iterable[str], what: str) -> str:
+    """Explain why these are no names of streams or instances (`what`) for a key; empty if they are.
+
+    The text quotes none of them: in a keys file, any word may be a secret.
+    """
+    if all(is_name(name) and "," not in name for name in names):
+        return ""
+    return f"{what} must be names of 1 to {MAX_NAME} printable characters, without spaces and commas"
+
+
 class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A key that a primary has made, as every daemon keeps it (`replication/issued_keys.py`).
 
-    `made_ms` and `revoked_ms` (None: it is valid) are Unix times in milliseconds.
+    `streams` and `instances` are as in `Key`. `made_ms` and `revoked_ms` (None: it is valid) are Unix times
+    in milliseconds.
     """
 
     name: str
     rights: tuple[Right, ...]
     streams: tuple[str, ...] | None = None
+    instances: tuple[str, ...] | None = None
     record: KeyRecord
     made_ms: int
     revoked_ms: int | None = None
 
     def key(self) -> Key:
         """Return it as a key to check peers with."""
-        streams = None if self.streams is None else frozenset(self.streams)
-        return Key(name=self.name, rights=frozenset(self.rights), streams=streams, record=self.record)
+        return Key(
+            name=self.name,
+            rights=frozenset(self.rights),
+            streams=None if self.streams is None else frozenset(self.streams),
+            instances=None if self.instances is None else frozenset(self.instances),
+            record=self.record,
+        )
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
-from synrepl.ports.access import IssuedKey, Keyring, Right
+from synrepl.ports.access import IssuedKey, Keyring, Right, names_error
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.proofs import make_record, make_secret
 from synrepl.storage.log import Log
@@ -111,17 +111,23 @@ class IssuedKeys:
         return {salt: one.name for salt, one in self._keys.items() if one.revoked_ms is not None}
 
     async def add(
-        self, name: str, rights: Iterable[Right], streams: Iterable[str] | None = None
+        self,
+        name: str,
+        rights: Iterable[Right],
+        streams: Collection[str] | None = None,
+        instances: Collection[str] | None = None,
     ) -> tuple[IssuedKey, str]:
         """Make a key. Returns it with its secret, as ``NAME.SECRET``, which is kept nowhere.
 
-        Raises `ConfigError` for a bad or a taken name, too many keys, or at a daemon without a secret: it
-        would refuse everybody else from now on. Raises `StorageError`.
+        Raises `ConfigError` for a bad name of the key, a stream or an instance, a taken name, too many keys,
+        or at a daemon without a secret: it would refuse everybody else from now on. Raises `StorageError`.
         """
         async with self._lock:
             self._check_open()
             if not is_name(name):
                 raise ConfigError("a key needs a name: one word of up to 255 printable characters")
+            if why := names_error(streams or (), "streams") or names_error(instances or (), "instances"):
+                raise ConfigError(why)
             if not self.keyring.is_configured:
                 raise ConfigError(
                     "this daemon has no secret: with an issued key it would refuse everybody else; configure"
@@ -135,12 +141,15 @@ class IssuedKeys:
             key = IssuedKey(
                 name=name,
                 rights=tuple(sorted(rights)),
-                streams=None if streams is None else tuple(sorted(streams)),
+                streams=None if streams is None else tuple(sorted(set(streams))),
+                instances=None if instances is None else tuple(sorted(set(instances))),
                 record=make_record(secret),
                 made_ms=self._now_ms(),
             )
             if len(msgspec.json.encode([*self.all, key])) > MAX_BYTES // 2:
-                raise ConfigError("the keys name too many streams: all together they must fit 4 MiB")
+                raise ConfigError(
+                    "the keys name too many streams and instances: all together they must fit 4 MiB"
+                )
             await self._store([*self.all, key])
             return key, f"{name}.{secret}"
 

@@ -292,7 +292,7 @@ _ROLES: Final = {
     "known": ErrorCode(409, "the replica has a lease already"),
     "key_refused": ErrorCode(
         409,
-        "no key can be made: the name is bad or taken, there are too many, or the daemon has no secret",
+        "no key can be made: a name is bad or taken, there are too many keys, or the daemon has no secret",
         "the message says which; a daemon without `secret_file` and `keys_file` makes no keys",
     ),
     "unknown_key": ErrorCode(404, "there is no valid issued key of this name", "see `GET /v1/keys`"),

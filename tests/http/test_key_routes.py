@@ -6,14 +6,15 @@ from tests.http.test_replica_routes import CopiesCase
 
 ADMIN = Key(name="admin", secret="admin", rights=frozenset({Right.READ, Right.WRITE, Right.ADMINISTER}))
 LIMITED = Key(name="limited", secret="limited", streams=frozenset({"receipts"}))
+WORKER = Key(name="worker", secret="worker", instances=frozenset({"w1", "w2"}))
 
 
 class KeyTests(CopiesCase):
-    """A primary with a shared secret, and two keys that may administer."""
+    """A primary with a shared secret, and three keys that may administer."""
 
     def setUp(self) -> None:
         super().setUp()
-        keys = Keyring("shared", [ADMIN, LIMITED])
+        keys = Keyring("shared", [ADMIN, LIMITED, WORKER])
         self.relays.keys = self.relays.issued.keyring = keys
         self.site = self.make_site(roles=self.roles, relays=self.relays, keys=keys)
 
@@ -48,12 +49,14 @@ class KeyTests(CopiesCase):
         assert again["error"] == "unknown_key"
 
     def test_a_key_has_no_more_rights_than_that_of_its_maker(self) -> None:
-        """Nor more streams."""
+        """Nor more streams or instances."""
         cases = [
             ("admin", b'{"name":"x","rights":["replicate"]}', "rights of one's own: not replicate"),
             ("admin", b'{"name":"x"}', "rights of one's own: not replicate"),
             ("limited", b'{"name":"x"}', "for streams that one's own key may see"),
             ("limited", b'{"name":"x","streams":["events"]}', "for streams that one's own key may see"),
+            ("worker", b'{"name":"x"}', "for instances that one's own key may publish as"),
+            ("worker", b'{"name":"x","instances":["w1","w3"]}', "that one's own key may publish as"),
         ]
         for secret, body, why in cases:
             answer = self.make(body, secret)
@@ -61,6 +64,24 @@ class KeyTests(CopiesCase):
             assert why in answer.json()["message"]
         assert self.make(b'{"name":"x","streams":["receipts"]}', "limited").status == 200
         assert self.make(b'{"name":"y","rights":["read"]}', "admin").status == 200
+        assert self.make(b'{"name":"z","instances":["w1"]}', "worker").status == 200
+
+    def test_a_key_publishes_under_the_names_that_it_was_made_with(self) -> None:
+        """Without any, or with null, under every name."""
+        bodies = (b'{"name":"x","instances":["w2","w1"]}', b'{"name":"y"}', b'{"name":"z","instances":null}')
+        made = [self.make(body).json() for body in bodies]
+        listed = self.as_("shared", "GET", "/v1/keys").json()["keys"]
+        granted = []
+        for one in made:
+            key = self.relays.keys.find(one["secret"].encode())
+            assert key is not None
+            granted.append(self.relays.keys.access(key).instances)
+        revoked = self.as_("shared", "DELETE", "/v1/keys/x").json()
+
+        assert [["w1", "w2"], None, None] == [one["key"]["instances"] for one in made]
+        assert [one["key"] for one in made] == listed
+        assert [frozenset({"w1", "w2"}), None, None] == granted
+        assert ["w1", "w2"] == revoked["instances"]
 
     def test_a_bad_key_is_refused(self) -> None:
         cases = [
@@ -69,6 +90,9 @@ class KeyTests(CopiesCase):
             (b'{"name":"x","rights":[]}', "bad_request", "a key needs a right"),
             (b'{"name":"x","rights":["fly"]}', "bad_request", "fly"),
             (b'{"name":"x","extra":1}', "bad_request", "extra"),
+            (b'{"name":"x","instances":["w1",""]}', "key_refused", "instances must be names of 1 to 255"),
+            (b'{"name":"x","streams":["a b"]}', "key_refused", "streams must be names of 1 to 255"),
+            (b'{"name":"x","instances":"w1"}', "bad_request", "instances"),
         ]
         for body, code, why in cases:
             answer = self.make(body).json()

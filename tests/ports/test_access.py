@@ -1,12 +1,58 @@
 """A keyring: configured secrets, and issued keys beside them."""
 
+import msgspec
+import pytest
 from msgspec.structs import replace
 
-from synrepl.ports.access import ALL_RIGHTS, IssuedKey, Key, Keyring, Right
+from synrepl.ports.access import ALL_RIGHTS, IssuedKey, Key, Keyring, Right, names_error
 from synrepl.ports.proofs import make_record
 
 SECRET = "s" * 43
 READER = IssuedKey(name="reader", rights=(Right.READ,), record=make_record(SECRET), made_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_valid"),
+    [
+        ([], True),
+        (["w1"], True),
+        (["persister1", "w" * 255, "\u00e9", "-"], True),
+        ([""], False),
+        (["w1", ""], False),
+        (["w" * 256], False),
+        (["w 1"], False),
+        ([" w1"], False),
+        (["w1\n"], False),
+        (["w\x001"], False),
+        (["w1,w2"], False),
+    ],
+)
+def test_a_key_is_limited_to_names_that_the_keys_file_can_hold(names: list[str], is_valid: bool) -> None:
+    """None of them is quoted: in the file it may be a secret."""
+    why = "instances must be names of 1 to 255 printable characters, without spaces and commas"
+
+    assert ("" if is_valid else why) == names_error(names, "instances")
+
+
+@pytest.mark.parametrize("names", [None, ("w1",), ("w1", "w2"), ()])
+def test_an_issued_key_keeps_its_instances(names: tuple[str, ...] | None) -> None:
+    """In the note, on the way to a replica, and for whoever proves it."""
+    stored = msgspec.json.decode(msgspec.json.encode(replace(READER, instances=names)), type=IssuedKey)
+    keys = Keyring()
+    keys.replace_issued([stored])
+    key = keys.find(f"reader.{SECRET}".encode())
+
+    assert names == stored.instances
+    assert key is not None
+    assert (None if names is None else frozenset(names)) == keys.access(key).instances
+
+
+def test_an_issued_key_without_instances_is_stored_as_before_there_were_any() -> None:
+    """Its digest stays the same, and an older record is read."""
+    stored = msgspec.json.encode(READER)
+
+    assert b"instances" not in stored
+    assert READER == msgspec.json.decode(stored, type=IssuedKey)
 
 
 def test_a_daemon_whose_last_issued_key_is_revoked_is_not_open_to_everybody() -> None:

@@ -47,7 +47,7 @@ def test_a_revoked_key_is_refused_at_a_replica_of_a_replica(tmp_path: Path) -> N
         at = ("--url", a.url, "--secret-file", str(shared))
         for name in ("b", "c"):
             run(tmp_path, "keys", "add", name, *ALL, "--to", f"{name}.secret", *at)
-        printed = run(tmp_path, "keys", "add", "reader", *at)
+        printed = run(tmp_path, "keys", "add", "reader", "--instances", "w1,w2", *at)
         reader = printed.stdout.strip()
         refused = run(tmp_path, "keys", "add", "reader", *at)
         existing = run(tmp_path, "keys", "add", "d", "--to", "b.secret", *at)
@@ -78,6 +78,7 @@ def test_a_revoked_key_is_refused_at_a_replica_of_a_replica(tmp_path: Path) -> N
     assert [("b", False), ("c", False), ("reader", True)] == [
         (one["name"], one["revoked"] is not None) for one in known
     ]
+    assert [None, None, ["w1", "w2"]] == [one["instances"] for one in known]
     assert ["name", "b", "c", "reader"] == [line.split()[0] for line in shown.stdout.splitlines()]
     assert (401, 200, 403) == alone
     for secret in (reader, writer):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from twisted.internet.defer import Deferred
@@ -17,6 +18,8 @@ from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 
 ALL = (Right.READ, Right.WRITE, Right.REPLICATE, Right.ADMINISTER)
+RECORD = {"salt": "0a", "stored_key": "0b", "server_key": "0c"}
+VALID = {"name": "a", "rights": ["read"], "streams": ["s"], "record": RECORD, "made_ms": 1}
 
 
 def add(cluster: FakeCluster, node: FakeNode, name: str, rights: Iterable[Right] = ALL, **more: Any) -> str:
@@ -49,7 +52,8 @@ def test_a_key_is_valid_at_replicas_of_replicas() -> None:
     """Its holder joins there, proves itself, and nobody has its secret on disk."""
     cluster = FakeCluster()
     a, b, c = three(cluster)
-    secret = add(cluster, a, "laptop", (Right.READ,), streams=["receipts"])
+    limits = {"streams": ["receipts"], "instances": ["w2", "w1", "w1"]}
+    secret = add(cluster, a, "laptop", (Right.READ,), **limits)
     cluster.pass_(0.5)
 
     for node in (a, b, c):
@@ -58,6 +62,7 @@ def test_a_key_is_valid_at_replicas_of_replicas() -> None:
         assert found.name == "laptop"
         assert found.rights == {Right.READ}
         assert found.streams == frozenset({"receipts"})
+        assert found.instances == frozenset({"w1", "w2"})
         assert access(node, f"{secret[:-1]}-") is None
         assert secret.partition(".")[2] not in node.log.notes["keys"]
     cluster.wrote(a, 3)
@@ -241,6 +246,19 @@ def test_a_name_is_one_word_and_taken_once(name: str, why: str) -> None:
         add(cluster, a, name)
 
 
+@pytest.mark.parametrize("what", ["streams", "instances"])
+@pytest.mark.parametrize("names", [[""], ["a", ""], ["a b"], ["a,b"], ["a\n"], ["a" * 256]])
+def test_a_key_is_limited_to_names(what: str, names: list[str]) -> None:
+    """By the rules of the keys file; a bad one makes no key."""
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    cluster.pass_(0.1)
+
+    with pytest.raises(ConfigError, match=f"{what} must be names of 1 to 255 printable characters"):
+        add(cluster, a, "laptop", ALL, **{what: names})
+    assert [] == a.relays.issued.all
+
+
 def test_a_revoked_name_can_be_given_again() -> None:
     """The secret is another one; what was revoked stays so."""
     cluster = FakeCluster()
@@ -314,13 +332,14 @@ def test_keys_that_would_not_fit_a_block_are_refused() -> None:
     a = cluster.node("a", secret="right")
     cluster.pass_(0.1)
 
-    with pytest.raises(ConfigError, match="they must fit 4 MiB"):
-        add(cluster, a, "laptop", streams=["x" * 1_000_000 + str(number) for number in range(5)])
+    with pytest.raises(ConfigError, match="too many streams and instances: all together they must fit 4 MiB"):
+        add(cluster, a, "laptop", instances=[f"{number:0250}" for number in range(20_000)])
 
 
 def test_the_block_of_keys_is_read_as_it_was_written() -> None:
     record = make_record("x")
-    keys = [IssuedKey(name="a", rights=(Right.READ,), streams=("s",), record=record, made_ms=1, revoked_ms=2)]
+    limits = {"streams": ("s",), "instances": ("w1", "w2")}
+    keys = [IssuedKey(name="a", rights=(Right.READ,), record=record, made_ms=1, revoked_ms=2, **limits)]
     (payload,) = BlockBuffer().receive(keys_block(keys))
 
     assert isinstance(payload, Payload)
@@ -328,11 +347,38 @@ def test_the_block_of_keys_is_read_as_it_was_written() -> None:
     assert read_keys_block(b"") == []
 
 
+def test_a_record_from_before_there_were_instances_is_read() -> None:
+    """The key may publish under any name, as before."""
+    line = msgspec.json.encode(VALID) + b"\n"
+    (key,) = read_keys_block(line)
+    (payload,) = BlockBuffer().receive(keys_block([key]))
+
+    assert key.instances is None
+    assert isinstance(payload, Payload)
+    assert line == payload.data
+
+
+def test_the_digest_covers_the_instances() -> None:
+    """A replica whose keys have other ones is sent those of the upstream."""
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    cluster.pass_(0.1)
+    issued = a.relays.issued
+    key = IssuedKey(name="laptop", rights=ALL, record=make_record("x"), made_ms=0)
+    digests = []
+    for names in (None, ("w1",), ("w2",)):
+        cluster.done(Deferred.fromCoroutine(issued.take([replace(key, instances=names)])))
+        digests.append(issued.digest)
+
+    assert len(set(digests)) == 3
+
+
 @pytest.mark.parametrize(
     "line",
     [
         b"{}\n",
         b'{"name":"a","rights":["read"],"record":{"salt":"x","stored_key":"","server_key":""},"made_ms":1}\n',
+        msgspec.json.encode(VALID) + b"\n" + msgspec.json.encode({**VALID, "instances": "w1"}) + b"\n",
         b'{"name":"a b","rights":[],"record":{"salt":"","stored_key":"","server_key":""},"made_ms":1}\n',
         b'{"name":"a","rights":[],"record":{"salt":"","stored_key":"","server_key":""},"made_ms":1}\n' * 501,
         b"x" * (8 * 1024 * 1024 + 1),

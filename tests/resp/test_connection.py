@@ -8,8 +8,9 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from synrepl.ports.access import Key, Keyring, Right
+from synrepl.ports.access import IssuedKey, Key, Keyring, Right
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.proofs import make_record, make_secret
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.transports.resp import cache, connection
 from synrepl.transports.resp.connection import RespConnection
@@ -244,6 +245,28 @@ def test_a_key_publishes_under_its_own_names() -> None:
     assert "may not publish as w3" in client.ask("PUBLISH", "hs", lines[3])
     # Synapse takes a line of a sub-channel as one of the channel.
     assert "may not publish as w3" in client.ask("PUBLISH", "hs/USER_IP", lines[3])
+
+
+def test_an_issued_key_publishes_under_its_own_names() -> None:
+    """Until it is revoked and made again with others: then its holder proves the new one."""
+    site, secrets = Site(FULL), [make_secret(), make_secret()]
+    keys = [
+        IssuedKey(
+            name="worker", rights=(Right.WRITE,), instances=(name,), record=make_record(secret), made_ms=0
+        )
+        for name, secret in zip(("w1", "w3"), secrets, strict=True)
+    ]
+    site.keyring.replace_issued(keys[:1])
+    client = site.client("worker", f"worker.{secrets[0]}")
+    said = [client.ask("PUBLISH", "hs", f"RDATA events {writer} 2 [1]") for writer in ("w1", "w3")]
+    site.keyring.replace_issued(keys[1:])
+    site.server.recheck()
+    again = site.client("worker", f"worker.{secrets[1]}").ask("PUBLISH", "hs", "RDATA events w3 2 [1]")
+
+    assert [":0\r\n", "-NOPERM the key worker may not publish as w3\r\n"] == said
+    assert client.is_closed
+    assert again == ":0\r\n"
+    assert 1 == site.server.refused
 
 
 def test_who_has_not_authenticated_gets_nothing() -> None:

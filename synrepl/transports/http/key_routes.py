@@ -15,11 +15,15 @@ DEFAULT_RIGHTS = (Right.READ, Right.WRITE, Right.REPLICATE)
 
 
 class KeyBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The name of a new key, its rights, and the streams that it may read and write (None: all)."""
+    """The name of a new key, its rights, and the streams that it may read and write (None: all).
+
+    `instances` are the names under which it may publish rows at the RESP port (None: any).
+    """
 
     name: str
     rights: list[Right] | None = None
     streams: list[str] | None = None
+    instances: list[str] | None = None
 
 
 class KeyFields(msgspec.Struct, frozen=True):
@@ -28,6 +32,7 @@ class KeyFields(msgspec.Struct, frozen=True):
     name: str
     rights: list[Right]
     streams: list[str] | None
+    instances: list[str] | None
     made: float
     revoked: float | None
 
@@ -53,15 +58,15 @@ async def list_all(call: Call) -> KeysAnswer:
 
 
 async def add(call: Call, body: KeyBody) -> AddedKey:
-    """Make a key. Raises `ApiError` if it would have more rights than the peer's own key."""
+    """Make a key. Raises `ApiError` if it would be allowed more than the peer's own key."""
     rights = set(DEFAULT_RIGHTS if body.rights is None else body.rights)
     if Right.REPLICATE in rights:
         rights.add(Right.READ)
     if not rights:
         raise ApiError("bad_request", "a key needs a right")
-    _check_within(call, rights, body.streams)
+    _check_within(call, rights, body)
     try:
-        key, secret = await call.registry.issued.add(body.name, rights, body.streams)
+        key, secret = await call.registry.issued.add(body.name, rights, body.streams, body.instances)
     except ConfigError as error:
         raise ApiError("key_refused", str(error)) from error
     return AddedKey(_fields(key), secret)
@@ -77,13 +82,19 @@ async def revoke(call: Call) -> KeyFields:
     return _fields(revoked)
 
 
-def _check_within(call: Call, rights: Iterable[Right], streams: Iterable[str] | None) -> None:
+def _check_within(call: Call, rights: Iterable[Right], body: KeyBody) -> None:
     own = call.access
     excess = sorted(set(rights) - own.rights)
     if excess:
         raise ApiError("no_rights", f"a key can only be made with rights of one's own: not {excess[0]}")
-    if own.streams is not None and (streams is None or not own.streams.issuperset(streams)):
+    if not _is_within(body.streams, own.streams):
         raise ApiError("no_rights", "a key can only be made for streams that one's own key may see")
+    if not _is_within(body.instances, own.instances):
+        raise ApiError("no_rights", "a key can only be made for instances that one's own key may publish as")
+
+
+def _is_within(names: Iterable[str] | None, own: frozenset[str] | None) -> bool:
+    return own is None or (names is not None and own.issuperset(names))
 
 
 def _fields(one: IssuedKey) -> KeyFields:
@@ -91,6 +102,7 @@ def _fields(one: IssuedKey) -> KeyFields:
         name=one.name,
         rights=list(one.rights),
         streams=None if one.streams is None else list(one.streams),
+        instances=None if one.instances is None else list(one.instances),
         made=one.made_ms / 1000,
         revoked=None if one.revoked_ms is None else one.revoked_ms / 1000,
     )
