@@ -5,6 +5,7 @@ from typing import Any
 
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ports.problems import Problem
+from synrepl.replication.broker.served_channel import Source as Pair
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp.server import RespServer
 
@@ -25,6 +26,7 @@ class RespSource(ChannelSource):
             instance=self.settings.instance_name,
             metrics=self.metrics,
             on_room=self.server.release,
+            is_caught_up=self._is_caught_up,
         )
         self.peer.broker = self.link
 
@@ -37,6 +39,13 @@ class RespSource(ChannelSource):
         self.peer.stop()
         self.link.stop()
         self.follower.stop()
+
+    def _is_caught_up(self, source: Pair, token: int) -> bool:
+        """Whether the log takes all of a source up to this token, or has given up what it could not get."""
+        stream, writer = source
+        if stream not in self.follower.table or self.follower.table[stream].ephemeral:
+            return True
+        return self.follower.positions().get(stream, {}).get(writer, 0) >= token
 
     def silence(self) -> Problem | None:
         """There is no connection that could fail."""

@@ -353,18 +353,18 @@ class Channel(Command, frozen=True):
     EXAMPLES = {NATIVE: "CHANNEL"}
 
 
-ALL_PUBLISHERS: Final = 0
+ALL_PUBLISHERS: Final = "*"
 """In PUBLISHER_LOST: all publishers at the replica."""
 
 
 @command("PUBLISH", sent_by=CLIENT, right="write", stream=ALL_STREAMS, since=SINCE)
 class Publish(Command, frozen=True):
-    """A line that a client of the replica has published. `publisher` is a number for its connection."""
+    """A line that a client of the replica has published. `publisher` is a name for its connection."""
 
-    publisher: int = field(Integer(least=1))
+    publisher: str = field(Word())
     line: str = field(Rest())
 
-    EXAMPLES = {NATIVE: "PUBLISH 3 REMOTE_SERVER_UP example.org"}
+    EXAMPLES = {NATIVE: "PUBLISH 0a1b.3 REMOTE_SERVER_UP example.org"}
 
     def __repr__(self) -> str:
         return f"Publish(publisher={self.publisher!r}, line=...)"
@@ -374,11 +374,11 @@ class Publish(Command, frozen=True):
 class PublishTo(Command, frozen=True):
     """As PUBLISH, on a sub-channel of this name."""
 
-    publisher: int = field(Integer(least=1))
+    publisher: str = field(Word())
     channel: str = field(Word())
     line: str = field(Rest())
 
-    EXAMPLES = {NATIVE: "PUBLISH_TO 3 USER_IP ..."}
+    EXAMPLES = {NATIVE: "PUBLISH_TO 0a1b.3 USER_IP ..."}
 
     def __repr__(self) -> str:
         # The line may be a USER_IP, which has an access token.
@@ -387,11 +387,11 @@ class PublishTo(Command, frozen=True):
 
 @command("PUBLISHER_LOST", sent_by=CLIENT, right="write", stream=ALL_STREAMS, since=SINCE)
 class PublisherLost(Command, frozen=True):
-    """The connection of this publisher has ended, perhaps with its last lines. 0: all of them."""
+    """The connection of this publisher has ended, perhaps with its last lines. ``*``: all of them."""
 
-    publisher: int = field(Integer(least=0))
+    publisher: str = field(Word())
 
-    EXAMPLES = {NATIVE: "PUBLISHER_LOST 3"}
+    EXAMPLES = {NATIVE: "PUBLISHER_LOST 0a1b.3"}
 
 
 @command("DIGESTS", sent_by=CLIENT, right="replicate", since=SINCE)

@@ -10,11 +10,11 @@ from twisted.logger import Logger
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import channel_uplink, served_channel
+from synrepl.replication.broker import channel_downlink, channel_uplink, served_channel
 from synrepl.replication.broker.channel_downlink import ChannelDownlink
 from synrepl.replication.broker.channel_uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
 from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
-from synrepl.wire.native import Channel, PublisherLost
+from synrepl.wire.native import Channel, Publish, PublisherLost
 from synrepl.wire.resp import message
 
 MAIN = b"hs"
@@ -23,12 +23,14 @@ MAIN = b"hs"
 class Place:
     """A daemon's channel, a client that subscribes there, and one that publishes."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, only_durable: bool = False) -> None:
         self.channel = ServedChannel(
             clock,
             "hs",
             is_ephemeral=lambda stream: stream == "typing",
             metrics=Metrics(CollectorRegistry()),
+            is_durable=(lambda source, token: False) if only_durable else None,
+            only_durable=only_durable,
         )
         self.ingested: list[str] = []
         self.channel.ingest = lambda lines: self.ingested.extend(line.decode() for line in lines)
@@ -220,6 +222,21 @@ def test_a_publisher_that_is_lost_below_is_lost_above(pair: Pair) -> None:
     assert any(isinstance(one, PublisherLost) for one in pair.sent)
 
 
+def test_rows_that_are_refused_below_are_lost_above() -> None:
+    """They never go up, so that the upstream would believe the next one."""
+    pair = Pair()
+    pair.below = Place(pair.clock, only_durable=True)
+    pair.uplink = ChannelUplink(pair.below.channel, pair.clock, Metrics(CollectorRegistry()))
+    pair.connect()
+    positions(pair.below, "b")
+    pair.below.say("RDATA events b 6 [1]")
+    pair.clock.advance(5)
+    assert pair.below.channel.refuses(pair.below.publisher, b"RDATA events b 7 [1]")
+    pair.below.say("RDATA events b 8 [1]")
+
+    assert pair.above.heard == ["POSITION events b 5 5", "RDATA events b 6 [1]"]
+
+
 def test_a_writer_may_move_to_another_daemon(pair: Pair) -> None:
     """Its first connection may be dead without anybody knowing, and lines may be lost in it."""
     positions(pair.below, "w")
@@ -239,7 +256,7 @@ def test_what_waits_for_a_slow_upstream_is_dropped_whole(pair: Pair, monkeypatch
     pair.below.say("RDATA events b 6 [1]", "RDATA events b 7 [1]")
     assert pair.above.heard == ["POSITION events b 5 5"]
     pair.below.say("RDATA events b 8 [1]", "REMOTE_SERVER_UP x")
-    assert PublisherLost(0) == pair.sent[-1]
+    assert PublisherLost("*") == pair.sent[-1]
     pair.is_full = False
     pair.on_room()
     pair.below.say("RDATA events b 9 [1]")
@@ -324,6 +341,26 @@ def test_a_daemon_that_is_promoted_passes_nothing_up(pair: Pair) -> None:
 
     assert sent == len(pair.sent)
     assert pair.below.heard == ["POSITION events b 5 5"]
+
+
+def test_daemons_that_follow_each_other_in_a_circle_are_told(pair: Pair) -> None:
+    """Lines would go round for ever."""
+    pair.below.say("REMOTE_SERVER_UP x")
+    assert isinstance(pair.sent[-1], Publish)
+    circle = Pair()
+    circle.above = pair.below
+    circle.connect()
+    assert circle.downlink is not None
+    with pytest.raises(RemoteProtocolError, match="this daemon follows you"):
+        circle.downlink.published(pair.sent[-1])
+
+
+def test_a_replica_has_a_number_of_publishers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_downlink, "MAX_PUBLISHERS", 1)
+    assert pair.downlink is not None
+    pair.downlink.published(Publish(publisher="x.1", line="REMOTE_SERVER_UP x"))
+    with pytest.raises(RemoteProtocolError, match="more than 1 publishers"):
+        pair.downlink.published(Publish(publisher="x.2", line="REMOTE_SERVER_UP x"))
 
 
 def test_what_comes_down_must_be_messages(pair: Pair) -> None:

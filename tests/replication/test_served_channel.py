@@ -9,7 +9,12 @@ from twisted.internet.task import Clock
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker import served_channel
-from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
+from synrepl.replication.broker.served_channel import (
+    CATCH_UP_SECONDS,
+    ChannelPublisher,
+    ChannelSubscriber,
+    ServedChannel,
+)
 from synrepl.wire.resp import message
 
 MAIN = b"hs"
@@ -330,6 +335,36 @@ def test_a_writer_that_comes_over_another_connection_is_believed_after_a_positio
 
     heard = [line for line in reader.lines if line != "REPLICATE "]
     assert ["POSITION events a 8 8", "RDATA events a 9 [1]", "RDATA events a 10 [1]"] == heard
+
+
+def test_the_first_position_of_a_writer_waits_until_the_log_has_caught_up(setup: Setup) -> None:
+    """With what it says after it. A writer in memory does not wait, nor one that was heard."""
+    known = {("events", "a"): 0}
+    setup.channel.is_caught_up = lambda source, token: known.get(source, 0) >= token
+    reader = setup.reader()
+    setup.say("POSITION events a 9 9", "RDATA events a 10 [1]")
+    setup.say("POSITION typing b 3 3", publisher=setup.two)
+    assert ["POSITION typing b 3 3"] == reader.lines
+
+    known["events", "a"] = 9
+    setup.clock.advance(CATCH_UP_SECONDS)
+    setup.say("POSITION events a 11 11")
+    expected = ["POSITION events a 9 9", "RDATA events a 10 [1]", "POSITION events a 11 11"]
+    assert expected == reader.lines
+    assert 0 == setup.channel.overdue
+
+
+def test_a_position_does_not_wait_for_ever(setup: Setup) -> None:
+    """The source of what the log lacks may not answer."""
+    setup.channel.is_caught_up = lambda source, token: False
+    reader = setup.reader()
+    setup.say("POSITION events a 9 9", "RDATA events a 10 [1]")
+    setup.clock.pump([CATCH_UP_SECONDS] * 99)
+    assert [] == reader.lines
+    setup.clock.pump([CATCH_UP_SECONDS] * 2)
+
+    assert ["POSITION events a 9 9", "RDATA events a 10 [1]"] == reader.lines
+    assert 1 == setup.channel.overdue
 
 
 def test_durable_rows_of_a_lost_publisher_are_not_passed_late() -> None:

@@ -257,6 +257,7 @@ class ChannelSimulation(SeededRun):
         self.is_durable = self._disk.random() < 0.3
         self.only_durable = self._disk.random() < 0.3
         self._stored: set[tuple[Source, int]] = set()
+        self._known: defaultdict[Source, int] = defaultdict(int)
         self._batches: defaultdict[Source, list[str]] = defaultdict(list)
         tree = random.Random(f"tree {seed}")
         self.daemons = [Daemon(self, f"resp{n}") for n in range(tree.choice([1, 1, 2, 2, 3]))]
@@ -367,8 +368,20 @@ class ChannelSimulation(SeededRun):
                     if stream != "typing" and rows != self.rows_of((stream, writer), int(token)):
                         self.broken(f"the log took {rows} as {stream} {token} of {writer}")
                     stored.append(((stream, writer), int(token)))
+            elif line.startswith(b"POSITION "):
+                _, stream, writer, _, token = line.decode().split(" ")
+                self.clock.callLater(self._disk.uniform(0.01, 0.5), self._fetch, (stream, writer), int(token))
         seconds = 7.0 if self._disk.random() < 0.01 else self._disk.uniform(0.001, 0.05)
         self.clock.callLater(seconds, self._store, stored)
+
+    def is_caught_up(self, source: Source, token: int) -> bool:
+        """Whether the log of the primary has all of a source."""
+        return self._known[source] >= token
+
+    def _fetch(self, source: Source, upto: int) -> None:
+        """The log has got what it lacked, from the writer."""
+        self._known[source] = max(self._known[source], upto)
+        self._store([(source, token) for token in self.database[source] if token <= upto])
 
     def _store(self, facts: list[tuple[Source, int]]) -> None:
         self._stored.update(facts)

@@ -8,6 +8,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
@@ -111,7 +112,12 @@ class DownEnd(Protocol):
                     self._downlink.publisher_lost(command)
                 case native.Publish() | native.PublishTo() as command:
                     assert self._downlink is not None
-                    self._downlink.published(command)
+                    try:
+                        self._downlink.published(command)
+                    except RemoteProtocolError:
+                        # The replica follows a former upstream, and closes a circle.
+                        self.transport.abortConnection()
+                        return
 
     def _start(self) -> None:
         channel = self._daemon.server.channel
@@ -183,7 +189,7 @@ class Daemon:
                 self._uplink.stop()
                 self._uplink = None
                 self._hang_up()
-            channel.ingest = self.run.ingest
+            channel.ingest, channel.is_caught_up = self.run.ingest, self.run.is_caught_up
             channel.ask()
         elif self._uplink is None:
             self._uplink = ChannelUplink(channel, self.run.clock, Metrics(CollectorRegistry()))

@@ -1,6 +1,7 @@
 """What a replica's served channel is for its upstream: a subscriber, and the publishers at that replica."""
 
 from collections.abc import Callable
+from typing import Final
 
 from twisted.logger import Logger
 
@@ -8,6 +9,9 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
 from synrepl.wire.native import ALL_PUBLISHERS, Publish, PublisherLost, PublishTo
+
+MAX_PUBLISHERS: Final = 10_000
+"""The most publishers at one replica; it names them itself."""
 
 
 class ChannelDownlink:
@@ -33,7 +37,7 @@ class ChannelDownlink:
         self._is_allowed = is_allowed
         self._limited = logger
         self._subscriber = ChannelSubscriber(write, link=self)
-        self._publishers: dict[int, ChannelPublisher] = {}
+        self._publishers: dict[str, ChannelPublisher] = {}
 
     def start(self, *, is_full: bool) -> None:
         """Pass the channel from here on, first the positions. All writers are asked for theirs."""
@@ -56,10 +60,20 @@ class ChannelDownlink:
         self._channel.resumed(self._subscriber)
 
     def published(self, command: Publish | PublishTo) -> None:
-        """A client of the replica, or of one further down, has published a line."""
-        publisher = self._publishers.get(command.publisher)
+        """A client of the replica, or of one further down, has published a line.
+
+        Raises `RemoteProtocolError` if it was published here: then daemons follow each other in a circle.
+        """
+        name = command.publisher
+        publisher = self._publishers.get(name)
         if publisher is None:
-            publisher = self._publishers[command.publisher] = ChannelPublisher(link=self)
+            if name.partition(".")[0] == self._channel.origin:
+                raise RemoteProtocolError(
+                    "this daemon follows you, perhaps through others: follow another one"
+                )
+            if len(self._publishers) >= MAX_PUBLISHERS:
+                raise RemoteProtocolError(f"more than {MAX_PUBLISHERS} publishers")
+            publisher = self._publishers[name] = ChannelPublisher(link=self, name=name)
         channel, line = self._channel, command.line.encode()
         try:
             if not self._is_allowed(line):
@@ -83,11 +97,11 @@ class ChannelDownlink:
         else:
             self._lose(command.publisher)
 
-    def _lose(self, number: int) -> None:
-        publisher = self._publishers.pop(number, None)
+    def _lose(self, name: str) -> None:
+        publisher = self._publishers.pop(name, None)
         if publisher is not None:
             self._channel.publisher_lost(publisher)
 
     def _lose_all(self) -> None:
-        for number in list(self._publishers):
-            self._lose(number)
+        for name in list(self._publishers):
+            self._lose(name)

@@ -1,6 +1,6 @@
 """A replica's way from its served channel to that of its upstream, and back.
 
-What clients publish at this daemon goes up line by line, each with the number of its publisher, so that the
+What clients publish at this daemon goes up line by line, each with the name of its publisher, so that the
 upstream can hold to the rules of `served_channel` as if they published there. Nothing is acknowledged: after
 an interruption the upstream believes none of these publishers before they have said their positions again,
 and it asks for them. So rows and positions need not wait for an upstream that is away. Other commands do,
@@ -85,8 +85,9 @@ class ChannelUplink:
         self._metrics = metrics
         self._conversation: IChannelConversation | None = None
         self._upstream = ChannelPublisher(link=self)
-        self._numbers: dict[ChannelPublisher, int] = {}
-        self._last_number = ALL_PUBLISHERS
+        self._known: set[ChannelPublisher] = set()
+        """The publishers whose lines the upstream has got."""
+        self._count = 0
         self._waiting: list[Waiting] = []
         self._waiting_bytes = 0
         channel.uplink = self
@@ -110,12 +111,12 @@ class ChannelUplink:
 
     def publisher_lost(self, publisher: ChannelPublisher) -> None:
         """Say that this publisher is gone, perhaps with its last lines."""
-        number = self._numbers.pop(publisher, None)
-        if number is None or self._conversation is None:
+        if publisher not in self._known:
             return
+        self._known.remove(publisher)
         # Rows of it that wait would be believed by nobody.
         self._drop(lambda one: one.publisher is publisher and one.is_of_stream)
-        self._send(PublisherLost(number))
+        self._send(PublisherLost(publisher.name))
 
     # -- called by the replica -----------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class ChannelUplink:
         if self._conversation is None:
             return
         self._conversation = None
-        self._numbers.clear()
+        self._known.clear()
         self._drop(lambda one: one.is_of_stream)
         upstream, self._upstream = self._upstream, ChannelPublisher(link=self)
         self._channel.publisher_lost(upstream)
@@ -154,7 +155,7 @@ class ChannelUplink:
         elif self._waiting_bytes > MAX_WAITING:
             self.overflows += 1
             self._drop(lambda one: True)
-            self._numbers.clear()
+            self._known.clear()
             self._send(PublisherLost(ALL_PUBLISHERS))
 
     def _flush(self) -> None:
@@ -170,24 +171,24 @@ class ChannelUplink:
                 self.expired += 1
                 self._count_dropped(one)
                 continue
-            number = self._number(one.publisher)
-            data = conversation.encode([_command(number, one.channel, line) for line in one.lines])
+            self._introduce(one.publisher)
+            name = one.publisher.name
+            data = conversation.encode([_command(name, one.channel, line) for line in one.lines])
             if data is None:
                 self.too_long += 1
                 self._count_dropped(one)
                 # Its rows are believed again after its next position.
-                del self._numbers[one.publisher]
-                data = conversation.encode([PublisherLost(number)])
+                self._known.remove(one.publisher)
+                data = conversation.encode([PublisherLost(name)])
                 assert data is not None
             sent.append(data)
         conversation.write(b"".join(sent))
 
-    def _number(self, publisher: ChannelPublisher) -> int:
-        number = self._numbers.get(publisher)
-        if number is None:
-            self._last_number += 1
-            number = self._numbers[publisher] = self._last_number
-        return number
+    def _introduce(self, publisher: ChannelPublisher) -> None:
+        self._known.add(publisher)
+        if not publisher.name:
+            self._count += 1
+            publisher.name = f"{self._channel.origin}.{self._count}"
 
     def _send(self, command: Sent) -> None:
         """Send this before all that waits."""
@@ -226,8 +227,8 @@ class ChannelUplink:
             self._channel.publish(self._upstream, lines)
 
 
-def _command(number: int, channel: str, line: bytes) -> Sent:
+def _command(name: str, channel: str, line: bytes) -> Sent:
     text = line.decode("utf-8", "surrogateescape")
     if channel:
-        return PublishTo(publisher=number, channel=channel, line=text)
-    return Publish(publisher=number, line=text)
+        return PublishTo(publisher=name, channel=channel, line=text)
+    return Publish(publisher=name, line=text)

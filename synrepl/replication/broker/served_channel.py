@@ -18,6 +18,7 @@ its replicas' publish; each line goes over a connection between daemons once, an
 (`channel_uplink`, `channel_downlink`). Each daemon holds to the rules above for its own subscribers.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -58,7 +59,10 @@ Source = tuple[str, str]
 
 
 DURABLE_SECONDS: Final = 5.0
-"""How long lines wait for the disk at most, if they are passed once they are there."""
+"""How long lines wait for the log at most."""
+
+CATCH_UP_SECONDS: Final = 0.05
+"""How often is looked whether the log has caught up with a writer."""
 
 
 class Run(msgspec.Struct):
@@ -90,10 +94,12 @@ class ChannelPublisher:
     """A connection that publishes: the lines of incomplete batches, and the sources that it published.
 
     `link` is the connection between daemons over which it publishes here; None for a client of this daemon.
+    `name` is what other daemons call it.
     """
 
-    def __init__(self, link: object = None) -> None:
+    def __init__(self, link: object = None, name: str = "") -> None:
         self.link = link
+        self.name = name
         self.held: dict[Source, list[bytes]] = {}
         self.held_bytes = 0
         self.refused: dict[Source, None] = {}
@@ -171,6 +177,9 @@ class ServedChannel:
     `is_durable`, which tells whether the fact of a source and token is on disk, rows are passed once they are
     (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
     are passed all the same; with `only_durable` they are not, and `is_stuck` is set until they are.
+
+    `is_caught_up` tells whether the log has all of a source up to a token: the first POSITION of a source
+    waits for that, so that no process is told more than the log knows of; not longer than rows for the disk.
     """
 
     _logger = Logger()
@@ -186,6 +195,8 @@ class ServedChannel:
         only_durable: bool = False,
     ) -> None:
         self.name = server_name.encode()
+        self.origin = secrets.token_hex(6)
+        """The first part of the names of all publishers at this daemon, by which it knows its own lines."""
         self.subscribers: dict[ChannelSubscriber, None] = {}
         """Those of the channel itself, in the order of their subscription."""
         self.publishers: dict[ChannelPublisher, None] = {}
@@ -196,10 +207,11 @@ class ServedChannel:
         """Commands that a subscriber was not sent, since too much was waiting for it."""
         self.demotions = 0
         self.overdue = 0
-        """Rows that were passed before they were on disk, since that took longer than `DURABLE_SECONDS`."""
+        """Rows and positions that were passed before the log had them, after `DURABLE_SECONDS`."""
         self.refused = 0
         """Rows that were not passed, since they were not on disk within `DURABLE_SECONDS`."""
         self.ingest: Callable[[Sequence[bytes]], None] = ignore
+        self.is_caught_up: Callable[[Source, int], bool] = lambda source, token: True
         self.uplink: IUplink | None = None
         self._own = ChannelPublisher()
         """Publishes what the channel itself asks."""
@@ -317,7 +329,7 @@ class ServedChannel:
             else:
                 units.append([line])
                 runs.append(Run(message(self.name, line), now, publisher))
-        if self._is_durable is None:
+        if self._is_durable is None and not publisher.waiting and all(map(self._is_there, runs)):
             self._pass(runs)
         else:
             publisher.waiting += runs
@@ -342,14 +354,16 @@ class ServedChannel:
         # In its place among the others: a POSITION before it is passed later than this is refused.
         now = self._clock.seconds()
         publisher.waiting.append(Run(b"", now, publisher, source, is_refused=True))
+        if self.uplink is not None and publisher.link is not self.uplink:
+            self.uplink.publisher_lost(publisher)
         publisher.refused.pop(source, None)
         if words[3:4] == [b"batch"]:
             publisher.refused[source] = None
         return True
 
     def durable_more(self) -> None:
-        """Pass what is on disk by now, or has waited too long for it."""
-        oldest = None
+        """Pass what the log has by now, or has waited too long for it."""
+        oldest, is_catching_up = None, False
         if (
             self._undurable is not None
             and self._is_durable is not None
@@ -363,7 +377,7 @@ class ServedChannel:
                 if not self._is_there(run):
                     if self._clock.seconds() < run.since + DURABLE_SECONDS:
                         break
-                    if self._only_durable:
+                    if self._only_durable and not run.is_position:
                         assert run.source is not None
                         self.refused += 1
                         self._undurable = (run.source, run.token)
@@ -373,15 +387,20 @@ class ServedChannel:
                 runs.append(publisher.waiting.popleft())
             self._pass(runs)
             if publisher.waiting:
-                oldest = min(oldest or publisher.waiting[0].since, publisher.waiting[0].since)
+                first = publisher.waiting[0]
+                oldest = min(oldest or first.since, first.since)
+                is_catching_up |= first.is_position
         if oldest is not None:
-            self._overdue_timer.start_within(max(0.0, oldest + DURABLE_SECONDS - self._clock.seconds()))
+            seconds = max(0.0, oldest + DURABLE_SECONDS - self._clock.seconds())
+            self._overdue_timer.start_within(min(seconds, CATCH_UP_SECONDS) if is_catching_up else seconds)
 
     def _is_there(self, run: Run) -> bool:
-        """Whether the run need not wait for the disk, or no longer."""
-        if run.source is None or run.is_position or run.is_refused or self._is_durable is None:
+        """Whether the run need not wait for the log, or no longer."""
+        if run.source is None or run.is_refused or self._is_in_memory(run.source):
             return True
-        return self._is_in_memory(run.source) or self._is_durable(run.source, run.token)
+        if run.is_position:
+            return run.source in self._passed or self.is_caught_up(run.source, run.token)
+        return self._is_durable is None or self._is_durable(run.source, run.token)
 
     def publish_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
         """Pass a line of a sub-channel to its subscribers here and at other daemons, and to nobody else."""

@@ -11,7 +11,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.peer import BrokerPeer
-from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel, ignore
+from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel, Source, ignore
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import Close, Deliver, Session, Warn
@@ -34,6 +34,7 @@ class ServedLink:
     """Gives the lines of a `ServedChannel` to the peer of this process, and publishes what that sends.
 
     `is_full` tells whether publishers should wait; `on_room` is called once they need not any more.
+    `is_caught_up` is that of the channel.
     """
 
     _logger = Logger()
@@ -47,6 +48,7 @@ class ServedLink:
         instance: str,
         metrics: Metrics,
         on_room: Callable[[], object],
+        is_caught_up: Callable[[Source, int], bool] = lambda source, token: True,
     ) -> None:
         self.messages_refused = 0
         self.interruptions = 0
@@ -57,6 +59,7 @@ class ServedLink:
         self._on_room = on_room
         self._metrics = metrics
         self._channel = channel
+        self._is_caught_up = is_caught_up
         self._session = Session(BROKER, NEWEST, name=instance, seconds=clock.seconds)
         self._own = ChannelPublisher()
         self._unread: list[bytes] = []
@@ -76,7 +79,7 @@ class ServedLink:
 
     def start(self) -> None:
         """Join the channel."""
-        self._channel.ingest = self._take
+        self._channel.ingest, self._channel.is_caught_up = self._take, self._is_caught_up
         self._is_up = self._is_reading = True
         self._member.subscriber_up()
         self._member.publisher_up()
@@ -84,7 +87,7 @@ class ServedLink:
     def stop(self) -> None:
         """Leave the channel."""
         self._is_up = False
-        self._channel.ingest = ignore
+        self._channel.ingest, self._channel.is_caught_up = ignore, lambda source, token: True
         self._channel.publisher_lost(self._own)
         self._timer.stop()
         self._gather_timer.stop()

@@ -44,9 +44,9 @@ COMMANDS: list[Command] = [
     Up(origin="o", number=1, line="USER_IP"),
     Ack(epoch=1, serial=0, at_ms=0),
     Channel(),
-    Publish(publisher=1, line="REMOTE_SERVER_UP x"),
-    PublishTo(publisher=1, channel="USER_IP", line="USER_IP"),
-    PublisherLost(1),
+    Publish(publisher="r.1", line="REMOTE_SERVER_UP x"),
+    PublishTo(publisher="r.1", channel="USER_IP", line="USER_IP"),
+    PublisherLost("r.1"),
 ]
 OF_A_CHANNEL = (Publish, PublishTo, PublisherLost)
 
