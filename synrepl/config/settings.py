@@ -248,10 +248,6 @@ def validate(built: Settings) -> None:
     machines although `insecure` is not set."""
     _check_open(built)
     _check_name(built)
-    if built.redis is not None and built.resp:
-        raise ConfigError(
-            "--redis and --resp: Synapse's processes use one of the two; remove the one that they do not use"
-        )
     if not built.upstream and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
     if any(one.for_catch_up for one in built.table_streams) and not (built.has_channel or built.follow):

@@ -10,7 +10,7 @@ from synrepl.errors import ConfigError, ReplicationError
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.status import NO_INGEST
+from synrepl.replication.status import NO_INGEST, NO_SOURCE
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -177,7 +177,13 @@ class IngestServices:
         for part in self._parts:
             status |= part.status()
         if status["resp"] is None and self._resp_server is not None:
-            status["resp"] = {"address": ", ".join(self._settings.resp), **self._resp_server.status()}
+            status["resp"] = {
+                "address": ", ".join(self._settings.resp),
+                **self._resp_server.status(),
+                "messages_refused": 0,
+                "interruptions": 0,
+                **NO_SOURCE,
+            }
         return status
 
     def problems(self) -> list[Problem]:

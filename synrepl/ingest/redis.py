@@ -8,7 +8,7 @@ import msgspec
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ports.problems import Problem
-from synrepl.transports.redis.link import RedisLink
+from synrepl.transports.redis.link import RedisLink, RedisState
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -39,17 +39,21 @@ class RedisSource(ChannelSource):
         self.follower.stop()
 
     def silence(self) -> Problem | None:
-        state = self.link.state()
-        if self.clock.seconds() - max(state.since, self.began) < PATIENCE_SECONDS:
-            return None
-        if not state.subscribed:
-            does = "receive from"
-        elif not state.publishing:
-            does = "publish to"
-        else:
-            return None
-        why = f"cannot {does} Redis at {state.address}: {state.why or 'no answer yet'}"
-        return Problem(why, state.since, not_ready=True)
+        return redis_silence(self.link.state(), self.began, self.clock.seconds())
 
     def status(self) -> dict[str, Any]:
         return {**msgspec.to_builtins(self.link.state()), **super().status()}
+
+
+def redis_silence(state: RedisState, began: float, now: float) -> Problem | None:
+    """The problem of a Redis that could not be heard or told anything for `PATIENCE_SECONDS`; else None."""
+    if now - max(state.since, began) < PATIENCE_SECONDS:
+        return None
+    if not state.subscribed:
+        does = "receive from"
+    elif not state.publishing:
+        does = "publish to"
+    else:
+        return None
+    why = f"cannot {does} Redis at {state.address}: {state.why or 'no answer yet'}"
+    return Problem(why, state.since, not_ready=True)

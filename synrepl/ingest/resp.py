@@ -1,7 +1,7 @@
 """The channel that this daemon serves in Redis' place, as a source of facts."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ports.problems import Problem
@@ -9,16 +9,35 @@ from synrepl.replication.broker.served_channel import Source as Pair
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp.server import RespServer
 
+if TYPE_CHECKING:
+    from synrepl.ingest.redis_connections import BridgedRedis
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RespSource(ChannelSource):
-    """Takes the facts of the channel at the RESP port into the log, from `start` to `stop`."""
+    """Takes the facts of the channel at the RESP port into the log, from `start` to `stop`.
+
+    With a Redis in the settings too, the port's channel is joined with that on the Redis (`redis`).
+    """
 
     server: RespServer
+    redis: "BridgedRedis | None" = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.server.channel is not None
+        if self.settings.redis is not None:
+            # Imported on use: an extra.
+            from synrepl.ingest.redis_connections import BridgedRedis
+
+            self.redis = BridgedRedis(
+                self.server.channel,
+                self.clock,
+                self.settings.redis,
+                server_name=self.server_name,
+                instance=self.settings.instance_name,
+                metrics=self.metrics,
+            )
         self.link = ServedLink(
             self.clock,
             self.peer,
@@ -33,8 +52,12 @@ class RespSource(ChannelSource):
     def start(self) -> None:
         self.server.is_full = lambda: self.link.is_full
         self.link.start()
+        if self.redis is not None:
+            self.redis.start()
 
     async def stop(self) -> None:
+        if self.redis is not None:
+            await self.redis.stop()
         self.server.is_full = bool
         self.peer.stop()
         self.link.stop()
@@ -48,8 +71,11 @@ class RespSource(ChannelSource):
         return self.follower.positions().get(stream, {}).get(writer, 0) >= token
 
     def silence(self) -> Problem | None:
-        """There is no connection that could fail."""
+        """There is no connection of its own that could fail."""
         return None
+
+    def problems(self) -> list[Problem]:
+        return super().problems() + ([] if self.redis is None else self.redis.problems())
 
     def status(self) -> dict[str, Any]:
         return {

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from synrepl.errors import ConfigError, NotConnected, RowError
+from synrepl.ingest.channel import ChannelSource
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import ServerSource, Source
 from synrepl.ports.interfaces import IThread
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from synrepl.ingest.redis import RedisSource
     from synrepl.ingest.resp import RespSource
     from synrepl.transports.resp.server import RespServer
+
+C = TypeVar("C", bound=ChannelSource)
 
 PAGE_ROWS: Final = 1_000
 """Approximate number of rows that one query reads from a table."""
@@ -72,11 +75,9 @@ class SourceManager:
         self.redis: RedisSource | None = None
         self.resp: RespSource | None = None
         self.servers: list[ServerSource] = []
-        if settings.redis is not None:
-            self.redis = self._redis_source()
-        elif self.resp_server is not None:
-            self.resp = self._resp_source(self.resp_server)
-        self._all: list[Source] = [one for one in (self.redis, self.resp) if one is not None]
+        self._open_channel()
+        channels: list[Source | None] = [self.redis, self.resp]
+        self._all = [one for one in channels if one is not None]
         for endpoint in settings.follow:
             is_first = not self._all and not self.servers
             server = ServerSource(
@@ -135,11 +136,19 @@ class SourceManager:
     def status(self) -> dict[str, Any]:
         """The fields of all sources in the status of the daemon."""
         return {
-            "redis": None if self.redis is None else self.redis.status(),
+            "redis": self._redis_status(),
             "resp": None if self.resp is None else self.resp.status(),
             "following": [server.status() for server in self.servers],
             "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.stalled()],
         }
+
+    def _redis_status(self) -> dict[str, Any] | None:
+        if self.redis is not None:
+            return self.redis.status()
+        if self.resp is not None and self.resp.redis is not None:
+            # What was received from it is counted with the channel that it is joined with.
+            return {**ChannelSource.status(self.resp), **self.resp.redis.status()}
+        return None
 
     def _database_catch_up(self) -> "_DatabaseCatchUp | None":
         streams = [one for one in self.settings.table_streams if one.for_catch_up]
@@ -154,15 +163,24 @@ class SourceManager:
             others=self._http,
         )
 
-    def _redis_source(self) -> "RedisSource":
+    def _open_channel(self) -> None:
+        # Imported on use: Redis is an extra, and most daemons have no RESP port.
         try:
-            from synrepl.ingest.redis import RedisSource  # an extra
+            if self.resp_server is not None:
+                from synrepl.ingest.resp import RespSource
+
+                self.resp = self._channel_source(RespSource, server=self.resp_server)
+            elif self.settings.redis is not None:
+                from synrepl.ingest.redis import RedisSource
+
+                self.redis = self._channel_source(RedisSource)
         except ImportError as error:
             raise ConfigError(
                 f"--redis needs more libraries: pip install 'synrepl[redis]' ({error})"
             ) from error
 
-        return RedisSource(
+    def _channel_source(self, make: Callable[..., C], **more: Any) -> C:
+        return make(
             settings=self.settings,
             clock=self.clock,
             follower=self._follower(is_first=True),
@@ -170,21 +188,7 @@ class SourceManager:
             metrics=self.metrics,
             write_policy=self.write_policy,
             server_name=self._server_name,
-        )
-
-    def _resp_source(self, server: "RespServer") -> "RespSource":
-        # Imported on use: most daemons have no such port.
-        from synrepl.ingest.resp import RespSource
-
-        return RespSource(
-            settings=self.settings,
-            clock=self.clock,
-            follower=self._follower(is_first=True),
-            publisher=self.publisher,
-            metrics=self.metrics,
-            write_policy=self.write_policy,
-            server_name=self._server_name,
-            server=server,
+            **more,
         )
 
     def _follower(self, *, is_first: bool) -> Follower:

@@ -13,7 +13,7 @@ from synrepl.inspection.looks import Heard
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.connections import RedisRefused
+from synrepl.transports.redis.connections import QuietMember, RedisRefused
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.grammar import Command
@@ -75,7 +75,7 @@ def announcements(commands: Iterable[Command | RdataRun]) -> Iterator[Announceme
                 yield Announcement(stream, writer, [abs(token)], is_answer=before == token)
 
 
-class ChannelMonitor:
+class ChannelMonitor(QuietMember):
     """Hears the channel of a homeserver (the member of a `RedisLink`)."""
 
     def __init__(self, reactor: Any, settings: RedisSettings, server_name: str) -> None:
@@ -93,7 +93,7 @@ class ChannelMonitor:
         self._link = RedisLink(
             reactor,
             redis_address(settings),
-            self,  # type: ignore[arg-type]  # all that a link calls
+            self,
             server_name=server_name,
             instance="synrepl-inspect",
             metrics=Metrics(CollectorRegistry()),

@@ -173,7 +173,7 @@ class Announcer:
         self._link = RedisLink(
             reactor,
             redis_address(homeserver.redis),
-            self,  # type: ignore[arg-type]  # all that a link calls
+            self,
             server_name=homeserver.server_name,
             instance=INSTANCE,
             metrics=Metrics(CollectorRegistry()),

@@ -100,6 +100,17 @@ class FactReceiver(StatusPart, Protocol):
         """The number of facts that are known to be missing."""
 
 
+NO_SOURCE: Final[dict[str, Any]] = {
+    "lag_seconds": 0.0,
+    "lag_rows": 0,
+    "gaps": [],
+    "lost": [],
+    "writes": [],
+    "is_writing": False,
+    "writers": [],
+}
+"""What the status says of a channel from which this daemon takes no facts."""
+
 NO_INGEST: Final[dict[str, Any]] = {
     "tables": [],
     "writers": [],

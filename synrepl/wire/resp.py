@@ -152,6 +152,19 @@ def array(items: Iterable[bytes]) -> bytes:
     return b"*%d\r\n%b" % (len(found), b"".join(found))
 
 
+def read_messages(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the channels and payloads of whole messages, as `message` encodes them.
+
+    Raises `RemoteProtocolError` if they are none.
+    """
+    parser = RequestParser()
+    parser.is_trusted = True
+    for words in parser.read(data):
+        if len(words) != 3:
+            raise RemoteProtocolError("this is no message of a channel")
+        yield words[1], words[2]
+
+
 def message(channel: bytes, payload: bytes) -> bytes:
     """Encode a message of a channel to its subscriber."""
     return b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (

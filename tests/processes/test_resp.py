@@ -12,7 +12,7 @@ from tests.certificates import Authority
 from tests.processes.channel import eventually
 from tests.processes.replicas import Cluster, Member
 from tests.servers.ports import free_port
-from tests.servers.redis import find_redis_servers
+from tests.servers.redis import RedisServer, find_redis_servers
 
 EVENT = '["ev",["$%d","!room:here","m.room.member","@user:here",null,null,"join",false,false]]'
 
@@ -46,6 +46,22 @@ def publish(client: Client, name: str, *lines: str) -> None:
     """Publish these lines."""
     for line in lines:
         client.redis.publish(name, line)
+
+
+def lines_until(client: Client, count: int) -> list[str]:
+    """The next rows that the client hears, so many."""
+    found: list[str] = []
+    while len(found) < count:
+        message = client.message()
+        if message.startswith("RDATA"):
+            found.append(message)
+    return found
+
+
+def is_bridged(member: Member) -> bool:
+    """Whether the daemon hears Redis, and can publish there."""
+    redis_status = member.status()["redis"]
+    return bool(redis_status["subscribed"] and redis_status["publishing"])
 
 
 def rows(member: Member) -> list[int]:
@@ -151,6 +167,49 @@ def test_a_replica_goes_on_alone_and_is_promoted(tmp_path: Path) -> None:
         assert ("events", "w1", 2, 3) == (lost["stream"], lost["writer"], lost["have"], lost["want"])
         for client in (reader, writer):
             client.close()
+
+
+@pytest.mark.story
+def test_processes_move_from_a_redis_one_by_one(tmp_path: Path) -> None:
+    """Each line goes over once; a Redis that is lost is made up for by a position."""
+    port = free_port()
+    server = RedisServer()
+    server.start()
+    with Cluster(tmp_path) as cluster:
+        options = ["--redis", server.url, "--resp", f"tcp:{port}:interface=127.0.0.1"]
+        member = cluster.add("n0", *options)
+        eventually(lambda: is_bridged(member), "the connections to Redis")
+        name = member.status()["server_name"]
+        there, here = Client(server.port), Client(port)
+        there.subscribe(name)
+        here.subscribe(name)
+        on_redis, on_port = Client(server.port), Client(port)
+        publish(on_redis, name, "POSITION events w1 1 1", f"RDATA events w1 2 {EVENT % 2}")
+        publish(on_port, name, "POSITION events w2 2 2", f"RDATA events w2 3 {EVENT % 3}")
+        wanted = {f"RDATA events w1 2 {EVENT % 2}", f"RDATA events w2 3 {EVENT % 3}"}
+        for reader in (there, here):
+            assert wanted == set(lines_until(reader, len(wanted)))
+        eventually(lambda: rows(member) == [2, 3], "both rows in the log")
+
+        server.kill()
+        eventually(lambda: not is_bridged(member), "the loss of Redis")
+        publish(on_port, name, f"RDATA events w2 4 {EVENT % 4}")
+        assert lines_until(here, 1) == [f"RDATA events w2 4 {EVENT % 4}"]
+        server.start()
+        eventually(lambda: is_bridged(member), "the connections to Redis")
+        again = Client(server.port)
+        again.subscribe(name)
+        publish(on_port, name, f"RDATA events w2 5 {EVENT % 5}")
+        assert lines_until(again, 1) == [f"RDATA events w2 5 {EVENT % 5}"]
+
+        # The writer moves: its old connection is gone, and it says its position at the new one.
+        publish(on_port, name, "POSITION events w1 2 2", f"RDATA events w1 6 {EVENT % 6}")
+        assert lines_until(again, 1) == lines_until(here, 2)[1:] == [f"RDATA events w1 6 {EVENT % 6}"]
+        eventually(lambda: rows(member) == [2, 3, 4, 5, 6], "all rows in the log")
+        assert member.status()["resp"]["lost"] == []
+        for client in (there, here, on_redis, on_port, again):
+            client.close()
+    server.remove()
 
 
 @pytest.mark.story

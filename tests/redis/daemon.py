@@ -106,8 +106,12 @@ class RedisDaemon(FakeDaemon):
 
     async def _start(self) -> None:
         await super()._start()
-        self.redis_side = OnFakeRedis(self, self._redis)
+        self.redis_side = self.make_side(self._redis)
         self.redis_side.start()
+
+    def make_side(self, redis: Any) -> "OnFakeRedis":
+        """Make its part on the channel."""
+        return OnFakeRedis(self, redis)
 
     def history_lost(self, stream: str) -> None:
         """Disconnect followers: they hold facts that the log has discarded."""
@@ -162,10 +166,15 @@ class OnFakeRedis:
             exclusive=self.writing.exclusive,
             rng=daemon.chance,
         )
-        self.link = link_to(
-            redis, self.peer, instance=daemon.instance, chance=daemon.chance, metrics=daemon.metrics
-        )
+        self.link: Any = self.make_link()
         self.peer.broker = self.link
+
+    def make_link(self) -> Any:
+        """Make the link of its peer to the channel."""
+        daemon = self.daemon
+        return link_to(
+            self.redis, self.peer, instance=daemon.instance, chance=daemon.chance, metrics=daemon.metrics
+        )
 
     def start(self) -> None:
         """Connect."""

@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import RemoteProtocolError
+from synrepl.ingest.redis_connections import BridgedRedis
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
@@ -16,6 +18,7 @@ from synrepl.replication.broker.channel_downlink import ChannelDownlink
 from synrepl.replication.broker.channel_uplink import ChannelUplink, Sent
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.testing.network import MemoryEndpoint
+from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.resp.server import RespFactory, RespServer
 from synrepl.wire import native
 from synrepl.wire.codec import codec_of
@@ -159,6 +162,7 @@ class Daemon:
         self.demotions = self.held_back = self.overflows = 0
         self._uplink: ChannelUplink | None = None
         self._up: UpEnd | None = None
+        self._bridge: BridgedRedis | None = None
 
     def start(self) -> None:
         """Start in the role that it has by now."""
@@ -190,6 +194,8 @@ class Daemon:
                 self._uplink = None
                 self._hang_up()
             channel.ingest, channel.is_caught_up = self.run.ingest, self.run.is_caught_up
+            if self.run.redis is not None and self._bridge is None:
+                self._bridge = self._join_redis(channel)
             channel.ask()
         elif self._uplink is None:
             self._uplink = ChannelUplink(channel, self.run.clock, Metrics(CollectorRegistry()))
@@ -207,12 +213,28 @@ class Daemon:
         if self._uplink is not None:
             self.overflows += self._uplink.overflows
         self._uplink = self._up = None
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            Deferred.fromCoroutine(bridge.stop())
         network = self.run.network
-        for name in (self.name, f"{self.name}!", f"{self.name}?"):
+        for name in (self.name, f"{self.name}!", f"{self.name}?", f"{self.name}#"):
             network.stop_listening(name)
             for link in network.links_of(name):
                 link.cut()
         channel.stop()
+
+    def _join_redis(self, channel: ServedChannel) -> BridgedRedis:
+        made = BridgedRedis(
+            channel,
+            self.run.clock,
+            RedisAddress.parse("redis://redis:6379"),
+            server_name="hs",
+            instance=self.name,
+            metrics=Metrics(CollectorRegistry()),
+            endpoint=lambda host, port: MemoryEndpoint(self.run.network, f"{self.name}#", "redis"),
+        )
+        made.start()
+        return made
 
     # -- the upstream --------------------------------------------------------------------------------------
 

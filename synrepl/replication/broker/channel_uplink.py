@@ -10,12 +10,11 @@ for a while.
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel
 from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
-from synrepl.wire.resp import RequestParser
+from synrepl.wire.resp import read_messages
 
 MAX_WAITING: Final = 8 * 1024 * 1024
 """The bytes that wait for an upstream that does not read. Beyond it all of them are dropped."""
@@ -212,13 +211,8 @@ class ChannelUplink:
 
     def _received(self, data: bytes) -> None:
         """Pass on messages of the upstream's channel. Raises `RemoteProtocolError` if they are none."""
-        parser = RequestParser()
-        parser.is_trusted = True
         lines: list[bytes] = []
-        for words in parser.read(data):
-            if len(words) != 3:
-                raise RemoteProtocolError("the upstream sent something that is no message of a channel")
-            _, channel, line = words
+        for channel, line in read_messages(data):
             if channel == self._channel.name:
                 lines.append(line)
             else:

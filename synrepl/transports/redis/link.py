@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 from twisted.internet import defer
@@ -15,9 +15,8 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.connections import PublisherConnection, SubscriberConnection
+from synrepl.transports.redis.connections import IMember, PublisherConnection, SubscriberConnection
 from synrepl.transports.redis.half_link import HalfLink, query
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command
@@ -46,29 +45,29 @@ class RedisState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(eq=False, repr=False)
-class RedisLink:
+class RedisChannels:
     """Keeps a member subscribed and able to publish; reconnects each of its two connections by itself.
 
     Synapse has the same two connections and channels (docs/reference/peers.md#redis-channels).
     A suffix in `hears` stands for the channel ``server_name/suffix``, the empty suffix for `server_name`.
-    If it `only_hears`, there is no publisher's connection.
+    If it `only_hears`, there is no publisher's connection. `on_messages` gets the messages as they came.
     `endpoint` replaces the default client endpoint to a host and port (to a path and 0 for a UNIX socket);
     nothing is added to it, not even TLS. `chance` is the source of jitter.
     """
 
     reactor: Any
     address: RedisAddress
-    member: BrokerPeer
+    member: IMember
     _: KW_ONLY
     server_name: str
     instance: str
     metrics: Metrics
     hears: Collection[str] = ("", "USER_IP")
     only_hears: bool = False
-    dialect: Dialect = NEWEST
     keepalive: Keepalive = REDIS_KEEPALIVE
     endpoint: Callable[[str, int], IStreamClientEndpoint] | None = None
     chance: random.Random = field(default_factory=random.Random)
+    on_messages: Callable[[Sequence[bytes]], None] = lambda messages: None
     _logger: ClassVar = Logger()
 
     def __post_init__(self) -> None:
@@ -81,12 +80,10 @@ class RedisLink:
         self.is_reading = True
         self.sentinels = list(self.address.hosts) if self.address.service else []
         """The Sentinels of the service, the one that responded last first."""
-        self._session = Session(BROKER, self.dialect, name=self.instance, seconds=self.clock.seconds)
         self._publish_heads: dict[str, bytes] = {}
         self._since = self.clock.seconds()
         self._reconnects = 0
         self._refused = 0
-        self._limited_logger = LimitedLogger(self._logger, self.clock)
         self._subscriber = HalfLink(self, SubscriberConnection)
         self._publisher = HalfLink(self, PublisherConnection)
         self._halves: Sequence[HalfLink[Any]] = (
@@ -103,7 +100,6 @@ class RedisLink:
 
         Fires when they are closed, after 5 seconds at most. The member gets no more calls.
         """
-        self._limited_logger.stop()
         closed = [half.stop() for half in self._halves]
         return defer.gatherResults(closed).addCallback(lambda _: None)
 
@@ -116,15 +112,7 @@ class RedisLink:
 
         Without a publisher's connection the lines are dropped.
         """
-        self._publish(self.server_name, data)
-
-    def send(self, command: Command) -> None:
-        """Publish a command on its channel. Raises `LocalProtocolError` as `Session.encode` does.
-
-        Without a publisher's connection the command is dropped.
-        """
-        channel = f"{self.server_name}/{command.CHANNEL}" if command.CHANNEL else self.server_name
-        self._publish(channel, self._session.encode([command]))
+        self.publish(self.server_name, data)
 
     def fail(self, why: str) -> None:
         """Log an error and drop both connections. They are opened again after a delay."""
@@ -169,7 +157,53 @@ class RedisLink:
             self._reconnects += 1
             self.metrics.reconnects.inc()
 
-    def on_messages(self, messages: Sequence[bytes]) -> None:
+    def publish(self, channel: str, data: bytes) -> None:
+        """Publish encoded lines, each ended by a newline, on this channel; dropped without a connection."""
+        connection = self._publisher.current
+        if connection is None or connection.closed or not data:
+            return
+        head = self._publish_heads.get(channel)
+        if head is None:
+            name = channel.encode()
+            head = b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(name), name)
+            self._publish_heads[channel] = head
+        connection.publish(head, data)
+
+
+class ICommandMember(IMember, Protocol):
+    """A member that takes commands, such as `BrokerPeer`."""
+
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
+        """Handle messages of the channel in its order. Raises `RemoteProtocolError`."""
+
+
+@dataclass(eq=False, repr=False)
+class RedisLink(RedisChannels):
+    """Gives its member the messages as commands of the dialect, and publishes commands."""
+
+    member: ICommandMember
+    _: KW_ONLY
+    dialect: Dialect = NEWEST
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.on_messages = self._on_messages
+        self._session = Session(BROKER, self.dialect, name=self.instance, seconds=self.clock.seconds)
+        self._limited_logger = LimitedLogger(self._logger, self.clock)
+
+    def stop(self) -> "Deferred[None]":
+        self._limited_logger.stop()
+        return super().stop()
+
+    def send(self, command: Command) -> None:
+        """Publish a command on its channel. Raises `LocalProtocolError` as `Session.encode` does.
+
+        Without a publisher's connection the command is dropped.
+        """
+        channel = f"{self.server_name}/{command.CHANNEL}" if command.CHANNEL else self.server_name
+        self.publish(channel, self._session.encode([command]))
+
+    def _on_messages(self, messages: Sequence[bytes]) -> None:
         """Handle all messages of one read in one call, which makes reading rows fast."""
         for action in self._session.receive(messages):
             match action:
@@ -195,14 +229,3 @@ class RedisLink:
             self._logger.failure("protocol error of this process on Redis")
             self.fail(f"internal error: {error.why}")
         return self._subscriber.current is not None and not self._subscriber.current.closed
-
-    def _publish(self, channel: str, data: bytes) -> None:
-        connection = self._publisher.current
-        if connection is None or connection.closed or not data:
-            return
-        head = self._publish_heads.get(channel)
-        if head is None:
-            name = channel.encode()
-            head = b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(name), name)
-            self._publish_heads[channel] = head
-        connection.publish(head, data)

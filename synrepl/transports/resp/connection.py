@@ -36,6 +36,8 @@ MAX_CHANNELS: Final = 16
 MAX_MS: Final = 10 * 365 * 86_400_000
 """The longest expiry, in milliseconds."""
 
+MAX_CLIENT_NAME: Final = 100
+
 ABORT_SECONDS: Final = 5.0
 """Time between our close and the abort of the connection, for a client that does not read the rest."""
 
@@ -84,6 +86,8 @@ class RespConnection(Protocol):
         self.access: Access | None = None
         """The rights of the client; None until it has authenticated."""
         self.key: Key | None = None
+        self.name = ""
+        """What the client calls itself (CLIENT SETNAME)."""
         self.subscriber = ChannelSubscriber(self._write_message)
         self.publisher = ChannelPublisher()
         self._server = server
@@ -188,6 +192,16 @@ class RespConnection(Protocol):
         """The client's address."""
         return address_text(self.transport.getPeer())
 
+    def describe(self) -> dict[str, Any]:
+        """What the status says of this client."""
+        channel = self._server.channel
+        return {
+            "name": self.name or ("" if self.access is None else self.access.name),
+            "address": self.peer,
+            "subscribes": bool(self._channels),
+            "publishes": channel is not None and self.publisher in channel.publishers,
+        }
+
     def _read_on(self) -> None:
         if not (self._is_full or self._is_held or self._is_closing):
             self.transport.resumeProducing()
@@ -210,8 +224,8 @@ class RespConnection(Protocol):
 
     def _disconnect(self) -> None:
         self.transport.unregisterProducer()
-        self.transport.loseConnection()
         self._timer.restart(ABORT_SECONDS)
+        self.transport.loseConnection()
 
     def _on_time(self) -> None:
         if self._is_closing:
@@ -304,7 +318,11 @@ class RespConnection(Protocol):
         return resp.OK
 
     def _client(self, words: Words) -> bytes:
-        if words and words[0].upper() in (b"SETNAME", b"SETINFO"):
+        subcommand = words[0].upper() if words else b""
+        if subcommand == b"SETNAME" and len(words) == 2:
+            self.name = printable(words[1].decode("utf-8", "replace"), limit=MAX_CLIENT_NAME)
+            return resp.OK
+        if subcommand == b"SETINFO":
             return resp.OK
         raise _Refused("ERR unknown subcommand. Try CLIENT SETNAME or CLIENT SETINFO.")
 

@@ -1,6 +1,7 @@
 """The RESP port of a daemon: its connections, its cache, and the channel that it serves."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from twisted.internet.interfaces import IAddress
@@ -19,6 +20,9 @@ from synrepl.transports.resp.connection import RespConnection
 
 ALONE_SECONDS: Final = 5.0
 """How long a replica's port may be without the channel of an upstream before that is a problem."""
+
+MAX_CLIENTS: Final = 200
+"""The most clients that the status names."""
 
 ALONE: Final = (
     "what is published at the RESP port reaches no log and no other daemon: the upstream is away, has no"
@@ -107,6 +111,7 @@ class RespServer:
             "connected": is_connected,
             "why": self.why_closed if channel is None else "" if is_connected else ALONE,
             **self.info(),
+            "clients": [one.describe() for one in islice(self.connections, MAX_CLIENTS)],
             "upstream": None
             if uplink is None
             else {
