@@ -39,8 +39,11 @@ from tests.servers.redis import RedisServer
 
 SERVER_NAME: Final = "hs.test"
 KILLS: Final = size(2, 20)
-RETURN_SECONDS: Final = 10.0
-"""How long after the daemon's return every process may take to have everything."""
+RETURN_SECONDS: Final = 15.0
+"""How long after the daemon's return every process may take to have everything.
+
+Most are back in five; the publishing connection of a process waits up to ten between attempts, and a jitter.
+"""
 
 POSITION: Final = re.compile(
     r'^synapse_storage_stream_current_position\{.*stream_name="(\w+)".*\} (\S+)$', re.MULTILINE

@@ -60,6 +60,10 @@ class Proxy:
         """End every connection, at once and without a farewell."""
         self._do(self._cut())
 
+    def go_to(self, port: int) -> None:
+        """Pass new connections on to this port."""
+        self._target = port
+
     def cut_after(self, count: int) -> None:
         """End every connection once so many bytes more came from the server."""
         self._cut_after = self.down + count

@@ -241,17 +241,18 @@ class RespConnection(Protocol):
         if handler is None:
             shown = printable(words[0].decode("utf-8", "replace"), limit=64)
             return resp.error(f"ERR unknown command '{shown}': this is synrepl, and no Redis")
-        if self.access is None and name not in BEFORE_AUTH:
-            return resp.error("NOAUTH Authentication required.")
         if self._channels and name not in WHILE_SUBSCRIBED:
             return resp.error(
                 f"ERR Can't execute '{name.decode().lower()}': only SUBSCRIBE / UNSUBSCRIBE / PING / QUIT are"
                 " allowed in this context"
             )
         if self._server.channel is None and name not in BEFORE_AUTH:
+            # Before authentication too: a proxy that checks the port has no password.
             # Closed, since a client that is refused a subscription may not ask again: it connects again.
             self._is_closing = True
             return resp.error(f"LOADING {self._server.why_closed}")
+        if self.access is None and name not in BEFORE_AUTH:
+            return resp.error("NOAUTH Authentication required.")
         try:
             return handler(self, words[1:])
         except _Refused as refused:
