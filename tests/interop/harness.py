@@ -307,11 +307,11 @@ class Daemon:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http_port}"
 
-    def start(self) -> None:
-        """Start it and wait until it says that it is ready."""
+    def start(self, *, answers: str = "/readyz") -> None:
+        """Start it, and wait until it is ready (or answers this path, as one does that is not)."""
         for left in reversed(range(5)):
             try:
-                self._start()
+                self._start(answers)
             except AssertionError as error:
                 if not left or not self._may_choose_ports or "Address already in use" not in str(error):
                     raise
@@ -323,7 +323,7 @@ class Daemon:
         # Others reconnect to these.
         self._may_choose_ports = False
 
-    def _start(self) -> None:
+    def _start(self, answers: str) -> None:
         listening = [
             "--listen",
             f"tcp:{self.port}:interface=127.0.0.1",
@@ -338,7 +338,7 @@ class Daemon:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             with contextlib.suppress(OSError):  # refused until it listens, 503 until it is ready
-                with urllib.request.urlopen(self.url + "/readyz", timeout=5):
+                with urllib.request.urlopen(self.url + answers, timeout=5):
                     return
             try:  # the pause between two looks is the wait for its possible end
                 status = self._process.wait(0.05)

@@ -58,7 +58,7 @@ class Pair:
 
     def start_replica(self) -> None:
         """Start the former primary, which may have facts that nobody else has: it gives them up."""
-        self.replica.start()
+        self.replica.start(answers="/livez")
         wait_until(lambda: role(self.replica) != "primary", "the former primary to hear of the new one")
         if role(self.replica) == "fenced":
             ask(self.replica, "/v1/resync", {})
