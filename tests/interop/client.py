@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final, Self
 
 from tests.interop.homeserver import MAIN, WORKER, Homeserver
@@ -35,12 +35,16 @@ class Refused(Exception):
 
 
 class Client:
-    """One device of one user. A request goes to the process that serves it, `at` where there is a choice."""
+    """One device of one user. A request goes to the process that serves it, `at` where there is a choice.
 
-    def __init__(self, urls: Mapping[str, str], user: str, device: str, token: str) -> None:
+    Without `at`, what only writers of a stream serve goes to the first of them.
+    """
+
+    def __init__(self, homeserver: Homeserver, user: str, device: str, token: str) -> None:
         self.user = user
         self.device = device
-        self._urls = urls
+        self._homeserver = homeserver
+        self._urls = homeserver.urls
         self._token = token
         self._numbers = itertools.count(1)
         self._since: dict[str, str] = {}
@@ -48,15 +52,15 @@ class Client:
     @classmethod
     def register(cls, homeserver: Homeserver, name: str, *, admin: bool = False) -> Self:
         """A new user."""
-        asking = cls(homeserver.urls, "", "", "")
+        asking = cls(homeserver, "", "", "")
         nonce = asking.request(MAIN, "GET", f"{ADMIN}/register")["nonce"]
         words = [nonce, name, PASSWORD, "admin" if admin else "notadmin"]
         mac = hmac.new(homeserver.registration_secret.encode(), "\0".join(words).encode(), hashlib.sha1)
         body = {"nonce": nonce, "username": name, "password": PASSWORD, "admin": admin}
         said = asking.request(MAIN, "POST", f"{ADMIN}/register", body | {"mac": mac.hexdigest()})
-        return cls(homeserver.urls, said["user_id"], said["device_id"], said["access_token"])
+        return cls(homeserver, said["user_id"], said["device_id"], said["access_token"])
 
-    def log_in(self, device: str) -> "Client":
+    def log_in(self, device: str, at: str = WORKER) -> "Client":
         """The same user, with another device."""
         body = {
             "type": "m.login.password",
@@ -64,8 +68,8 @@ class Client:
             "password": PASSWORD,
             "device_id": device,
         }
-        said = self.request(WORKER, "POST", f"{CLIENT}/login", body)
-        return Client(self._urls, self.user, device, said["access_token"])
+        said = self.request(at, "POST", f"{CLIENT}/login", body)
+        return Client(self._homeserver, self.user, device, said["access_token"])
 
     @property
     def token(self) -> str:
@@ -129,7 +133,7 @@ class Client:
     def type(self, room: str, is_typing: bool) -> None:
         """Begin or end to type."""
         path = f"{CLIENT}/rooms/{_quoted(room)}/typing/{_quoted(self.user)}"
-        self.request(WORKER, "PUT", path, {"typing": is_typing, "timeout": 30_000})
+        self.request(self._writer("typing"), "PUT", path, {"typing": is_typing, "timeout": 30_000})
 
     def read(
         self,
@@ -138,11 +142,12 @@ class Client:
         *,
         kind: str = "m.read",
         thread: str | None = None,
-        at: str = WORKER,
+        at: str | None = None,
     ) -> None:
         """A receipt, perhaps within a thread."""
         path = f"{CLIENT}/rooms/{_quoted(room)}/receipt/{kind}/{_quoted(event)}"
-        self.request(at, "POST", path, {} if thread is None else {"thread_id": thread})
+        body = {} if thread is None else {"thread_id": thread}
+        self.request(at or self._writer("receipts"), "POST", path, body)
 
     def be(self, presence: str, message: str = "") -> None:
         """Be `online`, `unavailable` or `offline`."""
@@ -176,10 +181,11 @@ class Client:
     def set_push_rule(self, name: str, word: str | None) -> None:
         """Be told of this word; without it, no longer."""
         path = f"{CLIENT}/pushrules/global/content/{_quoted(name)}"
+        at = self._writer("push_rules")
         if word is None:
-            self.request(WORKER, "DELETE", path)
+            self.request(at, "DELETE", path)
         else:
-            self.request(WORKER, "PUT", path, {"pattern": word, "actions": ["notify"]})
+            self.request(at, "PUT", path, {"pattern": word, "actions": ["notify"]})
 
     def set_pusher(self, key: str, *, is_wanted: bool = True) -> None:
         """Register a pusher, which nothing is ever pushed to, or take it back."""
@@ -198,10 +204,11 @@ class Client:
         path = f"{CLIENT}/profile/{_quoted(self.user)}/displayname"
         self.request(at, "PUT", path, {"displayname": name})
 
-    def subscribe(self, room: str, thread: str, *, is_wanted: bool = True, at: str = WORKER) -> None:
+    def subscribe(self, room: str, thread: str, *, is_wanted: bool = True, at: str | None = None) -> None:
         """Follow a thread, or no longer."""
         position = "/_matrix/client/unstable/io.element.msc4306/rooms"
         path = f"{position}/{_quoted(room)}/thread/{_quoted(thread)}/subscription"
+        at = at or self._writer("thread_subscriptions")
         if is_wanted:
             self.request(at, "PUT", path, {})
         else:
@@ -209,11 +216,12 @@ class Client:
 
     # Devices
 
-    def name_device(self, name: str, at: str = WORKER) -> None:
+    def name_device(self, name: str, at: str | None = None) -> None:
         """What the user calls this device."""
+        at = at or self._writer("device_lists")
         self.request(at, "PUT", f"{CLIENT}/devices/{_quoted(self.device)}", {"display_name": name})
 
-    def upload_keys(self, at: str = WORKER) -> None:
+    def upload_keys(self, at: str | None = None) -> None:
         """New keys of this device. Nobody checks the signature but those who would write to it."""
         key = f"{next(self._numbers):043d}"
         keys = {
@@ -223,23 +231,27 @@ class Client:
             "keys": {f"curve25519:{self.device}": key, f"ed25519:{self.device}": key},
             "signatures": {self.user: {f"ed25519:{self.device}": "none"}},
         }
+        at = at or self._writer("device_lists")
         self.request(at, "POST", f"{CLIENT}/keys/upload", {"device_keys": keys})
 
     def send_to_devices(self, users: Iterable[str], content: Answer) -> None:
         """A message to every device of these users."""
         path = f"{CLIENT}/sendToDevice/test.message/{self._transaction()}"
-        self.request(WORKER, "PUT", path, {"messages": {user: {"*": content} for user in users}})
+        body = {"messages": {user: {"*": content} for user in users}}
+        self.request(self._writer("to_device"), "PUT", path, body)
 
     # Media, and what only administrators may do
 
-    def upload(self, content: bytes, at: str = MAIN) -> str:
+    def upload(self, content: bytes, at: str | None = None) -> str:
         """A file: its id."""
+        at = at or self._homeserver.media
         said = self._ask(at, "POST", "/_matrix/media/v3/upload?filename=test.txt", content, "text/plain")
         media: str = said["content_uri"].rpartition("/")[2]
         return media
 
-    def quarantine(self, media: str, *, is_wanted: bool = True, at: str = MAIN) -> None:
+    def quarantine(self, media: str, *, is_wanted: bool = True, at: str | None = None) -> None:
         """Hide a file of this homeserver from everybody, or show it again."""
+        at = at or self._homeserver.media
         verb = "quarantine" if is_wanted else "unquarantine"
         server = self.user.partition(":")[2]
         self.request(at, "POST", f"{ADMIN}/media/{verb}/{_quoted(server)}/{_quoted(media)}", {})
@@ -287,6 +299,9 @@ class Client:
     def _event(self, at: str, path: str, content: Answer) -> str:
         event: str = self.request(at, "PUT", path, content)["event_id"]
         return event
+
+    def _writer(self, stream: str) -> str:
+        return self._homeserver.writers_of(stream)[0]
 
     def _own(self) -> str:
         return f"{CLIENT}/user/{_quoted(self.user)}"

@@ -9,11 +9,12 @@ other homeservers).
 
 import random
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
 from tests.interop.client import Client, Refused
-from tests.interop.homeserver import MAIN, PERSISTER, WORKER, Homeserver
+from tests.interop.homeserver import MAIN, WORKER, Homeserver
 
 USERS: Final = 3
 ROOMS: Final = 6
@@ -41,10 +42,15 @@ DRIVEN: Final = frozenset(
 
 
 class Driver:
-    """Users and rooms of their own, and what they do in a round."""
+    """Users and rooms of their own, and what they do in a round.
+
+    Their requests go to all processes of the homeserver that serve them.
+    """
 
     def __init__(self, homeserver: Homeserver, seed: int = 1) -> None:
         self.rounds = 0
+        self.avoided = frozenset[str]()
+        """The processes that no request is sent to now, where there is a choice."""
         self._homeserver = homeserver
         self._seed = seed
         self._random = random.Random(seed)
@@ -52,6 +58,7 @@ class Driver:
         self._rooms: list[str] = []
         self._said: dict[str, str] = {}
         self._left: str | None = None
+        self._turns = 0
 
     def prepare(self) -> None:
         """Register the users, and bring them together. The first of them administers the homeserver."""
@@ -98,26 +105,30 @@ class Driver:
             self.round()
 
     def _talk(self, user: Client, friend: Client, room: str) -> None:
-        at = self._random.choice([MAIN, PERSISTER, WORKER])
+        at = self._random.choice(self._processes)
         said = f"Round {self.rounds} \N{SNOWMAN}"
         root = user.send(room, said, at=at)
         answer = friend.send(room, "Indeed.", thread=root, at=self._other(at))
         friend.react(room, root, "+1")
         friend.redact(room, friend.send(room, "Oops.", at=at), at=at)
         user.send(room, "Stick!", is_sticky=True, at=self._other(at))
-        user.read(room, root, at=at if at != MAIN else PERSISTER)
-        user.read(room, answer, thread=root, at=self._other(at))
+        receipts = self._writers("receipts")
+        first = at if at in receipts else self._other(at, receipts)
+        user.read(room, root, at=first)
+        user.read(room, answer, thread=root, at=self._other(first, receipts))
         friend.read(room, root, kind="m.read.private", thread="main")
-        for writer in (WORKER, PERSISTER):
-            friend.subscribe(room, root, at=writer)
-            friend.subscribe(room, root, is_wanted=False, at=self._other(writer))
+        if "thread_subscriptions" in self._homeserver.named_writers:
+            writers = self._writers("thread_subscriptions")
+            for writer in writers:
+                friend.subscribe(room, root, at=writer)
+                friend.subscribe(room, root, is_wanted=False, at=self._other(writer, writers))
 
     def _tell(self, user: Client, friend: Client, room: str) -> None:
         user.type(room, True)
         friend.type(room, True)
         user.be("online", f"in round {self.rounds}")
         friend.be("unavailable")
-        user.sync(at=PERSISTER)
+        user.sync(at=self._other(WORKER))
         friend.sync()
         user.type(room, False)
         friend.type(room, False)
@@ -134,21 +145,22 @@ class Driver:
         user.set_push_rule("word", None)
         user.set_pusher(f"key-{self._seed}-{number}")
         user.set_pusher(f"key-{self._seed}-{number}", is_wanted=False)
-        user.set_display_name(f"Somebody {number}", at=self._random.choice([MAIN, WORKER]))
+        user.set_display_name(f"Somebody {number}", at=self._random.choice(self._processes))
 
     def _devices(self, user: Client, friend: Client, room: str) -> None:
-        user.name_device(f"Device {self.rounds}", at=self._random.choice([MAIN, WORKER]))
-        user.upload_keys(at=self._random.choice([MAIN, WORKER]))
+        writers = self._writers("device_lists")
+        user.name_device(f"Device {self.rounds}", at=self._random.choice(writers))
+        user.upload_keys(at=self._random.choice(writers))
         friend.send_to_devices([one.user for one in self._users], {"round": self.rounds})
-        passing = friend.log_in(f"PASSING{self.rounds}")
+        passing = friend.log_in(f"PASSING{self.rounds}", at=self._other(MAIN))
         passing.upload_keys()
-        passing.sync()
+        passing.sync(at=self._other(MAIN))
         passing.log_out()
 
     def _rooms_come_and_go(self, user: Client, friend: Client, room: str) -> None:
-        passing = user.create_room(at=self._random.choice([MAIN, WORKER]), preset="private_chat")
+        passing = user.create_room(at=self._random.choice(self._processes), preset="private_chat")
         user.invite(passing, friend.user)
-        friend.join(passing, at=PERSISTER)
+        friend.join(passing, at=self._other(WORKER))
         user.set_state(passing, "m.room.name", {"name": f"Passing {self.rounds}"})
         user.set_state(passing, "m.room.topic", {"topic": "Nothing lasts"}, at=MAIN)
         friend.leave(passing)
@@ -163,8 +175,19 @@ class Driver:
         administrator.quarantine(media)
         administrator.quarantine(media, is_wanted=False)
 
-    def _other(self, at: str) -> str:
-        return PERSISTER if at == WORKER else WORKER
+    @property
+    def _processes(self) -> list[str]:
+        return [name for name in self._homeserver.processes if name not in self.avoided]
+
+    def _writers(self, stream: str) -> list[str]:
+        return [name for name in self._homeserver.writers_of(stream) if name not in self.avoided]
+
+    def _other(self, at: str, among: Sequence[str] = ()) -> str:
+        """Another of these processes, or of all workers, in turn; the same one if there is no other."""
+        among = among or [name for name in self._processes if name != MAIN]
+        others = [name for name in among if name != at] or list(among)
+        self._turns += 1
+        return others[self._turns % len(others)]
 
 
 class Driving:

@@ -1,8 +1,8 @@
-"""A whole homeserver: its main process, two workers, a Redis and a PostgreSQL.
+"""A whole homeserver: its main process, two workers or five, a Redis and a PostgreSQL.
 
 It is of the newest release, unless another is named.
 Nothing of it is a stand-in, and nothing of it can be reached from other machines. Every stream that may have
-several writers has two. It sends nothing to other homeservers.
+several writers has two or three. It sends nothing to other homeservers.
 """
 
 import atexit
@@ -17,7 +17,8 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
@@ -33,7 +34,11 @@ MAIN: Final = "master"
 """The main process, as the streams call it."""
 PERSISTER: Final = "persister1"
 WORKER: Final = "worker1"
+READER: Final = "reader1"
+FEDERATION: Final = "federation1"
+MEDIA: Final = "media1"
 PROCESSES: Final = (MAIN, PERSISTER, WORKER)
+"""Those of `TWO_WORKERS`."""
 
 WRITERS: Final = {
     "events": [PERSISTER, WORKER],
@@ -47,6 +52,42 @@ WRITERS: Final = {
     "push_rules": WORKER,
 }
 """Who writes what; the main process writes the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The workers of a homeserver, and which process does what. The main process does what is left."""
+
+    workers: Sequence[str]
+    writers: Mapping[str, str | Sequence[str]]
+    """The writer of each stream, or its writers."""
+    federation_sender: str
+    media: str = MAIN
+    background: str = MAIN
+    """Runs the background tasks, and keeps the user directory."""
+
+
+TWO_WORKERS: Final = Layout(workers=(PERSISTER, WORKER), writers=WRITERS, federation_sender=WORKER)
+
+FIVE_WORKERS: Final = Layout(
+    workers=(PERSISTER, WORKER, READER, FEDERATION, MEDIA),
+    writers={
+        "events": [PERSISTER, WORKER, FEDERATION],
+        "receipts": [WORKER, PERSISTER, READER],
+        "device_lists": [WORKER, MAIN, READER],
+        "thread_subscriptions": [WORKER, PERSISTER, READER],
+        "typing": WORKER,
+        "to_device": FEDERATION,
+        "account_data": MEDIA,
+        "presence": FEDERATION,
+        "push_rules": PERSISTER,
+        "quarantined_media_changes": MEDIA,
+    },
+    federation_sender=FEDERATION,
+    media=MEDIA,
+    background=MEDIA,
+)
+"""No client has to wait for the reader: what it writes, others write too, and a client chooses."""
 
 SUBSCRIBED: Final = "Successfully subscribed to redis stream"
 """What a process says when it hears the others."""
@@ -193,8 +234,8 @@ class Homeserver:
     """The homeserver; a context manager that starts all of it, and leaves nothing behind.
 
     `others` are the HTTP ports of writers that are none of its processes, by their names; `writers` says who
-    writes what where that is not as in `WRITERS`. `own` are settings of single processes, by their names, and
-    `shared` are further settings of all. The process `media` has the media.
+    writes what where that is not as in the `layout`. `own` are settings of single processes, by their names,
+    and `shared` are further settings of all. The process `media` has the media, if not that of the layout.
     """
 
     def __init__(
@@ -207,7 +248,8 @@ class Homeserver:
         own: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         shared: Mapping[str, Any] = MappingProxyType({}),
         release: str = "newest",
-        media: str = MAIN,
+        layout: Layout = TWO_WORKERS,
+        media: str | None = None,
     ) -> None:
         self.server_name = server_name
         self.secret = "replication-secret-of-the-tests"
@@ -216,12 +258,15 @@ class Homeserver:
         """What `Client.register` shows."""
         self.folder = Path(tempfile.mkdtemp(prefix="synrepl-homeserver-"))
         self.redis = redis if redis is not None else RedisServer()
-        self.media = media
-        self.processes = {name: Process(name, self.folder, has_media=name == media) for name in PROCESSES}
+        self.layout = layout
+        self.media = layout.media if media is None else media
+        self.processes = {
+            name: Process(name, self.folder, has_media=name == self.media) for name in (MAIN, *layout.workers)
+        }
         self.database = ""
         """The URL of its database, once it has started."""
         self._others = others
-        self._writers = writers
+        self._writers = {**layout.writers, **writers}
         self._own = own
         self._shared = shared
         self._postgres = PostgresServer()
@@ -257,6 +302,16 @@ class Homeserver:
         """What this process has said."""
         return self.processes[name].log
 
+    def writers_of(self, stream: str) -> list[str]:
+        """Its processes that write this stream; the main process, unless the settings name others."""
+        named = self._writers.get(stream, MAIN)
+        return [name for name in ([named] if isinstance(named, str) else named) if name in self.processes]
+
+    @property
+    def named_writers(self) -> frozenset[str]:
+        """The streams whose writers the settings name."""
+        return frozenset(self._writers)
+
     def start(self) -> None:
         """Start all of it, and return once every process answers."""
         self.redis.start()
@@ -267,7 +322,7 @@ class Homeserver:
         # them from others. Until that is done it may note rooms to look at, which cannot be deleted then.
         self._start(MAIN)
         self._wait_for_background_updates()
-        self._start(PERSISTER, WORKER)
+        self._start(*self.layout.workers)
 
     def stop(self) -> None:
         """Stop it for good, and remove what it left. Harmless when repeated."""
@@ -364,9 +419,9 @@ class Homeserver:
                 "main" if name == MAIN else name: {"host": "127.0.0.1", "port": port}
                 for name, port in (ports | dict(self._others)).items()
             },
-            "stream_writers": WRITERS | dict(self._writers),
+            "stream_writers": self._writers,
             # With somebody else to send it, the main process has a stream of it.
-            "federation_sender_instances": [WORKER],
+            "federation_sender_instances": [self.layout.federation_sender],
             "presence": {"enabled": True},
             "include_profile_updates_in_sync": True,
             "experimental_features": {"msc4306_enabled": True, "msc4354_enabled": True},
@@ -379,6 +434,7 @@ class Homeserver:
             "rc_invites": {"per_room": UNLIMITED, "per_user": UNLIMITED, "per_issuer": UNLIMITED},
             "rc_presence": {"per_user": UNLIMITED},
             **({} if self.media == MAIN else {"media_instance_running_background_jobs": self.media}),
+            **self._background_settings(),
         } | dict.fromkeys(
             [
                 "rc_message",
@@ -394,6 +450,12 @@ class Homeserver:
             ],
             UNLIMITED,
         )
+
+    def _background_settings(self) -> dict[str, str]:
+        name = self.layout.background
+        if name == MAIN:
+            return {}
+        return {"run_background_tasks_on": name, "update_user_directory_from_worker": name}
 
 
 def trouble_in(log: str, about: tuple[str, ...] = ("replication", "redis", "stream")) -> Iterator[str]:

@@ -174,7 +174,7 @@ def said_over_http(running: Running, since: int) -> Told:
     facts = []
     for (stream, writer), upto in now.items():
         # A process tells only its own rows of its own streams; ours tells none.
-        if is_kept(stream) and writer in PROCESSES:
+        if is_kept(stream) and writer in running.homeserver.processes:
             rows: dict[int, list[str]] = defaultdict(list)
             for token, row in running.homeserver.rows(stream, writer, before.get((stream, writer), 0), upto):
                 if token <= upto:
@@ -252,7 +252,7 @@ def publish(text: str) -> None:
 
 def complaints(homeserver: Homeserver, after: dict[str, int] | None = None) -> dict[str, list[str]]:
     """What its processes complained of, after these many characters of their logs."""
-    marks = after if after is not None else dict.fromkeys(PROCESSES, 0)
+    marks = after if after is not None else dict.fromkeys(homeserver.processes, 0)
     found = {name: list(trouble_in(homeserver.log(name)[mark:])) for name, mark in marks.items()}
     return {name: lines for name, lines in found.items() if lines}
 
