@@ -229,6 +229,12 @@ class Driving:
         assert not self._errors, self._errors
         assert is_there, "the rounds do not go on"
 
+    def keep_going(self, seconds: float) -> None:
+        """Return after so many seconds. Raises when the rounds fail or do not go on."""
+        with self._done:
+            self._done.wait_for(lambda: self._errors != [], seconds)
+        self.wait_for_rounds(0)
+
     def _run(self) -> None:
         try:
             while not self._is_ending.is_set():

@@ -74,7 +74,7 @@ FIVE_WORKERS: Final = Layout(
     writers={
         "events": [PERSISTER, WORKER, FEDERATION],
         "receipts": [WORKER, PERSISTER, READER],
-        "device_lists": [WORKER, MAIN, READER],
+        "device_lists": [WORKER, MAIN, PERSISTER],
         "thread_subscriptions": [WORKER, PERSISTER, READER],
         "typing": WORKER,
         "to_device": FEDERATION,
@@ -87,7 +87,21 @@ FIVE_WORKERS: Final = Layout(
     media=MEDIA,
     background=MEDIA,
 )
-"""No client has to wait for the reader: what it writes, others write too, and a client chooses."""
+"""Nothing waits for the reader: others write the same streams, and clients choose among them."""
+
+LAYOUT_OF_CURRENT: Final = Layout(
+    workers=(PERSISTER, WORKER),
+    writers={
+        "events": [PERSISTER, WORKER],
+        "receipts": WORKER,
+        "typing": WORKER,
+        "to_device": WORKER,
+        "account_data": WORKER,
+        "presence": WORKER,
+    },
+    federation_sender=WORKER,
+)
+"""Two workers of the release `current`, which knows fewer writers, and several of events alone."""
 
 SUBSCRIBED: Final = "Successfully subscribed to redis stream"
 """What a process says when it hears the others."""
@@ -272,6 +286,7 @@ class Homeserver:
         self._postgres = PostgresServer()
         self.common = self.folder / "common.json"
         """The settings that its processes share."""
+        self._release = release
         self._python = peer_python(release)
         atexit.register(self.stop)
 
@@ -395,10 +410,19 @@ class Homeserver:
                     "worker_log_config": str(log),
                     "enable_media_repo": process.has_media,
                 }
+                if self._release == "current":
+                    main = self.processes[MAIN]
+                    settings |= {
+                        "worker_replication_host": "127.0.0.1",
+                        "worker_replication_http_port": main.replication_port,
+                        "worker_main_http_uri": main.url,
+                    }
             process.settings.write_text(json.dumps(settings | dict(self._own.get(name, {}))))
 
     def _common_settings(self, log: Path, key: Path) -> dict[str, Any]:
         ports = {name: process.replication_port for name, process in self.processes.items()}
+        if self._release == "current":
+            del ports[MAIN]  # which has settings of its own there
         return {
             "server_name": self.server_name,
             "report_stats": False,

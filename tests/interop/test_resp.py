@@ -18,7 +18,7 @@ import pytest
 
 from tests.interop.drive import DRIVEN, Driver, Driving
 from tests.interop.harness import peer_python
-from tests.interop.homeserver import PERSISTER, PROCESSES, WORKER, Homeserver
+from tests.interop.homeserver import PERSISTER, PROCESSES, TWO_WORKERS, WORKER, Homeserver, Layout
 from tests.interop.observer import Observer
 from tests.interop.recorder import Recorder
 from tests.interop.test_homeserver import (
@@ -78,16 +78,29 @@ class Site(Running):
     folder: Path
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    port, folder = RespPort(), tmp_path_factory.mktemp("resp")
+@contextmanager
+def site_in(folder: Path, *, layout: Layout = TWO_WORKERS, release: str = "newest") -> Iterator[Site]:
+    """A site that keeps its daemon's files in this folder."""
+    port = RespPort()
     password = "replication-secret-of-the-tests"
     settings = {"enabled": True, "host": "127.0.0.1", "port": port.port, "password": password}
-    homeserver = Homeserver(SERVER_NAME, redis=cast(RedisServer, port), shared={"redis": settings})
+    homeserver = Homeserver(
+        SERVER_NAME,
+        redis=cast(RedisServer, port),
+        shared={"redis": settings},
+        layout=layout,
+        release=release,
+    )
     assert password == homeserver.secret
     daemon = Observer(folder, homeserver, resp=f"tcp:{port.port}:interface=127.0.0.1")
     with daemon, Recorder(port.port, SERVER_NAME, password) as recorder, homeserver:
         yield Site(homeserver=homeserver, recorder=recorder, daemon=daemon, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site_in(tmp_path_factory.mktemp("resp")) as site:
+        yield site
 
 
 def positions(site: Site) -> dict[str, dict[str, float]]:
