@@ -3,7 +3,7 @@
 # outside the checkout, made by pip from tests/interop/peers/requirements-RELEASE.txt:
 #
 #   legacy    Synapse 1.0.0     needs Python 3.7
-#   current   Synapse 1.66.0    needs Python 3.9 (the last release that speaks the protocol over TCP)
+#   current   Synapse 1.66.0    needs Python 3.9 (the last release that speaks the protocol over TCP; over Redis too)
 #   newest    Synapse 1.163.2   needs Python 3.12 (it prepares databases, starts on them, and is a whole homeserver)
 #   silent    Synapse 1.157.1   needs Python 3.12 (it has a stream that is written and never announced)
 #
