@@ -7,6 +7,7 @@ homeserver's processes say over HTTP.
 import os
 import re
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import pytest
 
 from tests.interop.drive import DRIVEN, Driver, Driving
 from tests.interop.harness import peer_python
-from tests.interop.homeserver import PERSISTER, PROCESSES, TWO_WORKERS, WORKER, Homeserver, Layout
+from tests.interop.homeserver import PERSISTER, PROCESSES, TWO_WORKERS, WORKER, Homeserver, Layout, Process
 from tests.interop.observer import Observer
 from tests.interop.recorder import Recorder
 from tests.interop.test_homeserver import (
@@ -48,6 +49,7 @@ Most are back in five; the publishing connection of a process waits up to ten be
 POSITION: Final = re.compile(
     r'^synapse_storage_stream_current_position\{.*stream_name="(\w+)".*\} (\S+)$', re.MULTILINE
 )
+METRICS_TRIES: Final = 5
 SUB_CHANNEL: Final = b"USER_IP"
 
 pytestmark = pytest.mark.skipif(
@@ -103,14 +105,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
+def metrics(process: Process) -> str:
+    """Its own metrics. It collects them in a thread, and fails if what it counts changes meanwhile."""
+    url = f"http://127.0.0.1:{process.metrics_port}/_synapse/metrics"
+    for left in reversed(range(METRICS_TRIES)):
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                text: str = answer.read().decode()
+                return text
+        except urllib.error.HTTPError:
+            if not left:
+                raise
+    raise AssertionError
+
+
 def positions(site: Site) -> dict[str, dict[str, float]]:
     """The position of each process in each stream, by their own metrics."""
     found: dict[str, dict[str, float]] = {}
     for name, process in site.homeserver.processes.items():
-        url = f"http://127.0.0.1:{process.metrics_port}/_synapse/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            for stream, position in POSITION.findall(answer.read().decode()):
-                found.setdefault(stream, {})[name] = float(position)
+        for stream, position in POSITION.findall(metrics(process)):
+            found.setdefault(stream, {})[name] = float(position)
     assert len(found) > 5, found
     return found
 
