@@ -29,7 +29,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.client import HttpCatchUp
 from synrepl.wire import jsontext
-from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
     from synrepl.ingest.redis import RedisSource
@@ -192,7 +191,8 @@ class SourceManager:
         )
 
     def _follower(self, *, is_first: bool) -> Follower:
-        dialect = NEWEST if self.settings.has_channel else self.settings.dialect
+        # A channel has processes of whatever release, since 1.13 in one form of lines.
+        dialect = None if self.settings.has_channel else self.settings.dialect
         streams = self.table.known_to(dialect) if dialect is not None else list(self.table)
         follower = Follower(
             instance=self.settings.instance_name,

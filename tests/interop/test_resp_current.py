@@ -40,7 +40,7 @@ ROUNDS: Final = size(6, 200)
 LATER: Final = frozenset({"profile_updates", "quarantined_media", "sticky_events", "thread_subscriptions"})
 """The streams that this release does not have."""
 OWN: Final = frozenset({"tag_account_data"})
-"""The streams that later releases do not have. They are passed, and not in the log."""
+"""The streams that later releases do not have."""
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +79,14 @@ def differences(wanted: Told, held: Told) -> list[str]:
     return found
 
 
-def is_logged(stream: str) -> bool:
-    """Whether its facts are in the log now."""
-    return is_kept(stream) and stream not in OWN
-
-
 def lacking(site: Site, mark: int) -> list[str]:
     """How the log differs from what was told; and what it lacks of what the processes say was written since.
 
     They no longer say what was of rooms that are deleted.
     """
     held = held_by(site.daemon.changelog())
-    said = {at: rows for at, rows in said_over_http(site, mark).items() if is_logged(at[0])}
-    return differences(told_by(site.recorder.facts(), is_logged), held) + [
+    said = {at: rows for at, rows in said_over_http(site, mark).items() if is_kept(at[0])}
+    return differences(told_by(site.recorder.facts(), is_kept), held) + [
         one for one in differences(said, held) if "missing" in one
     ]
 
@@ -118,17 +113,6 @@ def test_it_runs_without_a_complaint(site: Site) -> None:
     assert [] == json.loads(site.daemon.get("/v1/status"))["resp"]["lost"]
     user = Client.register(site.homeserver, "somebody")
     until_none(lambda: apart(site, user))
-
-
-@pytest.mark.xfail(strict=True, reason="only the streams of the newest release are followed on a channel")
-def test_the_log_has_the_streams_that_are_gone(site: Site) -> None:
-    """Tags were a stream of their own up to 1.66."""
-    site.drive(1)
-    site.recorder.wait_until_quiet(4.0)
-
-    told = told_by(site.recorder.facts(), lambda stream: stream in OWN)
-
-    assert [] == differences(told, held_by(site.daemon.changelog()))
 
 
 @pytest.mark.parametrize("name", [WORKER, PERSISTER])

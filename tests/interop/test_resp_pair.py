@@ -1,13 +1,14 @@
 """A whole homeserver without a Redis, on two daemons behind one address: the primary is killed under traffic.
 
-Synapse knows one address. Here a proxy has it, which sends new connections to the daemon that runs, as
-contrib/haproxy does; both daemons serve the channel, so that it need not know which one is the primary.
+Synapse knows one address: that of a HAProxy with the configuration of contrib/haproxy, where the machine has
+one; else of a proxy of ours. Both daemons serve the channel: it need not know which one is the primary.
 """
 
 import json
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,15 +19,16 @@ from tests.interop import test_resp
 from tests.interop.homeserver import Homeserver
 from tests.interop.observer import Observer
 from tests.interop.recorder import Recorder
-from tests.interop.test_resp import SERVER_NAME, RespPort, Site, driving
-from tests.interop.test_resp_database import (
+from tests.interop.tables import (
     assert_log_is_complete,
     seconds_behind,
     stored_last,
     stored_positions,
-    wait_for_writes,
     wait_until,
 )
+from tests.interop.test_resp import SERVER_NAME, RespPort, Site, driving
+from tests.interop.test_resp_database import wait_for_writes
+from tests.processes.haproxy import HAPROXY, Section, haproxy
 from tests.processes.loading import report, size
 from tests.processes.proxy import Proxy
 from tests.servers.ports import free_port
@@ -44,15 +46,16 @@ class Pair:
     site: Site
     primary: Observer
     replica: Observer
-    proxy: Proxy
+    proxy: Proxy | None
     resp_ports: dict[str, int]
 
     def kill_primary(self) -> None:
         """End the primary, promote the replica, and let the address lead there."""
         self.primary.kill()
-        self.proxy.cut()
+        if self.proxy is not None:
+            self.proxy.cut()
+            self.proxy.go_to(self.resp_ports[self.replica.name])
         ask(self.replica, "/v1/promote", {"force": True})
-        self.proxy.go_to(self.resp_ports[self.replica.name])
         self.primary, self.replica = self.replica, self.primary
         self.site = replace(self.site, daemon=self.primary)
 
@@ -91,15 +94,16 @@ def role(daemon: Observer) -> str:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder: Path = tmp_path_factory.mktemp("pair")
     ports = {"first": free_port(), "second": free_port()}
-    proxy = Proxy(ports["first"])
     place, password = RespPort(), "replication-secret-of-the-tests"
-    place.port = proxy.port
-    redis = {"enabled": True, "host": "127.0.0.1", "port": proxy.port, "password": password}
+    redis = {"enabled": True, "host": "127.0.0.1", "port": place.port, "password": password}
     homeserver = Homeserver(SERVER_NAME, redis=cast(RedisServer, place), shared={"redis": redis})
     first = Observer(
         folder / "first", homeserver, name="first", resp=f"tcp:{ports['first']}:interface=127.0.0.1"
     )
-    with first:
+    proxy = None if HAPROXY else Proxy(ports["first"], at=place.port)
+    section = Section(place.port, list(ports.values()))
+    report("the address is that of " + ("a HAProxy" if HAPROXY else "a proxy of ours"))
+    with first, haproxy(folder, {"resp": section}) if HAPROXY else nullcontext():
         second = Observer(
             folder / "second",
             homeserver,
@@ -107,10 +111,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             resp=f"tcp:{ports['second']}:interface=127.0.0.1",
             upstream=[f"tcp:127.0.0.1:{first.port}"],
         )
-        with second, Recorder(proxy.port, SERVER_NAME, password) as recorder, homeserver:
+        with second, Recorder(place.port, SERVER_NAME, password) as recorder, homeserver:
             site = Site(homeserver=homeserver, recorder=recorder, daemon=first, folder=folder)
             yield Pair(site, first, second, proxy, ports)
-    proxy.close()
+    if proxy is not None:
+        proxy.close()
 
 
 def test_every_process_is_current_after_each_promotion(pair: Pair) -> None:

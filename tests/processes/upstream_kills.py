@@ -7,7 +7,6 @@ is one. Tests of other folders add a Spark stream, and a worker of Synapse 1.66.
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from synrepl.streams.facts import Fact
 from tests.processes.channel import eventually
+from tests.processes.haproxy import HAPROXY, Section
+from tests.processes.haproxy import haproxy as running_haproxy
 from tests.processes.loading import ids_of, report
 from tests.processes.replicas import Cluster, Load, Member
 from tests.service.processes import ROOT
@@ -30,7 +31,6 @@ CHECK_SECONDS: Final = 0.2
 ARRIVAL_SECONDS: Final = 300.0
 STREAMS: Final = ("events", "receipts", "to_device")
 """Those that `Load` writes."""
-HAPROXY: Final = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 Held = tuple[str, str, int, int]
 """Stream, writer, token, and the number of the fact."""
@@ -169,24 +169,15 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 def haproxy(folder: Path, members: list[Member]) -> Iterator["Ports"]:
     """A real HAProxy, with the configuration of contrib/haproxy for these members."""
     ports = Ports(*_free_ports(2))
-    text = (ROOT / "contrib/haproxy/haproxy.cfg").read_text().replace("inter 1s", "inter 200ms")
-    for line in [line for line in text.splitlines(keepends=True) if line.startswith("    server ")]:
-        text = text.replace(line, "    SERVERS\n", 1)
-    for listening, port, is_http in (("9092", ports.native, False), ("9093", ports.http, True)):
-        text = text.replace(f"bind 127.0.0.1:{listening}", f"bind 127.0.0.1:{port}")
-        for number, member in enumerate(members):
-            lines, asked = (at.rsplit(":", 1)[1] for at in (member.front, member.url))
-            check = "check" if is_http else f"check port {asked}"
-            server = f"    server {member.name} 127.0.0.1:{asked if is_http else lines} {check}"
-            text = text.replace("    SERVERS", server + (" backup" if number else ""), 1)
-    path = folder / "haproxy.cfg"
-    path.write_text(text)
-    running = subprocess.Popen([str(HAPROXY), "-f", str(path)], stdout=subprocess.DEVNULL)
-    try:
+    lines = [_port(member.front) for member in members]
+    asked = [_port(member.url) for member in members]
+    sections = {"replication": Section(ports.native, lines, asked), "http": Section(ports.http, asked)}
+    with running_haproxy(folder, sections):
         yield ports
-    finally:
-        running.terminate()
-        running.wait()
+
+
+def _port(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
 
 
 class Ports(NamedTuple):
