@@ -11,10 +11,10 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from synrepl.ingest.redis import redis_silence
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
+from synrepl.replication.broker.member import ChannelMember
 from synrepl.replication.broker.redis_bridge import RedisBridge
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.connections import QuietMember
 from synrepl.transports.redis.link import RedisChannels
 
 USER_IP: Final = "USER_IP"
@@ -45,7 +45,7 @@ class BridgedRedis:
             RedisChannels(
                 reactor,
                 address,
-                QuietMember() if suffix else self.bridge,
+                ChannelMember() if suffix else self.bridge,
                 server_name=server_name,
                 instance=instance,
                 metrics=metrics,

@@ -12,8 +12,9 @@ from synrepl.inspection.configuration import RedisSettings
 from synrepl.inspection.looks import Heard
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
+from synrepl.replication.broker.member import ChannelMember
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.connections import QuietMember, RedisRefused
+from synrepl.transports.redis.connections import RedisRefused
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.grammar import Command
@@ -75,7 +76,7 @@ def announcements(commands: Iterable[Command | RdataRun]) -> Iterator[Announceme
                 yield Announcement(stream, writer, [abs(token)], is_answer=before == token)
 
 
-class ChannelMonitor(QuietMember):
+class ChannelMonitor(ChannelMember):
     """Hears the channel of a homeserver (the member of a `RedisLink`)."""
 
     def __init__(self, reactor: Any, settings: RedisSettings, server_name: str) -> None:

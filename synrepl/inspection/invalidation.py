@@ -29,6 +29,7 @@ from synrepl.ports.invalidations import (
 )
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import shielded
+from synrepl.replication.broker.member import ChannelMember
 from synrepl.storage.homeserver_invalidations import HomeserverInvalidations
 from synrepl.streams.catalog import CACHES, CacheInvalidation
 from synrepl.transports.redis.link import RedisLink
@@ -154,7 +155,7 @@ def _text(release: Release) -> str:
     return ".".join(map(str, release))
 
 
-class Announcer:
+class Announcer(ChannelMember):
     """Announces rows of ``caches`` on the channel, and hears them come back (the member of a `RedisLink`)."""
 
     def __init__(self, reactor: Any, homeserver: Homeserver) -> None:
@@ -239,11 +240,6 @@ class Announcer:
     def unreachable(self, why: str) -> None:
         """An attempt to connect failed."""
         self.trouble = why
-
-    def pause(self) -> None:
-        """Do nothing: rows are few, and may wait in memory."""
-
-    resume = pause
 
 
 class Invalidator:

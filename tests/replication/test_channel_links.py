@@ -16,8 +16,7 @@ from synrepl.replication.broker.channel_uplink import MAX_AGE_SECONDS, ChannelUp
 from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
 from synrepl.wire.native import Channel, Publish, PublisherLost
 from synrepl.wire.resp import message
-
-MAIN = b"hs"
+from tests.replication.channel_lines import MAIN, Subscription
 
 
 class Place:
@@ -35,11 +34,8 @@ class Place:
         self.ingested: list[str] = []
         self.channel.ingest = lambda lines: self.ingested.extend(line.decode() for line in lines)
         self.publisher = ChannelPublisher()
-        self._data = b""
-        self.channel.subscribe(ChannelSubscriber(self._keep), MAIN)
-
-    def _keep(self, data: bytes) -> None:
-        self._data += data
+        self.subscription = Subscription()
+        self.channel.subscribe(ChannelSubscriber(self.subscription.write), MAIN)
 
     def say(self, *lines: str) -> None:
         """The client publishes these lines."""
@@ -48,10 +44,7 @@ class Place:
     @property
     def heard(self) -> list[str]:
         """The lines that the subscriber got since the last time, without questions for positions."""
-        found = self._data.split(message(MAIN, b"")[:-5])
-        self._data = b""
-        lines = [one.partition(b"\r\n")[2].decode().rstrip("\r\n") for one in found[1:]]
-        return [line for line in lines if line != "REPLICATE "]
+        return self.subscription.take_but_questions()
 
 
 class Pair:
@@ -162,7 +155,7 @@ def test_who_joins_is_told_the_positions_of_the_other_side_only() -> None:
 
     pair.connect()
 
-    assert b"REPLICATE" in pair.below._data
+    assert b"REPLICATE" in pair.below.subscription.data
     assert pair.below.heard == ["POSITION events a 5 5"]
     # The primary asks all writers, those at the replica too.
     positions(pair.below, "b")
@@ -181,10 +174,9 @@ def test_nothing_is_believed_after_an_interruption_before_a_position(pair: Pair)
     assert pair.above.heard[-1:] == ["RDATA events a 6 [1]"]
     assert pair.below.heard[-2:] == ["RDATA events b 7 [2]", "REMOTE_SERVER_UP y"]
 
-    late = Place.__new__(Place)
-    late._data = b""
-    pair.below.channel.subscribe(ChannelSubscriber(late._keep), MAIN)
-    assert late.heard == ["POSITION events b 7 7"]
+    late = Subscription()
+    pair.below.channel.subscribe(ChannelSubscriber(late.write), MAIN)
+    assert late.take() == ["POSITION events b 7 7"]
 
     before = len(pair.sent)
     pair.connect()

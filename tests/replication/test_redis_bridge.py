@@ -8,8 +8,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker.redis_bridge import SWITCH_SECONDS, RedisBridge
 from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
 from synrepl.wire.resp import message
-
-MAIN = b"hs"
+from tests.replication.channel_lines import MAIN, Subscription
 
 
 class Setup:
@@ -30,11 +29,8 @@ class Setup:
         self.client = ChannelPublisher()
         self.on_redis: list[str] = []
         self.echoes = True
-        self._data = b""
-        self.channel.subscribe(ChannelSubscriber(self._keep), MAIN)
-
-    def _keep(self, data: bytes) -> None:
-        self._data += data
+        self.subscription = Subscription()
+        self.channel.subscribe(ChannelSubscriber(self.subscription.write), MAIN)
 
     def publish(self, channel: str, data: bytes) -> None:
         """Redis gets lines of ours."""
@@ -60,10 +56,7 @@ class Setup:
     @property
     def heard(self) -> list[str]:
         """What the client at the port was sent since the last time, without questions for positions."""
-        found = self._data.split(message(MAIN, b"")[:-5])
-        self._data = b""
-        lines = [one.partition(b"\r\n")[2].decode().rstrip("\r\n") for one in found[1:]]
-        return [line for line in lines if line != "REPLICATE "]
+        return self.subscription.take_but_questions()
 
     @property
     def published(self) -> list[str]:

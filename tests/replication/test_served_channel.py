@@ -15,27 +15,20 @@ from synrepl.replication.broker.served_channel import (
     ChannelSubscriber,
     ServedChannel,
 )
-from synrepl.wire.resp import message
-
-MAIN = b"hs"
+from tests.replication.channel_lines import MAIN, Subscription
 
 
 class Reader(ChannelSubscriber):
     """A subscriber that keeps what it is sent."""
 
     def __init__(self) -> None:
-        self.data = b""
-        super().__init__(self._keep)
-
-    def _keep(self, data: bytes) -> None:
-        self.data += data
+        self.subscription = Subscription()
+        super().__init__(self.subscription.write)
 
     @property
     def lines(self) -> list[str]:
         """The lines of the channel itself so far; from now on only new ones."""
-        found = self.data.split(message(MAIN, b"")[:-5])
-        self.data = b""
-        return [one.partition(b"\r\n")[2].decode().rstrip("\r\n") for one in found[1:]]
+        return self.subscription.take()
 
 
 class Setup:
@@ -220,8 +213,8 @@ def test_sub_channels_are_for_their_subscribers_alone(setup: Setup) -> None:
 
     setup.channel.publish_beside(setup.one, b"hs/USER_IP", b"USER_IP secret")
 
-    assert b"secret" in other.data
-    assert b"" == reader.data
+    assert b"secret" in other.subscription.data
+    assert b"" == reader.subscription.data
     assert [] == setup.ingested
     setup.channel.unsubscribe(other, b"hs/USER_IP")
     assert 0 == setup.channel.count(b"hs/USER_IP")

@@ -17,6 +17,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.replication.broker.channel_states import TRANSITIONS, ChannelEvent, ChannelState
 from synrepl.replication.broker.channel_writers import ChannelWriters
 from synrepl.replication.broker.echoes import Echoes
+from synrepl.replication.broker.member import ChannelMember
 from synrepl.replication.broker.name_claim import PROBE_SECONDS, NameClaim
 from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.replication.connection import Connection
@@ -31,7 +32,7 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
 
-class BrokerPeer:
+class BrokerPeer(ChannelMember):
     """Follows the other processes on the channel, and publishes this process's own writes.
 
     `follower` receives the messages of other processes, except REPLICATE. `writes` are streams and writers

@@ -15,6 +15,7 @@ from twisted.logger import Logger
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.replication.broker.member import ChannelMember
 from synrepl.replication.broker.served_channel import (
     MAX_SOURCES,
     ChannelPublisher,
@@ -37,7 +38,7 @@ class IRedisChannels(Protocol):
         """Publish encoded lines, each ended by a newline."""
 
 
-class RedisBridge:
+class RedisBridge(ChannelMember):
     """Passes lines between a served channel and a Redis, while both connections to that are up.
 
     The links to Redis call it as their member, and `take` with lines as they came.

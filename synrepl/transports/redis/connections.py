@@ -19,6 +19,7 @@ from zope.interface import implementer
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
+from synrepl.replication.broker.member import ChannelMember
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.tls import TlsWords, tls_trouble
 from synrepl.wire.session import Keepalive
@@ -76,56 +77,6 @@ def describe_redis_failure(failure: Failure) -> str:
     return describe_failure(failure)
 
 
-class IMember(Protocol):
-    """What a link tells: `BrokerPeer`, or whoever else is a member of the channel."""
-
-    def subscriber_up(self) -> None:
-        """Every subscription is confirmed: no message is missed until `subscriber_down`."""
-
-    def subscriber_down(self, why: str) -> None:
-        """The subscriber's connection was lost: later messages are missed."""
-
-    def publisher_up(self) -> None:
-        """The publisher's connection is up."""
-
-    def publisher_down(self, why: str) -> None:
-        """The publisher's connection was lost, and possibly the last messages with it. Ends a `pause` too."""
-
-    def unreachable(self, why: str) -> None:
-        """A connection attempt failed; it is retried."""
-
-    def pause(self) -> None:
-        """The transport's buffer is full."""
-
-    def resume(self) -> None:
-        """The transport's buffer has room again."""
-
-
-class QuietMember:
-    """An `IMember` that ignores everything; a subclass handles what matters to it."""
-
-    def subscriber_up(self) -> None:
-        """Ignore it."""
-
-    def subscriber_down(self, why: str) -> None:
-        """Ignore it."""
-
-    def publisher_up(self) -> None:
-        """Ignore it."""
-
-    def publisher_down(self, why: str) -> None:
-        """Ignore it."""
-
-    def unreachable(self, why: str) -> None:
-        """Ignore it."""
-
-    def pause(self) -> None:
-        """Ignore it."""
-
-    def resume(self) -> None:
-        """Ignore it."""
-
-
 class ILink(Protocol):
     """What a connection needs of the link that it belongs to (`RedisLink`)."""
 
@@ -134,7 +85,7 @@ class ILink(Protocol):
     keepalive: Keepalive
 
     @property
-    def member(self) -> IMember:
+    def member(self) -> ChannelMember:
         """Whom the connections report to."""
 
     channels: list[str]

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import msgspec
 from twisted.internet import defer
@@ -15,8 +15,9 @@ from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker.member import ChannelMember
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.connections import IMember, PublisherConnection, SubscriberConnection
+from synrepl.transports.redis.connections import PublisherConnection, SubscriberConnection
 from synrepl.transports.redis.half_link import HalfLink, query
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command
@@ -57,7 +58,7 @@ class RedisChannels:
 
     reactor: Any
     address: RedisAddress
-    member: IMember
+    member: ChannelMember
     _: KW_ONLY
     server_name: str
     instance: str
@@ -170,18 +171,10 @@ class RedisChannels:
         connection.publish(head, data)
 
 
-class ICommandMember(IMember, Protocol):
-    """A member that takes commands, such as `BrokerPeer`."""
-
-    def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Handle messages of the channel in its order. Raises `RemoteProtocolError`."""
-
-
 @dataclass(eq=False, repr=False)
 class RedisLink(RedisChannels):
     """Gives its member the messages as commands of the dialect, and publishes commands."""
 
-    member: ICommandMember
     _: KW_ONLY
     dialect: Dialect = NEWEST
 
