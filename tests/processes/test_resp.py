@@ -101,6 +101,38 @@ def test_clients_of_redis_use_the_port(tmp_path: Path) -> None:
         other.close()
 
 
+@pytest.mark.story
+def test_two_writers_mix_their_batches(tmp_path: Path) -> None:
+    """Each batch is passed whole; a writer that begins before its POSITION is heard after that."""
+    port = free_port()
+    with Cluster(tmp_path) as cluster:
+        member = cluster.add("n0", "--resp", f"tcp:{port}:interface=127.0.0.1")
+        name = member.status()["server_name"]
+        reader, one, two, three = (Client(port) for _ in range(4))
+        publish(one, name, "POSITION events w1 1 1")
+        publish(two, name, "POSITION events w2 1 1")
+        reader.subscribe(name)
+        for number in range(3):
+            publish(one, name, f"RDATA events w1 batch {EVENT % number}")
+            publish(two, name, f"RDATA events w2 batch {EVENT % number}")
+        publish(three, name, f"RDATA events w3 9 {EVENT % 9}", "POSITION events w3 9 9")
+        publish(three, name, f"RDATA events w3 10 {EVENT % 10}")
+        publish(two, name, f"RDATA events w2 3 {EVENT % 3}")
+        publish(one, name, f"RDATA events w1 4 {EVENT % 4}")
+
+        heard = [words(line) for line in lines_until(reader, 9)]
+        heard.remove("w3 10")  # its POSITION waits for the log
+        assert heard == [*["w2 batch"] * 3, "w2 3", *["w1 batch"] * 3, "w1 4"]
+        eventually(lambda: {3, 4, 10} <= set(rows(member)), "the rows in the log")
+        for client in (reader, one, two, three):
+            client.close()
+
+
+def words(line: str) -> str:
+    """The writer and the token of a row."""
+    return " ".join(line.split(" ")[2:4])
+
+
 def pair(cluster: Cluster) -> tuple[Member, Member, tuple[int, int]]:
     """A primary and a replica that serve the channel, and their ports."""
     ports = free_port(), free_port()
