@@ -165,6 +165,23 @@ def read_messages(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield words[1], words[2]
 
 
+def split_messages(data: bytes, most: int) -> Iterator[bytes]:
+    """Yield whole messages as they are, in pieces of so many bytes at most, if no message has more."""
+    if len(data) <= most:
+        yield data
+        return
+    piece: list[bytes] = []
+    size = 0
+    for channel, payload in read_messages(data):
+        one = message(channel, payload)
+        if piece and size + len(one) > most:
+            yield b"".join(piece)
+            piece, size = [], 0
+        piece.append(one)
+        size += len(one)
+    yield b"".join(piece)
+
+
 def message(channel: bytes, payload: bytes) -> bytes:
     """Encode a message of a channel to its subscriber."""
     return b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (

@@ -355,6 +355,20 @@ def test_a_replica_has_a_number_of_publishers(pair: Pair, monkeypatch: pytest.Mo
         pair.downlink.published(Publish(publisher="x.2", line="REMOTE_SERVER_UP x"))
 
 
+def test_too_many_writers_do_not_end_the_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of the replica comes over it."""
+    positions(pair.above, "a")
+    monkeypatch.setattr(served_channel, "MAX_SOURCES", 1)
+    pair.on_channel(message(MAIN, b"POSITION events b 5 5"))
+    monkeypatch.undo()
+    assert pair.below.heard == ["POSITION events a 5 5"]
+    pair.above.say("RDATA events a 6 [1]")
+    assert pair.below.heard == []
+    positions(pair.above, "a")
+
+    assert pair.below.heard == ["POSITION events a 5 5"]
+
+
 def test_what_comes_down_must_be_messages(pair: Pair) -> None:
     with pytest.raises(RemoteProtocolError, match="no message"):
         pair.on_channel(b"*1\r\n$4\r\nPING\r\n")

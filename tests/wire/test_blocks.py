@@ -22,6 +22,7 @@ from synrepl.wire.blocks import (
     encode_blocks,
 )
 from synrepl.wire.codec import MAX_LENGTH
+from synrepl.wire.resp import message
 from tests.operations import count_operations
 
 STREAM = b"SERVER hs\n" + encode_block("facts", 2, b"one\ntwo\n") + encode_block("held", 0, b"") + b"PING 5\n"
@@ -117,6 +118,17 @@ def test_a_large_block_with_more_lines_than_announced_is_rejected() -> None:
 
     with pytest.raises(RemoteProtocolError, match="exceeds its"):
         BlockBuffer().receive(encode_block("facts", 7, data))
+
+
+def test_messages_of_a_channel_are_no_lines() -> None:
+    """Many small ones may wait for a slow replica."""
+    data = message(b"hs", b"x") * 200_000
+    assert len(data) > blocks_module.COUNTED_BYTES
+
+    (found,) = BlockBuffer().receive(encode_block("channel", 0, data))
+
+    assert isinstance(found, Payload)
+    assert found.data == data
 
 
 def test_only_received_bytes_of_a_block_take_memory() -> None:

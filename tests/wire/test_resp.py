@@ -4,7 +4,7 @@ import pytest
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.wire import resp
-from synrepl.wire.resp import RequestParser
+from synrepl.wire.resp import RequestParser, message, read_messages, split_messages
 
 GET = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"
 
@@ -78,3 +78,18 @@ def test_replies_are_those_of_redis() -> None:
     assert b":3\r\n" == resp.integer(3)
     assert b"*2\r\n$2\r\nab\r\n*0\r\n" == resp.array([resp.bulk(b"ab"), resp.array([])])
     assert b"*3\r\n$7\r\nmessage\r\n$2\r\nhs\r\n$4\r\nPING\r\n" == resp.message(b"hs", b"PING")
+
+
+def test_messages_are_split_between_them() -> None:
+    """Some have to fit into blocks."""
+    messages = [message(b"hs", b"x" * size) for size in (1, 50, 3, 4, 60)]
+    data = b"".join(messages)
+
+    assert list(split_messages(data, len(data))) == [data]
+    pieces = list(split_messages(data, 120))
+    assert b"".join(pieces) == data
+    assert len(pieces) > 2
+    assert all(len(piece) <= 120 for piece in pieces)
+    assert [payload for piece in pieces for _, payload in read_messages(piece)] == [
+        b"x" * size for size in (1, 50, 3, 4, 60)
+    ]

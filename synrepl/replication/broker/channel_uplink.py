@@ -10,7 +10,11 @@ for a while.
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from twisted.logger import Logger
+
+from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel
 from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
@@ -72,6 +76,8 @@ class ChannelUplink:
     `connected` and `disconnected` say when there is an upstream that serves the channel.
     """
 
+    _logger = Logger()
+
     def __init__(self, channel: ServedChannel, clock: IClock, metrics: Metrics) -> None:
         self.overflows = 0
         """How often all that waited was dropped."""
@@ -82,6 +88,7 @@ class ChannelUplink:
         self._channel = channel
         self._clock = clock
         self._metrics = metrics
+        self._limited = LimitedLogger(self._logger, clock)
         self._conversation: IChannelConversation | None = None
         self._upstream = ChannelPublisher(link=self)
         self._known: set[ChannelPublisher] = set()
@@ -134,13 +141,18 @@ class ChannelUplink:
         self._conversation = None
         self._known.clear()
         self._drop(lambda one: one.is_of_stream)
-        upstream, self._upstream = self._upstream, ChannelPublisher(link=self)
-        self._channel.publisher_lost(upstream)
+        self._forget_upstream()
 
     def stop(self) -> None:
         """Pass on nothing more: this daemon is no replica any longer."""
         self.disconnected()
+        self._limited.stop()
         self._channel.uplink = None
+
+    def _forget_upstream(self) -> None:
+        """Believe nothing more of what it passes before positions."""
+        upstream, self._upstream = self._upstream, ChannelPublisher(link=self)
+        self._channel.publisher_lost(upstream)
 
     # -- up ------------------------------------------------------------------------------------------------
 
@@ -217,8 +229,14 @@ class ChannelUplink:
                 lines.append(line)
             else:
                 self._channel.publish_beside(self._upstream, channel, line)
-        if lines:
+        if not lines:
+            return
+        try:
             self._channel.publish(self._upstream, lines)
+        except RemoteProtocolError as error:
+            # Perhaps not its fault, but that of clients here: the log goes on over this connection.
+            self._limited.warn("ignored lines of the upstream's channel: {why}", why=error.why)
+            self._forget_upstream()
 
 
 def _command(name: str, channel: str, line: bytes) -> Sent:

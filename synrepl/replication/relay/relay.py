@@ -25,11 +25,12 @@ from synrepl.replication.relay.snapshot_codec import snapshot_block
 from synrepl.replication.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.replication.sender import Sender
 from synrepl.wire import native
-from synrepl.wire.blocks import encode_block
+from synrepl.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.resp import split_messages
 from synrepl.wire.text import printable
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})
@@ -418,7 +419,7 @@ class Relay:
                 raise RemoteProtocolError("this daemon passes no channel, or does so already")
             self._downlink = ChannelDownlink(
                 channel,
-                lambda data: self.connection.write(encode_block("channel", data.count(b"\n"), data)),
+                self._send_messages,
                 name=self.name,
                 is_allowed=lambda line: foreign_writer(line, access.instances) is None,
                 logger=self._logger,
@@ -430,6 +431,10 @@ class Relay:
             self._downlink.publisher_lost(command)
         else:
             self._downlink.published(command)
+
+    def _send_messages(self, data: bytes) -> None:
+        for piece in split_messages(data, MAX_BLOCK):
+            self.connection.write(encode_block("channel", 0, piece))
 
     # -- sending -------------------------------------------------------------------------------------------
 
