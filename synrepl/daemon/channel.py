@@ -6,8 +6,9 @@ from synrepl.config import Settings
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.ingest.settings import DURABLE_ONLY, SENT
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker.channel_ends import Source
 from synrepl.replication.broker.channel_uplink import ChannelUplink
-from synrepl.replication.broker.served_channel import ServedChannel, Source
+from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA
 from synrepl.storage.log import Log

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ports.problems import Problem
-from synrepl.replication.broker.served_channel import Source as Pair
+from synrepl.replication.broker.channel_ends import Source as Pair
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp.server import RespServer
 

@@ -10,10 +10,11 @@ from twisted.logger import Logger
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import channel_downlink, channel_uplink, served_channel
+from synrepl.replication.broker import channel_downlink, channel_ends, channel_uplink, served_channel
 from synrepl.replication.broker.channel_downlink import ChannelDownlink
+from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.channel_uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
-from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
+from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.wire.native import Channel, Publish, PublisherLost
 from synrepl.wire.resp import message
 from tests.replication.channel_lines import MAIN, Subscription
@@ -267,7 +268,7 @@ def test_a_slow_replica_is_told_what_it_lacks_of_the_other_side(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not of its own: it has told that itself."""
-    monkeypatch.setattr(served_channel, "MAX_WAITING", 60)
+    monkeypatch.setattr(channel_ends, "MAX_WAITING", 60)
     positions(pair.above, "a")
     positions(pair.below, "b")
     assert len(pair.below.heard) == 2

@@ -5,8 +5,9 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 
 from synrepl.ports.metrics import Metrics
+from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.redis_bridge import SWITCH_SECONDS, RedisBridge
-from synrepl.replication.broker.served_channel import ChannelPublisher, ChannelSubscriber, ServedChannel
+from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.wire.resp import message
 from tests.replication.channel_lines import MAIN, Subscription
 

@@ -8,13 +8,9 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import served_channel
-from synrepl.replication.broker.served_channel import (
-    CATCH_UP_SECONDS,
-    ChannelPublisher,
-    ChannelSubscriber,
-    ServedChannel,
-)
+from synrepl.replication.broker import channel_ends, served_channel
+from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
+from synrepl.replication.broker.served_channel import CATCH_UP_SECONDS, ServedChannel
 from tests.replication.channel_lines import MAIN, Subscription
 
 
@@ -165,7 +161,7 @@ def test_a_subscriber_that_does_not_read_is_told_what_it_lacks(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not closed, and holds up nobody."""
-    monkeypatch.setattr(served_channel, "MAX_WAITING", 300)
+    monkeypatch.setattr(channel_ends, "MAX_WAITING", 300)
     setup.heard("events a", "events b", "typing a")
     slow, quick = setup.reader(), setup.reader()
     setup.heard("typing a")
@@ -402,7 +398,7 @@ def test_a_subscriber_that_a_sub_channel_fills_is_told_what_it_lacks(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waited of the channel itself is dropped with it."""
-    monkeypatch.setattr(served_channel, "MAX_WAITING", 300)
+    monkeypatch.setattr(channel_ends, "MAX_WAITING", 300)
     setup.heard("events a")
     reader = setup.reader()
     setup.channel.subscribe(reader, b"hs/USER_IP")

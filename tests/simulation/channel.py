@@ -20,7 +20,7 @@ import hiredis
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from synrepl.replication.broker import channel_uplink, served_channel
+from synrepl.replication.broker import channel_ends, channel_uplink, served_channel
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from tests.redis.fake_redis import FakeRedis
 from tests.simulation.channel_daemons import Daemon
@@ -333,7 +333,7 @@ class ChannelSimulation(SeededRun):
         """Bad luck for a while, then peace until everybody has everything; then look."""
         with (
             self._observed(),
-            patch.object(served_channel, "MAX_WAITING", self._max_waiting),
+            patch.object(channel_ends, "MAX_WAITING", self._max_waiting),
             patch.object(served_channel, "MANY", 2),
             patch.object(channel_uplink, "MAX_WAITING", self._max_waiting),
         ):

@@ -7,7 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from synrepl.replication.broker.served_channel import ChannelSubscriber, ServedChannel
+from synrepl.replication.broker.channel_ends import ChannelSubscriber
+from synrepl.replication.broker.served_channel import ServedChannel
 from tests.simulation.channel import ChannelSimulation
 from tests.simulation.seeded import Broken
 from tests.simulation.seeds import seeds

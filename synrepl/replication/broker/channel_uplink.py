@@ -16,7 +16,8 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker.served_channel import ChannelPublisher, ServedChannel
+from synrepl.replication.broker.channel_ends import ChannelPublisher
+from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
 from synrepl.wire.resp import read_messages
 

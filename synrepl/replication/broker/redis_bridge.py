@@ -15,13 +15,9 @@ from twisted.logger import Logger
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.member import ChannelMember
-from synrepl.replication.broker.served_channel import (
-    MAX_SOURCES,
-    ChannelPublisher,
-    ChannelSubscriber,
-    ServedChannel,
-)
+from synrepl.replication.broker.served_channel import MAX_SOURCES, ServedChannel
 from synrepl.wire.resp import read_messages
 
 SWITCHES: Final = 4

@@ -23,23 +23,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
+from synrepl.replication.broker.channel_ends import (
+    ChannelPublisher,
+    ChannelSubscriber,
+    Passed,
+    Run,
+    Source,
+)
 from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER
 from synrepl.wire.resp import message
-
-MAX_WAITING: Final = 8 * 1024 * 1024
-"""The bytes that wait for a subscriber that does not read. Beyond it they are dropped, and it is told later
-up to where it lacks facts."""
 
 ASK_SECONDS: Final = 1.0
 """The shortest time between two questions for all positions."""
@@ -54,105 +56,11 @@ REPLICATE: Final = b"REPLICATE "
 MAX_SOURCES: Final = 10_000
 """The most streams and writers of a channel: publishers choose the names."""
 
-Source = tuple[str, str]
-"""A stream and a writer."""
-
-
 DURABLE_SECONDS: Final = 5.0
 """How long lines wait for the log at most."""
 
 CATCH_UP_SECONDS: Final = 0.05
 """How often is looked whether the log has caught up with a writer."""
-
-
-class Run(msgspec.Struct):
-    """Lines that are passed together, encoded as messages.
-
-    `source` is None for commands without a stream; else `token` is that of the fact or position. `since` is
-    when they came, in clock seconds. `before` is the token that was passed last of this source, once this one
-    is passed. With `is_refused` they are not passed, and no more of this source before its POSITION.
-    """
-
-    data: bytes
-    since: float
-    publisher: "ChannelPublisher"
-    source: Source | None = None
-    token: int = 0
-    is_position: bool = False
-    is_refused: bool = False
-    before: int = 0
-
-
-class Passed(msgspec.Struct):
-    """What was passed of a source: the last token, and who published it."""
-
-    publisher: "ChannelPublisher"
-    token: int
-
-
-class ChannelPublisher:
-    """A connection that publishes: the lines of incomplete batches, and the sources that it published.
-
-    `link` is the connection between daemons over which it publishes here; None for a client of this daemon.
-    `name` is what other daemons call it.
-    """
-
-    def __init__(self, link: object = None, name: str = "") -> None:
-        self.link = link
-        self.name = name
-        self.held: dict[Source, list[bytes]] = {}
-        self.held_bytes = 0
-        self.refused: dict[Source, None] = {}
-        """Those of which a batch is refused, up to its end."""
-        self.waiting: deque[Run] = deque()
-        """What is passed once it is on disk, and what comes after that."""
-        self.sources: dict[Source, None] = {}
-
-
-class ChannelSubscriber:
-    """A connection that subscribes. `write` sends bytes; between `pause` and `resume` they wait here.
-
-    With a `link`, which is a connection between daemons, it is not sent what was published over that link.
-    """
-
-    def __init__(self, write: Callable[[bytes], object], link: object = None) -> None:
-        self.link = link
-        self.lacks: dict[Source, None] = {}
-        """The sources of which it is to be told a position first."""
-        self.is_demoted = False
-        """Whether it is sent nothing, since too much was waiting for it."""
-        self.is_paused = False
-        self._write = write
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-
-    def send(self, data: bytes) -> bool:
-        """Send this, or let it wait. False if too much waits: then all of that is dropped."""
-        if not self.is_paused:
-            self._write(data)
-            return True
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._waiting_bytes <= MAX_WAITING:
-            return True
-        self._drop()
-        self.is_demoted = True
-        return False
-
-    def pause(self) -> None:
-        """The transport's buffer is full."""
-        self.is_paused = True
-
-    def resume(self) -> None:
-        """The transport's buffer has room."""
-        self.is_paused = False
-        data = b"".join(self._waiting)
-        self._drop()
-        if data:
-            self._write(data)
-
-    def _drop(self) -> None:
-        self._waiting, self._waiting_bytes = [], 0
 
 
 class IUplink(Protocol):

@@ -15,12 +15,8 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.rights import Operation, refusal
 from synrepl.ports.time import Timer
-from synrepl.replication.broker.served_channel import (
-    ChannelPublisher,
-    ChannelSubscriber,
-    ServedChannel,
-    foreign_writer,
-)
+from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
+from synrepl.replication.broker.served_channel import ServedChannel, foreign_writer
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
 from synrepl.transports.resp.cache import DEFAULT_MS, MAX_VALUE, ExpiringCache
