@@ -182,7 +182,7 @@ def test_facts_that_replicas_acknowledged_are_not_given_up(stage: Stage) -> None
     assert run(*to_berlin, "--acks", "1", stdin=row).exit_code == 0
     oslo.kill()
     assert json.loads(run(*to_berlin, "--acks", "1", stdin=row).stdout)["token"] == 22
-    timed_out = run(*to_berlin, "--acks", "2", "--acks-timeout", "100ms", stdin=row)
+    timed_out = run(*to_berlin, "--acks", "2", "--acks-timeout", "3s", stdin=row)
     assert timed_out.exit_code == 1
     assert "1 replica (paris); acks=2 was asked for" in timed_out.stderr
     berlin.kill()
