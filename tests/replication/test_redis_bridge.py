@@ -182,6 +182,14 @@ def test_a_writer_on_both_sides_is_told_to_the_operator(setup: Setup) -> None:
     assert setup.bridge.conflict == ""
 
 
+@pytest.mark.parametrize("line", ["RDATA", "RDATA ", "RDATA x", "RDATA  ", "POSITION x", ""])
+def test_a_row_without_a_writer_does_not_end_the_bridge(setup: Setup, line: str) -> None:
+    """Whoever may publish on the Redis could send it."""
+    setup.there(line, "REMOTE_SERVER_UP x")
+
+    assert setup.heard[-1:] == ["REMOTE_SERVER_UP x"]
+
+
 def test_a_line_with_a_line_break_is_counted(setup: Setup) -> None:
     """It would be two on Redis."""
     setup.here("REMOTE_SERVER_UP x\nREMOTE_SERVER_UP y", "REMOTE_SERVER_UP z")

@@ -17,7 +17,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.member import ChannelMember
-from synrepl.replication.broker.served_channel import MAX_SOURCES, ServedChannel
+from synrepl.replication.broker.served_channel import MAX_SOURCES, ServedChannel, writer_of
 from synrepl.wire.resp import read_messages
 
 SWITCHES: Final = 4
@@ -208,13 +208,11 @@ class RedisBridge(ChannelMember):
             self.channels.publish(name, b"".join(line + b"\n" for line in lines))
 
     def _note_side(self, side: str, line: bytes) -> None:
-        if not line.startswith(b"RDATA "):
+        writer = writer_of(line) if line.startswith(b"RDATA ") else None
+        before = self._sides.get(writer) if writer else side
+        if not writer or before == side:
             return
-        writer = line.split(b" ", 3)[2].decode("utf-8", "replace")
-        before = self._sides.get(writer)
-        if before == side:
-            return
-        if before is None and len(self._sides) >= MAX_ECHOES:
+        if before is None and len(self._sides) >= MAX_SOURCES:
             return
         self._sides[writer] = side
         if before is not None:

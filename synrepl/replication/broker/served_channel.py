@@ -516,10 +516,15 @@ class ServedChannel:
 
 def foreign_writer(line: bytes, names: frozenset[str] | None) -> str | None:
     """Return the writer of a row or position, if it is none of these names (None: any); else None."""
-    if names is None or not line.startswith((b"RDATA ", b"POSITION ")):
+    writer = None if names is None else writer_of(line)
+    return None if names is None or writer is None or writer in names else writer
+
+
+def writer_of(line: bytes) -> str | None:
+    """Return the writer of a row or position, empty if it names none; None for another line."""
+    if not line.startswith((b"RDATA ", b"POSITION ")):
         return None
-    writer = b"".join(line.split(b" ", 3)[2:3]).decode("utf-8", "replace")
-    return None if writer in names else writer
+    return b"".join(line.split(b" ", 3)[2:3]).decode("utf-8", "replace")
 
 
 def ignore(lines: Sequence[bytes]) -> None:
