@@ -123,8 +123,6 @@ class ServedChannel:
         self.uplink: IUplink | None = None
         self._own = ChannelPublisher()
         """Publishes what the channel itself asks."""
-        self._links: dict[ChannelSubscriber, None] = {}
-        """The subscribers at other daemons, which get all sub-channels too."""
         self._is_durable = is_durable
         self._only_durable = only_durable
         self._undurable: tuple[Source, int] | None = None
@@ -163,8 +161,6 @@ class ServedChannel:
             self._beside.setdefault(channel, {})[subscriber] = None
         elif subscriber not in self.subscribers:
             self.subscribers[subscriber] = None
-            if subscriber.link is not None:
-                self._links[subscriber] = None
             subscriber.lacks = self._all_passed(subscriber)
             self._tell_positions(subscriber)
             if subscriber.lacks:
@@ -173,7 +169,6 @@ class ServedChannel:
     def unsubscribe(self, subscriber: ChannelSubscriber, channel: bytes) -> None:
         """Pass no more messages of this channel to the subscriber."""
         if channel == self.name:
-            self._links.pop(subscriber, None)
             self.subscribers.pop(subscriber, None)
         else:
             self._beside.get(channel, {}).pop(subscriber, None)
@@ -245,8 +240,8 @@ class ServedChannel:
             taken = [line for unit in units for line in unit]
             self.lines += len(taken)
             self.ingest(taken)
-            if self.uplink is not None and publisher.link is not self.uplink:
-                self.uplink.published(publisher, units)
+            if uplink := self._uplink_for(publisher):
+                uplink.published(publisher, units)
         if publisher.waiting:
             self.durable_more()
 
@@ -262,8 +257,8 @@ class ServedChannel:
         # In its place among the others: a POSITION before it is passed later than this is refused.
         now = self._clock.seconds()
         publisher.waiting.append(Run(b"", now, publisher, source, is_refused=True))
-        if self.uplink is not None and publisher.link is not self.uplink:
-            self.uplink.publisher_lost(publisher)
+        if uplink := self._uplink_for(publisher):
+            uplink.publisher_lost(publisher)
         publisher.refused.pop(source, None)
         if words[3:4] == [b"batch"]:
             publisher.refused[source] = None
@@ -310,15 +305,20 @@ class ServedChannel:
             return run.source in self._passed or self.is_caught_up(run.source, run.token)
         return self._is_durable is None or self._is_durable(run.source, run.token)
 
+    def _uplink_for(self, publisher: ChannelPublisher) -> IUplink | None:
+        """The uplink, unless it is where the publisher's lines come from."""
+        return None if publisher.link is self.uplink else self.uplink
+
     def publish_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
         """Pass a line of a sub-channel to its subscribers here and at other daemons, and to nobody else."""
         data = message(channel, line)
-        links = [one for one in self._links if one.link is not publisher.link]
+        # Other daemons get all sub-channels.
+        links = [one for one in self.subscribers if one.link is not None and one.link is not publisher.link]
         for subscriber in [*self._beside.get(channel, ()), *links]:
             if subscriber.is_demoted or not self._send(subscriber, data):
                 self.dropped += 1
-        if self.uplink is not None and publisher.link is not self.uplink:
-            self.uplink.published_beside(publisher, channel, line)
+        if uplink := self._uplink_for(publisher):
+            uplink.published_beside(publisher, channel, line)
 
     def publisher_lost(self, publisher: ChannelPublisher) -> None:
         """A publishing connection has ended, perhaps inside a batch: its last lines may be lost.
@@ -334,8 +334,8 @@ class ServedChannel:
         if lost:
             self._query.unanswered.update(lost)
             self._query.start()
-        if self.uplink is not None and publisher.link is not self.uplink:
-            self.uplink.publisher_lost(publisher)
+        if uplink := self._uplink_for(publisher):
+            uplink.publisher_lost(publisher)
 
     def _forget(self, source: Source, publisher: ChannelPublisher) -> bool:
         """Pass no more of a source before its POSITION, if this is its publisher."""
@@ -459,24 +459,16 @@ class ServedChannel:
             self._gather_timer.start(GATHER_SECONDS)
         joined = b"".join([run.data for run in runs]) if len(runs) > 1 else runs[0].data
         for subscriber in list(self.subscribers):
-            if subscriber in self._links:
-                self._send_over(subscriber, runs)
-            elif subscriber.is_demoted:
-                self._miss(subscriber, runs)
-            elif not subscriber.lacks:
-                self._send(subscriber, joined)
-            else:
-                self._send_after_positions(subscriber, runs)
-
-    def _send_over(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
-        """Send what another daemon may be sent: not what it has published itself."""
-        others = [run for run in runs if run.publisher.link is not subscriber.link]
-        if subscriber.is_demoted:
-            self._miss(subscriber, others)
-        elif subscriber.lacks:
-            self._send_after_positions(subscriber, others)
-        elif others:
-            self._send(subscriber, b"".join([run.data for run in others]))
+            others, data = runs, joined
+            if subscriber.link is not None:
+                others = [run for run in runs if run.publisher.link is not subscriber.link]
+                data = b"".join([run.data for run in others])
+            if subscriber.is_demoted:
+                self._miss(subscriber, others)
+            elif subscriber.lacks:
+                self._send_after_positions(subscriber, others)
+            elif data:
+                self._send(subscriber, data)
 
     def _send_after_positions(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
         """Send what a subscriber may be sent that is still to be told some positions."""
