@@ -42,8 +42,6 @@ CURRENT_SECONDS: Final = 15.0
 SHARED: Final = ("events", "receipts", "device_lists", "thread_subscriptions")
 """The streams that several processes write."""
 
-TRIED_AGAIN: Final = "could not serialize access due to concurrent update"
-"""PostgreSQL lets one of two transactions of Synapse begin again, some ten times an hour."""
 METRICS: Final = "prometheus_client/exposition.py"
 """In the traceback of a process that counts while it collects its metrics, once in a while."""
 
@@ -87,8 +85,6 @@ def kinds_of_complaints(homeserver: Homeserver) -> dict[str, str]:
         if any(METRICS in line for line in lines):
             lines = [line for line in lines if " twisted - sentinel - " not in line]  # noqa: PLW2901
         for line in lines:
-            if TRIED_AGAIN in line:
-                continue
             _, _, rest = line.partition(",")
             place, _, text = rest.partition(" ")[2].partition(" - ")
             text = text.partition(" - ")[2]
