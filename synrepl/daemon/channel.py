@@ -60,12 +60,11 @@ class ChannelServices:
             self._close(NAMELESS_WHY)
             return
         if server.channel is None:
-            server.channel = self._replication.relays.channel = self._make_channel()
+            server.channel = self._make_channel()
         if role != REPLICA:
             self._drop_uplink()
         elif server.uplink is None:
-            uplink = ChannelUplink(server.channel, self._reactor, self._metrics)
-            server.uplink = self._replication.uplink = uplink
+            server.uplink = ChannelUplink(server.channel, self._reactor, self._metrics)
 
     @property
     def _has_name(self) -> bool:
@@ -81,14 +80,13 @@ class ChannelServices:
 
     def _close(self, why: str) -> None:
         self._drop_uplink()
-        channel, self._replication.relays.channel = self._server.channel, None
+        channel = self._server.channel
         self._server.close(why)
         if channel is not None:
             channel.stop()
 
     def _drop_uplink(self) -> None:
         uplink, self._server.uplink = self._server.uplink, None
-        self._replication.uplink = None
         if uplink is not None:
             uplink.stop()
 

@@ -177,13 +177,7 @@ class IngestServices:
         for part in self._parts:
             status |= part.status()
         if status["resp"] is None and self._resp_server is not None:
-            status["resp"] = {
-                "address": ", ".join(self._settings.resp),
-                **self._resp_server.status(),
-                "messages_refused": 0,
-                "interruptions": 0,
-                **NO_SOURCE,
-            }
+            status["resp"] = {**self._resp_server.status(), **NO_SOURCE}
         return status
 
     def problems(self) -> list[Problem]:

@@ -23,7 +23,6 @@ from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replication.addresses import Address
-from synrepl.replication.broker.channel_uplink import ChannelUplink
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
@@ -45,6 +44,7 @@ from synrepl.transports.http.peer_clients import HttpFiles, PeerClient
 if TYPE_CHECKING:
     from synrepl.replication.replica.conversation import IUpstream
     from synrepl.replication.replica.replica import Replica
+    from synrepl.transports.resp.server import RespServer
 
 STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
 """States of a replica whose reason is worth telling to whoever waits for its copy."""
@@ -72,8 +72,10 @@ class ReplicationServices:
         credentials: Credentials,
         address: Callable[[], Address],
         changed: Callable[[], object],
+        resp: "RespServer | None" = None,
     ) -> None:
         self._settings = settings
+        self._resp = resp
         self._reactor = reactor
         self._log = log
         self._metrics = metrics
@@ -89,8 +91,6 @@ class ReplicationServices:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
         publisher.follower_commands.forwarders.append(self.commands)
-        self.uplink: ChannelUplink | None = None
-        """The way from the channel of the RESP port to that of the upstream, if this daemon has both."""
         self._files_client: HttpFiles | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
@@ -121,7 +121,14 @@ class ReplicationServices:
         )
         expiry = ExpiryClock(reactor, time.monotonic)
         self.relays = ReplicaRegistry(
-            log, publisher, reactor, settings, self.roles, keys=keyring, expiry=expiry
+            log,
+            publisher,
+            reactor,
+            settings,
+            self.roles,
+            keys=keyring,
+            expiry=expiry,
+            channel=lambda: None if resp is None else resp.channel,
         )
         keyring.doubt = self._doubt_of_keys
         self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, credentials)
@@ -248,7 +255,7 @@ class ReplicationServices:
             on_command=self._publisher.broadcast,
             is_own_replica=self.relays.is_followed_by,
             take_keys=self.relays.issued.take,
-            channel=lambda: self.uplink,
+            channel=lambda: None if self._resp is None else self._resp.uplink,
         )
 
     def _replica_changed(self) -> None:

@@ -148,7 +148,9 @@ class Daemon(Service):
             # Imported on use: most daemons have no such port.
             from synrepl.transports.resp.server import RespServer
 
-            listeners.resp = RespServer(reactor, keys=self.keyring, metrics=self.metrics)
+            listeners.resp = RespServer(
+                reactor, keys=self.keyring, metrics=self.metrics, addresses=settings.resp
+            )
         ingest = IngestServices(
             settings,
             reactor,
@@ -191,6 +193,7 @@ class Daemon(Service):
             credentials=self.credentials,
             address=listeners.address,
             changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest"),
+            resp=listeners.resp,
         )
         self._stops += reversed(replication.stops)
         for stream in self.table:

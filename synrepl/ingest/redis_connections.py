@@ -1,7 +1,7 @@
 """The connections of a `RedisBridge`, and their status."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +21,19 @@ USER_IP: Final = "USER_IP"
 """The one channel beside the main one that Synapse's processes have."""
 
 
-class BridgedRedis:
+@dataclass(eq=False, repr=False)
+class _BridgeChannels(RedisChannels):
+    """Gives the bridge the messages of one channel as they came."""
+
+    _: KW_ONLY
+    bridge: RedisBridge
+    suffix: str
+
+    def on_messages(self, messages: Sequence[bytes]) -> None:
+        self.bridge.take(self.suffix, messages)
+
+
+class BridgeConnections:
     """Joins a served channel with that on the Redis at `address`, from `start` to `stop`.
 
     `endpoint` is that of `RedisChannels`.
@@ -42,17 +54,18 @@ class BridgedRedis:
         self._clock = reactor
         self._began = reactor.seconds()
         self._main, self._beside = (
-            RedisChannels(
+            _BridgeChannels(
                 reactor,
                 address,
                 ChannelMember() if suffix else self.bridge,
+                bridge=self.bridge,
+                suffix=suffix,
                 server_name=server_name,
                 instance=instance,
                 metrics=metrics,
                 hears=(suffix,),
                 only_hears=bool(suffix),
                 endpoint=endpoint,
-                on_messages=partial(self.bridge.take, suffix),
             )
             for suffix in ("", USER_IP)
         )

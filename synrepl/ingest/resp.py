@@ -10,7 +10,7 @@ from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp.server import RespServer
 
 if TYPE_CHECKING:
-    from synrepl.ingest.redis_connections import BridgedRedis
+    from synrepl.ingest.redis_connections import BridgeConnections
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -21,16 +21,16 @@ class RespSource(ChannelSource):
     """
 
     server: RespServer
-    redis: "BridgedRedis | None" = None
+    redis: "BridgeConnections | None" = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.server.channel is not None
         if self.settings.redis is not None:
             # Imported on use: an extra.
-            from synrepl.ingest.redis_connections import BridgedRedis
+            from synrepl.ingest.redis_connections import BridgeConnections
 
-            self.redis = BridgedRedis(
+            self.redis = BridgeConnections(
                 self.server.channel,
                 self.clock,
                 self.settings.redis,
@@ -50,7 +50,7 @@ class RespSource(ChannelSource):
         self.peer.broker = self.link
 
     def start(self) -> None:
-        self.server.is_full = lambda: self.link.is_full
+        self.server.link = self.link
         self.link.start()
         if self.redis is not None:
             self.redis.start()
@@ -58,7 +58,7 @@ class RespSource(ChannelSource):
     async def stop(self) -> None:
         if self.redis is not None:
             await self.redis.stop()
-        self.server.is_full = bool
+        self.server.link = None
         self.peer.stop()
         self.link.stop()
         self.follower.stop()
@@ -78,10 +78,4 @@ class RespSource(ChannelSource):
         return super().problems() + ([] if self.redis is None else self.redis.problems())
 
     def status(self) -> dict[str, Any]:
-        return {
-            "address": ", ".join(self.settings.resp),
-            **self.server.status(),
-            "messages_refused": self.link.messages_refused,
-            "interruptions": self.link.interruptions,
-            **super().status(),
-        }
+        return {**self.server.status(), **super().status()}

@@ -1,6 +1,7 @@
 """Requests of Redis clients, over connections in memory, as they and Synapse make them."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,6 +13,7 @@ from synrepl.ports.access import IssuedKey, Key, Keyring, Right
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.proofs import make_record, make_secret
 from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp import cache, connection
 from synrepl.transports.resp.connection import RespConnection
 from synrepl.transports.resp.server import RespFactory, RespServer
@@ -61,7 +63,7 @@ class Site:
     def __init__(self, *keys: Key) -> None:
         self.clock = Clock()
         self.ingested: list[bytes] = []
-        self.is_full = False
+        self.link = SimpleNamespace(is_full=False)
         self.metrics = Metrics(CollectorRegistry())
         self.keyring = Keyring(keys=keys)
         self.server = RespServer(self.clock, keys=self.keyring, metrics=self.metrics)
@@ -76,7 +78,7 @@ class Site:
             metrics=self.metrics,
         )
         self.channel.ingest = self.ingested.extend
-        self.server.channel, self.server.is_full = self.channel, lambda: self.is_full
+        self.server.channel, self.server.link = self.channel, cast(ServedLink, self.link)
 
     def client(self, *login: str) -> Client:
         """A client that has logged in."""
@@ -335,10 +337,10 @@ def test_a_client_that_does_not_read_is_not_read() -> None:
 def test_publishers_wait_for_the_log() -> None:
     site = Site()
     client = site.client()
-    site.is_full = True
+    site.link.is_full = True
     client.ask("PUBLISH", "hs", "x")
     assert client.transport.producerState == "paused"
 
-    site.is_full = False
+    site.link.is_full = False
     site.server.release()
     assert client.transport.producerState == "producing"

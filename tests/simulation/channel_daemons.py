@@ -10,7 +10,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ingest.redis_connections import BridgedRedis
+from synrepl.ingest.redis_connections import BridgeConnections
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
@@ -162,7 +162,7 @@ class Daemon:
         self.demotions = self.held_back = self.overflows = 0
         self._uplink: ChannelUplink | None = None
         self._up: UpEnd | None = None
-        self._bridge: BridgedRedis | None = None
+        self._bridge: BridgeConnections | None = None
 
     def start(self) -> None:
         """Start in the role that it has by now."""
@@ -223,8 +223,8 @@ class Daemon:
                 link.cut()
         channel.stop()
 
-    def _join_redis(self, channel: ServedChannel) -> BridgedRedis:
-        made = BridgedRedis(
+    def _join_redis(self, channel: ServedChannel) -> BridgeConnections:
+        made = BridgeConnections(
             channel,
             self.run.clock,
             RedisAddress.parse("redis://redis:6379"),

@@ -57,6 +57,12 @@ class ChannelPublisher:
         """What is passed once it is on disk, and what comes after that."""
         self.sources: dict[Source, None] = {}
 
+    def reset(self) -> None:
+        """Forget all that it published: its last lines may be lost."""
+        self.held, self.held_bytes = {}, 0
+        self.waiting = deque()
+        self.refused, self.sources = {}, {}
+
 
 class ChannelSubscriber:
     """A connection that subscribes. `write` sends bytes; between `pause` and `resume` they wait here.

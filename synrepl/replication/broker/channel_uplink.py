@@ -142,18 +142,13 @@ class ChannelUplink:
         self._conversation = None
         self._known.clear()
         self._drop(lambda one: one.is_of_stream)
-        self._forget_upstream()
+        self._channel.publisher_lost(self._upstream)
 
     def stop(self) -> None:
         """Pass on nothing more: this daemon is no replica any longer."""
         self.disconnected()
         self._limited.stop()
         self._channel.uplink = None
-
-    def _forget_upstream(self) -> None:
-        """Believe nothing more of what it passes before positions."""
-        upstream, self._upstream = self._upstream, ChannelPublisher(link=self)
-        self._channel.publisher_lost(upstream)
 
     # -- up ------------------------------------------------------------------------------------------------
 
@@ -237,7 +232,7 @@ class ChannelUplink:
         except RemoteProtocolError as error:
             # Perhaps not its fault, but that of clients here: the log goes on over this connection.
             self._limited.warn("ignored lines of the upstream's channel: {why}", why=error.why)
-            self._forget_upstream()
+            self._channel.publisher_lost(self._upstream)
 
 
 def _command(name: str, channel: str, line: bytes) -> Sent:

@@ -168,8 +168,7 @@ class RedisBridge(ChannelMember):
     def _forget(self) -> None:
         """Believe nothing more of the writers on Redis before their positions."""
         self._heard.clear()
-        publisher, self._publisher = self._publisher, ChannelPublisher(link=self)
-        self._channel.publisher_lost(publisher)
+        self._channel.publisher_lost(self._publisher)
 
     # -- to Redis ------------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ its replicas' publish; each line goes over a connection between daemons once, an
 """
 
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -119,7 +118,7 @@ class ServedChannel:
         self.refused = 0
         """Rows that were not passed, since they were not on disk within `DURABLE_SECONDS`."""
         self.ingest: Callable[[Sequence[bytes]], None] = ignore
-        self.is_caught_up: Callable[[Source, int], bool] = lambda source, token: True
+        self.is_caught_up: Callable[[Source, int], bool] = always
         self.uplink: IUplink | None = None
         self._own = ChannelPublisher()
         """Publishes what the channel itself asks."""
@@ -323,14 +322,16 @@ class ServedChannel:
     def publisher_lost(self, publisher: ChannelPublisher) -> None:
         """A publishing connection has ended, perhaps inside a batch: its last lines may be lost.
 
-        Rows that wait for the disk are not passed: what the writer says over its next connection could
-        overtake them. Nothing more is passed of its sources until their POSITIONs have come.
+        The publisher may be used again, for the next connection. Rows that wait for the disk are not passed:
+        what the writer says over its next connection could overtake them. Nothing more is passed of its
+        sources until their POSITIONs have come.
         """
         self.publishers.pop(publisher, None)
-        waiting, publisher.waiting = publisher.waiting, deque()
+        waiting, sources = publisher.waiting, publisher.sources
+        publisher.reset()
         self.held_back += sum(run.source is not None for run in waiting)
         self._pass([run for run in waiting if run.source is None])
-        lost = [source for source in publisher.sources if self._forget(source, publisher)]
+        lost = [source for source in sources if self._forget(source, publisher)]
         if lost:
             self._query.unanswered.update(lost)
             self._query.start()
@@ -521,6 +522,11 @@ def writer_of(line: bytes) -> str | None:
 
 def ignore(lines: Sequence[bytes]) -> None:
     """Take no lines: there is no log that wants them."""
+
+
+def always(source: Source, token: int) -> bool:
+    """Every fact is there: nothing need wait for the log."""
+    return True
 
 
 def _token(word: bytes) -> int | None:

@@ -12,7 +12,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.channel_ends import ChannelPublisher, Source
 from synrepl.replication.broker.peer import BrokerPeer
-from synrepl.replication.broker.served_channel import ServedChannel, ignore
+from synrepl.replication.broker.served_channel import ServedChannel, always, ignore
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import Close, Deliver, Session, Warn
@@ -49,7 +49,7 @@ class ServedLink:
         instance: str,
         metrics: Metrics,
         on_room: Callable[[], object],
-        is_caught_up: Callable[[Source, int], bool] = lambda source, token: True,
+        is_caught_up: Callable[[Source, int], bool] = always,
     ) -> None:
         self.messages_refused = 0
         self.interruptions = 0
@@ -88,7 +88,7 @@ class ServedLink:
     def stop(self) -> None:
         """Leave the channel."""
         self._is_up = False
-        self._channel.ingest, self._channel.is_caught_up = ignore, lambda source, token: True
+        self._channel.ingest, self._channel.is_caught_up = ignore, always
         self._channel.publisher_lost(self._own)
         self._timer.stop()
         self._gather_timer.stop()

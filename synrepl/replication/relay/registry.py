@@ -1,6 +1,6 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
@@ -59,7 +59,8 @@ REPLICA_STATES: Final = {
 class ReplicaRegistry:
     """Serves replicas: decides about admission, keeps their leases, and reports their states.
 
-    Leases expire by `expiry`; None: by `clock`.
+    Leases expire by `expiry`; None: by `clock`. `channel` returns the channel that is passed to replicas;
+    None without a RESP port.
     """
 
     log: Log
@@ -70,12 +71,11 @@ class ReplicaRegistry:
     _: KW_ONLY
     keys: Keyring = field(default_factory=Keyring)
     expiry: ExpiryClock | None = None
+    channel: Callable[[], ServedChannel | None] = lambda: None
     _logger = Logger()
 
     def __post_init__(self) -> None:
         self.connected: list[IRelay] = []
-        self.channel: ServedChannel | None = None
-        """The channel that is passed to replicas; None without a RESP port."""
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
         self._asked_beyond: dict[str, tuple[int, float]] = {}

@@ -411,7 +411,7 @@ class Relay:
     def _on_channel(
         self, command: native.Channel | native.Publish | native.PublishTo | native.PublisherLost
     ) -> None:
-        access, channel = self._authenticator.access, self._registry.channel
+        access, channel = self._authenticator.access, self._registry.channel()
         if why := refusal(access, command_operation(type(command))):
             raise RemoteProtocolError(why)
         if isinstance(command, native.Channel):

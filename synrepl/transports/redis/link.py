@@ -51,7 +51,7 @@ class RedisChannels:
 
     Synapse has the same two connections and channels (docs/reference/peers.md#redis-channels).
     A suffix in `hears` stands for the channel ``server_name/suffix``, the empty suffix for `server_name`.
-    If it `only_hears`, there is no publisher's connection. `on_messages` gets the messages as they came.
+    If it `only_hears`, there is no publisher's connection.
     `endpoint` replaces the default client endpoint to a host and port (to a path and 0 for a UNIX socket);
     nothing is added to it, not even TLS. `chance` is the source of jitter.
     """
@@ -68,7 +68,6 @@ class RedisChannels:
     keepalive: Keepalive = REDIS_KEEPALIVE
     endpoint: Callable[[str, int], IStreamClientEndpoint] | None = None
     chance: random.Random = field(default_factory=random.Random)
-    on_messages: Callable[[Sequence[bytes]], None] = lambda messages: None
     _logger: ClassVar = Logger()
 
     def __post_init__(self) -> None:
@@ -90,6 +89,10 @@ class RedisChannels:
         self._halves: Sequence[HalfLink[Any]] = (
             (self._subscriber,) if self.only_hears else (self._subscriber, self._publisher)
         )
+
+    def on_messages(self, messages: Sequence[bytes]) -> None:
+        """Handle the messages of one read, as they came. A subclass does."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Connect, and reconnect until `stop`."""
@@ -180,7 +183,6 @@ class RedisLink(RedisChannels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.on_messages = self._on_messages
         self._session = Session(BROKER, self.dialect, name=self.instance, seconds=self.clock.seconds)
         self._limited_logger = LimitedLogger(self._logger, self.clock)
 
@@ -196,7 +198,7 @@ class RedisLink(RedisChannels):
         channel = f"{self.server_name}/{command.CHANNEL}" if command.CHANNEL else self.server_name
         self.publish(channel, self._session.encode([command]))
 
-    def _on_messages(self, messages: Sequence[bytes]) -> None:
+    def on_messages(self, messages: Sequence[bytes]) -> None:
         """Handle all messages of one read in one call, which makes reading rows fast."""
         for action in self._session.receive(messages):
             match action:

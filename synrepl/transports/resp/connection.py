@@ -59,11 +59,13 @@ class IRespServer(Interface):
     cache: ExpiringCache
     clock: IClock
     connections: dict["RespConnection", None]
-    is_full: Callable[[], bool]
     keys: Keyring
     metrics: Metrics
     refused: int
     why_closed: str
+
+    def is_full(self) -> bool:
+        """Whether publishers should wait."""
 
     def complain(self, what: str) -> None:
         """Log what a client did, not too often."""

@@ -1,6 +1,6 @@
 """The RESP port of a daemon: its connections, its cache, and the channel that it serves."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.replication.broker.channel_uplink import ChannelUplink
 from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp.cache import ExpiringCache
 from synrepl.transports.resp.connection import RespConnection
 
@@ -33,24 +34,27 @@ ALONE: Final = (
 class RespServer:
     """Serves `channel` to Redis clients while it is set; else they are refused (LOADING).
 
-    `is_full` tells whether publishers should wait until `release`.
+    `link` takes what is published into the log, on a primary. `addresses` are those of the settings.
     """
 
     _logger = Logger()
 
-    def __init__(self, clock: IClock, *, keys: Keyring, metrics: Metrics) -> None:
+    def __init__(
+        self, clock: IClock, *, keys: Keyring, metrics: Metrics, addresses: Sequence[str] = ()
+    ) -> None:
         self.channel: ServedChannel | None = None
+        self.link: ServedLink | None = None
         self.uplink: ChannelUplink | None = None
         """The way to the channel of the upstream, if this daemon is a replica."""
         self.cache = ExpiringCache(clock)
         self.clock = clock
         self.connections: dict[RespConnection, None] = {}
-        self.is_full: Callable[[], bool] = bool
         self.keys = keys
         self.metrics = metrics
         self.refused = 0
         """Rows and positions that were published under a name which the client's key does not have."""
         self.why_closed = "this daemon is starting"
+        self._addresses = addresses
         self._since = clock.seconds()
         self._was_alone = False
         self._limited_logger = LimitedLogger(self._logger, clock)
@@ -60,7 +64,11 @@ class RespServer:
         self.why_closed = why
         for connection in list(self.connections):
             connection.close(f"LOADING {why}")
-        self.channel, self.is_full = None, bool
+        self.channel = self.link = None
+
+    def is_full(self) -> bool:
+        """Whether publishers should wait until `release`."""
+        return self.link is not None and self.link.is_full
 
     def committed(self) -> None:
         """The log has more on disk."""
@@ -105,11 +113,14 @@ class RespServer:
 
     def status(self) -> dict[str, Any]:
         """The port's part of the status, on a daemon of any role."""
-        uplink, channel = self.uplink, self.channel
-        is_connected = channel is not None and not self.is_alone
+        uplink, link = self.uplink, self.link
+        why = ALONE if self.is_alone else ""
+        if self.channel is None:
+            why = self.why_closed
         return {
-            "connected": is_connected,
-            "why": self.why_closed if channel is None else "" if is_connected else ALONE,
+            "address": ", ".join(self._addresses),
+            "connected": not why,
+            "why": why,
             **self.info(),
             "clients": [one.describe() for one in islice(self.connections, MAX_CLIENTS)],
             "upstream": None
@@ -119,6 +130,8 @@ class RespServer:
                 "expired": uplink.expired,
                 "too_long": uplink.too_long,
             },
+            "messages_refused": 0 if link is None else link.messages_refused,
+            "interruptions": 0 if link is None else link.interruptions,
         }
 
     def info(self) -> dict[str, Any]:

@@ -90,12 +90,13 @@ class Replica:
         self.cluster = FakeCluster()
         self.node = self.cluster.node("a")
         self.cluster.wrote(self.node, 40)
-        self.node.relays.channel = ServedChannel(
+        channel = ServedChannel(
             self.cluster.clock,
             "hs",
             is_ephemeral=lambda stream: False,
             metrics=Metrics(CollectorRegistry()),
         )
+        self.node.relays.channel = lambda: channel
         self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
         monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
