@@ -9,15 +9,19 @@ import os
 import random
 import re
 import signal
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.interop import test_resp
 from tests.interop.drive import DRIVEN, Driving
+from tests.interop.harness import peer_python
 from tests.interop.homeserver import FIVE_WORKERS, READER, Homeserver
 from tests.interop.recorder import Message, Recorder, table
 from tests.interop.tables import assert_log_is_complete, seconds_behind, stored_last
@@ -44,6 +48,8 @@ SHARED: Final = ("events", "receipts", "device_lists", "thread_subscriptions")
 
 METRICS: Final = "prometheus_client/exposition.py"
 """In the traceback of a process that counts while it collects its metrics, once in a while."""
+
+SAID: Final = re.compile(r"Sending update for (\w+): .*\(limited: \w+, updates: (\d+),")
 
 VARIABLE: Final = re.compile(r"[$!@#][^\s'\",)]+|0x[0-9a-f]+|\d+")
 """What differs between two complaints of one kind: ids, addresses and numbers."""
@@ -92,6 +98,21 @@ def kinds_of_complaints(homeserver: Homeserver) -> dict[str, str]:
     return kinds
 
 
+def rows_said(homeserver: Homeserver) -> Counter[tuple[str, str]]:
+    """How many rows each process says in its log that it sent, by stream and writer."""
+    said: Counter[tuple[str, str]] = Counter()
+    for name, process in homeserver.processes.items():
+        for stream, rows in SAID.findall(process.log):
+            said[stream, name] += int(rows)
+    return said
+
+
+def rows_heard(recorder: Recorder) -> Counter[tuple[str, str]]:
+    """How many rows were published, by stream and writer."""
+    heard = (message.payload.split(" ", 3) for message in recorder.messages(0, "RDATA"))
+    return Counter((stream, writer) for _, stream, writer, _ in heard)
+
+
 def interleaved(messages: Sequence[Message]) -> list[str]:
     """The rows of one writer that were told within a batch of another one, in the same stream.
 
@@ -108,6 +129,13 @@ def interleaved(messages: Sequence[Message]) -> list[str]:
         else:
             is_open.pop(stream, None)
     return found
+
+
+def test_synapse_skips_rows() -> None:
+    """Rows of `caches` that no process publishes, on a Redis neither (peers.md#redis-skipped)."""
+    command = [peer_python("newest"), Path(__file__).parent / "peers" / "skipped_rows.py"]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert (answer["written"], answer["told"]) == ([12, 13, 14], [14])
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +173,9 @@ def test_traffic_of_every_kind(usual_complaints: frozenset[str], site: Site) -> 
         writers = {fact.writer for fact in facts if fact.stream == stream}
         assert set(site.homeserver.writers_of(stream)) == writers
     assert [] == interleaved(site.recorder.messages(mark, "RDATA"))
+    assert rows_said(site.homeserver) == rows_heard(site.recorder)
     assert_holds(site.daemon, told_by(site.recorder.facts(), is_kept))
-    assert_log_is_complete(site, since)
+    assert_log_is_complete(site, since, has_heard_all=True)
     found = kinds_of_complaints(site.homeserver)
     assert [] == [line for kind, line in found.items() if kind not in usual_complaints]
     status = json.loads(site.daemon.get("/v1/status"))["resp"]
