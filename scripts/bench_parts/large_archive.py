@@ -253,16 +253,21 @@ def _checkpoint(store: Store, spark: Any) -> int:
     return table.version
 
 
+COUNTED = pa.schema([("files", pa.int64())])
+
+
 def _count(batches: Iterator[Any]) -> Iterator[Any]:
     """Count the files, in place of the work of tasks."""
     for batch in batches:
-        yield pa.record_batch([pa.array([len(batch)])], names=["files"])
+        yield pa.record_batch([pa.array([len(batch)])], COUNTED)
 
 
 def _distributed(spark: Any, files: Any) -> int:
     from synrepl.pipeline.archive.files import map_files
+    from synrepl.pipeline.runner import driver_of
 
-    return int(map_files(spark, files, _count, "files bigint").groupBy().sum("files").collect()[0][0])
+    counted = map_files(driver_of(spark), files, _count, COUNTED).collect()
+    return sum(counted["files"].to_pylist())
 
 
 def _audit(store: Store, spark: Any) -> int:

@@ -17,13 +17,14 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND_BATCH
-from synrepl.pipeline.archive.files import read_rows, within
+from synrepl.pipeline.archive.files import within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_sink import build_facts, request_bodies
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.source.options import file_options, read_options
+from synrepl.pipeline.spark import read_rows
 from synrepl.pipeline.store import Store
 
 COLUMNS: Final = ("serial", "seq", "stream", "writer", "row", "committed_at")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from synrepl.pipeline.jobs import is_late_worker, retry_late_workers
+from synrepl.pipeline.local import LocalDriver
+from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.session import session
 from tests.pipeline.clusters import QUICK
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what shares that Spark: it runs in one process, and everything else in several."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        runs_on = item.callspec.params.get("runner") if hasattr(item, "callspec") else None
+        if "spark" in getattr(item, "fixturenames", ()) or runs_on == "spark":
             item.add_marker("spark")
 
 
@@ -44,6 +47,16 @@ def _run_again(item: pytest.Function) -> None:
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     item.obj(**arguments)
+
+
+@pytest.fixture(params=["local", "spark"])
+def runner(request: pytest.FixtureRequest) -> "Iterator[Runner]":
+    """What a job runs on: this process alone, and Spark. A job does the same on both."""
+    if request.param == "spark":
+        yield request.getfixturevalue("spark")
+        return
+    with LocalDriver(threads=2) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="session")

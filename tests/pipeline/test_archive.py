@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
@@ -17,6 +16,7 @@ from synrepl.pipeline.archive import archive as archiving
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
+from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
@@ -26,9 +26,6 @@ from tests.pipeline.kills import ArchiveProcess
 from tests.processes.loading import changelog, report, size
 from tests.processes.replicas import Load, Member, fill
 from tests.service.processes import Daemon
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 STREAMS = ("events", "caches", "receipts", "push_rules")
 
@@ -94,9 +91,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def test_each_fact_is_archived_once_through_crashes(
-    daemon: Daemon, spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_each_fact_is_archived_once_through_crashes(daemon: Daemon, runner: Runner, tmp_path: Path) -> None:
     """A run that ends between the data and their commit, or right after it, loses and doubles nothing; the
     next one goes on from the table."""
     position = tmp_path / "archive"
@@ -110,10 +105,10 @@ def test_each_fact_is_archived_once_through_crashes(
                 raise Killed
 
         with pytest.raises(Killed):
-            archive(spark, daemon.url, store, batch_facts=1_000, at=at)
+            archive(runner, daemon.url, store, batch_facts=1_000, at=at)
         assert count == len(batches(store))
-    done = archive(spark, daemon.url, store, batch_facts=1_000, progress=lambda *now: told.append(now))
-    again = archive(spark, daemon.url, store, batch_facts=1_000)
+    done = archive(runner, daemon.url, store, batch_facts=1_000, progress=lambda *now: told.append(now))
+    again = archive(runner, daemon.url, store, batch_facts=1_000)
 
     facts = list(changelog(daemon.url))
     found = check(position, facts)
@@ -132,14 +127,14 @@ def test_each_fact_is_archived_once_through_crashes(
     }
 
 
-def test_small_files_are_merged(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
+def test_small_files_are_merged(daemon: Daemon, runner: Runner, tmp_path: Path) -> None:
     """An archive that is followed live would otherwise end as thousands of files of a few rows."""
     position = tmp_path / "archive"
     store = Store(str(position))
-    archive(spark, daemon.url, store, batch_facts=1_000)
+    archive(runner, daemon.url, store, batch_facts=1_000)
     before = paths_of(position)
 
-    done = optimize(spark, store)
+    done = optimize(runner, store)
 
     check(position, list(changelog(daemon.url)))
     assert len(before) == done.merged
@@ -148,12 +143,12 @@ def test_small_files_are_merged(daemon: Daemon, spark: "SparkSession", tmp_path:
     assert before == ArchiveTable(store, "5").files["path"].to_pylist()
     ArchiveTable(store).vacuum(retention_hours=0, dry_run=False)
     assert not any((position / path).exists() for path in before)
-    assert 0 == archive(spark, daemon.url, store).facts
-    assert 0 == optimize(spark, store).merged
+    assert 0 == archive(runner, daemon.url, store).facts
+    assert 0 == optimize(runner, store).merged
 
 
 def test_small_files_are_merged_while_it_follows(
-    daemon: Daemon, spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run may go on for weeks; readers never see more than some small files."""
     monkeypatch.setattr(archiving, "MERGE_BATCHES", 6)
@@ -162,7 +157,7 @@ def test_small_files_are_merged_while_it_follows(
     store = Store(str(position))
     seen: list[int] = []
     done = archive(
-        spark,
+        runner,
         daemon.url,
         store,
         follow=True,
@@ -177,10 +172,10 @@ def test_small_files_are_merged_while_it_follows(
     assert [*[280] * 18, 60] == [one.facts for one in found]
     assert done.merged >= 12
     assert max(seen) < 16
-    assert 0 == archive(spark, daemon.url, store).facts
+    assert 0 == archive(runner, daemon.url, store).facts
 
 
-def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_trimmed_log_begins_with_what_is_left(runner: Runner, tmp_path: Path) -> None:
     """The last fact of each key is still there; without it a snapshot of the archive would lack most keys."""
     folder = tmp_path / "daemon"
     folder.mkdir()
@@ -196,7 +191,7 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
             trimmed_upto = asking.json(EXTENT.request(compacted=True, limit=1))["trimmed_upto"]
         asking.json(APPEND.request("push_rules"), json.dumps({"facts": [[["@new:h"]]]}).encode())
 
-        archive(spark, daemon.url, Store(str(tmp_path / "archive")))
+        archive(runner, daemon.url, Store(str(tmp_path / "archive")))
 
         found = batches(Store(str(tmp_path / "archive")))
         facts = archived(tmp_path / "archive")
@@ -211,18 +206,18 @@ def test_a_trimmed_log_begins_with_what_is_left(spark: "SparkSession", tmp_path:
     assert {"push_rules": {"gone": 1, "w": 202}} == found[-1].end
 
 
-def test_an_archive_is_of_one_log(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
+def test_an_archive_is_of_one_log(daemon: Daemon, runner: Runner, tmp_path: Path) -> None:
     """Two histories in one archive could never be told apart again."""
     store = Store(str(tmp_path / "archive"))
-    archive(spark, daemon.url, store)
+    archive(runner, daemon.url, store)
     other = tmp_path / "other"
     other.mkdir()
 
     with Daemon(other) as stranger, pytest.raises(BadArchive, match="the archive of another log"):
-        archive(spark, stranger.url, store)
+        archive(runner, stranger.url, store)
 
 
-def test_two_jobs_at_once(daemon: Daemon, spark: "SparkSession", tmp_path: Path) -> None:
+def test_two_jobs_at_once(daemon: Daemon, runner: Runner, tmp_path: Path) -> None:
     """At each commit of the one, the other has committed before it; so it begins again after the other's."""
     position = tmp_path / "archive"
     store, steps = Store(str(position)), iter(range(3))
@@ -234,16 +229,16 @@ def test_two_jobs_at_once(daemon: Daemon, spark: "SparkSession", tmp_path: Path)
     def at(now: str) -> None:
         if now == "data" and next(steps, None) is not None:
             with suppress(Exception):
-                archive(spark, daemon.url, store, batch_facts=700, at=stop)
+                archive(runner, daemon.url, store, batch_facts=700, at=stop)
 
-    done = archive(spark, daemon.url, store, batch_facts=1_000, at=at)
+    done = archive(runner, daemon.url, store, batch_facts=1_000, at=at)
 
     found = check(position, list(changelog(daemon.url)))
     assert [700, 700, 700] == [one.facts for one in found[:3]]
     assert (3, 3_000) == (done.batches, done.facts)
 
 
-def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> None:
+def test_kills_while_writers_append(runner: Runner, tmp_path: Path) -> None:
     """With -9, right after a commit; in long runs also between data and commit, and
     twenty times at any time, while a million facts come in."""
     position, chance = tmp_path / "archive", random.Random(7)
@@ -264,7 +259,7 @@ def test_kills_while_writers_append(spark: "SparkSession", tmp_path: Path) -> No
                 run.kill_after(chance.uniform(0, 15))
                 killed += not any(line.startswith("done") for line in run.lines)
             load.wait_for(enough - len(load.acknowledged), seconds=3_600)
-        archive(spark, member.url, Store(str(position)), batch_facts=size(5_000, 100_000))
+        archive(runner, member.url, Store(str(position)), batch_facts=size(5_000, 100_000))
         facts = member.facts()
         found = check(position, facts)
     finally:

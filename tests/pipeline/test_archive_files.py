@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from synrepl.pipeline.archive import files as archive_files
-from synrepl.pipeline.archive.files import frame_of, read_rows
+from synrepl.pipeline import spark as spark_driver
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.spark import frame_of, read_rows
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import archive, chained
 
@@ -35,7 +35,7 @@ def test_rows_are_the_same_however_many_files(
     )
     files, columns = ArchiveTable(store).files, ("serial", "row", "committed_at")
     few = sorted(map(tuple, read_rows(spark, store, files, columns).collect()))
-    monkeypatch.setattr(archive_files, "NAMED_FILES", 1)
+    monkeypatch.setattr(spark_driver, "NAMED_FILES", 1)
 
     many = sorted(map(tuple, read_rows(spark, store, files, columns).collect()))
 

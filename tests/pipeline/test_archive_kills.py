@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive.files import read_rows
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
+from synrepl.pipeline.spark import read_rows
 from synrepl.pipeline.store import Store
 from tests.pipeline.clusters import connect_server
 from tests.pipeline.kills import ArchiveProcess

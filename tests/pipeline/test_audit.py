@@ -8,7 +8,7 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
@@ -21,14 +21,12 @@ from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.findings import CODES, AuditFinding, AuditResult
+from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, LOG, Given, archive, chained, write_facts
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 HISTORY = "history-of-tests"
 
@@ -55,9 +53,9 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def audited(spark: "SparkSession", place: Path, **more: Any) -> AuditResult:
+def audited(runner: Runner, place: Path, **more: Any) -> AuditResult:
     """What an audit says; whatever it says must make sense."""
-    told = audit(spark, Store(str(place)), **more)
+    told = audit(runner, Store(str(place)), **more)
     assert all(finding.what in CODES and finding.sentence for finding in told.findings)
     return told
 
@@ -105,13 +103,13 @@ def without(serial: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_whole_archive_is_clean(spark: "SparkSession", place: Path, deep: bool) -> None:
+def test_a_whole_archive_is_clean(runner: Runner, place: Path, deep: bool) -> None:
     """Nobody is woken for nothing."""
     left = place / "stream=push_rules/date=2026-11-21/left.parquet"
     left.write_bytes(b"half")
     os.utime(left, (BEGAN_MS / 1000 - 9e6, BEGAN_MS / 1000 - 9e6))
 
-    told = audited(spark, place, deep=deep)
+    told = audited(runner, place, deep=deep)
 
     assert ["unnamed-file"] == [one.what for one in told.findings]
     assert told.is_clean
@@ -125,14 +123,14 @@ def test_a_whole_archive_is_clean(spark: "SparkSession", place: Path, deep: bool
     )
 
     # Files that were merged stay for a while; that is no news.
-    assert 8 == optimize(spark, Store(str(place))).merged
-    told = audited(spark, place, deep=deep)
+    assert 8 == optimize(runner, Store(str(place))).merged
+    told = audited(runner, place, deep=deep)
     assert ["unnamed-file"] == [one.what for one in told.findings]
     assert (2, 40) == (told.files, told.facts)
-    assert (8, 40) == tuple(getattr(audited(spark, place, as_of="3"), name) for name in ("files", "facts"))
+    assert (8, 40) == tuple(getattr(audited(runner, place, as_of="3"), name) for name in ("files", "facts"))
 
 
-def test_late_facts_break_no_chain(spark: "SparkSession", tmp_path: Path) -> None:
+def test_late_facts_break_no_chain(runner: Runner, tmp_path: Path) -> None:
     """A fact that comes late says nothing about those before it. If it is lost, only its serial tells."""
     facts = facts_of(8)
     made: dict[str, Any] = {"serial": 9, "epoch": 1, "stream": "receipts", "writer": "w1", "prev_token": 2}
@@ -142,15 +140,15 @@ def test_late_facts_break_no_chain(spark: "SparkSession", tmp_path: Path) -> Non
     (last,) = chained(more, after=facts)
     archive(str(tmp_path), [*facts, fixed(last, facts[-1], prev_token=3)], batch_facts=5)
 
-    assert [] == audited(spark, tmp_path, deep=True).findings
+    assert [] == audited(runner, tmp_path, deep=True).findings
 
     path = rewritten(tmp_path, file_of(tmp_path, "receipts", 1), without(9))
-    (missing,) = audited(spark, tmp_path).findings
+    (missing,) = audited(runner, tmp_path).findings
     assert [("missing-row", "receipts", "", None, None, 9, 9)] == named([missing])
     assert ("serial 9 is missing", path) == (missing.sentence, missing.file)
 
 
-def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: Path) -> None:
+def test_what_was_trimmed_or_lost_is_no_damage(runner: Runner, tmp_path: Path) -> None:
     """A log that had been trimmed has holes up to there; where history was lost, writers go back."""
     store, facts = Store(str(tmp_path)), facts_of()
     # The last of w2 in receipts before serial 20 is trimmed away: no clock tells of it.
@@ -162,13 +160,11 @@ def test_what_was_trimmed_or_lost_is_no_damage(spark: "SparkSession", tmp_path: 
     for some, upto in [(left, place), (facts[20:30], None), (after, None)]:
         job.commit(write_facts(store, some), epoch_starts=[epoch_start], now_ms=0, compacted_upto=upto)
 
-    assert [] == audited(spark, tmp_path).findings
-    assert [] == audited(spark, tmp_path, deep=True).findings
+    assert [] == audited(runner, tmp_path).findings
+    assert [] == audited(runner, tmp_path, deep=True).findings
 
 
-def test_deep_audit_finds_a_writer_that_goes_back_in_a_trimmed_range(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_deep_audit_finds_a_writer_that_goes_back_in_a_trimmed_range(runner: Runner, tmp_path: Path) -> None:
     """Trimming removes facts, so that digests prove little there; but it never makes a writer go back."""
     store, facts = Store(str(tmp_path)), facts_of()
     back = fixed(facts[18], facts[17], prev_token=1)
@@ -176,7 +172,7 @@ def test_deep_audit_finds_a_writer_that_goes_back_in_a_trimmed_range(
     upto = LogPosition(1, 20, facts[19].digest)
     BatchCommitter(store, LOG).commit(write_facts(store, left), now_ms=0, compacted_upto=upto)
 
-    told = named(audited(spark, tmp_path, deep=True).findings)
+    told = named(audited(runner, tmp_path, deep=True).findings)
 
     assert [("broken-chain", "push_rules", "w2", 1, 10, 19, 19)] == told
 
@@ -189,12 +185,12 @@ def fixed(fact: Fact, before: Fact, **changed: Any) -> Fact:
 
 
 @pytest.mark.parametrize("is_fixed", [True, False])
-def test_a_removed_row_is_named(spark: "SparkSession", place: Path, is_fixed: bool) -> None:
+def test_a_removed_row_is_named(runner: Runner, place: Path, is_fixed: bool) -> None:
     """Also where whoever removed it made the manifest agree: then the rows alone tell."""
     # Serial 21 is the first of its writer in batch 2, 29 the last but one: tokens 11 and 15.
     path = rewritten(place, file_of(place, "push_rules", 2), without(25), fixed=is_fixed)
 
-    told = audited(spark, place)
+    told = audited(runner, place)
 
     expected: Told = [("missing-row", "push_rules", "w1", 12, 13, 25, 25)]
     if not is_fixed:
@@ -207,20 +203,20 @@ def test_a_removed_row_is_named(spark: "SparkSession", place: Path, is_fixed: bo
     assert not told.is_clean
 
 
-def test_the_last_row_of_a_writer_is_missed_as_well(spark: "SparkSession", place: Path) -> None:
+def test_the_last_row_of_a_writer_is_missed_as_well(runner: Runner, place: Path) -> None:
     """What no later fact tells of, the clock of the batch does."""
     rewritten(place, file_of(place, "receipts", 3), without(40))
 
-    assert [("missing-row", "receipts", "w2", 19, 20, 40, 40)] == named(audited(spark, place).findings)
+    assert [("missing-row", "receipts", "w2", 19, 20, 40, 40)] == named(audited(runner, place).findings)
 
 
-def test_a_part_of_a_fact_is_missed(spark: "SparkSession", place: Path) -> None:
+def test_a_part_of_a_fact_is_missed(runner: Runner, place: Path) -> None:
     """A fact is its rows, all of them."""
     path = file_of(place, "push_rules", 0)
     rewritten(place, path, lambda t: drop(t, 3, 1))
     rewritten(place, file_of(place, "push_rules", 1), lambda t: drop(t, 15, 0))
 
-    told = named(audited(spark, place).findings)
+    told = named(audited(runner, place).findings)
 
     assert ("changed-row", "push_rules", "w2", 2, 2, 3, 3) in told
     assert ("missing-row", "push_rules", "w2", 8, 8, 15, 15) in told
@@ -233,13 +229,13 @@ def drop(table: Any, serial: int, seq: int) -> Any:
     return table.filter(pc.invert(is_it))
 
 
-def test_a_doubled_and_a_misplaced_row_are_named(spark: "SparkSession", place: Path) -> None:
+def test_a_doubled_and_a_misplaced_row_are_named(runner: Runner, place: Path) -> None:
     """Who counts rows counts each once; who reads in order reads in order."""
     path = file_of(place, "push_rules", 1)
     rewritten(place, path, lambda t: pa.concat_tables([t.slice(0, 1), t]))
     rewritten(place, file_of(place, "receipts", 3), lambda t: t.take([1, 0, *range(2, len(t))]))
 
-    told = named(audited(spark, place).findings)
+    told = named(audited(runner, place).findings)
 
     assert [
         ("doubled-row", "push_rules", "w2", 6, 6, 11, 11),
@@ -247,7 +243,7 @@ def test_a_doubled_and_a_misplaced_row_are_named(spark: "SparkSession", place: P
     ] == told
 
 
-def test_a_changed_row_is_named_by_a_deep_audit(spark: "SparkSession", place: Path) -> None:
+def test_a_changed_row_is_named_by_a_deep_audit(runner: Runner, place: Path) -> None:
     """Whoever can change files and manifests cannot change what the digests stand for."""
 
     def change(table: Any) -> Any:
@@ -256,14 +252,14 @@ def test_a_changed_row_is_named_by_a_deep_audit(spark: "SparkSession", place: Pa
 
     path = rewritten(place, file_of(place, "push_rules", 2), change)
 
-    assert [] == audited(spark, place).findings
-    told = audited(spark, place, deep=True)
+    assert [] == audited(runner, place).findings
+    told = audited(runner, place, deep=True)
 
     assert [("changed-row", "push_rules", "w2", 12, 12, 23, 23)] == named(told.findings)
     assert path == told.findings[0].file
 
 
-def test_damaged_files_are_named(spark: "SparkSession", place: Path) -> None:
+def test_damaged_files_are_named(runner: Runner, place: Path) -> None:
     """A flipped byte, two files that changed places, one that is gone: each with whose facts it had."""
     flipped, gone = file_of(place, "push_rules", 0), file_of(place, "receipts", 1)
     one, other = file_of(place, "push_rules", 3), file_of(place, "receipts", 3)
@@ -275,7 +271,7 @@ def test_damaged_files_are_named(spark: "SparkSession", place: Path) -> None:
     (place / other).rename(place / one)
     (place / "elsewhere").rename(place / other)
 
-    told = audited(spark, place)
+    told = audited(runner, place)
 
     assert [
         ("changed-file", "push_rules", "w1", 1, 5, 1, 9),
@@ -290,7 +286,7 @@ def test_damaged_files_are_named(spark: "SparkSession", place: Path) -> None:
     assert f"{one} has the bytes of {other}" in [finding.sentence for finding in told.findings]
 
 
-def test_a_damaged_file_is_described(spark: "SparkSession", place: Path) -> None:
+def test_a_damaged_file_is_described(runner: Runner, place: Path) -> None:
     """A shorter one by its sizes, one with a flipped bit by its checksum."""
     short, flipped = file_of(place, "push_rules", 0), file_of(place, "receipts", 1)
     data = (place / short).read_bytes()
@@ -299,14 +295,14 @@ def test_a_damaged_file_is_described(spark: "SparkSession", place: Path) -> None
     changed[-5] ^= 1
     (place / flipped).write_bytes(changed)
 
-    sentences = {finding.sentence for finding in audited(spark, place).findings}
+    sentences = {finding.sentence for finding in audited(runner, place).findings}
 
     assert f"{short} has {len(data) - 100} bytes, and not {len(data)} as in the log of the table" in sentences
     checksum = sha256(changed).hexdigest()
     assert f"{flipped} has bytes with checksum {checksum}, not the one in its name" in sentences
 
 
-def test_a_log_that_is_wrong_is_named(spark: "SparkSession", place: Path) -> None:
+def test_a_log_that_is_wrong_is_named(runner: Runner, place: Path) -> None:
     """Files that it no longer has, counts that its files do not have, an end that no fact has."""
     folder = place / "_delta_log"
     (gone, short, last) = (f"{number:020}.json" for number in (1, 2, 3))
@@ -318,7 +314,7 @@ def test_a_log_that_is_wrong_is_named(spark: "SparkSession", place: Path) -> Non
     digest = facts_of()[-1].digest
     (folder / last).write_text(text.replace(digest, "f" * 64).replace('"w2":20', '"w2":21', 1))
 
-    told = audited(spark, place)
+    told = audited(runner, place)
 
     assert [("gap", 11, 20), ("table", 22, 30), ("table", 40, 40), ("table", 40, 40)] == sorted(
         (one.what, one.first_serial, one.last_serial) for one in told.findings if one.severity == "error"
@@ -369,26 +365,26 @@ def changed(facts: Sequence[Fact], serial: int) -> list[Fact]:
     return made
 
 
-def test_a_daemon_that_has_the_same_is_clean(spark: "SparkSession", place: Path) -> None:
+def test_a_daemon_that_has_the_same_is_clean(runner: Runner, place: Path) -> None:
     """Also one that has more, and one that was trimmed."""
     facts = facts_of(48)
     with daemon(facts) as (url, asked):
-        assert [] == audited(spark, place, url=url).findings
+        assert [] == audited(runner, place, url=url).findings
         assert 2 == len(asked)
     with daemon(facts, trimmed_upto=15) as (url, _):
-        told = audited(spark, place, url=url)
+        told = audited(runner, place, url=url)
         assert [("daemon-trimmed", "", "", None, None, 1, 10)] == named(told.findings)
         assert told.is_clean
 
 
-def test_a_daemon_that_differs_is_found_out(spark: "SparkSession", place: Path) -> None:
+def test_a_daemon_that_differs_is_found_out(runner: Runner, place: Path) -> None:
     """By the first fact that differs, without moving a row; a daemon that lacks facts, by which."""
     facts = facts_of()
     with daemon(changed(facts, 23)) as (url, _):
-        told = audited(spark, place, url=url)
+        told = audited(runner, place, url=url)
         assert [("differs-from-daemon", "push_rules", "w2", 12, 12, 23, 40)] == named(told.findings)
     with daemon(changed(facts, 7)[:36]) as (url, _):
-        told = audited(spark, place, url=url)
+        told = audited(runner, place, url=url)
         assert [
             ("differs-from-daemon", "push_rules", "w2", 4, 4, 7, 36),
             ("missing-in-daemon", "push_rules", "w1", 19, 19, 37, 37),
@@ -398,5 +394,5 @@ def test_a_daemon_that_differs_is_found_out(spark: "SparkSession", place: Path) 
         ] == named(told.findings)
     with daemon(facts, history="another") as (url, _):
         assert [("other-history", "", "", None, None, None, None)] == named(
-            audited(spark, place, url=url).findings
+            audited(runner, place, url=url).findings
         )

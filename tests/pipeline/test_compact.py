@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import msgspec
@@ -12,6 +12,7 @@ import pytest
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.snapshot import compact as compaction
 from synrepl.pipeline.snapshot.compact import CompactResult, compact
 from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
@@ -20,9 +21,6 @@ from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, archive, chained, paths_of, write_facts
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 PUSHER = "@a:b", "app"
 HASH = "a" * 64
@@ -44,12 +42,10 @@ def pusher(key: str, *, deleted: bool = False) -> list[Any]:
     return [*PUSHER, key, deleted]
 
 
-def compacted(
-    spark: "SparkSession", folder: Path, *, full: bool = False, file_rows: int = 10_000
-) -> CompactResult:
+def compacted(runner: Runner, folder: Path, *, full: bool = False, file_rows: int = 10_000) -> CompactResult:
     """The snapshot of the archive that is in here."""
     return compact(
-        spark,
+        runner,
         Store(str(folder / "archive")),
         Store(str(folder / "snapshot")),
         full=full,
@@ -123,7 +119,7 @@ def made_up(rng: random.Random, count: int) -> list[tuple[str, str, list[list[An
 
 @pytest.mark.parametrize(("seed", "steps"), [(1, 3), (2, 2)])
 def test_step_by_step_it_is_what_all_at_once_is(
-    spark: "SparkSession", tmp_path: Path, seed: int, steps: int
+    runner: Runner, tmp_path: Path, seed: int, steps: int
 ) -> None:
     """Whoever compacts every day has what compacting once at the end would have given."""
     rng = random.Random(seed)
@@ -134,16 +130,16 @@ def test_step_by_step_it_is_what_all_at_once_is(
         extend(tmp_path / "archive", some[25:])
         if step == 1:
             # What the former snapshot stands for and what came since become one file.
-            assert optimize(spark, Store(str(tmp_path / "archive"))).merged > 0
+            assert optimize(runner, Store(str(tmp_path / "archive"))).merged > 0
 
-        made = compacted(spark, tmp_path, file_rows=20)
+        made = compacted(runner, tmp_path, file_rows=20)
 
         rows = rows_of(tmp_path)
         assert folded(tmp_path) == whole(rows)
         assert (made.is_new, made.full, made.snapshot.keys) == (True, step == 0, len(whole(rows)))
         assert sorted(rows) == rows
         if step == steps - 1:
-            compacted(spark, tmp_path, full=True, file_rows=20)
+            compacted(runner, tmp_path, full=True, file_rows=20)
             assert rows == rows_of(tmp_path)
         # Whole facts, as many as the snapshot says.
         by_serial = {fact.serial: fact for fact in facts}
@@ -157,7 +153,7 @@ def test_step_by_step_it_is_what_all_at_once_is(
         assert {file.path.partition("/")[0] for file in made.snapshot.files} == {f"upto={some[-1].serial}"}
 
 
-def test_a_fact_is_kept_whole_and_what_is_gone_stays_gone(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_fact_is_kept_whole_and_what_is_gone_stays_gone(runner: Runner, tmp_path: Path) -> None:
     """Who builds a log from the whole facts of a snapshot does not bring back what was deleted."""
     facts = chained(
         [
@@ -169,18 +165,18 @@ def test_a_fact_is_kept_whole_and_what_is_gone_stays_gone(spark: "SparkSession",
     )
     archive(str(tmp_path / "archive"), facts)
 
-    made = compacted(spark, tmp_path)
+    made = compacted(runner, tmp_path)
 
     # Of c nothing is left; of a there is an older row in a fact that is kept, so its end is kept too.
     assert [(1, 0, False), (1, 1, True), (3, 0, False)] == rows_of(tmp_path, "serial, seq, last")
     assert (1, 2, 3) == (made.snapshot.keys, made.snapshot.facts, made.snapshot.rows)
 
 
-def test_void_facts_never_win(spark: "SparkSession", tmp_path: Path) -> None:
+def test_void_facts_never_win(runner: Runner, tmp_path: Path) -> None:
     """What a homeserver lost is not true, though it is later; what it had replaced is true again."""
     facts = chained([("pushers", "w", [pusher("a")]), ("pushers", "w", [pusher("a", deleted=True)])])
     extend(tmp_path / "archive", facts)
-    compacted(spark, tmp_path)
+    compacted(runner, tmp_path)
     assert [] == rows_of(tmp_path)
     made: dict[str, Any] = {
         "serial": 3,
@@ -195,7 +191,7 @@ def test_void_facts_never_win(spark: "SparkSession", tmp_path: Path) -> None:
     epoch_start = EpochStart(2, 2, facts[-1].digest, BEGAN_MS, "lost", "pushers", 1)
     extend(tmp_path / "archive", [later], epoch_starts=[epoch_start])
 
-    told = compacted(spark, tmp_path)
+    told = compacted(runner, tmp_path)
 
     assert not told.full
     assert [(1, True), (3, True)] == rows_of(tmp_path, "serial, last")
@@ -203,14 +199,14 @@ def test_void_facts_never_win(spark: "SparkSession", tmp_path: Path) -> None:
     assert folded(tmp_path) == whole(rows_of(tmp_path))
 
 
-def test_nothing_new_changes_nothing(spark: "SparkSession", tmp_path: Path) -> None:
+def test_nothing_new_changes_nothing(runner: Runner, tmp_path: Path) -> None:
     """A timer may run it as often as it likes."""
     facts = chained([("push_rules", "w", [["@a:b"]])] * 4)
     extend(tmp_path / "archive", facts[:2])
-    made = compacted(spark, tmp_path)
+    made = compacted(runner, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "snapshot").rglob("*")}
 
-    again = compacted(spark, tmp_path)
+    again = compacted(runner, tmp_path)
 
     assert (False, made.snapshot) == (again.is_new, again.snapshot)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "snapshot").rglob("*")}
@@ -220,28 +216,28 @@ def test_nothing_new_changes_nothing(spark: "SparkSession", tmp_path: Path) -> N
 
 
 def test_a_crash_leaves_the_former_snapshot(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was begun does not count, and is removed by the next that succeeds."""
     facts = chained([("push_rules", "w", [["@a:b"]])] * 6)
     extend(tmp_path / "archive", facts[:2])
-    former = compacted(spark, tmp_path).snapshot
+    former = compacted(runner, tmp_path).snapshot
     extend(tmp_path / "archive", facts[2:4])
     with monkeypatch.context() as patch:
         patch.setattr(compaction, "write_snapshot", fail)
         with pytest.raises(OSError, match="no room"):
-            compacted(spark, tmp_path)
+            compacted(runner, tmp_path)
     assert former == read_snapshot(Store(str(tmp_path / "snapshot")))
     assert [(2, True)] == rows_of(tmp_path, "serial, last")
     assert ["upto=2", "upto=4"] == sorted(p.name for p in (tmp_path / "snapshot").glob("upto=*"))
 
-    compacted(spark, tmp_path)
+    compacted(runner, tmp_path)
 
     assert [(4, True)] == rows_of(tmp_path, "serial, last")
     # The crashed one's file is gone; the former's is not, as somebody may be reading it.
     assert [1, 1] == [len(list(p.iterdir())) for p in sorted((tmp_path / "snapshot").glob("upto=*"))]
     extend(tmp_path / "archive", facts[4:])
-    compacted(spark, tmp_path)
+    compacted(runner, tmp_path)
     assert ["upto=4", "upto=6"] == sorted(p.name for p in (tmp_path / "snapshot").glob("upto=*"))
 
 
@@ -250,19 +246,19 @@ def fail(*args: object) -> None:
     raise OSError("no room")
 
 
-def test_a_snapshot_of_something_else_is_refused(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_snapshot_of_something_else_is_refused(runner: Runner, tmp_path: Path) -> None:
     """A snapshot is never mixed from two histories."""
     facts = chained([("push_rules", "w", [["@a:b"]])] * 4)
     store = Store(str(tmp_path / "snapshot"))
     with pytest.raises(BadArchive, match="nothing is archived"):
-        compacted(spark, tmp_path)
+        compacted(runner, tmp_path)
     extend(tmp_path / "archive", facts)
-    made = compacted(spark, tmp_path).snapshot
+    made = compacted(runner, tmp_path).snapshot
 
     def refusal(**changed: Any) -> str:
         store.write(SNAPSHOT, msgspec.json.encode(msgspec.structs.replace(made, **changed)))
         with pytest.raises(BadArchive) as caught:
-            compacted(spark, tmp_path)
+            compacted(runner, tmp_path)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -273,15 +269,15 @@ def test_a_snapshot_of_something_else_is_refused(spark: "SparkSession", tmp_path
     assert "has version 2" in refusal(version=2)
     store.write(SNAPSHOT, b"{")
     with pytest.raises(BadArchive, match="is not a valid snapshot"):
-        compacted(spark, tmp_path)
+        compacted(runner, tmp_path)
 
 
-def test_a_missing_file_is_reported(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(runner: Runner, tmp_path: Path) -> None:
     """No snapshot is made of a part of an archive."""
     archive(str(tmp_path / "archive"), chained([("push_rules", "w", [["@a:b"]])]))
     (tmp_path / "archive" / paths_of(tmp_path / "archive")[0]).unlink()
 
     with pytest.raises(BadArchive, match="a file is missing"):
-        compacted(spark, tmp_path)
+        compacted(runner, tmp_path)
 
     assert not (tmp_path / "snapshot").exists()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
@@ -13,15 +13,13 @@ from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.comparison import Comparison
 from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, rank_files, scan_files
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings
+from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, archive, chained, paths_of
 from tests.pipeline.test_audit import changed as differing
 from tests.pipeline.test_audit import daemon, rewritten
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MASKS = (0xFF, 0x01, 0x80)
 
@@ -119,21 +117,21 @@ def places(data: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_whole_audit_names_damage_of_every_kind(spark: "SparkSession", tmp_path: Path, deep: bool) -> None:
+def test_a_whole_audit_names_damage_of_every_kind(runner: Runner, tmp_path: Path, deep: bool) -> None:
     """Spark's own reader ends the job at some of these; it is not asked to read what was changed."""
     made = written(tmp_path, 37)
     for name, place in zip(made, list(places(tmp_path / made[0])), strict=True):
         path = tmp_path / name
         path.write_bytes(changed(path.read_bytes(), place, 0xFF))
 
-    told = audit(spark, Store(str(tmp_path)), deep=deep)
+    told = audit(runner, Store(str(tmp_path)), deep=deep)
 
     named = {one.file for one in told.findings if one.what == "changed-file"}
     assert set(made) == named
     assert not told.is_clean
 
 
-def test_a_daemon_is_compared_with_what_is_left(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_daemon_is_compared_with_what_is_left(runner: Runner, tmp_path: Path) -> None:
     """A changed file is read in the same way there: its facts count if they can be read."""
     made = written(tmp_path, 4)
     paths = [tmp_path / path for path in made]
@@ -143,7 +141,7 @@ def test_a_daemon_is_compared_with_what_is_left(spark: "SparkSession", tmp_path:
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
 
     with daemon(differing(facts_of(4), 3)[:7]) as (url, _):
-        told = audit(spark, Store(str(tmp_path)), url=url)
+        told = audit(runner, Store(str(tmp_path)), url=url)
 
     found = {(one.first_serial, one.last_serial, one.what, one.file) for one in told.findings}
     assert [

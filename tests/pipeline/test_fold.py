@@ -1,18 +1,20 @@
-"""What a fold keeps: what tasks find in files, and the tombstones that Spark finds."""
+"""What a fold keeps: what tasks find in files, and the tombstones that are kept."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.files import unpack
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.packing import unpack
+from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.snapshot.fold import (
+    SERIAL_AT,
     FoldInput,
     _are_tombstones,
     find_last_rows,
@@ -24,9 +26,6 @@ from synrepl.ports.history import EpochStart
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from tests.pipeline.archives import archive, chained, write_facts
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def pusher(name: str, *, deleted: bool = False) -> list[Any]:
@@ -98,7 +97,7 @@ def test_older_rows_are_those_of_facts_with_several(tmp_path: Path) -> None:
     inputs = fold_input(tmp_path)
     files = pa.Table.from_pylist([write_file(inputs.archive, facts)]).to_batches()
 
-    found = positions(inputs.older_rows(files))
+    found = positions(inputs.older_rows(2, files))
 
     assert [(key("b"), 2, 0, 0), (key("c"), 2, 1, 0), (key("e"), 4, 0, 0)] == found
 
@@ -117,7 +116,7 @@ def test_lost_facts_are_not_read(tmp_path: Path) -> None:
     assert [(key("b"), 2, 0, 0)] == positions(folded(inputs, pa.Table.from_pylist([file]).to_batches()))
 
 
-def test_tombstones_are_kept_along_a_chain(spark: "SparkSession", tmp_path: Path) -> None:
+def test_tombstones_are_kept_along_a_chain(runner: Runner, tmp_path: Path) -> None:
     """Fact 1 is kept and has an older row of a key that 3 ends; 3 is kept then, and has one that 7 ends. What
     hangs on nothing that is kept goes, with its end."""
     facts = chained(
@@ -136,11 +135,11 @@ def test_tombstones_are_kept_along_a_chain(spark: "SparkSession", tmp_path: Path
     for name, value in (("is_part", False), ("after", 0)):
         files = files.append_column(name, pa.array([value] * len(files)))
     inputs = fold_input(tmp_path)
-    last = find_last_rows(spark, inputs, files, 7)
+    driver = driver_of(runner)
 
-    found = find_tombstones(spark, inputs, files, last).collect()
+    found = find_tombstones(driver, inputs, files, find_last_rows(driver, inputs, files, 7))
 
-    assert [3, 7] == sorted(row["serial"] for row in found)
+    assert [3, 7] == (found >> SERIAL_AT).tolist()
 
 
 def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:

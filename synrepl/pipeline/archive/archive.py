@@ -14,13 +14,14 @@ from itertools import chain
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql import SparkSession
 
 from synrepl.http_api.routes import STATUS
-from synrepl.pipeline.archive.files import WrittenFile, parallelism, write_files, write_in_tasks
+from synrepl.pipeline.archive.files import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.archive.optimize import FEWEST, optimize
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, Clock, CommitConflict, create_table
+from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
+from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, file_options, read_options
@@ -65,7 +66,7 @@ class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def archive(
-    spark: SparkSession,
+    runner: Runner,
     url: str,
     store: Store,
     *,
@@ -80,6 +81,7 @@ def archive(
 ) -> ArchiveResult:
     """Archive the log of the daemon at `url` up to its head (with `follow`: endlessly), or until `stopped`.
 
+    `runner` is a session of Spark, or a driver.
     A batch has at most `batch_facts` consecutive facts, but the first batch of a trimmed log has all facts
     left of the trimmed part. `at` is called with ``data`` when the files of a batch are written, and with
     ``commit`` when it is committed. Raises `BadArchive` for the archive of another log, and `SourceError` or
@@ -89,7 +91,7 @@ def archive(
     # All runs use one lease, which makes the daemon retain facts that are not archived yet.
     options = {"url": url, "reader": f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"}
     options |= file_options(secret_file, ca_file)
-    job = _Job(spark, store, options, batch_facts, progress, at)
+    job = _Job(driver_of(runner), store, options, batch_facts, progress, at)
     job.run(follow=follow, every_seconds=every_seconds, stopped=stopped)
     job.merge()
     end = job.committer.offset
@@ -104,7 +106,7 @@ def archive(
 
 @dataclass
 class _Job:
-    spark: SparkSession
+    driver: Driver
     store: Store
     options: dict[str, str]
     batch_facts: int
@@ -153,7 +155,7 @@ class _Job:
         # Another job may merge the same files.
         with suppress(BadArchive):
             if self.committer.end is not None:
-                self.counts["merged"] += optimize(self.spark, self.store, fewest=FEWEST).merged
+                self.counts["merged"] += optimize(self.driver, self.store, fewest=FEWEST).merged
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """Archive the remaining facts of the trimmed part of the log as the first batch."""
@@ -194,12 +196,11 @@ class _Job:
         A task writes what it reads, so that rows do not pass through Spark.
         """
         # Half of the tasks that other jobs have, for files of twice the size: one for each core.
-        each = max(TASK_FACTS, 2 * BATCH_FACTS // parallelism(self.spark))
+        each = max(TASK_FACTS, 2 * BATCH_FACTS // self.driver.parallelism)
         compacted = "false" if compacted_upto is None else "true"
         options = read_options({**self.options, "compacted": compacted, "factsPerPartition": str(each)})
         ranges = Planner(options, self._daemon).ranges(start, replace(start, serial=upto), {})
-        tasks = self.spark.range(len(ranges), numPartitions=len(ranges))
-        written = write_in_tasks(tasks, partial(_write_ranges, self.store, options, ranges))
+        written = write_in_tasks(self.driver, ranges, partial(_write_range, self.store, options))
         if not written and compacted_upto is None:
             return
         self.at("data")
@@ -218,13 +219,9 @@ class _Job:
             self.merge()
 
 
-def _write_ranges(
-    store: Store, options: SourceOptions, ranges: Sequence[SerialRange], batches: Iterator[Any]
-) -> Iterator[WrittenFile]:
-    """Read and write the ranges with these numbers (runs in a task)."""
-    for batch in batches:
-        for number in batch["id"].to_pylist():
-            yield from write_files(store, read_range(ranges[number], options, SourceClient(options)))
+def _write_range(store: Store, options: SourceOptions, planned: SerialRange) -> Iterator[WrittenFile]:
+    """Read and write a range (runs in a task)."""
+    return write_files(store, read_range(planned, options, SourceClient(options)))
 
 
 class BatchCommitter:

@@ -1,47 +1,34 @@
-"""Files of an archive: tasks write one for each stream and day, and jobs on Spark read them."""
+"""Files of an archive: tasks write one for each stream and day, and read them."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
 
-from synrepl.pipeline.source.rows import COLUMNS, GROUP_ROWS, PARQUET, ROWS, row_schema, spark_schema
+from synrepl.pipeline.driver import Driver, Partitions, Work, spread
+from synrepl.pipeline.source.rows import GROUP_ROWS, PARQUET, ROWS
 from synrepl.pipeline.store import Store
 
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
 
-NAMED_FILES: Final = 1_000
-"""Maximum number of files that Spark reads by itself: its driver keeps the name and state of each."""
+WRITTEN: Final = pa.schema([pa.field("written", pa.binary(), nullable=False)])
+"""The results of tasks that write: descriptions of files, as JSON."""
+
+T = TypeVar("T")
 
 
 def within(files: Any, first: int, last: int) -> Any:
     """Return the files (rows of `ArchiveTable.files`) whose serials overlap the range `first` to `last`."""
     is_after = pc.greater_equal(files["last_serial"], first)
     return files.filter(pc.and_(is_after, pc.less_equal(files["first_serial"], last)))
-
-
-def read_rows(spark: SparkSession, store: Store, files: Any, columns: Sequence[str] = COLUMNS) -> DataFrame:
-    """Return the rows of these files (rows of `ArchiveTable.files`), unordered.
-
-    Files are read by name, as the folders also have files of other versions. Spark itself reads only up to
-    `NAMED_FILES` local files; for an object store it would need jars.
-    """
-    schema = spark_schema(tuple(columns))
-    if not len(files):
-        return spark.createDataFrame([], schema.replace(" NOT NULL", ""))
-    if store.is_local and len(files) <= NAMED_FILES:
-        return spark.read.schema(schema).parquet(*map(store.uri, files["path"].to_pylist()))
-    return map_files(spark, files, partial(_read_named, store, row_schema(tuple(columns))), schema)
 
 
 def read_files(store: Store, paths: Iterable[str], schema: Any) -> Iterator[Any]:
@@ -52,49 +39,16 @@ def read_files(store: Store, paths: Iterable[str], schema: Any) -> Iterator[Any]
                 yield pa.record_batch([rows[name] for name in schema.names], schema=schema)
 
 
-def _read_named(store: Store, schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        yield from read_files(store, batch["path"].to_pylist(), schema)
-
-
-def map_files(
-    spark: SparkSession, files: Any, work: Callable[[Iterator[Any]], Iterator[Any]], schema: str
-) -> DataFrame:
+def map_files(driver: Driver, files: Any, work: Work, schema: Any) -> Partitions:
     """Apply `work` in tasks to record batches that list files, distributed by their numbers of rows.
 
-    `files` are rows of `ArchiveTable.files`; `schema` is that of the results, as DDL of Spark. Executors need
+    `files` are rows of `ArchiveTable.files`; `schema` is that of the results. Executors of Spark need
     synrepl, pyarrow, and the files under the same path.
     """
     rows = pc.sum(files["rows"]).as_py() or 0
-    tasks = max(1, min(len(files), max(parallelism(spark), rows // TASK_ROWS)))
-    # Largest first, round robin, so that the large files are spread over the tasks.
-    ranked = files.sort_by([("rows", "descending")])
-    numbers = np.arange(len(files), dtype=np.int32) % tasks
-    ranked = ranked.append_column("task", pa.array(numbers))
-    return frame_of(spark, ranked).repartitionById(tasks, "task").mapInArrow(work, schema)
-
-
-def parallelism(spark: SparkSession) -> int:
-    """Return the number of tasks that keep the cores of this session busy."""
-    return int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
-
-
-def frame_of(spark: SparkSession, table: Any) -> DataFrame:
-    """Return an Arrow table as a frame. Chunks of columns are combined, as Spark would lose rows of some."""
-    return spark.createDataFrame(table.combine_chunks())
-
-
-def pack(rows: Any) -> bytes:
-    """Return a table or a record batch as bytes, for a binary column of Spark."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write(rows)
-    return bytes(sink.getvalue())
-
-
-def unpack(packed: Any) -> Any:
-    """Return the packed rows, from bytes or an Arrow buffer, as a table."""
-    return pa.ipc.open_stream(packed).read_all()
+    tasks = max(1, min(len(files), max(driver.parallelism, rows // TASK_ROWS)))
+    # Largest first, in turn, so that the large files are spread over the tasks.
+    return spread(driver, files.sort_by([("rows", "descending")]), tasks).map(work, schema)
 
 
 class WrittenFile(msgspec.Struct, kw_only=True):
@@ -132,18 +86,23 @@ class WrittenFile(msgspec.Struct, kw_only=True):
 
 
 def write_in_tasks(
-    frame: DataFrame, write: Callable[[Iterator[Any]], Iterator[WrittenFile]]
+    driver: Driver, works: Sequence[T], write: Callable[[T], Iterable[WrittenFile]]
 ) -> list[WrittenFile]:
-    """Call `write` in each task with the record batches of this frame. Return the files of all tasks."""
-    found = frame.mapInArrow(partial(_encode_results, write), "`written` binary NOT NULL").collect()
-    return [msgspec.json.decode(bytes(row.written), type=WrittenFile) for row in found]
+    """Call `write` with each of these works, in a task for each. Return the files of all tasks."""
+    if not works:
+        return []
+    numbers = pa.table({"number": pa.array(range(len(works)), pa.int64())})
+    tasks = spread(driver, numbers, len(works)).map(partial(_write_works, works, write), WRITTEN)
+    return [msgspec.json.decode(one.as_buffer(), type=WrittenFile) for one in tasks.collect()["written"]]
 
 
-def _encode_results(
-    write: Callable[[Iterator[Any]], Iterator[WrittenFile]], batches: Iterator[Any]
+def _write_works(
+    works: Sequence[T], write: Callable[[T], Iterable[WrittenFile]], batches: Iterator[Any]
 ) -> Iterator[Any]:
-    found = [msgspec.json.encode(one) for one in write(batches)]
-    yield pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], names=["written"])
+    for batch in batches:
+        for number in batch["number"].to_pylist():
+            made = [msgspec.json.encode(one) for one in write(works[number])]
+            yield pa.record_batch([pa.array(made, pa.binary())], WRITTEN)
 
 
 def write_files(store: Store, rows: Iterable[Any]) -> Iterator[WrittenFile]:

@@ -1,6 +1,6 @@
 """The job `optimize`: merges small files, as many small files make an archive slow to read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
-from synrepl.pipeline.archive.files import WrittenFile, frame_of, read_files, write_files, write_in_tasks
+from synrepl.pipeline.archive.files import WrittenFile, read_files, write_files, write_in_tasks
 from synrepl.pipeline.archive.table import ArchiveTable, CommitConflict
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
+from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 
@@ -35,7 +35,7 @@ class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @retry_late_workers
 def optimize(
-    spark: SparkSession,
+    runner: Runner,
     store: Store,
     *,
     target_bytes: int = TARGET_BYTES,
@@ -53,9 +53,8 @@ def optimize(
     for some in _rounds(plans):
         progress("merging", merged, 0)
         removed = pa.concat_tables(some)
-        paths = pa.array([plan["path"].to_pylist() for plan in some], pa.list_(pa.string()))
-        tasks = frame_of(spark, pa.table({"paths": paths})).repartition(len(some))
-        written = write_in_tasks(tasks, partial(_rewrite, store))
+        paths = [plan["path"].to_pylist() for plan in some]
+        written = write_in_tasks(driver_of(runner), paths, partial(_rewrite, store))
         try:
             table = table.replace(removed, written, now_ms=now_ms())
         except CommitConflict as error:
@@ -125,8 +124,6 @@ def _rounds(plans: Iterator[Any]) -> Iterator[list[Any]]:
         yield some
 
 
-def _rewrite(store: Store, plans: Iterator[Any]) -> Iterator[WrittenFile]:
-    """Write the files of each plan, which follow each other, as one file (runs in a task)."""
-    for plan in plans:
-        for paths in plan["paths"].to_pylist():
-            yield from write_files(store, read_files(store, paths, ROWS))
+def _rewrite(store: Store, paths: Iterable[str]) -> Iterator[WrittenFile]:
+    """Write these files, which follow each other, as one file (runs in a task)."""
+    return write_files(store, read_files(store, paths, ROWS))

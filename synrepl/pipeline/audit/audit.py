@@ -1,14 +1,14 @@
 """The job `audit`: cheap checks of every file first, then expensive ones of suspicious files (or of all)."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from synrepl.http_api.routes import DIGESTS
 from synrepl.http_client import BlockingClient
@@ -18,7 +18,10 @@ from synrepl.pipeline.audit.comparison import Comparison, compare
 from synrepl.pipeline.audit.explanation import explain
 from synrepl.pipeline.audit.file_scan import SEEN, rank_files, scan_files
 from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
+from synrepl.pipeline.driver import Driver, Work
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
+from synrepl.pipeline.runner import Runner, driver_of
+from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Store
 
 RETENTION_HOURS: Final = 168
@@ -26,10 +29,18 @@ RETENTION_HOURS: Final = 168
 AT_ONCE: Final = 500
 """Serials per request. The daemon accepts 1,000, but the URL must not get too long."""
 
+HOW: Final = {"facts": "sum", "low": "min", "high": "max", "first": "min", "last": "max"}
+COUNTED: Final = pa.schema(
+    [("stream", pa.string()), ("writer", pa.string()), *((name, pa.int64()) for name in HOW)]
+)
+"""The facts of a writer: their number, and their lowest and highest tokens and serials."""
+
+DIGESTED: Final = pa.schema([ROWS.field("serial"), ROWS.field("digest")])
+
 
 @retry_late_workers
 def audit(
-    spark: SparkSession,
+    runner: Runner,
     archive: Store,
     *,
     url: str | None = None,
@@ -48,7 +59,7 @@ def audit(
     `ConnectError` or `HttpError` for the daemon.
     """
     seconds: dict[str, float] = {}
-    found = AuditFindings()
+    found, driver = AuditFindings(), driver_of(runner)
     with _phase("table", seconds):
         table = ArchiveTable(archive, as_of)
         files = table.files
@@ -59,15 +70,15 @@ def audit(
                 found.add("unnamed-file", why, file=path)
     with _phase("files", seconds):
         progress("files", 0, len(files))
-        scans = map_files(spark, rank_files(files), partial(scan_files, archive), SEEN)
+        scans = map_files(driver, rank_files(files), partial(scan_files, archive), SEEN)
         compared = compare(table, files, scans, found, deep=deep)
         progress("files", len(files), len(files))
     with _phase("rows", seconds):
-        explain(spark, compared, progress)
+        explain(driver, compared, progress)
     if url is not None:
         with _phase("daemon", seconds):
             with closing(BlockingClient(url, secret=secret, ca_file=ca_file)) as client:
-                _compare_with_daemon(spark, compared, client)
+                _compare_with_daemon(driver, compared, client)
     return AuditResult(
         findings=found.listed(),
         omitted=found.omitted,
@@ -89,7 +100,7 @@ def _phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
     seconds[name] = round(time.monotonic() - began, 3)
 
 
-def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: BlockingClient) -> None:
+def _compare_with_daemon(driver: Driver, compared: Comparison, client: BlockingClient) -> None:
     """Compare digests at the ends of files and of the archive; if one differs, find the first difference.
 
     A digest covers all facts before it, so all digests after a difference differ. Only the readable files of
@@ -103,11 +114,11 @@ def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: Bloc
         return
     head = int(response["serial"])
     if head < end.last_serial:
-        _report_beyond(spark, head, compared)
+        _report_beyond(driver, head, compared)
     known = {serial: digest for serial, digest in compared.anchors.items() if serial <= head}
     if end.last_serial <= head:
         known.setdefault(end.last_serial, end.digest)
-    elif (digest := _digests(spark, compared, head, head).get(head)) is not None:
+    elif (digest := _digests(driver, compared, head, head).get(head)) is not None:
         known[head] = digest
     theirs = _get_digests(client, sorted(known))
     unknown = [serial for serial, digest in theirs.items() if digest is None]
@@ -119,11 +130,13 @@ def _compare_with_daemon(spark: SparkSession, compared: Comparison, client: Bloc
         return
     upto = min(differing)
     after = max((serial for serial in known if serial < upto and theirs[serial] is not None), default=None)
-    first, is_exact = _first(client, _digests(spark, compared, (after or 0) + 1, upto), after, upto)
+    first, is_exact = _first(client, _digests(driver, compared, (after or 0) + 1, upto), after, upto)
     where = f"at serial {first}" if is_exact else f"at serial {first} or before"
     why = f"the daemon's facts begin to differ from the archived ones {where}"
-    fact = _rows(spark, compared, first, first).first()
-    stream, writer, token = (fact["stream"], fact["writer"], fact["token"]) if fact else ("", "", None)
+    facts = _facts(driver, compared, first, first, _as_they_are, ROWS).slice(0, 1).to_pylist()
+    stream, writer, token = (
+        (facts[0][name] for name in ("stream", "writer", "token")) if facts else ("", "", None)
+    )
     tokens, serials = () if token is None else (token,), (first, min(head, end.last_serial))
     compared.report("differs-from-daemon", why, stream, writer, tokens, serials)
 
@@ -155,25 +168,53 @@ def _first(client: BlockingClient, ours: Mapping[int, str], after: int | None, u
     return upto, last_equal is not None and (last_equal == upto - 1 or upto - 1 not in ours)
 
 
-def _report_beyond(spark: SparkSession, head: int, compared: Comparison) -> None:
+def _report_beyond(driver: Driver, head: int, compared: Comparison) -> None:
     end = compared.table.end.last_serial
-    facts = _rows(spark, compared, head + 1, end).groupBy("stream", "writer")
-    sums = (F.count("*"), F.min("token"), F.max("token"), F.min("serial"), F.max("serial"))
-    lacking = sorted(facts.agg(*sums).collect())
-    for stream, writer, count, low, high, first, last in lacking:
-        why = f"the daemon lacks {count} facts of {writer}: its log ends at serial {head}"
-        compared.found.add("missing-in-daemon", why, stream, writer, (low, high), (first, last))
+    counts = _facts(driver, compared, head + 1, end, _count, COUNTED).group_by(["stream", "writer"])
+    lacking = counts.aggregate([(name, how) for name, how in HOW.items()]).to_pylist()
+    for one in sorted(lacking, key=lambda one: (one["stream"], one["writer"])):
+        count, low, high, first, last = (one[f"{name}_{how}"] for name, how in HOW.items())
+        why = f"the daemon lacks {count} facts of {one['writer']}: its log ends at serial {head}"
+        compared.found.add("missing-in-daemon", why, one["stream"], one["writer"], (low, high), (first, last))
     if not lacking:
         why = f"the daemon lacks serials {head + 1} to {end}: its log ends at serial {head}"
         compared.found.add("missing-in-daemon", why, serials=(head + 1, end))
 
 
-def _digests(spark: SparkSession, compared: Comparison, first: int, last: int) -> Mapping[int, str]:
-    rows = _rows(spark, compared, first, last).select("serial", "digest").toLocalIterator()
-    return {row["serial"]: row["digest"] for row in rows}
+def _count(batches: Iterable[Any]) -> Iterator[Any]:
+    """Count the facts of each batch, by stream and writer (`COUNTED`)."""
+    for batch in batches:
+        columns = {"stream": batch["stream"], "writer": batch["writer"], "facts": batch["seq"]}
+        columns |= dict.fromkeys(("low", "high"), batch["token"])
+        columns |= dict.fromkeys(("first", "last"), batch["serial"])
+        how = [("facts", "count"), *((name, how) for name, how in HOW.items() if name != "facts")]
+        found = pa.table(columns).group_by(["stream", "writer"]).aggregate(how)
+        yield from found.rename_columns(COUNTED.names).cast(COUNTED).to_batches()
 
 
-def _rows(spark: SparkSession, compared: Comparison, first: int, last: int) -> DataFrame:
-    """Return the first rows of the facts with these serials, from readable files."""
-    rows = compared.read(spark, compared.readable(first, last))
-    return rows.where(F.col("serial").between(first, last) & (F.col("seq") == 0))
+def _digests(driver: Driver, compared: Comparison, first: int, last: int) -> Mapping[int, str]:
+    facts = _facts(driver, compared, first, last, _select_digests, DIGESTED)
+    return dict(zip(*(facts[name].to_pylist() for name in DIGESTED.names), strict=True))
+
+
+def _select_digests(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        yield batch.select(DIGESTED.names)
+
+
+def _as_they_are(batches: Iterable[Any]) -> Iterator[Any]:
+    return iter(batches)
+
+
+def _facts(driver: Driver, compared: Comparison, first: int, last: int, work: Work, schema: Any) -> Any:
+    """Return the results of `work` for the first rows of the facts with these serials, of readable files."""
+    files = compared.readable(first, last)
+    return compared.map(driver, files, partial(_filter, first, last, work), schema).collect()
+
+
+def _filter(first: int, last: int, work: Work, batches: Iterable[Any]) -> Iterator[Any]:
+    def is_its(batch: Any) -> Any:
+        is_within = pc.and_(pc.greater_equal(batch["serial"], first), pc.less_equal(batch["serial"], last))
+        return pc.and_(is_within, pc.equal(batch["seq"], 0))
+
+    return work(batch.filter(is_its(batch)) for batch in batches)

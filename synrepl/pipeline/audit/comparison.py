@@ -1,25 +1,28 @@
 """Comparison of the scanned files of an archive with each other, and with the log of its Delta table."""
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Set as AbstractSet
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.files import map_files, read_rows, within
+from synrepl.pipeline.archive.files import map_files, read_files, within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
-from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, read_checked
+from synrepl.pipeline.audit.file_scan import SEEN, FileScan, ListedFile, read_checked
 from synrepl.pipeline.audit.findings import AuditFindings, ChainBreak
-from synrepl.pipeline.source.rows import COLUMNS, spark_schema
-from synrepl.pipeline.store import BadArchive
+from synrepl.pipeline.driver import TASK, Driver, Partitions, Work
+from synrepl.pipeline.source.rows import ROWS
+from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.digest import EMPTY
 
 ORDERED: Final = 10_000
 """Number of scans that the driver loads together."""
+
+NUMBERED: Final = pa.schema([(TASK, pa.int32()), *SEEN])
 
 ANCHORS: Final = 20_000
 """Approximate maximum number of digests to compare with a daemon."""
@@ -73,14 +76,25 @@ class AuditSpan(msgspec.Struct, kw_only=True):
 
 
 def compare(
-    table: ArchiveTable, files: Any, scans: DataFrame, found: AuditFindings, *, deep: bool = False
+    table: ArchiveTable, files: Any, scans: Partitions, found: AuditFindings, *, deep: bool = False
 ) -> "Comparison":
-    """Compare the files of a table, by their scans (a frame of `SEEN`)."""
+    """Compare the files of a table, by their scans (`SEEN`)."""
     compared = Comparison(table, files, found, deep)
-    ordered = scans.repartitionById(len(files) // ORDERED + 1, (F.col("rank") / ORDERED).cast("int"))
-    rows = ordered.sortWithinPartitions("rank").toLocalIterator()
-    compared.run(msgspec.json.decode(row["seen"], type=FileScan) for row in rows)
+    numbered = scans.map(_number, NUMBERED).repartition(len(files) // ORDERED + 1)
+    ordered = (scan for batch in numbered.map(_sort, SEEN) for scan in batch["seen"])
+    compared.run(msgspec.json.decode(scan.as_buffer(), type=FileScan) for scan in ordered)
     return compared
+
+
+def _number(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        numbers = pc.divide(batch["rank"], ORDERED).cast(pa.int32())
+        yield pa.record_batch([numbers, batch["rank"], batch["seen"]], NUMBERED)
+
+
+def _sort(batches: Iterable[Any]) -> Iterator[Any]:
+    table = pa.Table.from_batches(batches, NUMBERED)
+    yield from table.sort_by("rank").select(SEEN.names).cast(SEEN).to_batches()
 
 
 class Comparison(msgspec.Struct, dict=True):
@@ -150,17 +164,9 @@ class Comparison(msgspec.Struct, dict=True):
         found = within(self.files, first, last)
         return found.filter(pc.invert(_is_named(found, self.unreadable)))
 
-    def read(self, spark: SparkSession, files: Any) -> DataFrame:
-        """Return the rows of these files. Files with changed bytes are read by pyarrow, not by Spark."""
-        store, is_changed = self.table.store, _is_named(files, self.changed)
-
-        def read_named(batches: Iterable[Any]) -> Iterator[Any]:
-            return read_checked(store, (path for batch in batches for path in batch["path"].to_pylist()))
-
-        whole = read_rows(spark, store, files.filter(pc.invert(is_changed)))
-        if not pc.any(is_changed).as_py():
-            return whole
-        return whole.union(map_files(spark, files.filter(is_changed), read_named, spark_schema(COLUMNS)))
+    def map(self, driver: Driver, files: Any, work: Work, schema: Any) -> Partitions:
+        """Return the results of `work`, called in tasks with the rows of these files (`ROWS`)."""
+        return map_files(driver, files, partial(_read, self.table.store, self.changed, work), schema)
 
     def report(
         self, what: str, why: str, stream: str, writer: str, tokens: tuple[int, ...], serials: tuple[int, ...]
@@ -320,6 +326,13 @@ class Comparison(msgspec.Struct, dict=True):
         before.starts = span.starts | before.starts
         before.is_uneven |= span.is_uneven
         before.broken |= span.broken
+
+
+def _read(store: Store, changed: AbstractSet[str], work: Work, batches: Iterable[Any]) -> Iterator[Any]:
+    """Call `work` with the rows of files. Those of `changed` ones, which are not trusted, are checked."""
+    paths = [path for batch in batches for path in batch["path"].to_pylist()]
+    checked = read_checked(store, (path for path in paths if path in changed))
+    return work(chain(read_files(store, (path for path in paths if path not in changed), ROWS), checked))
 
 
 def _overlapping(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:

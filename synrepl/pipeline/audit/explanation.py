@@ -1,43 +1,39 @@
-"""Explanation of suspicious ranges of serials (`AuditSpan`): affected rows and writers. Expensive."""
+"""Explanation of suspicious ranges of serials (`AuditSpan`): affected rows and writers. Expensive.
 
-from collections.abc import Iterable, Sequence
+The ranges are cut into pieces, one for each task. A piece has the last fact before it too, so that the digest
+of its first fact can be computed; chains of tokens are continued from piece to piece by the driver.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.pipeline.audit.comparison import AuditSpan, Comparison
 from synrepl.pipeline.audit.findings import ChainBreak
+from synrepl.pipeline.driver import TASK, Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress
+from synrepl.pipeline.source.rows import ROWS
+from synrepl.streams.digest import chain
 
-BLOCK: Final = 16_384
-"""Serials per window: a single window over all serials would run in one task."""
+PIECE: Final = 128 * 1024
+"""Serials that a task examines, with the rows of their facts in memory."""
 
 AT_MOST: Final = 10_000
 
 FACT: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token", "committed_at", "digest")
 
-PROBLEM: Final = """
-CASE WHEN is_guest THEN null
-    WHEN copies > top + 1 OR before = serial THEN 'doubled-row'
-    WHEN copies < top + 1 THEN 'missing-row'
-    WHEN previous IS NOT null AND digest <> sha2(concat_ws(' ', previous, serial, epoch, stream, writer,
-        prev_token, token, unix_millis(committed_at),
-        concat('[', array_join(transform(found, one -> one.row), ','), ']')), 256) THEN 'changed-row'
-END AS what"""
+PIECES: Final = pa.schema([(TASK, pa.int32()), *(ROWS.field(name) for name in (*FACT, "seq", "row"))])
+"""The rows of the facts of a piece, and of the fact before it, if that is adjacent."""
 
-SUSPECT: Final = (
-    PROBLEM,
-    *("serial", "stream", "writer", "token", "before"),
-    "NOT is_guest AND before IS null AS begins",
-    f"after IS null AND (is_guest OR (serial + 1) % {BLOCK} <> 0) AS ends",
-    "coalesce(before < serial - 1, false) AS is_gap",
-)
-"""The SQL of what is wrong with a fact, and of whether a run of serials begins or ends at it."""
+EXAMINED: Final = pa.schema([pa.field("examined", pa.binary(), nullable=False)])
+"""The results of tasks: `Examined` as JSON."""
 
 WRONG: Final = {
     "doubled-row": "serial {} or one of its rows is duplicated",
@@ -46,9 +42,61 @@ WRONG: Final = {
 }
 
 
-def explain(
-    spark: SparkSession, compared: Comparison, progress: Progress = ignore_progress
-) -> list[ChainBreak]:
+class WrongFact(msgspec.Struct, frozen=True):
+    """A fact of which something is wrong; `what` is a code of findings."""
+
+    what: str
+    serial: int
+    stream: str
+    writer: str
+    token: int
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact that moves the position of its writer, and the previous one (None: none is known)."""
+
+    stream: str
+    writer: str
+    serial: int
+    epoch: int
+    prev_token: int
+    token: int
+    committed_ms: int
+    before_serial: int | None = None
+    before_token: int | None = None
+    before_epoch: int | None = None
+
+    @property
+    def is_break(self) -> bool:
+        """Whether it does not continue the previous fact. The first existing row of a fact counts."""
+        if self.before_serial is None:
+            return True
+        return self.prev_token != self.before_token and self.serial != self.before_serial
+
+    def after(self, before: "Move | None") -> "Move":
+        """Return this fact with a fact of the piece before as its previous one."""
+        if before is None:
+            return self
+        return msgspec.structs.replace(
+            self, before_serial=before.serial, before_token=before.token, before_epoch=before.epoch
+        )
+
+
+class Examined(msgspec.Struct, kw_only=True):
+    """What a task found in the piece with this number.
+
+    `serials` are the first and last ones of each run of existing serials. Of each writer, `moves` has the
+    first move and those that do not continue the previous one, and `last` the last move.
+    """
+
+    piece: int
+    wrong: list[WrongFact]
+    serials: list[tuple[int, int]]
+    moves: list[Move]
+    last: list[Move]
+
+
+def explain(driver: Driver, compared: Comparison, progress: Progress = ignore_progress) -> list[ChainBreak]:
     """Report the problems in the suspicious ranges of serials.
 
     Returns the `ChainBreak`s found, including those explained by a new epoch, without those explained by
@@ -64,100 +112,206 @@ def explain(
     holes: list[ChainBreak] = []
     missing: list[tuple[int, int]] = []
     if len(files):
-        # A compacted span has holes, so its serials are not checked, but its facts are.
-        dense = _join([one for one in spans if not one.is_compacted])
-        wrong, missing = _check_serials(compared.read(spark, files), dense)
-        # The missing serials explain a broken chain.
+        # Broken chains of other streams are those of facts that are not suspicious.
         broken = {stream for one in spans for stream in one.broken}
         if any(one.is_uneven for one in spans):
             broken |= set(pc.unique(files["stream"]).to_pylist())
-        files = files.filter(pc.is_in(files["stream"], pa.array(sorted(broken), pa.string())))
-        moves = _find_breaks(compared.read(spark, files))
-        _report_wrong(compared, wrong)
-        breaks, holes = _follow(compared, moves)
+        pieces = _cut(spans)
+        rows = compared.map(driver, files, partial(_spread, pieces), PIECES).repartition(len(pieces))
+        known = {one.first: one.digest for one in spans if not one.is_compacted}
+        found = rows.map(partial(_examine, pieces, known, broken), EXAMINED).collect()["examined"]
+        examined = [msgspec.json.decode(one.as_buffer(), type=Examined) for one in found]
+        examined.sort(key=lambda one: one.piece)
+        # A compacted span has holes, so its serials are not checked, but its facts are.
+        missing = _missing(examined, _join([one for one in spans if not one.is_compacted]))
+        # The missing serials explain a broken chain.
+        _report_wrong(compared, [wrong for one in examined for wrong in one.wrong][:AT_MOST])
+        breaks, holes = _follow(compared, _find_breaks(examined))
     _report_missing(compared, missing, [*holes, *compared.tails])
     _report_unexplained(compared)
     progress("rows", total, total)
     return breaks
 
 
-def _check_serials(rows: DataFrame, spans: Sequence[AuditSpan]) -> tuple[list[Any], list[tuple[int, int]]]:
-    """Recompute the digest of each fact whose predecessor is known, and find missing serials.
+def _cut(spans: Iterable[AuditSpan]) -> list[tuple[int, int]]:
+    """Return the first and the last serials of the pieces of these spans."""
+    return [
+        (first, min(first + PIECE - 1, span.last))
+        for span in spans
+        for first in range(span.first, span.last + 1, PIECE)
+    ]
 
-    Returns the duplicate, incomplete and changed facts, as rows of `what` (one of `CODES`), `serial`,
-    `stream`, `writer` and `token`, and the missing runs of serials.
-    """
-    found = F.array_sort(F.collect_list(F.struct("seq", "row"))).alias("found")
-    order = "OVER (PARTITION BY block ORDER BY serial)"
-    facts = (
-        rows.groupBy(*FACT)
-        .agg(found, F.count("*").alias("copies"), F.max("seq").cast("long").alias("top"))
-        # The last fact of a block is also in the next block, as the predecessor of its first fact.
-        .selectExpr("*", f"explode(sequence(serial div {BLOCK}, (serial + 1) div {BLOCK})) AS block")
-        .selectExpr(
-            "*",
-            f"block <> serial div {BLOCK} AS is_guest",
-            f"lag(serial) {order} AS before",
-            f"lag(digest) {order} AS before_digest",
-            f"lead(serial) {order} AS after",
+
+def _spread(pieces: Sequence[tuple[int, int]], batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield rows with the numbers of their pieces (`PIECES`)."""
+    firsts = np.array([first for first, _ in pieces], np.int64)
+    lasts = {last for (_, last), (first, _) in pairwise(pieces) if first == last + 1}
+    ends = pa.array(sorted(lasts), pa.int64())
+    for batch in batches:
+        if not len(batch):
+            continue
+        numbers = np.maximum(np.searchsorted(firsts, batch["serial"].to_numpy(), "right") - 1, 0)
+        columns = [batch[name] for name in PIECES.names[1:]]
+        rows = pa.record_batch([pa.array(numbers.astype(np.int32)), *columns], PIECES)
+        yield rows
+        # The last fact of a piece is also in the next one, as the predecessor of its first fact.
+        guests = rows.filter(pc.is_in(rows["serial"], ends))
+        yield guests.set_column(0, PIECES.field(0), pc.add(guests[TASK], pa.scalar(1, pa.int32())))
+
+
+def _examine(
+    pieces: Sequence[tuple[int, int]],
+    known: Mapping[int, str],
+    broken: AbstractSet[str],
+    batches: Iterable[Any],
+) -> Iterator[Any]:
+    """Examine the facts of pieces. `known` are digests before serials; chains of `broken` are followed."""
+    rows = pa.Table.from_batches(batches, PIECES)
+    for number in pc.unique(rows[TASK]).to_pylist():
+        first, _ = pieces[number]
+        its = rows.filter(pc.equal(rows[TASK], number)).sort_by(
+            [("serial", "ascending"), ("seq", "ascending")]
         )
-    )
-    previous = F.when(F.expr("before = serial - 1"), F.col("before_digest"))
-    for span in spans:
-        previous = previous.when(F.col("serial") == span.first, F.lit(span.digest or None))
-    suspects = (
-        facts.withColumn("previous", previous)
-        .selectExpr(*SUSPECT)
-        .where("what IS NOT null OR begins OR ends OR is_gap")
-        .collect()
-    )
-    wrong = {row[:5]: row for row in suspects if row["what"]}
-    return sorted(wrong.values(), key=lambda row: row["serial"])[:AT_MOST], _missing(suspects, spans)
+        examined = Examined(piece=number, wrong=[], serials=[], moves=[], last=[])
+        _examine_facts(examined, its, first, known)
+        _follow_writers(examined, its.filter(pc.greater_equal(its["serial"], first)), broken)
+        yield pa.record_batch([pa.array([msgspec.json.encode(examined)], pa.binary())], EXAMINED)
 
 
-def _missing(suspects: Sequence[Any], spans: Sequence[AuditSpan]) -> list[tuple[int, int]]:
-    """Return the missing runs of serials, from the starts and ends of the existing runs."""
-    begins = {row["serial"] for row in suspects if row["begins"] or row["is_gap"]}
-    ends = {row["serial"] for row in suspects if row["ends"]}
-    ends |= {row["before"] for row in suspects if row["is_gap"]}
+def _examine_facts(examined: Examined, rows: Any, first: int, known: Mapping[int, str]) -> None:
+    """Compute the digest of each fact whose predecessor is known, and find the runs of serials."""
+    starts = _starts(rows, ["serial"])
+    if len(_starts(rows, FACT)) > len(starts):
+        # Different facts under one serial.
+        rows = rows.sort_by([(name, "ascending") for name in (*FACT, "seq")])
+        starts = _starts(rows, FACT)
+    counts = np.diff(np.append(starts, len(rows)))
+    tops = np.maximum.reduceat(rows["seq"].to_numpy(), starts)
+    facts = rows.select(FACT).take(pa.array(starts))
+    texts = rows["row"].to_pylist()
+    milliseconds = facts["committed_at"].cast(pa.int64()).to_numpy() // 1000
+    columns = [facts[name].to_pylist() for name in FACT if name != "committed_at"]
+    before, before_digest = None, ""
+    for at, (serial, epoch, stream, writer, prev_token, token, digest) in enumerate(
+        zip(*columns, strict=True)
+    ):
+        start, copies, top = starts[at], int(counts[at]), int(tops[at])
+        if serial >= first:
+            what = ""
+            previous = before_digest if before == serial - 1 else known.get(serial, "")
+            if copies > top + 1 or before == serial:
+                what = "doubled-row"
+            elif copies < top + 1:
+                what = "missing-row"
+            elif previous:
+                given = ",".join(text for text in texts[start : start + copies] if text is not None)
+                computed = chain(
+                    previous,
+                    serial=serial,
+                    epoch=epoch,
+                    stream=stream,
+                    writer=writer,
+                    prev_token=prev_token,
+                    token=token,
+                    committed_at_ms=int(milliseconds[at]),
+                    rows=f"[{given}]".encode(),
+                )
+                what = "" if computed == digest else "changed-row"
+            if what and len(examined.wrong) < AT_MOST:
+                examined.wrong.append(WrongFact(what, serial, stream, writer, token))
+        before, before_digest = serial, digest
+    serials = np.unique(facts["serial"].to_numpy())
+    serials = serials[serials >= first]
+    for run in np.split(serials, np.flatnonzero(np.diff(serials) > 1) + 1):
+        if len(run):
+            examined.serials.append((int(run[0]), int(run[-1])))
+
+
+def _starts(rows: Any, names: Iterable[str]) -> Any:
+    """Return where rows begin that differ from the previous row in one of these columns."""
+    is_other = np.ones(min(1, len(rows)), bool)
+    if len(rows) > 1:
+        differences = [
+            pc.not_equal(rows[name].slice(1), rows[name].slice(0, len(rows) - 1)).to_numpy() for name in names
+        ]
+        is_other = np.concatenate((is_other, np.logical_or.reduce(differences)))
+    return np.flatnonzero(is_other)
+
+
+def _follow_writers(examined: Examined, rows: Any, broken: AbstractSet[str]) -> None:
+    """Find the facts that do not continue the previous one of their writer. Late facts are ignored."""
+    is_broken = pc.is_in(rows["stream"], pa.array(sorted(broken), pa.string()))
+    rows = rows.filter(pc.and_(is_broken, pc.not_equal(rows["prev_token"], rows["token"])))
+    order = [(name, "ascending") for name in ("stream", "writer", "serial", "seq")]
+    rows = rows.sort_by(order)
+    if not len(rows):
+        return
+    begins = np.zeros(len(rows), bool)
+    begins[_starts(rows, ["stream", "writer"])] = True
+    tokens, prev_tokens, serials = (rows[name].to_numpy() for name in ("token", "prev_token", "serial"))
+    is_break = begins.copy()
+    is_break[1:] |= (prev_tokens[1:] != tokens[:-1]) & (serials[1:] != serials[:-1])
+    ends = np.append(np.flatnonzero(begins)[1:], len(rows)) - 1
+    examined.last = _moves(rows, ends.tolist(), begins)
+    examined.moves = _moves(rows, np.flatnonzero(is_break).tolist(), begins)
+
+
+def _moves(rows: Any, places: Sequence[int], begins: Any) -> list[Move]:
+    """Return the moves at these places. Those that begin a writer have no previous one."""
+    found = []
+    for at in places:
+        (one,) = rows.slice(at, 1).to_pylist()
+        fields = {name: one[name] for name in ("stream", "writer", "serial", "epoch", "prev_token", "token")}
+        (committed,) = rows["committed_at"].slice(at, 1).cast(pa.int64()).to_pylist()
+        move = Move(**fields, committed_ms=committed // 1000)
+        if not begins[at]:
+            (before,) = rows.select(["serial", "token", "epoch"]).slice(at - 1, 1).to_pylist()
+            move = msgspec.structs.replace(
+                move, **{f"before_{name}": value for name, value in before.items()}
+            )
+        found.append(move)
+    return found
+
+
+def _missing(examined: Sequence[Examined], spans: Sequence[AuditSpan]) -> list[tuple[int, int]]:
+    """Return the missing runs of serials, from the existing runs."""
+    runs = [run for one in examined for run in one.serials]
     missing = []
     for span in spans:
-        known = sorted(serial for serial in begins | ends if span.first <= serial <= span.last)
-        for before, after in pairwise((span.first - 1, *known, span.last + 1)):
-            if after > before + 1 and (after in begins or after > span.last):
-                missing.append((before + 1, after - 1))
+        expected = span.first
+        for first, last in runs:
+            if span.first <= first <= span.last:
+                if first > expected:
+                    missing.append((expected, first - 1))
+                expected = last + 1
+        if expected <= span.last:
+            missing.append((expected, span.last))
     return missing
 
 
-def _find_breaks(rows: DataFrame) -> list[Any]:
-    """Return facts that do not continue the previous one of their writer, and the first of each writer.
-
-    The columns ``before_`` are those of the previous fact, if any. Late facts are ignored.
-    """
-    order = "OVER (PARTITION BY stream, writer ORDER BY serial, seq)"
-    return (
-        rows.where("prev_token <> token")
-        .selectExpr(
-            *("stream", "writer", "serial", "epoch", "prev_token", "token"),
-            "unix_millis(committed_at) AS committed_ms",
-            *(f"lag({name}) {order} AS before_{name}" for name in ("serial", "token", "epoch")),
-        )
-        # The first existing row of a fact counts.
-        .where("before_serial IS null OR (prev_token <> before_token AND serial <> before_serial)")
-        .orderBy("serial")
-        .limit(AT_MOST)
-        .collect()
-    )
+def _find_breaks(examined: Sequence[Examined]) -> list[Move]:
+    """Return facts that do not continue the previous one of their writer, and the first of each writer."""
+    last: dict[tuple[str, str], Move] = {}
+    found: list[Move] = []
+    for one in examined:
+        for move in one.moves:
+            here = (
+                move if move.before_serial is not None else move.after(last.get((move.stream, move.writer)))
+            )
+            if here.is_break:
+                found.append(here)
+        last |= {(move.stream, move.writer): move for move in one.last}
+    return sorted(found, key=lambda move: move.serial)[:AT_MOST]
 
 
-def _follow(compared: Comparison, moves: Iterable[Any]) -> tuple[list[ChainBreak], list[ChainBreak]]:
+def _follow(compared: Comparison, moves: Iterable[Move]) -> tuple[list[ChainBreak], list[ChainBreak]]:
     """Return the breaks as `explain` does, and those with missing facts. Report tokens that go back."""
     breaks, holes = [], []
     for one in moves:
         span = next(span for span in compared.spans if span.first <= one.serial <= span.last)
         is_known = one.before_serial is not None and one.before_serial >= span.first
         if is_known:
-            after, expected = one.before_serial, one.before_token
+            after, expected = one.before_serial or 0, one.before_token or 0
         else:
             known, after = span.starts.get((one.stream, one.writer), (None, 0))
             expected = one.prev_token if known is None else known
@@ -168,7 +322,11 @@ def _follow(compared: Comparison, moves: Iterable[Any]) -> tuple[list[ChainBreak
         is_excused = _is_excused(compared, one, span, expected, is_known=is_known)
         if one.prev_token == expected or (is_excused and kind != "epoch_start"):
             continue
-        fields = {name: value for name, value in one.asDict().items() if not name.startswith("before_")}
+        fields = {
+            name: value
+            for name, value in msgspec.structs.asdict(one).items()
+            if not name.startswith("before_")
+        }
         breaks.append(ChainBreak(**fields, expected=expected, kind=kind, after=after))
         if not is_excused and one.prev_token > expected:
             holes.append(breaks[-1])
@@ -177,7 +335,7 @@ def _follow(compared: Comparison, moves: Iterable[Any]) -> tuple[list[ChainBreak
     return breaks, holes
 
 
-def _is_excused(compared: Comparison, one: Any, span: AuditSpan, expected: int, *, is_known: bool) -> bool:
+def _is_excused(compared: Comparison, one: Move, span: AuditSpan, expected: int, *, is_known: bool) -> bool:
     if one.stream in span.unknown:
         return True
     end, is_ahead = compared.table.end, bool(one.prev_token > expected)
@@ -191,7 +349,7 @@ def _is_excused(compared: Comparison, one: Any, span: AuditSpan, expected: int, 
     return end.compacted_upto > 0 and not is_known and is_ahead
 
 
-def _report_wrong(compared: Comparison, wrong: Sequence[Any]) -> None:
+def _report_wrong(compared: Comparison, wrong: Sequence[WrongFact]) -> None:
     reported = compared.reported
     spoiled = {one.serial for one in wrong if one.what != "changed-row"} | {serial for _, serial in reported}
     for one in wrong:

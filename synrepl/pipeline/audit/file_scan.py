@@ -1,8 +1,7 @@
 """Scan of a file: its checksum, and the consistency of its rows. One pass, in a task.
 
 The bytes of a file with a wrong checksum are not trusted. Parquet readers differ in the damage they detect,
-and an error in Spark's reader fails the job. So pyarrow alone reads such a file, completely; Spark receives
-rows, never the file.
+and an error would fail the job. So such a file is read completely, and each value is checked.
 """
 
 from collections import deque
@@ -35,7 +34,9 @@ DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, In
 SUM: Final = 2**63
 """Modulus of sums of serials: sums of damaged files would not fit into JSON."""
 
-SEEN: Final = "`rank` bigint NOT NULL, `seen` binary NOT NULL"
+SEEN: Final = pa.schema(
+    [pa.field("rank", pa.int64(), nullable=False), pa.field("seen", pa.binary(), nullable=False)]
+)
 """The result schema of tasks: `FileScan` as JSON, and the position of the file in the order of serials."""
 
 
@@ -119,7 +120,7 @@ def scan_files(
             seen = FileScan(file=file)
             yield from derive(_scan_rows(store, seen, columns))
             scans.append(msgspec.json.encode(seen))
-        yield pa.record_batch([batch["rank"], pa.array(scans, pa.binary())], names=["rank", "seen"])
+        yield pa.record_batch([batch["rank"], pa.array(scans, pa.binary())], SEEN)
 
 
 def rank_files(files: Any) -> Any:

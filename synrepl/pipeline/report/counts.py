@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from synrepl.pipeline.archive.files import map_files
 from synrepl.pipeline.archive.table import Batch
 from synrepl.pipeline.audit.file_scan import COLUMNS, rank_files, scan_files
+from synrepl.pipeline.spark import map_to_frame
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 
@@ -33,11 +33,6 @@ SCHEMA: Final = pa.schema(
         *((name, pa.int64()) for name in ("committed_ms", "copies", "rows", "bytes", "waited_ms", "rank")),
         ("seen", pa.binary()),
     ]
-)
-
-DDL: Final = ", ".join(
-    f"{field.name} {({pa.string(): 'string', pa.binary(): 'binary'}).get(field.type, 'bigint')}"
-    for field in SCHEMA
 )
 
 
@@ -55,7 +50,7 @@ def scan_facts(spark: SparkSession, archive: Store, files: Any, batches: Sequenc
     def work(batches: Iterable[Any]) -> Iterator[Any]:
         return map(_filled, scan_files(archive, batches, READ, partial(_facts, ends=ends, times=times)))
 
-    return map_files(spark, rank_files(files), work, DDL)
+    return map_to_frame(spark, rank_files(files), work, SCHEMA)
 
 
 def counted_once(facts: DataFrame) -> DataFrame:

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from synrepl.caches.vintages import NEWEST
-from synrepl.pipeline.archive.files import read_rows
 from synrepl.pipeline.report.counts import Bins, Row, collected, grouped, summed
+from synrepl.pipeline.spark import read_rows
 from synrepl.pipeline.store import Store
 from synrepl.wire import jsontext
 

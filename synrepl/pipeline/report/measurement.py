@@ -18,10 +18,12 @@ from synrepl.http_client import BlockingClient, ConnectError, HttpError, NotADae
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.audit.comparison import compare
 from synrepl.pipeline.audit.explanation import explain
+from synrepl.pipeline.audit.file_scan import SEEN
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import counts
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
+from synrepl.pipeline.spark import SparkDriver, SparkPartitions
 from synrepl.pipeline.store import Store
 
 _COUNTER: Final = re.compile(
@@ -168,8 +170,9 @@ def measure(
     try:
         progress("checking files", 1, STEPS)
         found = AuditFindings()
-        compared = compare(table, files, lines.where("seen is not null").select("rank", "seen"), found)
-        broken = explain(spark, compared)
+        scans = SparkPartitions(lines.where("seen is not null").select(*SEEN.names), SEEN)
+        compared = compare(table, files, scans, found)
+        broken = explain(SparkDriver(spark), compared)
         progress("counting facts", 2, STEPS)
         facts = lines.where("seen is null")
         if compared.facts != covers.facts or any(span.is_uneven for span in compared.spans):

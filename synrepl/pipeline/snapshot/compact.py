@@ -1,7 +1,7 @@
 """The job `compact`: folds an archive into a snapshot."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -11,14 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
-from synrepl.pipeline.archive.files import frame_of, parallelism, within
+from synrepl.pipeline.archive.files import WRITTEN, within
 from synrepl.pipeline.archive.table import ArchiveTable
-from synrepl.pipeline.jobs import Progress, explain_failure, ignore_progress, now_ms, retry_late_workers
-from synrepl.pipeline.snapshot.fold import MISSING, FoldInput, bucket_size, find_last_rows, find_tombstones
+from synrepl.pipeline.driver import TASK, Driver, Partitions
+from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
+from synrepl.pipeline.runner import Runner, driver_of
+from synrepl.pipeline.snapshot.fold import (
+    MERGED,
+    PARTS,
+    SERIAL_AT,
+    FoldInput,
+    bucket_size,
+    find_last_rows,
+    find_tombstones,
+)
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot, write_snapshot
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
@@ -28,6 +35,9 @@ FILE_ROWS: Final = 256 * 1024
 
 TASK_ROWS: Final = 16 * 1024
 """Minimum number of keys per file of a small snapshot, which is split so that all cores write."""
+
+COUNTED: Final = pa.schema([MERGED.field(name) for name in ("bucket", "alive", "gone")])
+SUMS: Final = [("alive", "sum"), ("gone", "sum")]
 
 
 class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +57,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @retry_late_workers
 def compact(
-    spark: SparkSession,
+    runner: Runner,
     archive: Store,
     snapshot: Store,
     *,
@@ -75,12 +85,7 @@ def compact(
     files, inputs = _plan_input(table, snapshot, None if full else former)
     rows = pc.sum(files["rows"]).as_py() or 0
     progress("reading", 0, rows)
-    try:
-        written, keys = _write_files(spark, inputs, files, end.last_serial, file_rows, progress)
-    except PySparkException as error:
-        if MISSING in str(error):
-            raise BadArchive(explain_failure(error)) from error
-        raise
+    written, keys = _write_files(driver_of(runner), inputs, files, end.last_serial, file_rows, progress)
     made = SnapshotManifest(
         epoch=end.epoch,
         serial=end.last_serial,
@@ -163,31 +168,27 @@ def _plan_input(
 
 
 def _write_files(
-    spark: SparkSession, inputs: FoldInput, files: Any, upto: int, file_rows: int, progress: Progress
+    driver: Driver, inputs: FoldInput, files: Any, upto: int, file_rows: int, progress: Progress
 ) -> tuple[list[PartFile], int]:
     """Write the files of the new snapshot. Return the files and the number of keys."""
     if not len(files):
         return [], 0
-    last = find_last_rows(spark, inputs, files, upto).persist()
-    try:
-        counted = last.groupBy("bucket").agg(F.sum("alive"), F.sum("gone")).collect()
-        keys = sum(alive for _, alive, _ in counted)
+    with find_last_rows(driver, inputs, files, upto).kept() as last:
+        counted = last.map(_count, COUNTED).collect().group_by("bucket").aggregate(SUMS)
+        buckets, alive, gone = (counted[name].to_numpy() for name in ("bucket", "alive_sum", "gone_sum"))
+        keys = int(alive.sum())
         if not keys:
             return [], 0
         progress("writing", 0, keys)
-        kept = last.where("alive > 0").select("bucket", "positions")
-        if any(gone for _, _, gone in counted) and pc.max(files["last_seq"]).as_py():
-            tombstones = find_tombstones(spark, inputs, files, last)
-            kept = kept.union(tombstones.selectExpr(f"int(serial div {bucket_size(upto)})", "positions"))
-        few = min(parallelism(spark) // 2, keys // TASK_ROWS)
-        ranges = _assign_ranges(counted, max(1, few, -(-keys // file_rows)))
-        tasks = _split(spark, files, kept, ranges, bucket_size(upto))
+        tombstones = np.empty(0, np.int64)
+        if gone.any() and pc.max(files["last_seq"]).as_py():
+            tombstones = find_tombstones(driver, inputs, files, last)
+        few = min(driver.parallelism // 2, keys // TASK_ROWS)
+        ranges = _assign_ranges(buckets, alive, max(1, few, -(-keys // file_rows)))
+        tasks = _split(driver, files, last, tombstones, ranges, bucket_size(upto))
         # Not `serial=`: DuckDB and others would take it for the column `serial`.
-        work = partial(inputs.write, f"upto={upto}")
-        found = tasks.mapInArrow(work, "`written` binary NOT NULL").collect()
-    finally:
-        last.unpersist()
-    written = [msgspec.json.decode(row["written"], type=PartFile) for row in found]
+        found = tasks.map(partial(inputs.write, f"upto={upto}"), WRITTEN).collect()
+    written = [msgspec.json.decode(one.as_buffer(), type=PartFile) for one in found["written"]]
     written.sort(key=lambda file: file.first_serial)
     done = sum(file.keys for file in written)
     progress("writing", done, keys)
@@ -200,32 +201,53 @@ def _write_files(
     return written, keys
 
 
-def _split(spark: SparkSession, files: Any, kept: DataFrame, ranges: list[int], size: int) -> DataFrame:
+def _count(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        yield batch.select(COUNTED.names)
+
+
+def _split(
+    driver: Driver, files: Any, last: Partitions, tombstones: Any, ranges: Any, size: int
+) -> Partitions:
     """Return the kept positions, and the files that have them, with a task for each range of serials.
 
     `ranges` has the range of each bucket of `size` serials.
     """
-    named = files.select(["path", "is_part", "after"])
-    for name in ("first_serial", "last_serial"):
-        buckets = np.minimum(files[name].to_numpy() // size, len(ranges) - 1)
-        named = named.append_column(name, pa.array(np.array(ranges, np.int32)[buckets]))
-    readers = frame_of(spark, named).select(
-        F.explode(F.sequence("first_serial", "last_serial")).alias("range"),
-        F.lit(None).cast("binary").alias("positions"),
-        F.struct("path", "is_part", "after").alias("file"),
+    firsts, lasts = (
+        ranges[np.minimum(files[name].to_numpy() // size, len(ranges) - 1)]
+        for name in ("first_serial", "last_serial")
     )
-    # A constant array, indexed by bucket, is faster than a chain of comparisons.
-    known = F.split(F.lit(",".join(map(str, ranges))), ",").cast("array<int>")
-    number = F.element_at(known, F.least(F.col("bucket") + 1, F.lit(len(ranges))))
-    facts = kept.select(number.alias("range"), "positions", F.lit(None).alias("file"))
-    return readers.union(facts).repartitionById(ranges[-1] + 1, "range")
+    named = files.select(["path", "is_part", "after"]).to_pylist()
+    readers = [
+        {TASK: number, "file": file}
+        for file, first, upto in zip(named, firsts.tolist(), lasts.tolist(), strict=True)
+        for number in range(first, upto + 1)
+    ]
+    numbers = ranges[np.minimum((tombstones >> SERIAL_AT) // size, len(ranges) - 1)]
+    readers += [
+        {TASK: number, "positions": tombstones[numbers == number].tobytes()}
+        for number in np.unique(numbers).tolist()
+    ]
+    count = int(ranges[-1]) + 1
+    given = driver.spread(pa.Table.from_pylist(readers, PARTS), count)
+    return given.union(last.map(partial(_number, ranges), PARTS)).repartition(count)
 
 
-def _assign_ranges(counted: Iterable[tuple[int, int, int]], count: int) -> list[int]:
+def _number(ranges: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the positions of live rows with the number of their range (`PARTS`), of batches of `MERGED`."""
+    for batch in batches:
+        live = batch.filter(pc.greater(batch["alive"], 0))
+        numbers = ranges[np.minimum(live["bucket"].to_numpy(), len(ranges) - 1)]
+        files = pa.nulls(len(live), PARTS.field("file").type)
+        yield pa.record_batch([pa.array(numbers), live["positions"], files], PARTS)
+
+
+def _assign_ranges(buckets: Any, alive: Any, count: int) -> Any:
     """Split the buckets into `count` ranges of about equally many live rows; return the range of each."""
-    buckets, alive, _ = np.array(sorted(counted)).T
-    ranges = (np.cumsum(alive) - alive) * count // alive.sum()
-    return np.repeat(ranges, np.diff(buckets, prepend=-1)).tolist()
+    order = np.argsort(buckets)
+    buckets, alive = buckets[order], alive[order]
+    ranges = ((np.cumsum(alive) - alive) * count // alive.sum()).astype(np.int32)
+    return np.repeat(ranges, np.diff(buckets, prepend=-1))
 
 
 def _clean(store: Store, made: SnapshotManifest, former: SnapshotManifest | None) -> None:

@@ -1,7 +1,7 @@
 """Fold of rows: the last row of each key is kept, unless it is a tombstone (a row that deletes its key).
 
-A tombstone that a kept fact needs is kept too (`find_tombstones`). Tasks read the files. Spark shuffles only
-keys and positions, packed as Arrow data: a row of Spark for each key would take most of the time.
+A tombstone that a kept fact needs is kept too (`find_tombstones`). Tasks read the files. Only keys and
+positions go from task to task, packed as Arrow data: a row of Spark for each key would take most of the time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.files import map_files, pack, parallelism, unpack
+from synrepl.pipeline.archive.files import WRITTEN, map_files
+from synrepl.pipeline.driver import TASK, Driver, Partitions
+from synrepl.pipeline.packing import pack, unpack
 from synrepl.pipeline.snapshot.snapshot import LAST, write_part
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
@@ -26,8 +26,6 @@ from synrepl.ports.history import EpochStart
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
-
-MISSING: Final = "a file is missing"
 
 SEQ_BITS: Final = 20
 SERIAL_AT: Final = SEQ_BITS + 1
@@ -42,10 +40,18 @@ BUCKETS: Final = 4_096
 BUCKET_SERIALS: Final = 64 * 1024
 """Maximum number of serials of a bucket: a very long log has more than `BUCKETS`."""
 
-FOLDED: Final = "`task` int, `keys` binary"
+FOLDED: Final = pa.schema([(TASK, pa.int32()), ("keys", pa.binary())])
 """The result schema of `fold`: keys with positions (`pack`), and the task that is to merge them."""
 
-MERGED: Final = "`bucket` int, `alive` bigint, `positions` binary, `gone` bigint, `tombstones` binary"
+MERGED: Final = pa.schema(
+    [
+        ("bucket", pa.int32()),
+        ("alive", pa.int64()),
+        ("positions", pa.binary()),
+        ("gone", pa.int64()),
+        ("tombstones", pa.binary()),
+    ]
+)
 """The result schema of `_merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
 
 SAMPLED_BYTES: Final = 24
@@ -53,8 +59,31 @@ SAMPLED_BYTES: Final = 24
 
 FNV_PRIME: Final = 0x01000193
 
-POSITIONS: Final = "`stream` string, `key` string, `at` bigint"
-"""The schema of keys with the position of a row."""
+KEYED: Final = pa.schema(
+    [
+        (TASK, pa.int32()),
+        ("stream", pa.string()),
+        ("key", pa.string()),
+        ("at", pa.int64()),
+        ("is_end", pa.bool_()),
+    ]
+)
+"""Keys with the position of a row: of the tombstone that deletes the key (`is_end`), or of another row."""
+
+LEADS: Final = pa.schema(
+    [(TASK, pa.int32()), ("serial", pa.int64()), ("end", pa.int64()), ("tombstone", pa.int64())]
+)
+"""The serial of a fact with an older row of the key that the tombstone at `end` deletes. Without an end it is
+that of a kept fact, or (in `tombstone` too) of a fact with a tombstone."""
+
+PARTS: Final = pa.schema(
+    [
+        (TASK, pa.int32()),
+        ("positions", pa.binary()),
+        ("file", pa.struct([("path", pa.string()), ("is_part", pa.bool_()), ("after", pa.int64())])),
+    ]
+)
+"""What a task writes: positions of the kept rows of a range of serials, and files that may have them."""
 
 
 def bucket_size(upto: int) -> int:
@@ -93,8 +122,8 @@ class FoldInput(msgspec.Struct, frozen=True):
         if found:
             yield _distribute(_find_last(pa.concat_tables(found)), tasks)
 
-    def older_rows(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the positions of rows in facts with several rows, of the streams with tombstones.
+    def older_rows(self, tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the positions of rows in facts with several rows, of the streams with tombstones (`KEYED`).
 
         The last row of a record batch is always included, as its fact may continue.
         """
@@ -103,7 +132,7 @@ class FoldInput(msgspec.Struct, frozen=True):
             seq = rows["seq"].to_numpy()
             has_several = pa.array((seq > 0) | np.append(seq[1:] > 0, [True]))
             found = rows.filter(pc.and_(pc.is_in(rows["stream"], removing), has_several))
-            yield from _positions(found).to_batches()
+            yield from _keyed(_positions(found), tasks, is_end=False)
 
     def write(self, folder: str, batches: Iterable[Any]) -> Iterator[Any]:
         """Write the facts at these positions, of a range of serials. Yields the `PartFile` as JSON."""
@@ -125,7 +154,7 @@ class FoldInput(msgspec.Struct, frozen=True):
                 kept.append(rows.cast(ROWS).append_column(LAST.field("last"), is_last))
         if kept:
             rows = pa.concat_tables(kept).sort_by([("serial", "ascending"), ("seq", "ascending")])
-            yield pa.record_batch([[write_part(self.snapshot, folder, rows)]], names=["written"])
+            yield pa.record_batch([pa.array([write_part(self.snapshot, folder, rows)], pa.binary())], WRITTEN)
 
     def _read_all(self, batches: Iterable[Any], with_text: Sequence[str] = ()) -> Iterator[Any]:
         """Yield tables of the rows of these files, for the streams `with_text` with the text of rows."""
@@ -144,7 +173,7 @@ class FoldInput(msgspec.Struct, frozen=True):
         try:
             source = store.filesystem.open_input_file(store.path(file["path"]))
         except FileNotFoundError as error:
-            raise BadArchive(f"{store}: {MISSING}: {file['path']}") from error
+            raise BadArchive(f"{store}: a file is missing: {file['path']}") from error
         with source:
             data = pq.ParquetFile(source)
             for group in range(data.num_row_groups):
@@ -171,34 +200,42 @@ class FoldInput(msgspec.Struct, frozen=True):
                 yield rows.select(list(columns))
 
 
-def find_last_rows(spark: SparkSession, inputs: FoldInput, files: Any, upto: int) -> DataFrame:
+def find_last_rows(driver: Driver, inputs: FoldInput, files: Any, upto: int) -> Partitions:
     """Return the positions of the last rows of all keys (`MERGED`)."""
-    tasks = max(parallelism(spark), (pc.sum(files["rows"]).as_py() or 0) // TASK_KEYS)
-    folded = map_files(spark, files, partial(inputs.fold, tasks), FOLDED)
-    return folded.repartitionById(tasks, "task").mapInArrow(partial(_merge, bucket_size(upto)), MERGED)
+    tasks = max(driver.parallelism, (pc.sum(files["rows"]).as_py() or 0) // TASK_KEYS)
+    folded = map_files(driver, files, partial(inputs.fold, tasks), FOLDED)
+    return folded.repartition(tasks).map(partial(_merge, bucket_size(upto)), MERGED)
 
 
-def find_tombstones(spark: SparkSession, inputs: FoldInput, files: Any, last: DataFrame) -> DataFrame:
-    """Return the tombstones to keep: their `serial`, and `positions`.
+def find_tombstones(driver: Driver, inputs: FoldInput, files: Any, last: Partitions) -> Any:
+    """Return the positions of the tombstones to keep, ascending.
 
     A tombstone is kept if a kept fact has an older row of its key: otherwise a fold of the kept facts would
     restore the key. Only facts with several rows can have such a row. The kept tombstone may be in such a
     fact itself, so the search is repeated, once for each step of the longest chain.
     """
-    gone = last.mapInArrow(_unpack_tombstones, POSITIONS).withColumnRenamed("at", "end")
     removing = pa.array(_streams_with_tombstones(), pa.string())
     files = files.filter(pc.or_(files["is_part"], pc.is_in(files["stream"], removing)))
-    older = map_files(spark, files, inputs.older_rows, POSITIONS)
-    pairs = older.join(gone, ["stream", "key"]).where("at < end")
-    serial = partial(F.shiftright, numBits=SERIAL_AT)
-    leads = pairs.select(serial("at").alias("serial"), "end").distinct().persist()
-    kept = last.mapInArrow(_unpack_serials, "`serial` bigint")
-    reached = found = leads.join(kept, "serial", "left_semi").select("end").distinct().localCheckpoint()
-    while not reached.isEmpty():
-        further = leads.join(reached.select(serial("end").alias("serial")), "serial", "left_semi")
-        reached = further.select("end").distinct().join(found, "end", "left_anti").localCheckpoint()
-        found = found.union(reached)
-    return found.mapInArrow(_pack_positions, "`serial` bigint, `positions` binary")
+    tasks = driver.parallelism
+    gone = last.map(partial(_spread_tombstones, tasks), KEYED)
+    older = map_files(driver, files, partial(inputs.older_rows, tasks), KEYED)
+    leads = gone.union(older).repartition(tasks).map(partial(_find_leads, tasks), LEADS)
+    serials = last.map(partial(_spread_serials, tasks), LEADS)
+    # Few: a lead counts if its fact is kept, or may be, for a tombstone in it.
+    found = leads.union(serials).repartition(tasks).map(_find_useful_leads, LEADS).collect()
+    is_kept = pc.is_null(found["tombstone"])
+    kept = found["end"].filter(is_kept).to_pylist()
+    further: dict[int, list[int]] = {}
+    for tombstone, end in zip(*(found[name].to_pylist() for name in ("tombstone", "end")), strict=True):
+        if tombstone is not None:
+            further.setdefault(tombstone, []).append(end)
+    reached = set(kept)
+    while kept:
+        for end in further.pop(kept.pop() >> SERIAL_AT, ()):
+            if end not in reached:
+                reached.add(end)
+                kept.append(end)
+    return np.array(sorted(reached), np.int64)
 
 
 def _distribute(positions: Any, tasks: int) -> Any:
@@ -208,7 +245,7 @@ def _distribute(positions: Any, tasks: int) -> Any:
     bounds = np.searchsorted(numbers[order], np.arange(tasks + 1)).tolist()
     positions = positions.take(pa.array(order))
     packed = [pack(positions.slice(first, last - first)) for first, last in pairwise(bounds)]
-    return pa.record_batch([pa.array(range(tasks), pa.int32()), packed], names=["task", "keys"])
+    return pa.record_batch([pa.array(range(tasks), pa.int32()), pa.array(packed, pa.binary())], FOLDED)
 
 
 def _checksums(keys: Any) -> Any:
@@ -237,31 +274,74 @@ def _merge(size: int, batches: Iterable[Any]) -> Iterator[Any]:
     columns = [
         pa.array([*buckets, 0], pa.int32()),
         pa.array([*map(len, parts), 0], pa.int64()),
-        [*(part.tobytes() for part in parts), b""],
+        pa.array([*(part.tobytes() for part in parts), b""], pa.binary()),
         pa.array([0] * len(buckets) + [len(gone)], pa.int64()),
-        [None] * len(buckets) + [pack(gone) if len(gone) else None],
+        pa.array([None] * len(buckets) + [pack(gone) if len(gone) else None], pa.binary()),
     ]
-    yield pa.record_batch(columns, names=["bucket", "alive", "positions", "gone", "tombstones"])
+    yield pa.record_batch(columns, MERGED)
 
 
-def _unpack_tombstones(batches: Iterable[Any]) -> Iterator[Any]:
+def _spread_tombstones(tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tombstones of these batches (`MERGED`), as batches of `KEYED`."""
     for batch in batches:
         for packed in batch["tombstones"].drop_null():
-            yield from unpack(packed.as_buffer()).to_batches()
+            yield from _keyed(unpack(packed.as_buffer()), tasks, is_end=True)
 
 
-def _unpack_serials(batches: Iterable[Any]) -> Iterator[Any]:
+def _keyed(positions: Any, tasks: int, *, is_end: bool) -> Iterator[Any]:
+    """Yield keys with positions as batches of `KEYED`: all of a key for the same task."""
+    positions = positions.filter(pc.is_valid(positions["key"]))
+    if len(positions):
+        numbers = pa.array(_checksums(positions["key"].combine_chunks()) % tasks).cast(pa.int32())
+        ends = pa.repeat(is_end, len(positions))
+        table = pa.table([numbers, *(positions[name] for name in ("stream", "key", "at")), ends], KEYED)
+        yield from table.to_batches()
+
+
+def _find_leads(tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the serials of facts with an older row of a tombstone's key, and the tombstones (`LEADS`)."""
+    rows = pa.Table.from_batches(batches, KEYED)
+    names = ["stream", "key", "at"]
+    gone = rows.filter(rows["is_end"]).select(names).rename_columns(["stream", "key", "end"])
+    pairs = rows.filter(pc.invert(rows["is_end"])).select(names).join(gone, ["stream", "key"], None, "inner")
+    pairs = pairs.filter(pc.less(pairs["at"], pairs["end"]))
+    serials = pc.shift_right(pairs["at"], SERIAL_AT)
+    leads = pa.table({"serial": serials, "end": pairs["end"]}).group_by(["serial", "end"]).aggregate([])
+    yield from _leads(tasks, leads["serial"].to_numpy(), leads["end"])
+
+
+def _spread_serials(tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the serials of kept facts, and those of tombstones (`LEADS`), of batches of `MERGED`."""
     for batch in batches:
         for packed in batch["positions"]:
             serials = np.unique(np.frombuffer(packed.as_buffer(), np.int64) >> SERIAL_AT)
-            yield pa.record_batch([pa.array(serials)], names=["serial"])
+            yield from _leads(tasks, serials, pa.nulls(len(serials), pa.int64()))
+        for packed in batch["tombstones"].drop_null():
+            serials = np.unique(unpack(packed.as_buffer())["at"].to_numpy() >> SERIAL_AT)
+            yield from _leads(tasks, serials, pa.nulls(len(serials), pa.int64()), tombstones=serials)
 
 
-def _pack_positions(batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        at = batch["end"].to_numpy()
-        packed = [one.tobytes() for one in at]
-        yield pa.record_batch([pa.array(at >> SERIAL_AT), packed], names=["serial", "positions"])
+def _leads(tasks: int, serials: Any, ends: Any, tombstones: Any = None) -> Iterator[Any]:
+    if not len(serials):
+        return
+    numbers = pa.array((serials % tasks).astype(np.int32))
+    marks = pa.nulls(len(serials), pa.int64()) if tombstones is None else pa.array(tombstones)
+    yield from pa.table([numbers, pa.array(serials), ends, marks], LEADS).to_batches()
+
+
+def _find_useful_leads(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the leads whose facts are kept, and those of facts with tombstones, marked with the serials."""
+    rows = pa.Table.from_batches(batches, LEADS)
+    leads = rows.filter(pc.is_valid(rows["end"]))
+    others = rows.filter(pc.is_null(rows["end"]))
+    is_tombstone = pc.is_valid(others["tombstone"])
+    is_kept = pc.is_in(leads["serial"], others["serial"].filter(pc.invert(is_tombstone)).combine_chunks())
+    kept, rest = leads.filter(is_kept), leads.filter(pc.invert(is_kept))
+    ends = pc.unique(kept["end"])
+    yield from _leads(1, np.zeros(len(ends), np.int64), ends)
+    rest = rest.filter(pc.is_in(rest["serial"], others["serial"].filter(is_tombstone).combine_chunks()))
+    serials = rest["serial"].to_numpy()
+    yield from _leads(1, serials, rest["end"], tombstones=serials)
 
 
 def _at(rows: Any) -> Any:

@@ -17,9 +17,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from synrepl.pipeline.archive.files import pack, read_rows, unpack, within
+from synrepl.pipeline.archive.files import within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers
+from synrepl.pipeline.packing import pack, unpack
+from synrepl.pipeline.spark import read_rows
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.pipeline.tables.declarations import TABLES, TableDeclaration
 from synrepl.pipeline.typed import typed

@@ -1,0 +1,123 @@
+"""SparkDriver: the tasks of a job on Spark."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from synrepl.pipeline.archive.files import map_files, read_files
+from synrepl.pipeline.driver import TASK, Work
+from synrepl.pipeline.packing import pack, unpack
+from synrepl.pipeline.source.rows import COLUMNS, row_schema, spark_schema
+from synrepl.pipeline.store import BadArchive, Store
+
+PACKED: Final = "`batch` binary NOT NULL"
+
+NAMED_FILES: Final = 1_000
+"""Maximum number of files that Spark reads by itself: its driver keeps the name and state of each."""
+
+_BAD_ARCHIVE: Final = re.compile(
+    rf"{re.escape(BadArchive.__module__)}\.BadArchive: (.+?)\s*(?:\\n|$)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class SparkDriver:
+    """Runs tasks on the Spark of this session. Executors need synrepl and pyarrow."""
+
+    session: SparkSession
+
+    @property
+    def parallelism(self) -> int:
+        """The number of tasks that keep the cores of the session busy."""
+        return int(self.session.conf.get("spark.sql.shuffle.partitions") or 2)
+
+    def spread(self, rows: Any, count: int) -> "SparkPartitions":
+        """Return the rows of a small table in partitions, as `Driver` says."""
+        return SparkPartitions(frame_of(self.session, rows), rows.schema).repartition(count)
+
+
+@dataclass(frozen=True)
+class SparkPartitions:
+    """The rows of a frame of Spark, as `Partitions` says."""
+
+    frame: DataFrame
+    schema: Any
+
+    def map(self, work: Work, schema: Any) -> "SparkPartitions":
+        return SparkPartitions(self.frame.mapInArrow(work, from_arrow_schema(schema)), schema)
+
+    def repartition(self, count: int, column: str = TASK) -> "SparkPartitions":
+        return SparkPartitions(self.frame.repartitionById(count, column), self.schema)
+
+    def union(self, other: Any) -> "SparkPartitions":
+        return SparkPartitions(self.frame.union(other.frame), self.schema)
+
+    @contextmanager
+    def kept(self) -> "Iterator[SparkPartitions]":
+        frame = self.frame.persist()
+        try:
+            yield SparkPartitions(frame, self.schema)
+        finally:
+            frame.unpersist()
+
+    def collect(self) -> Any:
+        return pa.Table.from_batches(self._read(lambda packed: packed.collect()), self.schema)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._read(lambda packed: packed.toLocalIterator())
+
+    def _read(self, read: Callable[[DataFrame], Iterable[Any]]) -> Iterator[Any]:
+        """Yield the batches. PySpark's own stream of a DataFrame fails for columns with times."""
+        try:
+            for row in read(self.frame.mapInArrow(_pack_batches, PACKED)):
+                for batch in unpack(row.batch).to_batches():
+                    yield batch.cast(self.schema)
+        except Exception as error:
+            # Of PySpark, of py4j or of gRPC, by the way in which the rows come.
+            if found := _BAD_ARCHIVE.search(str(error)):
+                raise BadArchive(found[1]) from error
+            raise
+
+
+def frame_of(session: SparkSession, table: Any) -> DataFrame:
+    """Return an Arrow table as a frame. Chunks of columns are combined, as Spark would lose rows of some."""
+    return session.createDataFrame(table.combine_chunks())
+
+
+def read_rows(session: SparkSession, store: Store, files: Any, columns: Sequence[str] = COLUMNS) -> DataFrame:
+    """Return the rows of these files (rows of `ArchiveTable.files`), unordered.
+
+    Files are read by name, as the folders also have files of other versions. Spark itself reads only up to
+    `NAMED_FILES` local files; for an object store it would need jars.
+    """
+    schema = spark_schema(tuple(columns))
+    if not len(files):
+        return session.createDataFrame([], schema.replace(" NOT NULL", ""))
+    if store.is_local and len(files) <= NAMED_FILES:
+        return session.read.schema(schema).parquet(*map(store.uri, files["path"].to_pylist()))
+    rows = row_schema(tuple(columns))
+    return map_to_frame(session, files, partial(_read_named, store, rows), rows)
+
+
+def map_to_frame(session: SparkSession, files: Any, work: Work, schema: Any) -> DataFrame:
+    """Return the results of `map_files` as a frame."""
+    found = map_files(SparkDriver(session), files, work, schema)
+    assert isinstance(found, SparkPartitions)
+    return found.frame
+
+
+def _read_named(store: Store, schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        yield from read_files(store, batch["path"].to_pylist(), schema)
+
+
+def _pack_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        yield pa.record_batch({"batch": pa.array([pack(batch)], pa.binary())})
