@@ -1,12 +1,14 @@
-"""``synrepl pipeline``: the Spark jobs, their options, session, progress and output.
+"""``synrepl pipeline``: the jobs, their options, what they run on, progress and output.
 
 The jobs are imported by the commands that run them: Spark takes seconds to import.
 """
 
+import importlib.util
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,16 +28,19 @@ from synrepl.cli.options import (
     with_options,
 )
 from synrepl.cli.progress import Advance
+from synrepl.errors import ConfigError
 from synrepl.html.humanize import counted, size
 from synrepl.http_client import ConnectError, HttpError
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.session import session as start_session
 from synrepl.pipeline.tables.declarations import TABLES
 
-# The jobs are imported by their commands, once `spark_session` has found the optional libraries.
+# The jobs are imported by their commands, once it is known that the optional libraries are there.
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from synrepl.pipeline.local import LocalDriver
+    from synrepl.pipeline.runner import Runner
     from synrepl.pipeline.store import Store
 
 
@@ -57,7 +62,7 @@ JOBS: Final = "synrepl.cli.jobs"
     },
 )
 def pipeline() -> None:
-    """Archive, compact, audit, report on, replay and watch the streams, on Spark."""
+    """Archive, compact, audit, report on, replay and watch the streams, on Spark or without it."""
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -65,11 +70,25 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SPARK: Final[dict[str, dict[str, Any]]] = {
     "master": {"metavar": "URL", "help": "The Spark master, such as spark://host:7077 [default: local]"},
     "remote": {"metavar": "URL", "help": "The Spark Connect server, such as sc://host:15002."},
-    "memory": {"default": "1g", "help": "The memory of the driver and of each executor."},
     "conf": {"multiple": True, "metavar": "KEY=VALUE", "help": "A Spark setting. May be repeated."},
     "ui": {"is_flag": True, "help": "Serve the Spark UI on loopback while the job runs."},
 }
 """The options of every job on Spark."""
+
+ENGINES: Final = ("local", "spark")
+
+START_SHARE: Final = 0.5
+"""A job of whose time the start of Spark takes a greater part than this says how to do without it."""
+
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    help="Run on Spark, or in this process alone (local) [default: spark, where it is installed]",
+)
+
+memory_option = click.option(
+    "--memory", default="1g", help="The memory of the job: on Spark, of the driver and of each executor."
+)
 
 ARCHIVE: Final = "A directory, or a URI that Spark and pyarrow can open (s3://, gs://, hdfs://)."
 
@@ -89,54 +108,79 @@ def ranking_option(default: int) -> Callable[[Command], Command]:
     return click.option("--top", type=click.IntRange(1), default=default, help="Rows per ranking, at most.")
 
 
-def spark_job(lines: Callable[[Any], Iterable[str]]) -> Callable[[Command], Command]:
-    """Make a function the body of a command, with the options of Spark and ``--json``.
+def pipeline_job(
+    lines: Callable[[Any], Iterable[str]], *, only_spark: bool = False
+) -> Callable[[Command], Command]:
+    """Make a function the body of a command, with ``--engine``, the options of Spark and ``--json``.
 
-    The function receives the Spark session, the other options, `archive` (if there is one) as a `Store`, and
-    `progress`. Its result is printed as JSON, or as text `lines`. If the result has an
-    `is_clean` that is False, the command ends with exit code 1.
+    The function receives what the job runs on (a driver or, for jobs of `only_spark`, a session), the other
+    options, `archive` (if there is one) as a `Store`, and `progress`. Its result is printed as JSON, or as
+    text `lines`. If the result has an `is_clean` that is False, the command ends with exit code 1.
     """
 
     def decorate(job: Command) -> Command:
-        def run(output: Output, archive: str = "", **options: Any) -> None:
+        def run(output: Output, engine: str | None, memory: str, archive: str = "", **options: Any) -> None:
             spark = {name: options.pop(name) for name in SPARK}
-            with spark_session(options.get("daemon"), spark) as session, show_progress() as progress:
+            engine = _choose_engine(engine, spark, only_spark=only_spark)
+            spark["conf"] = _read_settings(spark["conf"])
+            began = time.monotonic()
+            with job_errors(options.get("daemon")), ExitStack() as stack:
+                if engine == "spark":
+                    runner: Any = _start_spark(memory, spark)
+                else:
+                    runner = stack.enter_context(_local_driver(memory))
+                started = time.monotonic()
                 from synrepl.pipeline.store import Store
 
                 if archive:
                     options["archive"] = Store(archive)
-                done = job(session, progress=progress, **options)
+                with show_progress() as progress:
+                    done = job(runner, progress=progress, **options)
+            ended = time.monotonic()
             verdict = {"is_clean": done.is_clean} if hasattr(done, "is_clean") else {}
             output.show(msgspec.to_builtins(done, enc_hook=str) | verdict, lines(done))
+            if engine == "spark" and not only_spark and started - began > START_SHARE * (ended - began):
+                click.echo(
+                    f"{started - began:.0f} of {ended - began:.0f} s were the start of Spark:"
+                    " --engine local does without it",
+                    err=True,
+                )
             if not verdict.get("is_clean", True):
                 sys.exit(1)
 
         spark = (click.option(f"--{name}", cls=Option, group="Spark", **SPARK[name]) for name in SPARK)
-        return with_options(run, job, [json_option, *spark])
+        return with_options(run, job, [json_option, engine_option, memory_option, *spark])
 
     return decorate
 
 
-@contextmanager
-def spark_session(daemon: DaemonTarget | None, options: dict[str, Any]) -> Iterator["SparkSession"]:
-    """Provide a session with the options of `SPARK` for a job. Expected failures become a `CliError`.
+def _choose_engine(engine: str | None, spark: Mapping[str, Any], *, only_spark: bool) -> str:
+    """Return the engine of a job. Raises `click.UsageError` if the options contradict each other."""
+    given = [f"--{name}" for name, value in spark.items() if value]
+    if engine == "local" and given:
+        raise click.UsageError(f"{given[0]} is an option of --engine spark")
+    if only_spark:
+        if engine == "local":
+            raise click.UsageError("this job runs on Spark only: leave out --engine, or say --engine spark")
+        return "spark"
+    if engine is None:
+        engine = "spark" if given or importlib.util.find_spec("pyspark") is not None else "local"
+    return engine
 
-    A daemon that does not respond is reported before Spark starts.
+
+@contextmanager
+def job_errors(daemon: DaemonTarget | None) -> Iterator[None]:
+    """Run a job. Expected failures become a `CliError`.
+
+    A daemon that does not respond is reported before the job starts.
     """
-    settings = {}
-    for one in options["conf"]:
-        name, equals, value = one.partition("=")
-        if not equals:
-            raise click.UsageError(f"--conf must be KEY=VALUE, not {one!r}")
-        settings[name] = value
     if daemon is not None:
         daemon.ask_status()
     # SIGTERM ends the job as SIGINT does: work in progress is committed in whole or not at all.
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app = f"synrepl {click.get_current_context().info_name}"
-        yield start_session(app=app, **{**options, "conf": settings})
+        yield
     except ConnectError as error:
         raise CliError(f"the daemon does not respond: {error}") from error
     except HttpError as error:
@@ -153,6 +197,32 @@ def spark_session(daemon: DaemonTarget | None, options: dict[str, Any]) -> Itera
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _read_settings(given: Iterable[str]) -> dict[str, str]:
+    """Return the settings of ``--conf``. Raises `click.UsageError`."""
+    settings = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise click.UsageError(f"--conf must be KEY=VALUE, not {one!r}")
+        settings[name] = value
+    return settings
+
+
+def _start_spark(memory: str, options: Mapping[str, Any]) -> "SparkSession":
+    app = f"synrepl {click.get_current_context().info_name}"
+    return start_session(app=app, memory=memory, **options)
+
+
+def _local_driver(memory: str) -> "LocalDriver":
+    try:  # an extra
+        from synrepl.pipeline.local import LocalDriver, memory_bytes
+    except ImportError as error:
+        raise ConfigError(
+            f"the pipeline is not installed ({error}): run pip install 'synrepl[archive]'"
+        ) from error
+    return LocalDriver(memory=memory_bytes(memory))
 
 
 def _with_secret(daemon: DaemonTarget | None) -> dict[str, Any]:
@@ -220,9 +290,9 @@ def _archive_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--batch-facts", type=click.IntRange(1), default=500_000, help="The maximum number of facts in a batch."
 )
-@spark_job(_archive_lines)
+@pipeline_job(_archive_lines)
 def archive_command(
-    session: "SparkSession", daemon: DaemonTarget, archive: "Store", follow: bool, **options: Any
+    runner: "Runner", daemon: DaemonTarget, archive: "Store", follow: bool, **options: Any
 ) -> Any:
     """Archive the log of a daemon up to its current position, or with --follow until interrupted.
 
@@ -233,7 +303,7 @@ def archive_command(
 
     if follow:
         options["stopped"] = _stop_on_signal()
-    return run(session, store=archive, follow=follow, **_with_files(daemon), **options)
+    return run(runner, store=archive, follow=follow, **_with_files(daemon), **options)
 
 
 def _optimize_lines(done: Any) -> Iterator[str]:
@@ -246,8 +316,8 @@ def _optimize_lines(done: Any) -> Iterator[str]:
 @click.command("optimize", cls=CliCommand)
 @archive_option
 @click.option("--target-mb", type=click.IntRange(1), default=128, help="The size of a merged file in MiB.")
-@spark_job(_optimize_lines)
-def optimize_command(session: "SparkSession", archive: "Store", target_mb: int, **options: Any) -> Any:
+@pipeline_job(_optimize_lines)
+def optimize_command(runner: "Runner", archive: "Store", target_mb: int, **options: Any) -> Any:
     """Merge small files of the archive into files of about the target size.
 
     Many small files make an archive slow to read. The replaced files stay for older versions and their
@@ -255,7 +325,7 @@ def optimize_command(session: "SparkSession", archive: "Store", target_mb: int, 
     """
     from synrepl.pipeline.archive.optimize import optimize
 
-    return optimize(session, archive, target_bytes=target_mb << 20, **options)
+    return optimize(runner, archive, target_bytes=target_mb << 20, **options)
 
 
 @click.command("vacuum", cls=CliCommand)
@@ -300,8 +370,8 @@ def _compact_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--full", is_flag=True, help="Read the whole archive, not only the facts since the last snapshot."
 )
-@spark_job(_compact_lines)
-def compact_command(session: "SparkSession", archive: "Store", snapshot: str, **options: Any) -> Any:
+@pipeline_job(_compact_lines)
+def compact_command(runner: "Runner", archive: "Store", snapshot: str, **options: Any) -> Any:
     """Compact the archive to a snapshot with the last row of each key, which a daemon can start from.
 
     Without --full, a later run reads the previous snapshot and the facts archived since. Start a daemon with
@@ -310,7 +380,7 @@ def compact_command(session: "SparkSession", archive: "Store", snapshot: str, **
     from synrepl.pipeline.snapshot.compact import compact
     from synrepl.pipeline.store import Store
 
-    return compact(session, archive, Store(snapshot), **options)
+    return compact(runner, archive, Store(snapshot), **options)
 
 
 def _tables_lines(done: Any) -> Iterator[str]:
@@ -325,7 +395,7 @@ def _tables_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--only", multiple=True, type=click.Choice([*TABLES]), help="Update only this table. May be repeated."
 )
-@spark_job(_tables_lines)
+@pipeline_job(_tables_lines, only_spark=True)
 def tables_command(session: "SparkSession", archive: "Store", **options: Any) -> Any:
     """Update tables of an archive: who changed devices, who read what, which rooms are busy, hot caches.
 
@@ -359,10 +429,8 @@ def _audit_lines(done: Any) -> Iterator[str]:
 @as_of_option
 @daemon_options(optional=True)
 @click.option("--deep", is_flag=True, help="Compute every digest again, also of files without a finding.")
-@spark_job(_audit_lines)
-def audit_command(
-    session: "SparkSession", archive: "Store", daemon: DaemonTarget | None, **options: Any
-) -> Any:
+@pipeline_job(_audit_lines)
+def audit_command(runner: "Runner", archive: "Store", daemon: DaemonTarget | None, **options: Any) -> Any:
     """Check that the archive is complete and, with --url, that the daemon has the same facts.
 
     Reports missing, duplicate and changed rows by stream, writer, tokens and file. Exit code 1: there are
@@ -370,7 +438,7 @@ def audit_command(
     """
     from synrepl.pipeline.audit.audit import audit
 
-    return audit(session, archive, **_with_secret(daemon), **options)
+    return audit(runner, archive, **_with_secret(daemon), **options)
 
 
 def _report_lines(done: Any) -> Iterator[str]:
@@ -392,7 +460,7 @@ def _report_lines(done: Any) -> Iterator[str]:
 )
 @daemon_options(optional=True)
 @ranking_option(20)
-@spark_job(_report_lines)
+@pipeline_job(_report_lines, only_spark=True)
 def report_command(
     session: "SparkSession", archive: "Store", out: Path, daemon: DaemonTarget | None, **options: Any
 ) -> Any:
@@ -422,7 +490,7 @@ def _replay_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--name", help="The name of the replay: a repeat under the same name within a day stores no fact twice."
 )
-@spark_job(_replay_lines)
+@pipeline_job(_replay_lines, only_spark=True)
 def replay_command(session: "SparkSession", archive: "Store", daemon: DaemonTarget, **options: Any) -> Any:
     """Append the facts of the archive to a daemon, as new facts.
 
@@ -450,7 +518,7 @@ def replay_command(session: "SparkSession", archive: "Store", daemon: DaemonTarg
 @click.option(
     "--checkpoint", metavar="DIR", help="The checkpoint directory, from which the next run continues."
 )
-@spark_job(lambda done: ())
+@pipeline_job(lambda done: (), only_spark=True)
 def watch_command(session: "SparkSession", daemon: DaemonTarget, **options: Any) -> Any:
     """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
 

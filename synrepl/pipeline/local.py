@@ -1,0 +1,213 @@
+"""LocalDriver: the tasks of a job in threads of this process, without Spark and Java.
+
+What tasks give to each other goes through files, so that memory does not grow with the archive.
+"""
+
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from synrepl.errors import ConfigError
+from synrepl.pipeline.driver import TASK, Work
+
+Partition = Callable[[], Iterable[Any]]
+"""Returns the record batches of a partition; called again, the same ones."""
+
+
+TASK_BYTES: Final = 256 << 20
+"""What a task needs at most, as a rule."""
+
+UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def memory_bytes(text: str) -> int:
+    """Return the bytes of a size as Spark has it, such as 512m or 4g. Raises `ConfigError`."""
+    found = re.fullmatch(r"(\d+)([kmgt]?)b?", text.strip().lower())
+    if found is None:
+        raise ConfigError(f"the memory must be a size such as 512m or 4g, not {text[:40]!r}")
+    return int(found[1]) * UNITS[found[2]]
+
+
+class LocalDriver:
+    """Runs tasks in `threads` threads, until the end of its context.
+
+    By default there is a thread for each core, and fewer in less `memory` (bytes) than `TASK_BYTES` for each.
+    The files between tasks are in a new folder in `folder` (default: that of the system for such files).
+    """
+
+    def __init__(
+        self, *, threads: int | None = None, memory: int = 1 << 30, folder: Path | None = None
+    ) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._threads = threads or max(1, min(cores, memory // TASK_BYTES))
+        self._folder = tempfile.TemporaryDirectory(prefix="synrepl-local-", dir=folder)
+        self._pool = ThreadPoolExecutor(self._threads, "synrepl-task")
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+    @property
+    def parallelism(self) -> int:
+        """The number of tasks that keep the cores busy, also while the last ones end."""
+        return 2 * self._threads
+
+    def spread(self, rows: Any, count: int) -> "LocalPartitions":
+        """Return the rows of a small table in partitions, as `Driver` says."""
+        some = [rows.filter(pc.equal(rows[TASK], number)).to_batches() for number in range(count)]
+        return LocalPartitions(self, [partial(iter, batches) for batches in some], rows.schema)
+
+    def new_folder(self) -> Path:
+        """Make a folder for the files of some partitions."""
+        self._count += 1
+        made = Path(self._folder.name, str(self._count))
+        made.mkdir()
+        return made
+
+    def run_all(self, work: Callable[[int], None], count: int) -> None:
+        """Call `work` with the numbers below `count` in the threads."""
+        for _ in self.run(work, count):
+            pass
+
+    def run(self, work: Callable[[int], Any], count: int) -> Iterator[Any]:
+        """Call `work` with the numbers below `count` in the threads, and yield the results in this order.
+
+        Not many more are begun than the threads can do.
+        """
+        waiting: list[Future[Any]] = []
+        try:
+            for number in range(count):
+                waiting.append(self._pool.submit(work, number))
+                if len(waiting) > self._threads:
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            for one in waiting:
+                one.cancel()
+            # A task that goes on would write into the work of the next attempt.
+            for one in waiting:
+                with suppress(BaseException):
+                    one.result()
+
+
+@dataclass(frozen=True, eq=False)
+class LocalPartitions:
+    """Partitions that are computed in threads, as `Partitions` says."""
+
+    driver: LocalDriver
+    parts: Sequence[Partition]
+    schema: Any
+
+    def map(self, work: Work, schema: Any) -> "LocalPartitions":
+        parts = [partial(_mapped, part, work) for part in self.parts]
+        return LocalPartitions(self.driver, parts, schema)
+
+    def repartition(self, count: int, column: str = TASK) -> "LocalPartitions":
+        """Compute the rows at once: whoever reads them may be a task, which must not wait for other tasks."""
+        with self._spills(count) as spills:
+
+            def split(number: int) -> None:
+                for batch in self.parts[number]():
+                    for group, some in _split(batch, column):
+                        spills[group].write(some)
+
+            self.driver.run_all(split, len(self.parts))
+        return self._of(spills)
+
+    def union(self, other: Any) -> "LocalPartitions":
+        return LocalPartitions(self.driver, [*self.parts, *other.parts], self.schema)
+
+    @contextmanager
+    def kept(self) -> "Iterator[LocalPartitions]":
+        with self._spills(len(self.parts)) as spills:
+
+            def store(number: int) -> None:
+                for batch in self.parts[number]():
+                    spills[number].write(batch)
+
+            self.driver.run_all(store, len(self.parts))
+        yield self._of(spills)
+        for spill in spills:
+            spill.remove()
+
+    @contextmanager
+    def _spills(self, count: int) -> "Iterator[list[_Spill]]":
+        folder = self.driver.new_folder()
+        spills = [_Spill(folder / str(number), self.schema) for number in range(count)]
+        try:
+            yield spills
+        finally:
+            for spill in spills:
+                spill.close()
+
+    def _of(self, spills: "Iterable[_Spill]") -> "LocalPartitions":
+        return LocalPartitions(self.driver, [spill.read for spill in spills], self.schema)
+
+    def collect(self) -> Any:
+        return pa.Table.from_batches(self, self.schema)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batches in self.driver.run(lambda number: [*self.parts[number]()], len(self.parts)):
+            yield from batches
+
+
+class _Spill:
+    """A file of record batches, which several threads write. Without a batch there is no file."""
+
+    def __init__(self, name: Path, schema: Any) -> None:
+        self._name = name
+        self._schema = schema
+        self._lock = threading.Lock()
+        self._writer: Any = None
+
+    def write(self, batch: Any) -> None:
+        """Add a batch."""
+        with self._lock:
+            if self._writer is None:
+                self._writer = pa.ipc.new_stream(str(self._name), self._schema)
+            self._writer.write_batch(batch.cast(self._schema))
+
+    def close(self) -> None:
+        """Write the end."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def read(self) -> Iterator[Any]:
+        """Yield the batches."""
+        if self._writer is not None:
+            with pa.memory_map(str(self._name)) as source, pa.ipc.open_stream(source) as stream:
+                yield from stream
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self._name.unlink(missing_ok=True)
+
+
+def _mapped(part: Partition, work: Work) -> Iterator[Any]:
+    return work(iter(part()))
+
+
+def _split(batch: Any, column: str) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a batch by the number that they have in this column."""
+    numbers = pc.unique(batch[column]).to_pylist()
+    if len(numbers) == 1:
+        yield numbers[0], batch
+        return
+    for number in numbers:
+        yield number, batch.filter(pc.equal(batch[column], number))
