@@ -20,22 +20,23 @@ def resp(options: Options) -> Iterator[Result]:
     """Measure a publisher of 2,000 lines a second and 1, 8 and 50 subscribers, in processes of their own."""
     with RedisServer() as server:
         assert server.pid is not None
-        redis = {count: _run(server.port, server.pid, count, options.seconds) for count in SUBSCRIBERS}
+        for count in SUBSCRIBERS:
+            found = _run(server.port, server.pid, count, options.seconds)
+            yield from _results(f"redis-server, {count} subscribers", found)
     for name, settings in (("RESP port", []), ("RESP port, durable", ["--resp-ack", "durable"])):
         for count in SUBSCRIBERS:
             port = free_port()
             arguments = ["--server-name", "bench", "--resp", f"tcp:{port}:interface=127.0.0.1", *settings]
             with daemon("", *arguments) as process:
-                ours = _run(port, process.pid, count, options.seconds)
-            yield from _results(f"{name}, {count} subscribers", ours, redis[count])
+                found = _run(port, process.pid, count, options.seconds)
+            yield from _results(f"{name}, {count} subscribers", found)
 
 
-def _results(name: str, ours: dict[str, float], theirs: dict[str, float]) -> Iterator[Result]:
+def _results(name: str, found: dict[str, float]) -> Iterator[Result]:
     for what in ("line_p50", "line_p99", "get_p99"):
-        label = f"{name}: {what.replace('_', ' ')}"
-        yield Result(f"{label} (redis-server {theirs[what]:.2f} ms)", ours[what], "ms")
-    yield Result(f"{name}: CPU a line (redis-server {theirs['cpu_us']:.1f} us)", ours["cpu_us"], "us")
-    yield Result(f"{name}: memory (redis-server {theirs['mib']:.0f} MiB)", ours["mib"], "MiB")
+        yield Result(f"{name}: {what.replace('_', ' ')}", found[what], "ms")
+    yield Result(f"{name}: CPU a line", found["cpu_us"], "us")
+    yield Result(f"{name}: memory", found["mib"], "MiB")
 
 
 def _run(port: int, pid: int, subscribers: int, seconds: float) -> dict[str, float]:
