@@ -70,7 +70,7 @@ def main() -> int:
         prog="scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--peer", action="store_true", help="let Synapse's own classes do the same work too")
-    parser.add_argument("--quick", action="store_true", help="smaller inputs: under half a minute")
+    parser.add_argument("--quick", action="store_true", help="smaller inputs: some two minutes")
     parser.add_argument("--rows", type=int, metavar="N", help="rows to send, follow and catch up with")
     parser.add_argument(
         "--only",

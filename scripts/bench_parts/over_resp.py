@@ -18,13 +18,14 @@ SUBSCRIBERS: Final = (1, 8, 50)
 
 def resp(options: Options) -> Iterator[Result]:
     """Measure a publisher of 2,000 lines a second and 1, 8 and 50 subscribers, in processes of their own."""
+    counts = SUBSCRIBERS[-1:] if options.quick else SUBSCRIBERS
     with RedisServer() as server:
         assert server.pid is not None
-        for count in SUBSCRIBERS:
+        for count in counts:
             found = _run(server.port, server.pid, count, options.seconds)
             yield from _results(f"redis-server, {count} subscribers", found)
     for name, settings in (("RESP port", []), ("RESP port, durable", ["--resp-ack", "durable"])):
-        for count in SUBSCRIBERS:
+        for count in counts:
             port = free_port()
             arguments = ["--server-name", "bench", "--resp", f"tcp:{port}:interface=127.0.0.1", *settings]
             with daemon("", *arguments) as process:

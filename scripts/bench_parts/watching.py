@@ -28,7 +28,7 @@ SETTLE_SECONDS: Final = 5.0
 
 def watch(options: Options) -> Iterator[Result]:
     """Measure the CPU time of the watch, of 20 processes with pages of metrics of half a megabyte."""
-    seconds = 30 if options.quick else 60
+    seconds = 10 if options.quick else 60
     with ExitStack() as stack:
         server = stack.enter_context(PostgresServer())
         redis = RedisServer()
