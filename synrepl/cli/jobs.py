@@ -395,8 +395,8 @@ def _tables_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--only", multiple=True, type=click.Choice([*TABLES]), help="Update only this table. May be repeated."
 )
-@pipeline_job(_tables_lines, only_spark=True)
-def tables_command(session: "SparkSession", archive: "Store", **options: Any) -> Any:
+@pipeline_job(_tables_lines)
+def tables_command(runner: "Runner", archive: "Store", **options: Any) -> Any:
     """Update tables of an archive: who changed devices, who read what, which rooms are busy, hot caches.
 
     Each is a Delta table in the directory of --out. A run adds the facts archived since the last run, each
@@ -404,7 +404,7 @@ def tables_command(session: "SparkSession", archive: "Store", **options: Any) ->
     """
     from synrepl.pipeline.tables.tables import update_tables
 
-    return update_tables(session, archive, **options)
+    return update_tables(runner, archive, **options)
 
 
 def _audit_lines(done: Any) -> Iterator[str]:
@@ -490,8 +490,8 @@ def _replay_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--name", help="The name of the replay: a repeat under the same name within a day stores no fact twice."
 )
-@pipeline_job(_replay_lines, only_spark=True)
-def replay_command(session: "SparkSession", archive: "Store", daemon: DaemonTarget, **options: Any) -> Any:
+@pipeline_job(_replay_lines)
+def replay_command(runner: "Runner", archive: "Store", daemon: DaemonTarget, **options: Any) -> Any:
     """Append the facts of the archive to a daemon, as new facts.
 
     For tests, for a migration to another daemon, and to reproduce a day. Streams, writers, rows and their
@@ -500,7 +500,7 @@ def replay_command(session: "SparkSession", archive: "Store", daemon: DaemonTarg
     from synrepl.pipeline.replay import replay
 
     streams = options.pop("streams") or None
-    return replay(session, archive, streams=streams, **_with_files(daemon), **options)
+    return replay(runner, archive, streams=streams, **_with_files(daemon), **options)
 
 
 @click.command("watch", cls=CliCommand)

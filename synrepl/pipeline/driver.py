@@ -63,6 +63,13 @@ class Driver(Protocol):
     def spread(self, rows: Any, count: int) -> Partitions:
         """Return the rows of a small table in `count` partitions, by their column `TASK`."""
 
+    def query(self, statement: str, rows: Partitions) -> Any:
+        """Return the result of a SQL statement, in its order, as a reader of record batches.
+
+        In the statement ``{rows}`` stands for the rows. The functions are those of Spark that `local` has
+        for DuckDB too. Times are in UTC.
+        """
+
 
 def spread(driver: Driver, rows: Any, count: int) -> Partitions:
     """Return the rows of a small table in turn in `count` partitions."""

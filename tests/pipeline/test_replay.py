@@ -4,23 +4,21 @@ import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline import replay as replaying
 from synrepl.pipeline.replay import replay
+from synrepl.pipeline.runner import Runner
+from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
 from tests.pipeline.archives import archive, chained
 from tests.processes.loading import changelog
 from tests.service.processes import Daemon
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def made(count: int, *, step_ms: int = 1000) -> list[Fact]:
@@ -48,22 +46,20 @@ def told(facts: list[Fact]) -> list[tuple[str, str, bytes]]:
     return [(fact.stream, fact.writer, fact.rows) for fact in facts if fact.rows != b"[]"]
 
 
-def test_an_archive_played_back_is_the_same_facts_in_the_same_order(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_an_archive_played_back_is_the_same_facts_in_the_same_order(runner: Runner, tmp_path: Path) -> None:
     """Into an empty daemon; and done again under the same name, nothing is stored twice."""
     facts = made(400)
     archive(str(tmp_path / "archive"), facts, batch_facts=300)
     seen: list[tuple[str, int, int]] = []
     with Daemon(tmp_path) as daemon:
         done = replay(
-            spark,
+            runner,
             Store(str(tmp_path / "archive")),
             daemon.url,
             name="once",
             progress=lambda *now: seen.append(now),
         )
-        again = replay(spark, Store(str(tmp_path / "archive")), daemon.url, name="once")
+        again = replay(runner, Store(str(tmp_path / "archive")), daemon.url, name="once")
         found = held(daemon)
 
     assert told(facts) == told(found)
@@ -75,14 +71,12 @@ def test_an_archive_played_back_is_the_same_facts_in_the_same_order(
 
 
 @pytest.mark.parametrize("name", [None, "once"])
-def test_replay_after_the_last_serial_is_an_error(
-    spark: "SparkSession", tmp_path: Path, name: str | None
-) -> None:
+def test_replay_after_the_last_serial_is_an_error(runner: Runner, tmp_path: Path, name: str | None) -> None:
     """A replay of no facts would look like a success."""
     archive(str(tmp_path / "archive"), made(2))
 
     with pytest.raises(ConfigError, match="nothing to replay after serial 4: the last one would be 4"):
-        replay(spark, Store(str(tmp_path / "archive")), "http://127.0.0.1:1", after=4, name=name)
+        replay(runner, Store(str(tmp_path / "archive")), "http://127.0.0.1:1", after=4, name=name)
 
 
 def test_paced_requests_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,23 +90,16 @@ def test_paced_requests_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) 
         def send(self, request: Any, body: bytes) -> None:
             keys.append(json.loads(body)["idempotency_key"])
 
-    class Rows(list[dict[str, Any]]):
-        def orderBy(self, *columns: str) -> "Rows":
-            return self
-
-        def toLocalIterator(self, prefetch: bool) -> Any:
-            return iter([SimpleNamespace(asDict=lambda row=row: row) for row in self])
-
-    def rows(*facts: tuple[int, int]) -> Any:
+    def rows(*facts: tuple[int, int]) -> list[dict[str, Any]]:
         start = datetime(2026, 1, 1, tzinfo=UTC)
         values = {"seq": 0, "stream": "push_rules", "writer": "w", "row": '["@a:b"]'}
-        return Rows(
+        return [
             {**values, "serial": serial, "committed_at": start + timedelta(seconds=at)}
             for serial, at in facts
-        )
+        ]
 
     monkeypatch.setattr(replaying, "SourceClient", Daemon)
-    options = {"url": "http://h:1", "query": "n"}
+    options = read_options({"url": "http://h:1", "query": "n"})
     append = replaying._make_paced_append(options, 100.0, lambda seconds: None, lambda: 0.0)
     append(rows((1, 0), (2, 5)))
     append(rows((3, 10), (4, 100), (5, 0)))
@@ -120,7 +107,7 @@ def test_paced_requests_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     assert ["n/0", "n/1", "n/2", "n/3"] == keys
 
 
-def test_a_part_at_the_speed_of_then(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_part_at_the_speed_of_then(runner: Runner, tmp_path: Path) -> None:
     """Of some streams, between two serials, with the pauses there were."""
     facts = made(60, step_ms=1000)
     archive(str(tmp_path / "archive"), facts, batch_facts=50)
@@ -131,7 +118,7 @@ def test_a_part_at_the_speed_of_then(spark: "SparkSession", tmp_path: Path) -> N
 
     with Daemon(tmp_path) as daemon:
         done = replay(
-            spark,
+            runner,
             Store(str(tmp_path / "archive")),
             daemon.url,
             streams=["user_signature"],
@@ -143,7 +130,7 @@ def test_a_part_at_the_speed_of_then(spark: "SparkSession", tmp_path: Path) -> N
         )
         found = held(daemon)
         with pytest.raises(ConfigError, match="nothing to replay after serial 500"):
-            replay(spark, Store(str(tmp_path / "archive")), daemon.url, after=500)
+            replay(runner, Store(str(tmp_path / "archive")), daemon.url, after=500)
 
     wanted = [fact for fact in facts if fact.stream == "user_signature" and 10 < fact.serial <= 90]
     assert told(wanted) == told(found)

@@ -8,14 +8,9 @@ import pytest
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.source import data_sink
-from synrepl.pipeline.source.data_sink import (
-    FactSink,
-    StagedFacts,
-    build_facts,
-    check_writable,
-    request_bodies,
-)
+from synrepl.pipeline.source.data_sink import FactSink, StagedFacts, check_writable
 from synrepl.pipeline.source.options import SourceOptions, read_options
+from synrepl.pipeline.source.staging import build_facts, request_bodies
 
 OPTIONS = read_options({"url": "http://127.0.0.1:9093", "stream": "push_rules"})
 

@@ -21,10 +21,12 @@ from deltalake import DeltaTable
 from synrepl.pipeline.archive.archive import LogIdentity
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.local import LocalDriver
+from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.pipeline.tables import tables
 from synrepl.pipeline.tables.declarations import TABLES, TableColumn
-from synrepl.pipeline.tables.tables import TableResult, stream_batches, update_tables
+from synrepl.pipeline.tables.tables import TableResult, update_tables
 from synrepl.ports.history import EpochStart
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, archive, chained
@@ -162,59 +164,61 @@ def source(tmp_path: Path, facts: list[Fact]) -> Store:
 
 
 def test_tables_advance_with_their_archive(
-    spark: "SparkSession", source: Store, facts: list[Fact], tmp_path: Path
+    runner: Runner, source: Store, facts: list[Fact], tmp_path: Path
 ) -> None:
     """At each end of the archive they equal the model; without new facts there is no new version."""
     out = tmp_path / "out"
-    first = update_tables(spark, source, str(out)).tables
+    first = update_tables(runner, source, str(out)).tables
     check(out, facts[:150])
     assert all((one.is_new, one.full, one.version, one.serial) == (True, True, 0, 150) for one in first)
-    again = update_tables(spark, source, str(out)).tables
+    again = update_tables(runner, source, str(out)).tables
     assert versions(first) == versions(again)
     assert not any(one.is_new for one in again)
 
     for start, end in ((150, 151), (151, 300), (300, 400)):
         archive(source.location, facts[start:end])
-        done = update_tables(spark, source, str(out)).tables
+        done = update_tables(runner, source, str(out)).tables
         check(out, facts[:end])
         assert not any(one.full for one in done)
-    again = update_tables(spark, source, str(out)).tables
+    again = update_tables(runner, source, str(out)).tables
     assert versions(done) == versions(again)
 
-    update_tables(spark, source, str(tmp_path / "at-once"))
+    update_tables(runner, source, str(tmp_path / "at-once"))
     check(tmp_path / "at-once", facts)
 
 
 PROGRAM = """
 import json, os, signal, sys
+from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.session import session
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.tables import tables
 
 archive, out, point, conf = sys.argv[1:]
-stream, compact = tables.stream_batches, tables._compact
+rows_of, compact = tables._TableJob._rows, tables._compact
 
 def kill(now, count=iter(range(9))):
     if now == point and next(count) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def stream_batches(frame):
-    found = stream(frame)
+def rows(*arguments, **more):
+    found = rows_of(*arguments, **more)
     def read():
         yield from found
         kill("data")
     return type(found).from_batches(found.schema, read())
 
-tables.stream_batches = stream_batches
+tables._TableJob._rows = rows
 tables._compact = lambda delta: (kill("commit"), compact(delta))
-tables.update_tables(session(app="t", master="local[2]", conf=json.loads(conf)), Store(archive), out)
+runner = session(app="t", master="local[2]", conf=json.loads(conf)) if conf else LocalDriver(threads=2)
+tables.update_tables(runner, Store(archive), out)
 print("done")
 """
 """Updates tables; ends by a signal in the third one, before or after its commit."""
 
 
 def test_kills_lose_and_double_nothing(
-    spark: "SparkSession", source: Store, facts: list[Fact], tmp_path: Path
+    runner: Runner, source: Store, facts: list[Fact], tmp_path: Path
 ) -> None:
     """With -9, between the files and the commit, and right after the commit; of new tables and of merges."""
     out = tmp_path / "out"
@@ -222,10 +226,11 @@ def test_kills_lose_and_double_nothing(
         if end > 150:
             archive(source.location, facts[150:end])
         for point in points:
-            words = (source.location, str(out), point, json.dumps(QUICK))
+            conf = "" if isinstance(runner, LocalDriver) else json.dumps(QUICK)
+            words = (source.location, str(out), point, conf)
             ended = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
             assert (-signal.SIGKILL, "") == (ended.returncode, ended.stdout), ended.stderr
-        update_tables(spark, source, str(out))
+        update_tables(runner, source, str(out))
         check(out, facts[:end])
     assert {one.name: 1 for one in TABLES.values()} == {
         name: DeltaTable(out / name).version() for name in TABLES
@@ -234,7 +239,7 @@ def test_kills_lose_and_double_nothing(
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_the_slower_of_two_jobs_begins_again(
-    spark: "SparkSession",
+    runner: Runner,
     source: Store,
     facts: list[Fact],
     tmp_path: Path,
@@ -242,16 +247,16 @@ def test_the_slower_of_two_jobs_begins_again(
     reads: bool,
 ) -> None:
     """It finds no news then; a table has one version for the facts of both."""
-    out, stream = tmp_path / "out", stream_batches
+    out, rows_of = tmp_path / "out", tables._TableJob._rows
     only, races = ["receipts"], []
 
     def race() -> None:
         """The other job commits."""
-        monkeypatch.setattr(tables, "stream_batches", stream)
-        races.extend(update_tables(spark, source, str(out), only=only).tables)
+        monkeypatch.setattr(tables._TableJob, "_rows", rows_of)
+        races.extend(update_tables(runner, source, str(out), only=only).tables)
 
-    def raced(frame: Any) -> Any:
-        found = stream(frame)
+    def raced(*arguments: Any, **more: Any) -> Any:
+        found = rows_of(*arguments, **more)
         if not reads:
             race()
             return found
@@ -268,8 +273,8 @@ def test_the_slower_of_two_jobs_begins_again(
     for version, end in enumerate((150, 400)):
         if end > 150:
             archive(source.location, facts[150:end])
-        monkeypatch.setattr(tables, "stream_batches", raced)
-        [done] = update_tables(spark, source, str(out), only=only).tables
+        monkeypatch.setattr(tables._TableJob, "_rows", raced)
+        [done] = update_tables(runner, source, str(out), only=only).tables
         assert (version + 1, version, end) == (len(races), done.version, done.serial)
         assert all(one.is_new for one in races)
         rows = DeltaTable(out / "receipts").to_pyarrow_table().to_pylist()
@@ -277,11 +282,11 @@ def test_the_slower_of_two_jobs_begins_again(
 
 
 def test_facts_that_were_lost_are_counted_no_more(
-    spark: "SparkSession", source: Store, facts: list[Fact], tmp_path: Path
+    runner: Runner, source: Store, facts: list[Fact], tmp_path: Path
 ) -> None:
     """An epoch that began with a loss makes the table of its stream anew, and no other."""
     out = tmp_path / "out"
-    update_tables(spark, source, str(out))
+    update_tables(runner, source, str(out))
     last = [fact for fact in facts[:150] if fact.stream == "receipts"][-20]
     start = EpochStart(
         epoch=2,
@@ -295,17 +300,17 @@ def test_facts_that_were_lost_are_counted_no_more(
     after = [msgspec.structs.replace(fact, epoch=2) for fact in facts[150:200]]
     archive(source.location, after, epoch_starts=[start])
 
-    done = {one.name: one for one in update_tables(spark, source, str(out)).tables}
+    done = {one.name: one for one in update_tables(runner, source, str(out)).tables}
 
     assert {"receipts", "read_positions"} == {name for name, one in done.items() if one.full}
     void = {fact.serial for fact in facts[:150] if fact.stream == "receipts" and fact.token > last.token}
     assert 19 == len(void)
     check(out, [fact for fact in facts[:200] if fact.serial not in void])
-    assert not any(one.is_new for one in update_tables(spark, source, str(out)).tables)
+    assert not any(one.is_new for one in update_tables(runner, source, str(out)).tables)
 
 
 def test_many_new_rows_and_other_columns_are_a_new_computation(
-    spark: "SparkSession",
+    runner: Runner,
     source: Store,
     facts: list[Fact],
     tmp_path: Path,
@@ -314,36 +319,36 @@ def test_many_new_rows_and_other_columns_are_a_new_computation(
     """A merge needs memory of the driver for its rows; and old rows have no new columns."""
     out = tmp_path / "out"
     only = ["push_rules"]
-    update_tables(spark, source, str(out), only=only)
+    update_tables(runner, source, str(out), only=only)
     archive(source.location, facts[150:])
     monkeypatch.setattr(tables, "MERGED_ROWS", 10)
-    assert update_tables(spark, source, str(out), only=only).tables[0].full
+    assert update_tables(runner, source, str(out), only=only).tables[0].full
 
     declared = TABLES["push_rules"]
     columns = (*declared.columns[:1], TableColumn("last_row", "row", "last"))
     monkeypatch.setitem(TABLES, "push_rules", msgspec.structs.replace(declared, columns=columns))
-    done = update_tables(spark, source, str(out), only=only).tables[0]
+    done = update_tables(runner, source, str(out), only=only).tables[0]
 
     assert (True, 2) == (done.full, done.version)
     assert ["user_id", "last_row"] == [field.name for field in DeltaTable(out / "push_rules").schema().fields]
 
 
 def test_merged_files_of_the_archive(
-    spark: "SparkSession", source: Store, facts: list[Fact], tmp_path: Path
+    runner: Runner, source: Store, facts: list[Fact], tmp_path: Path
 ) -> None:
     """They have facts that a table has counted beside new ones; without new ones they are no news."""
     out = tmp_path / "out"
-    update_tables(spark, source, str(out))
-    optimize(spark, source)
-    assert not any(one.is_new for one in update_tables(spark, source, str(out)).tables)
+    update_tables(runner, source, str(out))
+    optimize(runner, source)
+    assert not any(one.is_new for one in update_tables(runner, source, str(out)).tables)
     archive(source.location, facts[150:])
-    optimize(spark, source)
-    update_tables(spark, source, str(out))
+    optimize(runner, source)
+    update_tables(runner, source, str(out))
     check(out, facts)
 
 
 def test_a_job_with_an_older_version_of_the_archive(
-    spark: "SparkSession",
+    runner: Runner,
     source: Store,
     facts: list[Fact],
     tmp_path: Path,
@@ -353,17 +358,17 @@ def test_a_job_with_an_older_version_of_the_archive(
     out, only = str(tmp_path / "out"), ["receipts"]
     former = ArchiveTable(source)
     archive(source.location, facts[150:])
-    update_tables(spark, source, out, only=only)
+    update_tables(runner, source, out, only=only)
 
     versions = iter([former, ArchiveTable(source)])
     monkeypatch.setattr(tables, "ArchiveTable", lambda store: next(versions))
-    [done] = update_tables(spark, source, out, only=only).tables
+    [done] = update_tables(runner, source, out, only=only).tables
 
     assert (False, 400, 0) == (done.is_new, done.serial, done.version)
 
 
 def test_small_files_are_merged(
-    spark: "SparkSession",
+    runner: Runner,
     source: Store,
     facts: list[Fact],
     tmp_path: Path,
@@ -373,44 +378,44 @@ def test_small_files_are_merged(
     monkeypatch.setattr(tables, "SMALL_FILES", 3)
     out = tmp_path / "out"
     for first in range(150, 400, 50):
-        update_tables(spark, source, str(out), only=["room_activity"])
+        update_tables(runner, source, str(out), only=["room_activity"])
         archive(source.location, facts[first : first + 50])
-    update_tables(spark, source, str(out), only=["room_activity"])
+    update_tables(runner, source, str(out), only=["room_activity"])
 
     table = DeltaTable(out / "room_activity")
     assert len(table.file_uris()) < 3
     assert "OPTIMIZE" in [one["operation"] for one in table.history()]
     assert in_order(model("room_activity", facts)) == in_order(table.to_pyarrow_table().to_pylist())
-    assert not update_tables(spark, source, str(out), only=["room_activity"]).tables[0].is_new
+    assert not update_tables(runner, source, str(out), only=["room_activity"]).tables[0].is_new
 
 
 def test_tables_are_of_one_archive(
-    spark: "SparkSession", source: Store, facts: list[Fact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: Runner, source: Store, facts: list[Fact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Serials of another archive, or of an older copy of this one, are other facts."""
     out, only = str(tmp_path / "out"), ["receipts"]
     older = tmp_path / "older"
     archive(str(older), facts[:100])
-    update_tables(spark, source, out, only=only)
+    update_tables(runner, source, out, only=only)
 
     with pytest.raises(BadArchive, match="older ends at serial 100, before serial 150 of the table"):
-        update_tables(spark, Store(str(older)), out, only=only)
+        update_tables(runner, Store(str(older)), out, only=only)
     monkeypatch.setattr("tests.pipeline.archives.LOG", LogIdentity("other", "localhost"))
     archive(str(tmp_path / "other"), facts)
     with pytest.raises(BadArchive, match=r"receipts is not a table of .*other: use another directory"):
-        update_tables(spark, Store(str(tmp_path / "other")), out, only=only)
+        update_tables(runner, Store(str(tmp_path / "other")), out, only=only)
 
 
 def test_tables_on_an_object_store(
-    spark: "SparkSession", source: Store, facts: list[Fact], monkeypatch: pytest.MonkeyPatch
+    runner: Runner, source: Store, facts: list[Fact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Created and merged as in a folder, and read by Polars."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     with s3_bucket() as location:
-        update_tables(spark, source, location, only=["receipts"])
+        update_tables(runner, source, location, only=["receipts"])
         archive(source.location, facts[150:])
-        [done] = update_tables(spark, source, location, only=["receipts"]).tables
+        [done] = update_tables(runner, source, location, only=["receipts"]).tables
         store = tables.child(location, "receipts")
         rows = pl.scan_delta(store.table_uri, storage_options=store.options).collect().to_dicts()
 

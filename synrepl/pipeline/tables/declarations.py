@@ -32,7 +32,9 @@ class TableColumn(msgspec.Struct, frozen=True):
     def aggregate(self) -> str:
         """The SQL aggregate that computes this column from all rows of one key."""
         function = {"first": "min_by", "last": "max_by"}.get(self.how)
-        return f"sum({self.sql})" if function is None else f"{function}({self.sql}, {POSITION})"
+        return (
+            f"CAST(sum({self.sql}) AS bigint)" if function is None else f"{function}({self.sql}, {POSITION})"
+        )
 
     @property
     def match(self) -> str:
@@ -50,7 +52,8 @@ class TableColumn(msgspec.Struct, frozen=True):
 class TableDeclaration(msgspec.Struct, frozen=True):
     """A table of the rows of a `stream` for which the SQL condition `rows` is true; `about` describes it.
 
-    The SQL uses the columns of `synrepl.pipeline.typed`. `order` sorts the rows of the table in its files.
+    The SQL uses the columns of the stream (`synrepl.pipeline.typed.columns`) and some of the archive, and
+    functions that both Spark and DuckDB have (`Driver.query`). `order` sorts the rows of the table.
     """
 
     name: str
@@ -61,7 +64,7 @@ class TableDeclaration(msgspec.Struct, frozen=True):
     rows: str = "true"
 
     def select(self, source: str) -> str:
-        """Return the query for the rows of the table, from the typed rows of the stream.
+        """Return the query for the rows of the table, in order, from the typed rows of the stream.
 
         Rows without a key, such as those that do not fit the stream, are left out.
         """
@@ -72,10 +75,15 @@ class TableDeclaration(msgspec.Struct, frozen=True):
         present = " AND ".join(f"{column.name} IS NOT NULL" for column in keys if column.how == "key")
         names = [column.name for column in keys]
         selected, grouped = ", ".join([*names, *values]), ", ".join(names)
-        return f"SELECT {selected} FROM ({source}) WHERE {present} GROUP BY {grouped}"  # noqa: S608
+        return (
+            f"SELECT {selected} FROM ({source}) WHERE {present} GROUP BY {grouped}"  # noqa: S608
+            f" ORDER BY {', '.join(self.order)}"
+        )
 
 
-SENT_MS: Final = "try_cast(get_json_object(data, '$.ts') AS bigint)"
+SENT: Final = "get_json_object(data, '$.ts')"
+# Of other texts, such as 1e3, engines make different numbers.
+SENT_MS: Final = f"CASE WHEN regexp_like({SENT}, '^-?[0-9]+$') THEN try_cast({SENT} AS bigint) END"
 
 
 def key(name: str, sql: str = "") -> TableColumn:

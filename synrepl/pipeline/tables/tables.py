@@ -5,8 +5,9 @@ epoch. So rows and position change in one commit, and of two jobs that add the s
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -14,21 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from synrepl.pipeline.archive.files import within
+from synrepl.pipeline.archive.files import map_files, read_files, within
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers
-from synrepl.pipeline.packing import pack, unpack
-from synrepl.pipeline.spark import read_rows
+from synrepl.pipeline.runner import Runner, driver_of
+from synrepl.pipeline.source.rows import ROWS, Layout, decode_rows, row_schema
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.pipeline.tables.declarations import TABLES, TableDeclaration
-from synrepl.pipeline.typed import typed
+from synrepl.pipeline.typed import layout_of
 from synrepl.ports.history import EpochStart
 
 MERGED_ROWS: Final = 2_000_000
 """Maximum number of new rows to merge, in the memory of the driver. With more, a table is computed again."""
+
+GIVEN: Final = ("serial", "seq", "writer", "row", "committed_at")
+"""The columns of an archive that the SQL of a declaration may use, beside those of the stream."""
+
+READ: Final = row_schema((*GIVEN, "epoch", "token"))
 
 SMALL_BYTES: Final = 16 * 1024 * 1024
 SMALL_FILES: Final = 32
@@ -60,7 +65,7 @@ class TablesResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @retry_late_workers
 def update_tables(
-    spark: SparkSession,
+    runner: Runner,
     archive: Store,
     out: str,
     *,
@@ -81,7 +86,7 @@ def update_tables(
     for done, name in enumerate(names):
         progress("updating tables", done, len(names))
         its_files = files.filter(pc.equal(files["stream"], TABLES[name].stream))
-        found.append(_TableJob(spark, source, its_files, child(out, name), TABLES[name]).run())
+        found.append(_TableJob(driver_of(runner), source, its_files, child(out, name), TABLES[name]).run())
     progress("updating tables", len(names), len(names))
     return TablesResult(tables=found, seconds=round(time.monotonic() - began, 3))
 
@@ -90,7 +95,7 @@ def update_tables(
 class _TableJob:
     """The update of one table, which is at the serial `position`. `files` are those of its stream."""
 
-    spark: SparkSession
+    driver: Driver
     source: ArchiveTable
     files: Any
     store: Store
@@ -168,20 +173,20 @@ class _TableJob:
         epoch = self.delta.transaction_version(f"{self.app}-epoch") or 0
         if any(start.epoch > epoch for start in self.losses):
             return True
-        nothing = stream_batches(self._rows(self.files.slice(0, 0)))
+        nothing = self._rows(self.files.slice(0, 0))
         was, now = (
             [(field.name, str(field.type)) for field in schema.fields]
             for schema in (self.delta.schema(), Schema.from_arrow(nothing.schema))
         )
         return was != now
 
-    def _rows(self, files: Any, *, after: int = 0) -> DataFrame:
-        """Compute the rows of the table from the facts of these files after a serial."""
-        conditions = [f"serial > {after}"]
-        conditions += [f"NOT (epoch < {start.epoch} AND token > {start.token})" for start in self.losses]
-        rows = read_rows(self.spark, self.source.store, files).where(" AND ".join(conditions))
-        rows = typed(rows, self.declaration.stream)
-        return self.spark.sql(self.declaration.select("{rows}"), rows=rows)
+    def _rows(self, files: Any, *, after: int = 0) -> Any:
+        """Return a reader of the rows of the table from the facts of these files after a serial."""
+        layout = layout_of(self.declaration.stream)
+        schema = pa.schema([*(ROWS.field(name) for name in GIVEN), *layout.fields])
+        work = partial(_read_typed, self.source.store, layout, schema, after, self.losses)
+        statement = self.declaration.select("{rows}")
+        return self.driver.query(statement, map_files(self.driver, files, work, schema))
 
     def _replace(self) -> None:
         how: dict[str, Any] = {"mode": "error"}
@@ -189,7 +194,7 @@ class _TableJob:
             how = {"mode": "overwrite", "schema_mode": "overwrite"}
         write_deltalake(
             self.store.table_uri if self.delta is None else self.delta,
-            stream_batches(self._rows(self.files).orderBy(*self.declaration.order)),
+            self._rows(self.files),
             name=self.declaration.name,
             description=self.declaration.about,
             storage_options=self.store.options,
@@ -203,7 +208,7 @@ class _TableJob:
         columns = self.declaration.columns
         (
             self.delta.merge(
-                stream_batches(self._rows(files, after=self.position)),
+                self._rows(files, after=self.position),
                 " AND ".join(column.match for column in columns if column.is_key),
                 source_alias="s",
                 target_alias="t",
@@ -243,18 +248,22 @@ def child(folder: str, name: str) -> Store:
     return Store(f"{location.rstrip('/')}/{name}{mark}{parameters}")
 
 
-def stream_batches(frame: DataFrame) -> Any:
-    """Return the rows in order, as a record batch reader. The driver holds one partition at a time.
-
-    Partitions are computed when they are read. PySpark's own stream of a DataFrame fails for columns with
-    times.
-    """
-    schema = to_arrow_schema(frame.schema, timezone="UTC")
-    packed = frame.mapInArrow(_pack_batches, "`batch` binary NOT NULL").toLocalIterator()
-    batches = (batch.cast(schema) for row in packed for batch in unpack(row.batch).to_batches())
-    return pa.RecordBatchReader.from_batches(schema, batches)
-
-
-def _pack_batches(batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        yield pa.record_batch({"batch": pa.array([pack(batch)], pa.binary())})
+def _read_typed(
+    store: Store,
+    layout: Layout,
+    schema: Any,
+    after: int,
+    losses: Sequence[EpochStart],
+    batches: Iterable[Any],
+) -> Iterator[Any]:
+    """Yield the rows of files with the columns of their stream, without those that were lost."""
+    paths = [path for batch in batches for path in batch["path"].to_pylist()]
+    for rows in read_files(store, paths, READ):
+        is_kept = pc.greater(rows["serial"], after)
+        for start in losses:
+            is_lost = pc.and_(pc.less(rows["epoch"], start.epoch), pc.greater(rows["token"], start.token))
+            is_kept = pc.and_(is_kept, pc.invert(is_lost))
+        rows = rows.filter(is_kept)  # noqa: PLW2901
+        typed = decode_rows(layout, rows["row"])
+        columns = [typed[name] if name in typed else rows[name] for name in schema.names]
+        yield pa.record_batch(columns, schema)
