@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
 from synrepl.html.humanize import number, shortened, size, span
 from synrepl.pipeline.report.counts import DAY, Bins
@@ -86,21 +87,21 @@ def pictures(measured: Measurements) -> dict[str, Picture]:
 
 def _throughput(measured: Measurements, is_wide: bool, kind: str) -> "Figure | None":
     """Draw the rows by `stream` or `writer`, stacked; names beyond the number of colors are one series."""
-    import pandas as pd
-
     bins, names = measured.bins, measured.names(kind)
-    facts = pd.DataFrame(measured.over_time, columns=["stream", "writer", "bin", "rows"])
-    rows = facts.pivot_table("rows", kind, "bin", "sum")
-    rows = rows.reindex(index=names, columns=range(bins.count)).fillna(0) / bins.width
-    most = rows.sum().max()
+    rows = np.zeros((len(names), bins.count))
+    places = {name: place for place, name in enumerate(names)}
+    for counted in measured.over_time:
+        rows[places[counted[kind]], counted["bin"]] += counted["rows"]
+    rows /= bins.width
+    most = rows.sum(axis=0).max(initial=0)
     if not most:
         return None
     units = {"second": 1, "minute": 60, "hour": 3600}
     unit = next((unit for unit, factor in units.items() if most * factor >= 2), "hour")
     rows *= units[unit]
-    series = {name: (color, rows.loc[name]) for name, color in zip(names, COLORS, strict=False)}
+    series = {name: (color, one) for name, color, one in zip(names, COLORS, rows, strict=False)}
     if rest := names[len(COLORS) :]:
-        series[f"{len(rest)} more"] = OTHER, rows.loc[rest].sum()
+        series[f"{len(rest)} more"] = OTHER, rows[len(COLORS) :].sum(axis=0)
     return _steps(is_wide, bins, {"": series}, f"rows per {unit}", is_stacked=True)
 
 
