@@ -12,6 +12,15 @@ __all__ = ["pipeline"]
 
 KEPT = "--retain-seconds", "999999999"
 
+COUNTED = (
+    ("receipts", ("$[0]", "$[1]", "$[2]", "$[4]", "$[3]"), "c0, c1, c2, c3"),
+    ("receipts", ("$[0]", "$[2]", "$[3]"), "c0, c1"),
+    ("push_rules", ("$[0]",), "c0"),
+    ("events", ("$[1][1]", "$[1][2]"), "date_trunc('hour', committed_at), c0"),
+    ("caches", ("$[0]", "$[1]"), "committed_at::date, c0, c1"),
+)
+"""What the tables count: a stream, paths of the items of a row, and the key."""
+
 
 def pipeline(options: Options) -> Iterator[Result]:
     """Measure a plain client of Arrow, and then each job with two cores and with one."""
@@ -25,7 +34,8 @@ def pipeline(options: Options) -> Iterator[Result]:
             yield Result.at_least("daemon to Arrow, plain client", rows / seconds, "rows/s", 150_000)
             yield Result("the daemon's CPU", cpu / rows * 1e6, "us/row")
             two = _jobs(running, folder, 2)
-            fold, look = _duckdb(Path(folder), options.rounds)
+            local = _jobs(running, folder, 2, "local")
+            fold, look, count = _duckdb(Path(folder), options.rounds)
             one = _jobs(running, folder, 1)
     yield Result("starting Spark", two["start"] + two["first query"], "s")
     yield Result("source into Spark, two cores", rows / two["read"], "rows/s")
@@ -42,11 +52,29 @@ def pipeline(options: Options) -> Iterator[Result]:
         if peer:
             compared = f"{job}: takes, compared with DuckDB on the same files", two[job] / peer, "x"
             yield Result.at_most(*compared, aim)
+    yield from _local_results(
+        rows, local, two, {"compact": (fold, 2), "audit": (look, 1.5), "tables": (count, 2)}
+    )
 
 
-def _jobs(running: DaemonProcess, folder: str, cores: int) -> dict[str, float]:
+def _local_results(
+    rows: int, local: dict[str, float], spark: dict[str, float], peers: dict[str, tuple[float, float]]
+) -> Iterator[Result]:
+    """Yield the figures of the local engine on two cores, compared with Spark and with DuckDB (with aims)."""
+    for job in ("archive", "compact", "audit", "tables"):
+        yield Result(f"{job}, local engine", rows / local[job], "rows/s")
+        yield Result(f"{job}, local engine: as fast as Spark", spark[job] / local[job], "x")
+        if job in peers:
+            peer, aim = peers[job]
+            compared = f"{job}, local engine: takes, compared with DuckDB", local[job] / peer, "x"
+            yield Result.at_most(*compared, aim)
+    yield Result("local engine: most memory", local["memory"], "MiB")
+
+
+def _jobs(running: DaemonProcess, folder: str, cores: int, engine: str = "spark") -> dict[str, float]:
     url = f"http://127.0.0.1:{running.http}"
-    return part("pipeline_jobs", "--url", url, "--folder", folder, "--cores", cores, patience=1_200)
+    arguments = ("--url", url, "--folder", folder, "--cores", cores, "--engine", engine)
+    return part("pipeline_jobs", *arguments, patience=1_200)
 
 
 def _arrow(running: DaemonProcess, rows: int) -> float:
@@ -64,7 +92,7 @@ def _arrow(running: DaemonProcess, rows: int) -> float:
 
 
 def _duckdb(folder: Path, rounds: int) -> list[float]:
-    """Return the seconds of DuckDB, on two threads, for the work of `compact` and for that of `audit`."""
+    """Return the seconds of DuckDB, on two threads, for the work of `compact`, of `audit` and of `tables`."""
     import duckdb
 
     from synrepl.pipeline.archive.table import ArchiveTable
@@ -94,4 +122,14 @@ def _duckdb(folder: Path, rounds: int) -> list[float]:
         ).fetchall()
         return time.monotonic() - began
 
-    return best(rounds, fold, look)
+    def count() -> float:
+        began = time.monotonic()
+        for stream, items, key in COUNTED:
+            its_files = [path for path in files if f"/stream={stream}/" in path]
+            columns = ", ".join(f"row->>'{path}' AS c{number}" for number, path in enumerate(items))
+            sums = f"count(*), min(committed_at), max_by(c{len(items) - 1}, serial), max(committed_at)"
+            rows = f"SELECT serial, committed_at, {columns} FROM read_parquet({its_files})"
+            connection.execute(f"SELECT {key}, {sums} FROM ({rows}) GROUP BY {key}").fetchall()
+        return time.monotonic() - began
+
+    return best(rounds, fold, look, count)

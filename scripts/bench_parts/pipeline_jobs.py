@@ -1,15 +1,17 @@
 """Times the jobs of the pipeline in one process, or fills a log for them.
 
 python -m scripts.bench_parts.pipeline_jobs --fill FOLDER --rows N
-python -m scripts.bench_parts.pipeline_jobs --url URL --folder FOLDER --cores N
+python -m scripts.bench_parts.pipeline_jobs --url URL --folder FOLDER --cores N --engine spark|local
 """
 
 import argparse
 import json
 import os
+import resource
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,13 @@ def main() -> None:
     parser.add_argument("--url", default="")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--engine", default="spark")
     options = parser.parse_args()
     if options.fill:
         fill(f"{options.fill}/synrepl.db", options.rows)
         print("{}")
     else:
-        print(json.dumps(run(options.url, options.folder, options.cores)))
+        print(json.dumps(run(options.url, options.folder, options.cores, options.engine)))
 
 
 def fill(path: str, count: int) -> None:
@@ -84,16 +87,19 @@ def _rows(stream: str, serial: int) -> bytes:
             return b'[["@u%d:h"]]' % (serial % 777)
 
 
-def run(url: str, folder: Path, cores: int) -> dict[str, float]:
-    """Return seconds: of Spark's start, of its first query, of each job's first run and best later run."""
+def run(url: str, folder: Path, cores: int, engine: str) -> dict[str, float]:
+    """Return seconds: of each job's first run and best later run; of Spark also of its start and first query.
+
+    Of the local engine there is the most memory of the process too, in MiB (`memory`).
+    """
     from synrepl.pipeline.archive.archive import archive
     from synrepl.pipeline.audit.audit import audit
-    from synrepl.pipeline.session import session
+    from synrepl.pipeline.local import LocalDriver
     from synrepl.pipeline.snapshot.compact import compact
-    from synrepl.pipeline.source.data_source import register
     from synrepl.pipeline.store import Store
+    from synrepl.pipeline.tables.tables import update_tables
 
-    # The Python of tasks and Java share these cores.
+    # The threads, or the Python of Spark's tasks and Java, share these cores.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     found: dict[str, float] = {}
 
@@ -103,20 +109,34 @@ def run(url: str, folder: Path, cores: int) -> dict[str, float]:
         found[name] = min(time.monotonic() - began, found.get(name, float("inf")))
         return result
 
+    with ExitStack() as stack:
+        if engine == "local":
+            runner: Any = stack.enter_context(LocalDriver(threads=cores))
+        else:
+            runner = _start_spark(url, cores, timed)
+        position, into = Store(str(folder / "archive")), Store(str(folder / "snapshot"))
+        for kind in (" cold", "", ""):
+            for name in ("archive", "snapshot", "tables"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+            timed(f"archive{kind}", lambda: archive(runner, url, position))
+            timed(f"compact{kind}", lambda: compact(runner, position, into, full=True))
+            timed(f"audit{kind}", lambda: audit(runner, position))
+            timed(f"tables{kind}", lambda: update_tables(runner, position, str(folder / "tables")))
+    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return found
+
+
+def _start_spark(url: str, cores: int, timed: Callable[[str, Callable[[], Any]], Any]) -> Any:
+    from synrepl.pipeline.session import session
+    from synrepl.pipeline.source.data_source import register
+
     spark = timed("start", lambda: session(app="bench", master=f"local[{cores}]"))
     register(spark)
     timed("first query", lambda: spark.range(1).count())
     rows = spark.read.format("synrepl").options(url=url, columns="serial,row", minPartitions=str(cores))
     timed("read cold", lambda: rows.load().write.format("noop").mode("overwrite").save())
     timed("read", lambda: rows.load().write.format("noop").mode("overwrite").save())
-    position, into = Store(str(folder / "archive")), Store(str(folder / "snapshot"))
-    for kind in (" cold", "", ""):
-        for name in ("archive", "snapshot"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        timed(f"archive{kind}", lambda: archive(spark, url, position))
-        timed(f"compact{kind}", lambda: compact(spark, position, into, full=True))
-        timed(f"audit{kind}", lambda: audit(spark, position))
-    return found
+    return spark
 
 
 if __name__ == "__main__":

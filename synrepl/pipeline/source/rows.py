@@ -6,7 +6,7 @@ from the declarations in `synrepl.streams`.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any, Final
@@ -224,32 +224,33 @@ def declared_layout(declared: Mapping[str, Any]) -> Layout:
     return make_layout([("", items)])
 
 
-def decode_rows(layout: Layout, rows: Any) -> dict[str, Any]:
-    """Decode an Arrow array of rows into the columns of the layout, by name.
+def decode_rows(layout: Layout, rows: Any, names: Collection[str] | None = None) -> dict[str, Any]:
+    """Decode an Arrow array of rows into the columns of the layout, or those of these names, by name.
 
     A row that fits no form, or has a value of another type, has nulls only.
     """
-    groups: dict[tuple[str, int], tuple[list[int], list[Any]]] = {}
-    for index, tag, items in _read_items(layout, rows.to_pylist()):
-        indexes, values = groups.setdefault((tag, len(items)), ([], []))
-        indexes.append(index)
-        values.append(items)
+    wanted = [names is None or column.name in names for column in layout.columns]
+    # Made once: each call of json.dumps with options would make one.
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+    groups = _group_items(layout, _parse(rows.to_pylist()))
     found: list[Any] = [[None] * len(rows) for _ in layout.columns]
     for form in layout.forms:
         indexes, values = groups.get((form.tag, len(form.items)), ([], []))
         types = [TYPES[layout.columns[at].type][1] if at >= 0 else None for at in form.items]
         if not all(map(_fits, types, zip(*values, strict=True))):
             fitting = [all(map(_fits, types, zip(items, strict=True))) for items in values]
-            indexes, values = (list(compress(every, fitting)) for every in (indexes, values))
+            indexes, values = list(compress(indexes, fitting)), list(compress(values, fitting))
         if not values:
             continue
         columns = [*zip(form.items, zip(*values, strict=True), strict=True)]
         if form.tag:
             columns.append((0, (form.tag,) * len(values)))
         for at, column in columns:
-            if at < 0:
+            if at < 0 or not wanted[at]:
                 continue
-            of = list(map(_json, column)) if layout.columns[at].type == "json" else column
+            of: Sequence[Any] = column
+            if layout.columns[at].type == "json":
+                of = [None if value is None else encode(value) for value in column]
             if len(of) == len(rows):
                 found[at] = of
             else:
@@ -257,19 +258,30 @@ def decode_rows(layout: Layout, rows: Any) -> dict[str, Any]:
                     found[at][index] = value
     return {
         column.name: _array(values, column.arrow_type)
-        for column, values in zip(layout.columns, found, strict=True)
+        for column, values, is_wanted in zip(layout.columns, found, wanted, strict=True)
+        if is_wanted
     }
 
 
-def _read_items(layout: Layout, texts: list[str | None]) -> Iterator[tuple[int, str, list[Any]]]:
-    """Yield the index, the tag and the items of each row that is an array."""
-    for index, row in enumerate(_parse(texts)):
-        if not isinstance(row, list):
-            continue
-        if not layout.is_tagged:
-            yield index, "", row
-        elif len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], list):
-            yield index, row[0], row[1]
+def _group_items(
+    layout: Layout, rows: list[Any]
+) -> dict[tuple[str, int], tuple[Sequence[int], Sequence[list[Any]]]]:
+    """Return the indexes and the items of the rows that are arrays, by their tag and number of items."""
+    is_tagged = layout.is_tagged
+    if not is_tagged and rows and set(map(type, rows)) == {list} and len(sizes := set(map(len, rows))) == 1:
+        return {("", sizes.pop()): (range(len(rows)), rows)}
+    groups: dict[tuple[str, int], tuple[list[int], list[list[Any]]]] = {}
+    for index, row in enumerate(rows):
+        tag, items = "", row
+        if is_tagged:
+            if not (type(row) is list and len(row) == 2 and type(row[0]) is str):
+                continue
+            tag, items = row
+        if type(items) is list:
+            indexes, values = groups.setdefault((tag, len(items)), ([], []))
+            indexes.append(index)
+            values.append(items)
+    return {**groups}
 
 
 def _parse(texts: list[str | None]) -> list[Any]:
@@ -290,12 +302,6 @@ def _fits(kind: Any, values: tuple[Any, ...]) -> bool:
     if not set(map(type, values)) <= {kind, type(None)}:
         return False
     return kind is not int or all(value is None or -(2**63) <= value < 2**63 for value in values)
-
-
-def _json(value: Any) -> str | None:
-    if value is None:
-        return None
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 def _array(values: Any, kind: Any) -> Any:

@@ -4,6 +4,7 @@ The position of a table is in the table's own log, as two application transactio
 epoch. So rows and position change in one commit, and of two jobs that add the same facts one fails.
 """
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -182,10 +183,11 @@ class _TableJob:
 
     def _rows(self, files: Any, *, after: int = 0) -> Any:
         """Return a reader of the rows of the table from the facts of these files after a serial."""
-        layout = layout_of(self.declaration.stream)
-        schema = pa.schema([*(ROWS.field(name) for name in GIVEN), *layout.fields])
+        layout, statement = layout_of(self.declaration.stream), self.declaration.select("{rows}")
+        used = set(re.findall(r"\w+", statement))
+        own = [field for field in layout.fields if field.name in used]
+        schema = pa.schema([*(ROWS.field(name) for name in GIVEN if name in used), *own])
         work = partial(_read_typed, self.source.store, layout, schema, after, self.losses)
-        statement = self.declaration.select("{rows}")
         return self.driver.query(statement, map_files(self.driver, files, work, schema))
 
     def _replace(self) -> None:
@@ -264,6 +266,6 @@ def _read_typed(
             is_lost = pc.and_(pc.less(rows["epoch"], start.epoch), pc.greater(rows["token"], start.token))
             is_kept = pc.and_(is_kept, pc.invert(is_lost))
         rows = rows.filter(is_kept)  # noqa: PLW2901
-        typed = decode_rows(layout, rows["row"])
+        typed = decode_rows(layout, rows["row"], schema.names)
         columns = [typed[name] if name in typed else rows[name] for name in schema.names]
         yield pa.record_batch(columns, schema)
