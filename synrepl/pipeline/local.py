@@ -7,12 +7,15 @@ import os
 import re
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from queue import Full, Queue
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -24,12 +27,16 @@ from synrepl.pipeline.driver import TASK, Work
 Partition = Callable[[], Iterable[Any]]
 """Returns the record batches of a partition; called again, the same ones."""
 
+AHEAD: Final = 4
+"""The record batches that a task may be ahead of their reader."""
+
+LOOK_SECONDS: Final = 0.1
+"""How often a task that waits for its reader looks whether there is one."""
 
 TASK_BYTES: Final = 256 << 20
 """What a task needs at most, as a rule."""
 
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
 
 FUNCTIONS: Final = {
     "get_json_object(text, path)": "json_extract_string(text, path)",
@@ -61,7 +68,7 @@ class LocalDriver:
     def __init__(
         self, *, threads: int | None = None, memory: int = 1 << 30, folder: Path | None = None
     ) -> None:
-        cores = len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._memory = memory
         self._threads = threads or max(1, min(cores, memory // TASK_BYTES))
         self._folder = tempfile.TemporaryDirectory(prefix="synrepl-local-", dir=folder)
@@ -110,31 +117,70 @@ class LocalDriver:
         made.mkdir()
         return made
 
-    def run_all(self, work: Callable[[int], None], count: int) -> None:
-        """Call `work` with the numbers below `count` in the threads."""
-        for _ in self.run(work, count):
-            pass
-
-    def run(self, work: Callable[[int], Any], count: int) -> Iterator[Any]:
-        """Call `work` with the numbers below `count` in the threads, and yield the results in this order.
-
-        Not many more are begun than the threads can do.
-        """
-        waiting: list[Future[Any]] = []
+    def run(self, work: Callable[[int], None], count: int) -> None:
+        """Call `work` with the numbers below `count` in the threads. After an error no more calls begin."""
+        waiting: list[Future[None]] = []
         try:
             for number in range(count):
                 waiting.append(self._pool.submit(work, number))
                 if len(waiting) > self._threads:
-                    yield waiting.pop(0).result()
+                    waiting.pop(0).result()
             while waiting:
-                yield waiting.pop(0).result()
+                waiting.pop(0).result()
         finally:
-            for one in waiting:
-                one.cancel()
-            # A task that goes on would write into the work of the next attempt.
-            for one in waiting:
-                with suppress(BaseException):
-                    one.result()
+            # A task that went on would write into the work of the next attempt.
+            _end(waiting)
+
+    def stream(self, parts: Sequence[Partition]) -> Iterator[Any]:
+        """Yield the batches of these partitions, which threads compute a little ahead of the reader."""
+        is_over = threading.Event()
+
+        def compute(part: Partition, queue: "Queue[Any]") -> None:
+            try:
+                for batch in part():
+                    if not _put(queue, batch, is_over):
+                        return
+                _put(queue, None, is_over)
+            except BaseException as error:
+                _put(queue, error, is_over)
+
+        running: deque[tuple[Future[None], Queue[Any]]] = deque()
+        left = iter(parts)
+        try:
+            while True:
+                for part in islice(left, self._threads - len(running)):
+                    queue: Queue[Any] = Queue(AHEAD)
+                    running.append((self._pool.submit(compute, part, queue), queue))
+                if not running:
+                    return
+                while (batch := running[0][1].get()) is not None:
+                    if isinstance(batch, BaseException):
+                        raise batch
+                    yield batch
+                running.popleft()
+        finally:
+            is_over.set()
+            _end([future for future, _ in running])
+
+
+def _end(tasks: Iterable["Future[None]"]) -> None:
+    """Cancel the tasks that have not begun, and wait for the others."""
+    for one in tasks:
+        one.cancel()
+    for one in tasks:
+        with suppress(BaseException):
+            one.result()
+
+
+def _put(queue: "Queue[Any]", item: Any, is_over: threading.Event) -> bool:
+    """Put this in a queue as soon as there is room; False if nobody reads it any more."""
+    while not is_over.is_set():
+        try:
+            queue.put(item, timeout=LOOK_SECONDS)
+        except Full:
+            continue
+        return True
+    return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +204,7 @@ class LocalPartitions:
                     for group, some in _split(batch, column):
                         spills[group].write(some)
 
-            self.driver.run_all(split, len(self.parts))
+            self.driver.run(split, len(self.parts))
         return self._of(spills)
 
     def union(self, other: Any) -> "LocalPartitions":
@@ -172,10 +218,12 @@ class LocalPartitions:
                 for batch in self.parts[number]():
                     spills[number].write(batch)
 
-            self.driver.run_all(store, len(self.parts))
-        yield self._of(spills)
-        for spill in spills:
-            spill.remove()
+            self.driver.run(store, len(self.parts))
+        try:
+            yield self._of(spills)
+        finally:
+            for spill in spills:
+                spill.remove()
 
     @contextmanager
     def _spills(self, count: int) -> "Iterator[list[_Spill]]":
@@ -194,8 +242,7 @@ class LocalPartitions:
         return pa.Table.from_batches(self, self.schema)
 
     def __iter__(self) -> Iterator[Any]:
-        for batches in self.driver.run(lambda number: [*self.parts[number]()], len(self.parts)):
-            yield from batches
+        return self.driver.stream(self.parts)
 
 
 class _Spill:
