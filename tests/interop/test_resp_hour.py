@@ -132,7 +132,7 @@ def interleaved(messages: Sequence[Message]) -> list[str]:
 
 
 def test_synapse_skips_rows() -> None:
-    """Rows of `caches` that no process publishes, on a Redis neither (peers.md#redis-skipped)."""
+    """Rows that no process publishes, on a Redis neither (docs/reference/peers.md#redis-skipped)."""
     command = [peer_python("newest"), Path(__file__).parent / "peers" / "skipped_rows.py"]
     answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert (answer["written"], answer["told"]) == ([12, 13, 14], [14])
