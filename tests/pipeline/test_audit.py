@@ -19,6 +19,7 @@ import pytest
 from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
+from synrepl.pipeline.audit import explanation
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.findings import CODES, AuditFinding, AuditResult
 from synrepl.pipeline.runner import Runner
@@ -243,8 +244,14 @@ def test_a_doubled_and_a_misplaced_row_are_named(runner: Runner, place: Path) ->
     ] == told
 
 
-def test_a_changed_row_is_named_by_a_deep_audit(runner: Runner, place: Path) -> None:
+@pytest.mark.parametrize("serials", [11, explanation.PIECE])
+def test_a_changed_row_is_named_by_a_deep_audit(
+    runner: Runner, place: Path, monkeypatch: pytest.MonkeyPatch, serials: int
+) -> None:
     """Whoever can change files and manifests cannot change what the digests stand for."""
+    # The third piece of eleven serials begins with serial 23.
+    monkeypatch.setattr(explanation, "PIECE", serials)
+    assert [] == audited(runner, place, deep=True).findings
 
     def change(table: Any) -> Any:
         rows = pc.replace_substring(table["row"], "@c5:b", "@x5:b")

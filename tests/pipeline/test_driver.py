@@ -160,6 +160,7 @@ def test_statements_have_the_functions_of_both(runner: Runner) -> None:
             {"serial": 2, "seq": 1, "data": None, "time": MIDNIGHT, TASK: 0},
             {"serial": 2, "seq": 0, "data": '{"ts":"late"}', "time": MIDNIGHT, TASK: 0},
             {"serial": 1, "seq": 0, "data": '{"ts":1795000000123}', "time": MIDNIGHT - 1, TASK: 1},
+            {"serial": 0, "seq": 0, "data": None, "time": MIDNIGHT - 1, TASK: 0},
         ],
         schema,
     )
@@ -175,7 +176,7 @@ def test_statements_have_the_functions_of_both(runner: Runner) -> None:
     ).read_all()
 
     assert [None, '{"ts":1795000000123}'] == found["last"].to_pylist()
-    assert ['{"ts":"late"}', '{"ts":1795000000123}'] == found["first"].to_pylist()
+    assert ['{"ts":"late"}', None] == found["first"].to_pylist()
     assert [4, 1] == found["total"].to_pylist()
     assert [date(2026, 11, 22), date(2026, 11, 21)] == found["day"].to_pylist()
     assert [22, 21] == [hour.day for hour in found["hour"].to_pylist()]

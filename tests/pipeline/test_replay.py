@@ -46,8 +46,11 @@ def told(facts: list[Fact]) -> list[tuple[str, str, bytes]]:
     return [(fact.stream, fact.writer, fact.rows) for fact in facts if fact.rows != b"[]"]
 
 
-def test_an_archive_played_back_is_the_same_facts_in_the_same_order(runner: Runner, tmp_path: Path) -> None:
-    """Into an empty daemon; and done again under the same name, nothing is stored twice."""
+def test_an_archive_played_back_is_the_same_facts_in_the_same_order(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into an empty daemon, by several tasks; and done again under the same name, nothing is stored twice."""
+    monkeypatch.setattr(replaying, "TASK_FACTS", 70)
     facts = made(400)
     archive(str(tmp_path / "archive"), facts, batch_facts=300)
     seen: list[tuple[str, int, int]] = []

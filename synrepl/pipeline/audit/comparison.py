@@ -1,9 +1,7 @@
 """Comparison of the scanned files of an archive with each other, and with the log of its Delta table."""
 
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +10,7 @@ import pyarrow.compute as pc
 
 from synrepl.pipeline.archive.files import map_files, read_files, within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
-from synrepl.pipeline.audit.file_scan import SEEN, FileScan, ListedFile, read_checked
+from synrepl.pipeline.audit.file_scan import SEEN, FileScan, ListedFile
 from synrepl.pipeline.audit.findings import AuditFindings, ChainBreak
 from synrepl.pipeline.driver import TASK, Driver, Partitions, Work
 from synrepl.pipeline.source.rows import ROWS
@@ -166,7 +164,7 @@ class Comparison(msgspec.Struct, dict=True):
 
     def map(self, driver: Driver, files: Any, work: Work, schema: Any) -> Partitions:
         """Return the results of `work`, called in tasks with the rows of these files (`ROWS`)."""
-        return map_files(driver, files, partial(_read, self.table.store, self.changed, work), schema)
+        return map_files(driver, files, partial(_read, self.table.store, work), schema)
 
     def report(
         self, what: str, why: str, stream: str, writer: str, tokens: tuple[int, ...], serials: tuple[int, ...]
@@ -328,11 +326,10 @@ class Comparison(msgspec.Struct, dict=True):
         before.broken |= span.broken
 
 
-def _read(store: Store, changed: AbstractSet[str], work: Work, batches: Iterable[Any]) -> Iterator[Any]:
-    """Call `work` with the rows of files. Those of `changed` ones, which are not trusted, are checked."""
-    paths = [path for batch in batches for path in batch["path"].to_pylist()]
-    checked = read_checked(store, (path for path in paths if path in changed))
-    return work(chain(read_files(store, (path for path in paths if path not in changed), ROWS), checked))
+def _read(store: Store, work: Work, batches: Iterable[Any]) -> Iterator[Any]:
+    """Call `work` with the rows of files. The scan has checked those whose bytes were changed."""
+    paths = (path for batch in batches for path in batch["path"].to_pylist())
+    return work(read_files(store, paths, ROWS))
 
 
 def _overlapping(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:

@@ -222,13 +222,6 @@ def _scan_writers(runs: dict[str, TokenRun], facts: Any) -> None:
             run.after = int(ends[-1])
 
 
-def read_checked(store: Store, paths: Iterable[str]) -> Iterator[Any]:
-    """Yield the rows of files as valid record batches of `ROWS`. Raises `NotFound` or one of `DAMAGE`."""
-    for path in paths:
-        with store.open(path) as source:
-            yield from _checked(pq.ParquetFile(source))
-
-
 def _checked(file: Any) -> Iterator[Any]:
     if not file.schema_arrow.equals(ROWS):
         raise ValueError("its columns are not those of an archive")
