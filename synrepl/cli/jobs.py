@@ -460,9 +460,9 @@ def _report_lines(done: Any) -> Iterator[str]:
 )
 @daemon_options(optional=True)
 @ranking_option(20)
-@pipeline_job(_report_lines, only_spark=True)
+@pipeline_job(_report_lines)
 def report_command(
-    session: "SparkSession", archive: "Store", out: Path, daemon: DaemonTarget | None, **options: Any
+    runner: "Runner", archive: "Store", out: Path, daemon: DaemonTarget | None, **options: Any
 ) -> Any:
     """Write a page on the archive to the directory of --out: throughput, lag, hot caches and gaps.
 
@@ -470,7 +470,7 @@ def report_command(
     """
     from synrepl.pipeline.report.report import report
 
-    return report(session, archive, out, **_with_secret(daemon), **options)
+    return report(runner, archive, out, **_with_secret(daemon), **options)
 
 
 def _replay_lines(done: Any) -> Iterator[str]:

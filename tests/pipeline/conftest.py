@@ -49,7 +49,7 @@ def _run_again(item: pytest.Function) -> None:
     item.obj(**arguments)
 
 
-@pytest.fixture(params=["local", "spark"])
+@pytest.fixture(scope="module", params=["local", "spark"])
 def runner(request: pytest.FixtureRequest) -> "Iterator[Runner]":
     """What a job runs on: this process alone, and Spark. A job does the same on both."""
     if request.param == "spark":

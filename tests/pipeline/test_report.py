@@ -1,26 +1,26 @@
-"""A report in Spark: what it counts is what others count in other ways."""
+"""A report: what it counts is what others count in other ways."""
 
 import csv
+import sys
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import msgspec
 import pytest
 
 from synrepl.caches.vintages import NEWEST
+from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.report.measurement import STEPS, DaemonStatus, measure
 from synrepl.pipeline.report.report import ReportResult, report
+from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.store import Store
 from tests.pipeline.archives import archive, chained, paths_of, write_facts
 from tests.pipeline.days import Day, archive_day
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 HOSTILE = "w<script>1</script>$x^2$"
 
@@ -28,16 +28,16 @@ HOSTILE = "w<script>1</script>$x^2$"
 class Made:
     """A day, its archive, and the report on it."""
 
-    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+    def __init__(self, runner: Runner, folder: Path) -> None:
         self.day = Day(1500, hours=5, turn_at=700)
         self.store = Store(str(folder / "archive"))
         archive_day(self.store.location, self.day, every_ms=3600 * 1000)
         self.batches = ArchiveTable(self.store).batches()
         # As a run does that follows: what is told of batches does not go with them.
-        assert optimize(spark, self.store, fewest=3).merged >= 3
+        assert optimize(runner, self.store, fewest=3).merged >= 3
         self.told: list[tuple[str, int, int]] = []
         self.report: ReportResult = report(
-            spark, self.store, folder / "out", top=7, progress=lambda *step: self.told.append(step)
+            runner, self.store, folder / "out", top=7, progress=lambda *step: self.told.append(step)
         )
         files = [self.store.uri(path) for path in paths_of(self.store.location)]
         self._files = files
@@ -53,9 +53,14 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """One report for all tests of it: it is looked at, and not changed."""
-    return Made(spark, tmp_path_factory.mktemp("report"))
+    return Made(runner, tmp_path_factory.mktemp("report"))
+
+
+def percentiles(values: list[int]) -> list[int]:
+    """The least value that 50, 90, 99 and 100 % of the values do not exceed."""
+    return [sorted(values)[-(-len(values) * percent // 100) - 1] for percent in (50, 90, 99, 100)]
 
 
 def test_a_report_has_totals_by_writer(made: Made) -> None:
@@ -92,21 +97,25 @@ def test_a_report_has_the_delay_of_archiving(made: Made) -> None:
     archived: dict[int, int] = {}
     for one in made.batches:
         archived |= dict.fromkeys(range(one.first_serial, one.last_serial + 1), one.archived_at_ms)
-    most: dict[tuple[str, str], int] = defaultdict(int)
+    waited: dict[tuple[str, str], list[int]] = defaultdict(list)
     for fact in made.day.facts:
-        waited = archived[fact.serial] - fact.committed_at_ms
-        most[fact.stream, fact.writer] = max(waited, most[fact.stream, fact.writer])
+        waited[fact.stream, fact.writer].append(archived[fact.serial] - fact.committed_at_ms)
 
-    found = {(row["stream"], row["writer"]): float(row["most_seconds"]) for row in made.table("lag")}
+    found = {
+        (row["stream"], row["writer"]): [
+            round(1000 * float(row[f"{name}_seconds"])) for name in ("median", "p90", "p99", "most")
+        ]
+        for row in made.table("lag")
+    }
 
-    assert {pair: waited / 1000 for pair, waited in most.items()} == pytest.approx(found)
+    assert {pair: percentiles(values) for pair, values in waited.items()} == found
     assert [(one.version, one.facts) for one in made.batches] == [
         (int(row["batch"]), int(row["facts"])) for row in made.table("batches")
     ]
 
 
 def test_a_report_has_fact_sizes(made: Made) -> None:
-    """The largest facts, and those in the middle."""
+    """The largest facts, and their percentiles."""
     expected = made.ask(
         "select stream, serial, sum(strlen(row))::bigint from ARCHIVE where row is not null group by all"
         " order by 3 desc, 2"
@@ -116,15 +125,18 @@ def test_a_report_has_fact_sizes(made: Made) -> None:
         of_stream[stream].append(size)
 
     largest = [(row["stream"], int(row["serial"]), int(row["bytes"])) for row in made.table("largest")]
-    middle = {row["stream"]: int(row["bytes_median"]) for row in made.table("sizes")}
+    sizes = {
+        row["stream"]: [int(row[f"bytes_{name}"]) for name in ("median", "p90", "p99", "most")]
+        for row in made.table("sizes")
+    }
 
     assert expected[:7] == largest
-    assert {stream: sorted(found)[(len(found) - 1) // 2] for stream, found in of_stream.items()} == middle
+    assert {stream: percentiles(found) for stream, found in of_stream.items()} == sizes
     assert len(expected) == sum(int(row["facts"]) for row in made.table("spread"))
 
 
 def test_invalidations_are_those_of_workers(made: Made) -> None:
-    """Expanded by executors, and counted by Spark, they are what `synrepl.caches` says of each row."""
+    """Expanded in tasks, and counted in SQL, they are what `synrepl.caches` says of each row."""
     drops: Counter[tuple[str, tuple[str, ...] | None]] = Counter()
     rows: Counter[str] = Counter()
     for fact in made.day.facts:
@@ -186,7 +198,7 @@ def test_a_report_has_its_pictures_and_tables(made: Made) -> None:
     assert f"{at:%Y-%m-%d %H:%M:%S} UTC" in page
 
 
-def test_a_report_finds_gaps_and_unreadable_rows(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_report_finds_gaps_and_unreadable_rows(runner: Runner, tmp_path: Path) -> None:
     """A fact that is missing, one that goes back, files named twice, and rows that nobody can read."""
     rows: list[Any] = [["cs_cache_fake", ["!r:h"], 5]]
     facts = chained(
@@ -205,7 +217,7 @@ def test_a_report_finds_gaps_and_unreadable_rows(spark: "SparkSession", tmp_path
     table.replace(table.files.slice(0, 0), [copy], now_ms=1)
 
     daemon = DaemonStatus(url="http://127.0.0.1:1", trouble="cannot connect: no")
-    found = measure(spark, Store(position), top=5, daemon=daemon, progress=lambda *step: None)
+    found = measure(driver_of(runner), Store(position), top=5, daemon=daemon, progress=lambda *step: None)
 
     assert [
         ("caches", HOSTILE, "missing", 10, after, after + 1),
@@ -220,7 +232,7 @@ def test_a_report_finds_gaps_and_unreadable_rows(spark: "SparkSession", tmp_path
     assert (18, 1, 1) == tuple(told.total(name) for name in ("rows", "misshapen", "unreadable"))
 
 
-def test_a_damaged_archive_has_a_page(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_damaged_archive_has_a_page(runner: Runner, tmp_path: Path) -> None:
     """The files that are left are measured, and what the audit finds in the others comes first."""
     store = Store(str(tmp_path / "archive"))
     facts = chained([("push_rules", "w1", [["@a:b"]]), ("receipts", "w1", [["!r:h"]])] * 20)
@@ -229,7 +241,7 @@ def test_a_damaged_archive_has_a_page(spark: "SparkSession", tmp_path: Path) -> 
     gone.unlink()
     cut.write_bytes(cut.read_bytes()[:-1])
 
-    made = report(spark, store, tmp_path / "out")
+    made = report(runner, store, tmp_path / "out")
 
     assert [
         ("bad", "The files have 30 facts, but the log of the table counts 40"),
@@ -239,11 +251,18 @@ def test_a_damaged_archive_has_a_page(spark: "SparkSession", tmp_path: Path) -> 
     assert ("bad", 30, 0) == (made.state, made.facts, made.missing)
 
 
-def test_an_empty_archive_needs_no_spark(tmp_path: Path) -> None:
+def test_an_empty_archive_has_a_page(runner: Runner, tmp_path: Path) -> None:
     """Nothing is read where there is nothing."""
-    nobody: Any = None
-
-    made = report(nobody, Store(str(tmp_path / "archive")), tmp_path / "out")
+    made = report(runner, Store(str(tmp_path / "archive")), tmp_path / "out")
 
     assert ("dim", 0) == (made.state, made.facts)
     assert made.page.exists()
+
+
+def test_charts_need_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever lacks it is told before anything is measured, and how to get it."""
+    nobody: Any = None
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    with pytest.raises(ConfigError, match=r"matplotlib: run pip install 'synrepl\[archive\]'$"):
+        report(nobody, Store(str(tmp_path / "archive")), tmp_path / "out")

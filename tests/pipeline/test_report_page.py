@@ -1,4 +1,4 @@
-"""The page of a report and what is on it, without Spark: bins, words, tables, pictures, verdicts."""
+"""The page of a report and what is on it, without tasks: bins, words, tables, pictures, verdicts."""
 
 import csv
 import io

@@ -1,11 +1,11 @@
-"""The facts of an archive as a frame, and their counts by Spark: totals, by time bin, lag of writers, sizes.
+"""Counts of the facts of an archive: totals, by time bin, lag of writers, sizes.
 
-Tasks read each file once for the facts and the scan of the audit, with pyarrow: for many small files Spark's
-own reader takes three times as long, and supports only stores with drivers.
+Tasks count what has few keys, and their counts are merged in memory. SQL counts what may have as many keys as
+there are facts: engines keep in files what memory cannot hold.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,107 +13,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
-from synrepl.pipeline.archive.table import Batch
-from synrepl.pipeline.audit.file_scan import COLUMNS, rank_files, scan_files
-from synrepl.pipeline.spark import map_to_frame
-from synrepl.pipeline.store import Store
+from synrepl.pipeline.driver import Driver, Partitions
+from synrepl.pipeline.packing import pack, unpack
+from synrepl.pipeline.report.fact_scan import joined
 from synrepl.ports.history import EpochStart
-
-READ: Final = (*COLUMNS, "epoch", "row", "committed_at")
-
-SAME: Final = ("serial", "epoch", "stream", "writer", "prev_token", "token")
-"""The columns that are equal in all rows of a fact."""
-
-SCHEMA: Final = pa.schema(
-    [
-        *((name, pa.string() if name in {"stream", "writer"} else pa.int64()) for name in SAME),
-        *((name, pa.int64()) for name in ("committed_ms", "copies", "rows", "bytes", "waited_ms", "rank")),
-        ("seen", pa.binary()),
-    ]
-)
-
-
-def scan_facts(spark: SparkSession, archive: Store, files: Any, batches: Sequence[Batch]) -> DataFrame:
-    """Return a line per fact of a file: `rows`, `bytes`, `committed_ms` and the archive lag `waited_ms`.
-
-    `waited_ms` is null if unknown. `copies` is above 1 for a fact duplicated in a file; a fact in two files
-    has two lines (`counted_once`). The line of a file has only `rank` and `seen` (its scan), which are null
-    in lines of facts.
-    """
-    ends = np.array([one.last_serial for one in batches], np.int64)
-    # 0 where the time is unknown, and after the last batch.
-    times = np.array([*(one.archived_at_ms for one in batches), 0], np.int64)
-
-    def work(batches: Iterable[Any]) -> Iterator[Any]:
-        return map(_filled, scan_files(archive, batches, READ, partial(_facts, ends=ends, times=times)))
-
-    return map_to_frame(spark, rank_files(files), work, SCHEMA)
-
-
-def counted_once(facts: DataFrame) -> DataFrame:
-    """Merge the lines of a fact from different files into one."""
-    most = ("max(rows) as rows", "max(bytes) as bytes")
-    return grouped(facts, [*SAME, "committed_ms"], summed("copies"), *most, "min(waited_ms) as waited_ms")
-
-
-def seconds_of(facts: DataFrame) -> DataFrame:
-    """Count facts by stream, writer and second, for all plots over time."""
-    return grouped(
-        facts,
-        ["stream", "writer", "committed_ms div 1000 as second"],
-        "count(*) as facts",
-        summed("rows"),
-        summed("bytes"),
-        "max(committed_ms) as last_ms",
-        "max(token) filter (where token != prev_token) as token",
-    )
-
-
-def _facts(batches: Iterable[Any], ends: Any, times: Any) -> Iterator[Any]:
-    """Yield the facts of a file as tables, from its rows. A fact is never split between files."""
-    rest: list[Any] = []
-    for batch in batches:
-        rows = pa.Table.from_batches([*rest, batch])
-        if not len(rows):
-            continue
-        # The next batch may have further rows of the last fact.
-        serials = rows["serial"].to_numpy()
-        last = int(np.flatnonzero(serials != serials[-1])[-1]) + 1 if (serials != serials[-1]).any() else 0
-        rest = rows.slice(last).to_batches()
-        if last:
-            yield _merged(rows.slice(0, last), ends, times)
-    if rest:
-        yield _merged(pa.Table.from_batches(rest), ends, times)
-
-
-def _merged(rows: Any, ends: Any, times: Any) -> Any:
-    serials = rows["serial"].to_numpy()
-    starts = np.flatnonzero(np.diff(serials, prepend=serials[0] - 1))
-    copies = np.add.reduceat(np.equal(rows["seq"].to_numpy(), 0).astype(np.int64), starts)
-    copies = np.maximum(copies, 1)
-    sizes = pc.binary_length(rows["row"])
-    committed_ms = rows["committed_at"].cast(pa.int64()).to_numpy()[starts] // 1000
-    archived_ms = times[np.searchsorted(ends, serials[starts])]
-    facts = rows.select(SAME).take(pa.array(starts))
-    for name, values in (
-        ("committed_ms", committed_ms),
-        ("copies", copies),
-        ("rows", np.add.reduceat(sizes.is_valid().to_numpy().astype(np.int64), starts) // copies),
-        ("bytes", np.add.reduceat(sizes.fill_null(0).to_numpy().astype(np.int64), starts) // copies),
-        ("waited_ms", pa.array(archived_ms - committed_ms, mask=archived_ms == 0)),
-    ):
-        facts = facts.append_column(name, pa.array(values))
-    return facts
-
-
-def _filled(lines: Any) -> Any:
-    given = set(lines.schema.names)
-    columns = [lines[one.name] if one.name in given else pa.nulls(len(lines), one.type) for one in SCHEMA]
-    return pa.table(columns, names=SCHEMA.names).cast(SCHEMA).combine_chunks().to_batches()[0]
-
 
 MOST: Final = 200
 
@@ -167,102 +71,274 @@ def bins_for(first_ms: int, last_ms: int, least_width: int = 1) -> Bins:
 
 Row = dict[str, Any]
 
-PERCENTILES: Final = "percentile_approx({}, array(0.5, 0.9, 0.99), 10000) as {}"
+HOW: Final = {"busiest_minute": "max", "first_ms": "min", "last_ms": "max", "token": "max"}
+"""How columns of rows with the same keys are combined. Others are summed."""
+
+COUNTED: Final = pa.schema([("name", pa.string()), ("counts", pa.binary())])
+"""What a task has counted: packed tables, by name."""
 
 
-def summed(name: str) -> str:
-    """Return the SQL of the sum of a column, under its name."""
-    return f"sum({name}) as {name}"
+def grouped(rows: Any, keys: Sequence[str]) -> Any:
+    """Return a table with a row for each value of these columns; the others are combined as `HOW` says."""
+    how = {name: HOW.get(name, "sum") for name in rows.schema.names if name not in keys}
+    found = rows.group_by([*keys]).aggregate([*how.items()])
+    sums = {name: found[f"{name}_{function}"] for name, function in how.items()}
+    return pa.table({**{name: found[name] for name in keys}, **sums})
 
 
-SUMS: Final = [*map(summed, ("facts", "rows", "bytes"))]
+def count_in_tasks(
+    rows: Partitions, count: Callable[[Any], Mapping[str, Any]], merge: Callable[[str, Any], Any]
+) -> dict[str, Any]:
+    """Count in tasks, and return the merged counts of all tasks: tables by name.
+
+    `count` returns tables for a table of some rows. `merge` merges those with a name, which are concatenated.
+    They must be small: those of all tasks are in memory together.
+    """
+    found = rows.map(partial(_count_rows, count, merge), COUNTED).collect()
+    tables = defaultdict(list)
+    for name, counts in zip(found["name"].to_pylist(), found["counts"].to_pylist(), strict=True):
+        tables[name].append(unpack(counts))
+    return {name: merge(name, pa.concat_tables(some)) for name, some in tables.items()}
 
 
-def grouped(frame: DataFrame, by: Sequence[str], *sums: str) -> DataFrame:
-    """Group a frame `by` these columns and compute these sums; both are SQL expressions."""
-    return frame.groupBy(*map(f.expr, by)).agg(*map(f.expr, sums))
+def _count_rows(
+    count: Callable[[Any], Mapping[str, Any]], merge: Callable[[str, Any], Any], batches: Iterable[Any]
+) -> Iterator[Any]:
+    tables = defaultdict(list)
+    for rows in joined(batches):
+        for name, counts in count(rows).items():
+            tables[name].append(merge(name, counts))
+    packed = [pack(merge(name, pa.concat_tables(some))) for name, some in tables.items()]
+    yield pa.record_batch([pa.array([*tables], pa.string()), pa.array(packed, pa.binary())], COUNTED)
 
 
-def collected(frame: DataFrame) -> list[Row]:
-    """Collect a small result."""
-    found: list[Row] = frame.toArrow().to_pylist()
-    return found
+KEYS: Final = {
+    "totals": ("stream", "writer"),
+    "over_time": ("bin", "stream", "writer"),
+    "hours": ("at",),
+    "spread": ("bytes", "rows"),
+    "voided": ("epoch",),
+}
+"""The counts of facts that are small, and their keys."""
+
+LARGEST: Final = ("stream", "writer", "token", "serial", "rows", "bytes", "committed_ms")
+
+SECONDS: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("stream", "writer")),
+        *((name, pa.int64()) for name in ("second", "facts", "rows")),
+    ]
+)
+"""Counts of facts by second."""
+
+PEAKS: Final = """
+SELECT stream, writer, CAST(max(facts) AS bigint) AS facts, CAST(max(rows) AS bigint) AS rows
+FROM (
+    SELECT stream, writer, second, sum(facts) AS facts, sum(rows) AS rows FROM {rows}
+    GROUP BY GROUPING SETS ((stream, writer, second), (stream, second), (second))
+) AS counts
+GROUP BY stream, writer
+"""
+"""The maximum of a second (`SECONDS`), by stream and writer, by stream, and of all (both null)."""
+
+VALUES: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("name", "stream", "writer")),
+        *((name, pa.int64()) for name in ("value", "facts")),
+    ]
+)
+"""Numbers of facts by the value of what has this `name`.
+
+That is ``bytes`` or ``rows``, by stream, for facts with rows; or ``waited_ms``, by stream and writer.
+"""
+
+PERCENTILES: Final = """
+SELECT name, stream, writer,
+    min(value) FILTER (WHERE 2 * upto >= total) AS median,
+    min(value) FILTER (WHERE 10 * upto >= 9 * total) AS p90,
+    min(value) FILTER (WHERE 100 * upto >= 99 * total) AS p99,
+    max(value) AS most,
+    CAST(max(total) AS bigint) AS facts
+FROM (
+    SELECT name, stream, writer, value,
+        sum(facts) OVER (PARTITION BY name, stream, writer ORDER BY value) AS upto,
+        sum(facts) OVER (PARTITION BY name, stream, writer) AS total
+    FROM (
+        SELECT name, stream, writer, value, sum(facts) AS facts FROM {rows}
+        GROUP BY name, stream, writer, value
+    ) AS counts
+) AS sums
+GROUP BY name, stream, writer
+"""
+"""The least value (`VALUES`) that a half, 90 % and 99 % of the facts do not exceed.
+
+All in integers, so that engines agree. An engine has one line per value, in files if memory is too small.
+"""
+
+TOKENS: Final = pa.schema([("stream", pa.string()), ("token", pa.int64()), ("writer", pa.int32())])
+"""The tokens of facts, with the numbers of their writers."""
+
+SHARED: Final = """
+SELECT stream, count(*) AS tokens
+FROM (
+    SELECT stream, token FROM {rows} GROUP BY stream, token HAVING min(writer) != max(writer)
+) AS shared
+GROUP BY stream
+"""
+"""The number of tokens (`TOKENS`) that several writers used, for each stream that has such."""
 
 
-def queries(
-    facts: DataFrame, seconds: DataFrame, *, bins: Bins, width: int, top: int
-) -> dict[str, DataFrame]:
-    """Return the queries of a report by name: of facts, and of their counts by second."""
-    with_rows = facts.where("rows > 0")
-    totals = grouped(
-        facts,
-        ["stream", "writer"],
-        "count(*) as facts",
-        *SUMS[1:],
-        "count_if(rows = 0) as empty",
-        "min(committed_ms) as first_ms",
-        "max(committed_ms) as last_ms",
-        "max(token) as token",
-        "count_if(token = prev_token) as late",
-        "count_if(token > prev_token + 1) as skipping",
-        "coalesce(sum(token - prev_token - 1) filter (where token > prev_token), 0) as skipped",
-        "count_if(copies > 1) as copied",
-        PERCENTILES.format("waited_ms / 1000", "waited"),
-        "max(waited_ms) / 1000 as most_seconds",
-    )
-    waited = ("waited[0] as median_seconds", "waited[1] as p90_seconds", "waited[2] as p99_seconds")
-    sizes = grouped(
-        with_rows,
-        ["stream"],
-        "count(*) as facts",
-        PERCENTILES.format("bytes", "bytes"),
-        "max(bytes) as bytes_most",
-        PERCENTILES.format("rows", "rows"),
-        "max(rows) as rows_most",
-    )
-    of_bytes = ("bytes[0] as bytes_median", "bytes[1] as bytes_p90", "bytes[2] as bytes_p99")
-    powers = [f"length(bin(greatest({name}, 1))) - 1 as {name}" for name in ("bytes", "rows")]
-    bin_of = f"(second - {bins.first}) div {bins.width} as bin"
-    second_sets = (("stream", "writer", "second"), ("stream", "second"), ("second",))
-    in_seconds = seconds.groupingSets(second_sets, "stream", "writer", "second").agg(*map(f.expr, SUMS))
-    columns = ("stream", "writer", "token", "serial", "rows", "bytes", "committed_ms")
+def count_facts(
+    driver: Driver,
+    facts: Partitions,
+    *,
+    bins: Bins,
+    width: int,
+    top: int,
+    epoch_starts: Sequence[EpochStart],
+) -> dict[str, Any]:
+    """Count facts (`FACTS`). The names of the results are those of `Measurements`; without facts: none.
+
+    `hours` are of `width` seconds. `voided` has the number of facts that each epoch start discarded.
+    """
+    losses = [one for one in epoch_starts if one.stream]
+    count = partial(_count, bins=bins, width=width, losses=losses)
+    tables = count_in_tasks(facts, count, partial(_merge, top))
+    if not tables:
+        return {}
+    found = {name: table.to_pylist() for name, table in tables.items()}
+    peaks = query(driver, PEAKS, facts.map(_count_seconds, SECONDS))
+    values = query(driver, PERCENTILES, facts.map(_count_values, VALUES))
+    known = {(row["name"], row["stream"], row["writer"]): row for row in values}
+    totals = found["totals"]
+    for row in totals:
+        waited = known.get(("waited_ms", row["stream"], row["writer"]), {})
+        for name in ("median", "p90", "p99", "most"):
+            row[f"{name}_seconds"] = waited[name] / 1000 if waited else None
+    sizes = [_size(known, stream) for name, stream, _ in known if name == "bytes"]
     return {
-        "totals": totals.selectExpr("*", *waited).orderBy("stream", "writer"),
-        "over_time": grouped(
-            seconds, [bin_of, "stream", "writer"], *SUMS, "max(last_ms) as last_ms", "max(token) as token"
-        ).orderBy("bin", "stream", "writer"),
-        "sizes": sizes.selectExpr("*", *of_bytes, "rows[0] as rows_median", "rows[2] as rows_p99").orderBy(
-            f.desc("bytes_most"), "stream"
-        ),
-        # Histograms of bytes and rows per fact, in powers of two.
-        "spread": grouped(with_rows, powers, "count(*) as facts").orderBy("bytes", "rows"),
-        "largest": facts.orderBy(f.desc("bytes"), "serial").limit(top).select(*columns),
-        "hours": grouped(seconds, [f"second div {width} * {width} as at"], *SUMS).orderBy("at"),
-        # The maximum of a second, by stream and writer, by stream, and of all (both None).
-        "peaks": grouped(in_seconds, ["stream", "writer"], "max(facts) as facts", "max(rows) as rows"),
+        **found,
+        "voided": {row["epoch"]: row["facts"] for row in found["voided"]},
+        "sizes": sorted(sizes, key=lambda row: (-row["bytes_most"], row["stream"])),
+        "peaks": {(row["stream"], row["writer"]): (row["facts"], row["rows"]) for row in peaks},
+        "doubles": _count_shared(driver, facts, totals),
     }
 
 
-def shared_tokens(facts: DataFrame, streams: Sequence[str]) -> dict[str, int]:
-    """Return the number of tokens that several writers used, for each of these streams that has such."""
-    if not streams:
+def query(driver: Driver, statement: str, rows: Partitions) -> list[Row]:
+    """Return the small result of a SQL statement (`Driver.query`)."""
+    found: list[Row] = driver.query(statement, rows).read_all().to_pylist()
+    return found
+
+
+def _merge(top: int, name: str, counts: Any) -> Any:
+    """Merge counts of facts, in the order of their keys."""
+    if name == "largest":
+        return counts.sort_by([("bytes", "descending"), ("serial", "ascending")]).slice(0, top)
+    return grouped(counts, KEYS[name]).sort_by([(key, "ascending") for key in KEYS[name]])
+
+
+def _count(facts: Any, *, bins: Bins, width: int, losses: Sequence[EpochStart]) -> dict[str, Any]:
+    """Count some facts: a table for each of `KEYS`, and ``largest`` with all of them."""
+    prev_token, token, rows, ms = (
+        facts[name].to_numpy() for name in ("prev_token", "token", "rows", "committed_ms")
+    )
+    seconds, ones = ms // 1000, np.ones(len(facts), np.int64)
+    names = {name: facts[name] for name in ("stream", "writer")}
+    sums = {"facts": ones, "rows": facts["rows"], "bytes": facts["bytes"]}
+    conditions = {
+        "empty": rows == 0,
+        "late": token == prev_token,
+        "skipping": token > prev_token + 1,
+        "copied": facts["copies"].to_numpy() > 1,
+    }
+    totals = {
+        **names,
+        **sums,
+        **{name: is_so.astype(np.int64) for name, is_so in conditions.items()},
+        "skipped": np.maximum(token - prev_token - 1, 0),
+        "first_ms": ms,
+        "last_ms": ms,
+        "token": token,
+    }
+    # Late facts do not move the position of their writer.
+    moves = pa.array(token, mask=conditions["late"])
+    over_time = {"bin": (seconds - bins.first) // bins.width, **names, **sums, "last_ms": ms, "token": moves}
+    with_rows = facts.filter(pa.array(rows > 0))
+    # Histograms of bytes and rows, in powers of two.
+    powers = {name: np.frexp(np.maximum(with_rows[name].to_numpy(), 1))[1] - 1 for name in ("bytes", "rows")}
+    voided = {
+        "epoch": pa.array([one.epoch for one in losses], pa.int64()),
+        "facts": pa.array([_count_void(facts, one) for one in losses], pa.int64()),
+    }
+    return {
+        "totals": pa.table(totals),
+        "over_time": pa.table(over_time),
+        "hours": pa.table({"at": seconds // width * width, **sums}),
+        "spread": pa.table({**powers, "facts": ones[: len(with_rows)]}),
+        "voided": pa.table(voided),
+        "largest": facts.select(LARGEST),
+    }
+
+
+def _count_void(facts: Any, loss: EpochStart) -> int:
+    is_earlier = pc.and_(pc.less(facts["epoch"], loss.epoch), pc.greater(facts["token"], loss.token))
+    return pc.sum(pc.and_(is_earlier, pc.equal(facts["stream"], loss.stream))).as_py() or 0
+
+
+def _count_seconds(batches: Iterable[Any]) -> Iterator[Any]:
+    """Count facts by second (`SECONDS`)."""
+    for facts in joined(batches):
+        seconds = facts["committed_ms"].to_numpy() // 1000
+        columns = [facts["stream"], facts["writer"], seconds, np.ones(len(facts), np.int64), facts["rows"]]
+        counts = grouped(pa.table(columns, SECONDS.names), SECONDS.names[:3])
+        yield from counts.cast(SECONDS).combine_chunks().to_batches()
+
+
+def _count_values(batches: Iterable[Any]) -> Iterator[Any]:
+    """Count facts by value (`VALUES`)."""
+    for facts in joined(batches):
+        with_rows = facts.filter(pc.greater(facts["rows"], 0))
+        waited = facts.filter(pc.is_valid(facts["waited_ms"]))
+        for name, some in (("bytes", with_rows), ("rows", with_rows), ("waited_ms", waited)):
+            size = len(some)
+            writers = some["writer"] if name == "waited_ms" else pa.repeat("", size)
+            columns = [pa.repeat(name, size), some["stream"], writers, some[name], np.ones(size, np.int64)]
+            counts = grouped(pa.table(columns, VALUES.names), VALUES.names[:4])
+            yield from counts.cast(VALUES).combine_chunks().to_batches()
+
+
+def _size(known: Mapping[tuple[str, str, str], Row], stream: str) -> Row:
+    """Return the percentiles of the sizes of a stream's facts."""
+    size, rows = (known[name, stream, ""] for name in ("bytes", "rows"))
+    return {
+        "stream": stream,
+        "facts": size["facts"],
+        **{f"bytes_{name}": size[name] for name in ("median", "p90", "p99", "most")},
+        **{f"rows_{name}": rows[name] for name in ("median", "p99", "most")},
+    }
+
+
+def _count_shared(driver: Driver, facts: Partitions, totals: Iterable[Row]) -> dict[str, int]:
+    """Return the number of tokens that several writers used, for each stream that has such."""
+    writers = defaultdict(list)
+    for row in totals:
+        if row["rows"]:
+            writers[row["stream"]].append(row["writer"])
+    shared = {stream: names for stream, names in writers.items() if len(names) > 1}
+    if not shared:
         return {}
-    own = facts.where(f.col("stream").isin(list(streams)) & (f.col("rows") > 0))
-    tokens = grouped(own, ["stream", "token"], "min(writer) as least", "max(writer) as most")
-    found = grouped(tokens.where("least != most"), ["stream"], "count(*) as tokens")
-    return {row["stream"]: row["tokens"] for row in collected(found)}
+    numbers = pa.array(sorted({name for names in shared.values() for name in names}), pa.string())
+    tokens = facts.map(partial(_number_tokens, pa.array([*shared], pa.string()), numbers), TOKENS)
+    return {row["stream"]: row["tokens"] for row in query(driver, SHARED, tokens)}
 
 
-def void(facts: DataFrame, epoch_starts: Sequence[EpochStart]) -> dict[int, int]:
-    """Return the number of facts that each epoch start discarded, by epoch."""
-    stream, epoch, token = map(f.col, ("stream", "epoch", "token"))
-    counts = [
-        f.count_if((stream == one.stream) & (epoch < one.epoch) & (token > one.token)).alias(str(one.epoch))
-        for one in epoch_starts
-        if one.stream
-    ]
-    (found,) = collected(facts.agg(*counts)) if counts else [{}]
-    return {int(epoch): count for epoch, count in found.items()}
+def _number_tokens(streams: Any, writers: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tokens of facts with rows of these streams (`TOKENS`)."""
+    for batch in batches:
+        is_its = pc.and_(pc.is_in(batch["stream"], streams), pc.greater(batch["rows"], 0))
+        its = batch.filter(is_its)
+        yield pa.record_batch([its["stream"], its["token"], pc.index_in(its["writer"], writers)], TOKENS)
 
 
 class WriterLag(msgspec.Struct, frozen=True):
@@ -283,7 +359,7 @@ class WriterLag(msgspec.Struct, frozen=True):
 
 
 def writer_lags(over_time: Iterable[Row], bins: Bins, *, last_ms: int) -> list[WriterLag]:
-    """Return the lags in streams with several writers, from the counts by bin (`queries`)."""
+    """Return the lags in streams with several writers, from the counts by bin (`count_facts`)."""
     counts: dict[str, dict[str, dict[int, Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in over_time:
         counts[row["stream"]][row["writer"]][row["bin"]] = row

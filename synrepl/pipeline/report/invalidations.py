@@ -1,29 +1,33 @@
 """Cache invalidations: as announced, and as expanded by workers."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+import pyarrow.compute as pc
 
 from synrepl.caches.vintages import NEWEST
-from synrepl.pipeline.report.counts import Bins, Row, collected, grouped, summed
-from synrepl.pipeline.spark import read_rows
+from synrepl.pipeline.archive.files import map_files, read_files
+from synrepl.pipeline.driver import Driver
+from synrepl.pipeline.report.counts import Bins, Row, count_in_tasks, grouped, query
+from synrepl.pipeline.source.rows import row_schema
 from synrepl.pipeline.store import Store
 from synrepl.wire import jsontext
 
 CACHES: Final = "caches"
 
-READ: Final = ("key", "row", "committed_at")
+READ: Final = row_schema(("key", "row", "committed_at"))
 
 UNREADABLE: Final = "(rows that cannot be read)"
 
 REMEMBERED: Final = 10_000
 """Maximum number of remembered meanings, of about 1 kB each."""
+
+EXPANDED_ROWS: Final = 10_000
+"""Rows whose meanings a task has in memory."""
 
 _NAME: Final = msgspec.json.Decoder(tuple[str, str])
 _KEYS: Final = msgspec.json.Decoder(list[str] | None)
@@ -82,21 +86,20 @@ MEANT: Final = pa.schema(
         "drops": pa.list_(pa.struct({"cache": pa.string(), "key": pa.string()})),
     }
 )
+"""Counts of rows by minute (since 1970) and meaning, several with the same ones.
 
-MEANT_DDL: Final = (
-    "minute bigint, rows bigint, name string, keyed bigint, whole bigint, misshapen bigint,"
-    " unreadable bigint, drops array<struct<cache: string, key: string>>"
-)
+`keyed`, `whole`, `misshapen` and `unreadable` are sums over the `rows`; `drops` are those of one row.
+"""
 
 
-def expand(rows: DataFrame) -> DataFrame:
-    """Count rows of ``caches`` (`key`, `row`, `committed_at`) by minute and meaning, per record batch.
-
-    `keyed`, `whole`, `misshapen` and `unreadable` are sums over the `rows`; `drops` are those of one row.
-    Executors need synrepl to expand names.
-    """
-    minute = f.expr("unix_seconds(committed_at) div 60").alias("minute")
-    return rows.where("row is not null").select("key", minute).mapInArrow(expand_batches, MEANT_DDL)
+def expand_files(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
+    """Expand the rows of ``caches`` in files to invalidations (`MEANT`)."""
+    paths = (path for batch in batches for path in batch["path"].to_pylist())
+    for rows in read_files(store, paths, READ):
+        its = rows.filter(pc.is_valid(rows["row"]))
+        minutes = its["committed_at"].cast(pa.int64()).to_numpy() // 60_000_000
+        announced = pa.table({"key": its["key"], "minute": minutes})
+        yield from expand_batches(announced.to_batches(max_chunksize=EXPANDED_ROWS))
 
 
 def expand_batches(batches: Iterable[Any]) -> Iterator[Any]:
@@ -128,44 +131,115 @@ class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
         return sum(row[column] for row in self.names)
 
 
-def invalidations(spark: SparkSession, archive: Store, parts: Any, bins: Bins, top: int) -> Invalidations:
-    """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes."""
-    meant = expand(read_rows(spark, archive, parts, READ)).persist()
-    drops = meant.select("rows", "name", f.inline("drops"))
-    entries = grouped(drops.where("key is not null"), ["cache", "key"], "sum(rows) as keyed").persist()
-    sums = [*map(summed, ("rows", *SUMS))]
-    names = grouped(meant, ["name"], *sums).orderBy(f.desc("rows"), "name").fillna(UNREADABLE, "name")
-    by_cache = grouped(
-        grouped(drops, ["cache", "name"], summed("rows"), "sum(if(key is null, rows, 0)) as whole"),
-        ["cache"],
-        "sum(rows) as invalidations",
-        summed("whole"),
-        "array_join(sort_array(collect_set(name)), ', ') as told_as",
-    )
-    keys = grouped(entries, ["cache"], "count(*) as keys")
-    subjects = grouped(
-        entries,
-        ["key"],
-        "sum(keyed) as invalidations",
-        "count(*) as caches",
-        "max_by(cache, struct(keyed, cache)) as mostly",
-    )
-    minutes = grouped(
-        grouped(meant, ["minute"], *sums),
-        [f"(minute * 60 - {bins.first}) div {bins.width} as bin"],
-        *sums[:3],
-        "max(keyed + whole) as busiest_minute",
-    )
-    most = f.desc("invalidations")
-    frames = {
-        "names": names.selectExpr("*", "keyed + whole as meant", "(keyed + whole) / rows as meant_per_row"),
-        "caches": by_cache.join(keys, "cache", "left").fillna(0, "keys").orderBy(most, "cache"),
-        "keys": entries.withColumnRenamed("keyed", "invalidations").orderBy(most, "cache", "key").limit(top),
-        "subjects": subjects.orderBy(most, "key").limit(top),
-        "minutes": minutes.orderBy("bin"),
+KEYS: Final = {"names": ("name",), "caches": ("cache", "name"), "minutes": ("minute",)}
+"""The counts of invalidations that are small, and their keys."""
+
+ENTRIES: Final = pa.schema([("cache", pa.string()), ("key", pa.string()), ("rows", pa.int64())])
+"""Numbers of invalidations by entry, several with the same one."""
+
+KEYS_OF_CACHES: Final = """
+SELECT cache, count(*) AS keys FROM (SELECT cache, key FROM {rows} GROUP BY cache, key) AS entries
+GROUP BY cache
+"""
+
+HOTTEST_KEYS: Final = """
+SELECT cache, key, CAST(sum(rows) AS bigint) AS invalidations FROM {rows} GROUP BY cache, key
+ORDER BY invalidations DESC, cache, key
+"""
+
+HOTTEST_SUBJECTS: Final = """
+SELECT key, CAST(sum(keyed) AS bigint) AS invalidations, count(*) AS caches,
+    max_by(cache, struct(keyed, cache)) AS mostly
+FROM (SELECT cache, key, sum(rows) AS keyed FROM {rows} GROUP BY cache, key) AS entries
+GROUP BY key
+ORDER BY invalidations DESC, key
+"""
+
+
+def invalidations(driver: Driver, archive: Store, files: Any, bins: Bins, top: int) -> Invalidations:
+    """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes.
+
+    Executors of Spark need synrepl to expand names.
+    """
+    with map_files(driver, files, partial(expand_files, archive), MEANT).kept() as meant:
+        tables = count_in_tasks(meant, _count, _merge)
+        with meant.map(_list_entries, ENTRIES).kept() as entries:
+            keys = {row["cache"]: row["keys"] for row in query(driver, KEYS_OF_CACHES, entries)}
+            return Invalidations(
+                names=_names(tables["names"]) if tables else [],
+                caches=_caches(tables["caches"], keys) if tables else [],
+                keys=query(driver, f"{HOTTEST_KEYS} LIMIT {top}", entries),
+                subjects=query(driver, f"{HOTTEST_SUBJECTS} LIMIT {top}", entries),
+                minutes=_minutes(tables["minutes"], bins) if tables else [],
+            )
+
+
+def _merge(name: str, counts: Any) -> Any:
+    return grouped(counts, KEYS[name])
+
+
+def _count(meant: Any) -> dict[str, Any]:
+    """Count some rows of `MEANT`: a table for each of `KEYS`."""
+    drops = _flatten(meant)
+    whole = pc.if_else(pc.is_null(drops["key"]), drops["rows"], 0)
+    return {
+        "names": meant.select(["name", "rows", *SUMS]),
+        "caches": drops.select(["cache", "name", "rows"]).append_column("whole", whole),
+        "minutes": meant.select(["minute", "rows", "keyed", "whole"]),
     }
-    try:
-        return Invalidations(**{name: collected(frame) for name, frame in frames.items()})
-    finally:
-        entries.unpersist()
-        meant.unpersist()
+
+
+def _list_entries(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the invalidated entries of `MEANT` (`ENTRIES`)."""
+    for batch in batches:
+        drops = _flatten(pa.Table.from_batches([batch]))
+        keyed = drops.filter(pc.is_valid(drops["key"])).select(ENTRIES.names)
+        yield from grouped(keyed, ("cache", "key")).cast(ENTRIES).combine_chunks().to_batches()
+
+
+def _flatten(meant: Any) -> Any:
+    """Return a line per drop of `MEANT`, with the `rows` and the `name` that caused it."""
+    parents = pc.list_parent_indices(meant["drops"])
+    drops = pc.list_flatten(meant["drops"])
+    columns = {name: pc.struct_field(drops, name) for name in ("cache", "key")}
+    return pa.table(columns | {name: meant[name].take(parents) for name in ("rows", "name")})
+
+
+def _names(counts: Any) -> list[Row]:
+    rows = counts.to_pylist()
+    for row in rows:
+        row["name"] = UNREADABLE if row["name"] is None else row["name"]
+        row["meant"] = row["keyed"] + row["whole"]
+        row["meant_per_row"] = row["meant"] / row["rows"]
+    return sorted(rows, key=lambda row: (-row["rows"], row["name"]))
+
+
+def _caches(counts: Any, keys: dict[str, int]) -> list[Row]:
+    """Return the counts of caches, from those by cache and name."""
+    names = defaultdict(list)
+    for cache, name in zip(counts["cache"].to_pylist(), counts["name"].to_pylist(), strict=True):
+        names[cache].append(name)
+    rows = [
+        {
+            "cache": row["cache"],
+            "invalidations": row["rows"],
+            "whole": row["whole"],
+            "keys": keys.get(row["cache"], 0),
+            "told_as": ", ".join(sorted(names[row["cache"]])),
+        }
+        for row in grouped(counts.drop_columns("name"), ["cache"]).to_pylist()
+    ]
+    return sorted(rows, key=lambda row: (-row["invalidations"], row["cache"]))
+
+
+def _minutes(counts: Any, bins: Bins) -> list[Row]:
+    """Return the counts of bins, from those by minute."""
+    numbers = (counts["minute"].to_numpy() * 60 - bins.first) // bins.width
+    columns = {name: counts[name] for name in ("rows", "keyed", "whole")}
+    meant = pc.add(counts["keyed"], counts["whole"])
+    found: list[Row] = (
+        grouped(pa.table({"bin": numbers, **columns, "busiest_minute": meant}), ["bin"])
+        .sort_by("bin")
+        .to_pylist()
+    )
+    return found

@@ -1,29 +1,27 @@
-"""Measurement of an archive: its audit, the Spark queries of a report, and the status of a daemon."""
+"""Measurement of an archive: its audit, the counts of a report, and the status of a daemon."""
 
 import http.client
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
-from multiprocessing.pool import ThreadPool
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from synrepl.http_api.routes import LEASES, METRICS, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError, NotADaemon
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.audit.comparison import compare
 from synrepl.pipeline.audit.explanation import explain
-from synrepl.pipeline.audit.file_scan import SEEN
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
+from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import counts
+from synrepl.pipeline.report.fact_scan import counted_once, facts_of, scan_facts, scans_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
-from synrepl.pipeline.spark import SparkDriver, SparkPartitions
 from synrepl.pipeline.store import Store
 
 _COUNTER: Final = re.compile(
@@ -142,12 +140,10 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
 
 STEPS: Final = 4
 DAY_SECONDS: Final = 86_400
-AT_ONCE: Final = 4
-"""Number of concurrent queries: most of them are short, and one alone leaves cores idle."""
 
 
 def measure(
-    spark: SparkSession,
+    driver: Driver,
     archive: Store,
     *,
     top: int,
@@ -166,37 +162,24 @@ def measure(
     bins = counts.bins_for(covers.first_ms, covers.last_ms)
     minutes = counts.bins_for(covers.first_ms, covers.last_ms, 60)
     width = 3600 if covers.seconds >= DAY_SECONDS else 60
-    lines = facts = seconds = counts.scan_facts(spark, archive, files, batches).persist()
-    try:
+    with ExitStack() as stack:
+        lines = stack.enter_context(scan_facts(driver, archive, files, batches).kept())
         progress("checking files", 1, STEPS)
         found = AuditFindings()
-        scans = SparkPartitions(lines.where("seen is not null").select(*SEEN.names), SEEN)
-        compared = compare(table, files, scans, found)
-        broken = explain(SparkDriver(spark), compared)
+        compared = compare(table, files, scans_of(lines), found)
+        broken = explain(driver, compared)
         progress("counting facts", 2, STEPS)
-        facts = lines.where("seen is null")
+        facts = facts_of(lines)
         if compared.facts != covers.facts or any(span.is_uneven for span in compared.spans):
             # Duplicates affect only the counts of facts. To merge them costs as much again.
-            facts = counts.counted_once(facts).persist()
-        seconds = counts.seconds_of(facts).persist()
-        shared = [stream for stream, writers in covers.writers.items() if len(writers) > 1]
+            facts = stack.enter_context(counted_once(facts, compared.facts).kept())
+        counted = counts.count_facts(
+            driver, facts, bins=bins, width=width, top=top, epoch_starts=covers.last.epoch_starts
+        )
         cached = compared.readable(covers.first_serial, covers.last.last_serial)
         cached = cached.filter(pc.equal(cached["stream"], CACHES))
-        frames = counts.queries(facts, seconds, bins=bins, width=width, top=top)
-        jobs: dict[str, Callable[[], Any]] = {
-            "doubles": lambda: counts.shared_tokens(facts, shared),
-            "voided": lambda: counts.void(facts, covers.last.epoch_starts),
-            **{name: partial(counts.collected, frame) for name, frame in frames.items()},
-        }
         if len(cached):
-            # The longest job first.
-            jobs = {"invalidations": lambda: invalidations(spark, archive, cached, minutes, top), **jobs}
-        with ThreadPool(AT_ONCE) as pool:
-            results = pool.map(lambda job: job(), jobs.values(), 1)
-        counted = dict(zip(jobs, results, strict=True))
-    finally:
-        for frame in (seconds, facts, lines):
-            frame.unpersist()
+            counted["invalidations"] = invalidations(driver, archive, cached, minutes, top)
     return Measurements(
         position=str(archive),
         top=top,
@@ -205,10 +188,9 @@ def measure(
         bins=bins,
         hours_width=width,
         batches=[batch for batch in batches if batch.facts and batch.archived_at_ms],
-        lags=counts.writer_lags(counted["over_time"], bins, last_ms=covers.last_ms),
+        lags=counts.writer_lags(counted.get("over_time", ()), bins, last_ms=covers.last_ms),
         broken=broken,
         problems=[one for one in found.listed() if one.severity == "error"],
         minutes=minutes,
-        peaks={(row["stream"], row["writer"]): (row["facts"], row["rows"]) for row in counted.pop("peaks")},
         **counted,
     )

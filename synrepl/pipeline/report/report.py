@@ -1,5 +1,6 @@
 """The job `report`: measures an archive and writes a page with its plots and tables."""
 
+import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql import SparkSession
 
 from synrepl.errors import ConfigError
 from synrepl.html.humanize import at, number, share, shortened, size, span
@@ -17,6 +17,7 @@ from synrepl.pipeline.report.charts import CHARTS, pictures
 from synrepl.pipeline.report.listings import as_csv, listings, silent_writers
 from synrepl.pipeline.report.measurement import STEPS, Measurements, ask, measure
 from synrepl.pipeline.report.verdict import Advice, findings
+from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.store import Store
 
 PAGE: Final = "index.html"
@@ -70,7 +71,7 @@ class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @retry_late_workers
 def report(
-    spark: SparkSession,
+    runner: Runner,
     archive: Store,
     out: Path,
     *,
@@ -87,12 +88,11 @@ def report(
     so. `top` is the length of rankings; `as_of` is a version of the archive, or a time. Raises
     `BadArchive`, `NotADaemon`, and `ConfigError` if matplotlib is missing or the folder cannot be written.
     """
-    try:
-        import matplotlib as mpl  # noqa: F401  # checked before a long measurement
-    except ImportError as error:
-        raise ConfigError(f"plots need matplotlib ({error}): run pip install matplotlib") from error
+    # An extra, and an error after a long measurement would come late.
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("the charts need matplotlib: run pip install 'synrepl[archive]'")
     daemon = None if url is None else ask(url, secret, ca_file)
-    measured = measure(spark, archive, top=top, daemon=daemon, as_of=as_of, progress=progress)
+    measured = measure(driver_of(runner), archive, top=top, daemon=daemon, as_of=as_of, progress=progress)
     progress("drawing", STEPS - 1, STEPS)
     made = write(measured, out)
     progress("done", STEPS, STEPS)

@@ -1,4 +1,4 @@
-"""Rows of a file become facts, wherever Spark cuts them into batches."""
+"""Rows of a file become facts, wherever they are cut into batches."""
 
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from synrepl.pipeline.report.counts import _facts
+from synrepl.pipeline.report.fact_scan import _facts
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
 SERIALS = [1, 1, 2, 3, 3, 3]
