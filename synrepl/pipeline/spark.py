@@ -1,26 +1,20 @@
 """SparkDriver: the tasks of a job on Spark."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from synrepl.pipeline.archive.files import map_files, read_files
 from synrepl.pipeline.driver import TASK, Work
 from synrepl.pipeline.packing import pack, unpack
-from synrepl.pipeline.source.rows import COLUMNS, row_schema, spark_schema
-from synrepl.pipeline.store import BadArchive, Store
+from synrepl.pipeline.store import BadArchive
 
 PACKED: Final = "`batch` binary NOT NULL"
-
-NAMED_FILES: Final = 1_000
-"""Maximum number of files that Spark reads by itself: its driver keeps the name and state of each."""
 
 _BAD_ARCHIVE: Final = re.compile(
     rf"{re.escape(BadArchive.__module__)}\.BadArchive: (.+?)\s*(?:\\n|$)", re.MULTILINE
@@ -95,33 +89,6 @@ class SparkPartitions:
 def frame_of(session: SparkSession, table: Any) -> DataFrame:
     """Return an Arrow table as a frame. Chunks of columns are combined, as Spark would lose rows of some."""
     return session.createDataFrame(table.combine_chunks())
-
-
-def read_rows(session: SparkSession, store: Store, files: Any, columns: Sequence[str] = COLUMNS) -> DataFrame:
-    """Return the rows of these files (rows of `ArchiveTable.files`), unordered.
-
-    Files are read by name, as the folders also have files of other versions. Spark itself reads only up to
-    `NAMED_FILES` local files; for an object store it would need jars.
-    """
-    schema = spark_schema(tuple(columns))
-    if not len(files):
-        return session.createDataFrame([], schema.replace(" NOT NULL", ""))
-    if store.is_local and len(files) <= NAMED_FILES:
-        return session.read.schema(schema).parquet(*map(store.uri, files["path"].to_pylist()))
-    rows = row_schema(tuple(columns))
-    return map_to_frame(session, files, partial(_read_named, store, rows), rows)
-
-
-def map_to_frame(session: SparkSession, files: Any, work: Work, schema: Any) -> DataFrame:
-    """Return the results of `map_files` as a frame."""
-    found = map_files(SparkDriver(session), files, work, schema)
-    assert isinstance(found, SparkPartitions)
-    return found.frame
-
-
-def _read_named(store: Store, schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        yield from read_files(store, batch["path"].to_pylist(), schema)
 
 
 def _pack_batches(batches: Iterable[Any]) -> Iterator[Any]:

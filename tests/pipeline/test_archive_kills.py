@@ -15,7 +15,6 @@ from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
-from synrepl.pipeline.spark import read_rows
 from synrepl.pipeline.store import Store
 from tests.pipeline.clusters import connect_server
 from tests.pipeline.kills import ArchiveProcess
@@ -88,7 +87,7 @@ def test_kills_of_two_jobs_at_once(daemon: Daemon, store: Store, remote: str, sp
     expected = (FACTS, FACTS, 1, FACTS, FACTS * (FACTS + 1) // 2, digest)
     assert expected == by_duckdb(store)
     assert expected == by_polars(store)
-    rows = read_rows(spark, store, ArchiveTable(store).files)
+    rows = spark.read.parquet(*map(store.uri, ArchiveTable(store).files["path"].to_pylist()))
     found = spark.sql(f"SELECT {COUNTED} FROM {{rows}}", rows=rows).collect()
     assert [expected] == [tuple(row) for row in found]
     assert audit(spark, store, url=daemon.url).is_clean
