@@ -7,13 +7,15 @@ from typing import Any
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.files import WrittenFile, write_files
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.keys import KeyExtractor
-from synrepl.pipeline.source.rows import FACTS, explode
+from synrepl.pipeline.snapshot.snapshot import LAST, read_snapshot
+from synrepl.pipeline.source.rows import FACTS, ROWS, explode
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
@@ -106,3 +108,29 @@ def paths_of(position: Path | str) -> list[str]:
     """The files of an archive, in order of serial."""
     paths: list[str] = ArchiveTable(Store(str(position))).files["path"].to_pylist()
     return paths
+
+
+def rows_of_archive(position: Path | str) -> Any:
+    """All rows of an archive, with all columns, as one Arrow table in order of serial and seq."""
+    store = Store(str(position))
+    found = [read_rows(store, path, ROWS) for path in paths_of(position)]
+    rows = pa.concat_tables(found) if found else ROWS.empty_table()
+    return rows.sort_by([("serial", "ascending"), ("seq", "ascending")]).combine_chunks()
+
+
+def rows_of_snapshot(position: Path | str) -> Any:
+    """All rows of a snapshot, with all columns, as one Arrow table in the order of its files."""
+    store = Store(str(position))
+    snapshot = read_snapshot(store)
+    assert snapshot is not None
+    found = []
+    for file in snapshot.files:
+        assert (file.sha256, file.bytes) == (store.sha256(file.path), store.size(file.path))
+        found.append(read_rows(store, file.path, LAST))
+    return (pa.concat_tables(found) if found else LAST.empty_table()).combine_chunks()
+
+
+def read_rows(store: Store, path: str, schema: Any) -> Any:
+    """The rows of a file."""
+    with store.open(path) as source:
+        return pq.ParquetFile(source).read().cast(schema)

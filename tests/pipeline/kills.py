@@ -1,28 +1,31 @@
-"""The archive job as a process of its own, which can be killed at a point, or at any time."""
+"""Jobs as processes of their own, which can be killed at a point, or at any time."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from tests.pipeline.clusters import QUICK
 from tests.service.processes import ROOT
 
-__all__ = ["ArchiveProcess"]
+__all__ = ["ArchiveProcess", "Engine", "JobProcess", "LocalProcess"]
+
+Engine = Literal["local", "spark"]
 
 PATIENCE_SECONDS: Final = 300.0
 
 PROGRAM: Final = """
 import json, os, signal, sys
 from synrepl.pipeline.archive.archive import archive
-from synrepl.pipeline.session import session
 from synrepl.pipeline.store import Store
 
-url, place, facts, point, count, remote, conf = sys.argv[1:]
+url, place, facts, point, count, engine, remote, conf = sys.argv[1:]
 seen = 0
 
 def at(now):
@@ -36,42 +39,62 @@ def at(now):
 if point in ("request", "answer"):
     # The server kills.
     os.environ["AWS_ACCESS_KEY_ID"] = f"kill-{point}-{count}-{os.getpid()}"
-if remote:
-    spark = session(app="archive", remote=remote)
+if engine == "local":
+    from synrepl.pipeline.local import LocalDriver
+    runner = LocalDriver(threads=2)
 else:
-    spark = session(app="archive", master="local[2]", conf=json.loads(conf))
+    from synrepl.pipeline.session import session
+    where = {"remote": remote} if remote else {"master": "local[2]", "conf": json.loads(conf)}
+    runner = session(app="archive", **where)
 print("started", flush=True)
-done = archive(spark, url, Store(place), batch_facts=int(facts), at=at)
+done = archive(runner, url, Store(place), batch_facts=int(facts), at=at)
+assert engine == "spark" or "pyspark" not in sys.modules
 print("done", done.serial, flush=True)
 """
 
+LOCAL_PROGRAM: Final = """
+import sys
+from synrepl.pipeline.archive.optimize import optimize
+from synrepl.pipeline.local import LocalDriver
+from synrepl.pipeline.replay import replay
+from synrepl.pipeline.snapshot.compact import compact
+from synrepl.pipeline.store import Store
 
-class ArchiveProcess:
-    """One run, with a Spark of its own or on the Connect server `remote`.
+job, place, other = sys.argv[1:]
+write = Store.write
 
-    It prints ``started``, ``data`` and ``commit`` for each batch, and ``done``.
+def at(*now):
+    print("at", *now, flush=True)
 
-    It is killed at the point ``data`` or ``commit`` of the batch `count`, or by the server of
-    `object_stores.s3_bucket` at the point ``request`` or ``answer`` of its commit.
-    """
+def told(store, name, data):
+    write(store, name, data)
+    at("file", name)
 
-    def __init__(
-        self,
-        url: str,
-        position: Path | str,
-        *,
-        batch_facts: int,
-        point: str = "",
-        count: int = 1,
-        remote: str = "",
-    ) -> None:
-        settings = [str(batch_facts), point, str(count), remote, json.dumps(QUICK)]
-        arguments = [url, str(position), *settings]
+Store.write = told
+with LocalDriver(threads=2) as driver:
+    print("started", flush=True)
+    match job:
+        case "compact":
+            compact(driver, Store(place), Store(other), file_rows=500, progress=at)
+        case "optimize":
+            optimize(driver, Store(place), progress=at)
+        case "replay":
+            replay(driver, Store(place), other, name="once", progress=at)
+print("done", flush=True)
+"""
+
+
+class JobProcess:
+    """A program that prints ``started`` when it has what it runs on, and ``done`` at its end."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
         self.lines: list[str] = []
         self._changed = threading.Condition()
+        # What a killed one leaves.
+        self._folder = tempfile.mkdtemp(prefix="synrepl-kills-")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            [sys.executable, "-c", program, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": self._folder},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -81,6 +104,11 @@ class ArchiveProcess:
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has said that all is done."""
+        return any(line.startswith("done") for line in self.lines)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -102,11 +130,16 @@ class ArchiveProcess:
                 PATIENCE_SECONDS,
             )
 
-    def kill_after(self, seconds: float) -> None:
-        """Kill it, and all that it started, so long after now; sooner if it ends by itself."""
+    def kill_after(self, seconds: float) -> bool:
+        """Kill it, and all that it started, so long after now. Gives whether it was at work then.
+
+        If it ended before, it has done its work.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._process.poll() is not None, seconds)
         self.kill()
+        assert self.is_done or self._process.returncode == -signal.SIGKILL, self.lines
+        return not self.is_done
 
     def kill(self) -> None:
         """End it and all that it started, now."""
@@ -120,4 +153,39 @@ class ArchiveProcess:
         """Until it has ended; gives the exit code. Raises `subprocess.TimeoutExpired`."""
         code = self._process.wait(seconds)
         self._thread.join(PATIENCE_SECONDS)
+        shutil.rmtree(self._folder, ignore_errors=True)
         return code
+
+
+class ArchiveProcess(JobProcess):
+    """One run of `archive`: local, or with a Spark of its own, or on the Connect server `remote`.
+
+    It prints ``data`` and ``commit`` for each batch, too.
+
+    It is killed at the point ``data`` or ``commit`` of the batch `count`, or by the server of
+    `object_stores.s3_bucket` at the point ``request`` or ``answer`` of its commit.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        position: Path | str,
+        *,
+        batch_facts: int,
+        point: str = "",
+        count: int = 1,
+        engine: Engine = "spark",
+        remote: str = "",
+    ) -> None:
+        settings = [str(batch_facts), point, str(count), engine, remote, json.dumps(QUICK)]
+        super().__init__(PROGRAM, url, str(position), *settings)
+
+
+class LocalProcess(JobProcess):
+    """One local run of ``compact ARCHIVE SNAPSHOT``, ``optimize ARCHIVE`` or ``replay ARCHIVE URL``.
+
+    It prints ``at`` for each step that it has done, and for each file that it has written.
+    """
+
+    def __init__(self, job: str, position: Path | str, other: Path | str = "") -> None:
+        super().__init__(LOCAL_PROGRAM, job, str(position), str(other))

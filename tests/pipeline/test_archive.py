@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,13 +17,14 @@ from synrepl.pipeline.archive import archive as archiving
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
+from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
 from synrepl.wire import jsontext
 from tests.pipeline.archives import counted_by_the_manual, paths_of
-from tests.pipeline.kills import ArchiveProcess
+from tests.pipeline.kills import ArchiveProcess, Engine
 from tests.processes.loading import changelog, report, size
 from tests.processes.replicas import Load, Member, fill
 from tests.service.processes import Daemon
@@ -239,30 +241,40 @@ def test_two_jobs_at_once(daemon: Daemon, runner: Runner, tmp_path: Path) -> Non
 
 
 def test_kills_while_writers_append(runner: Runner, tmp_path: Path) -> None:
-    """With -9, right after a commit; in long runs also between data and commit, and
-    twenty times at any time, while a million facts come in."""
+    """With -9, between data and commit and right after a commit, and at any time, while facts come in; in
+    short runs on Spark right after a commit only, in long ones while a million facts come in."""
     position, chance = tmp_path / "archive", random.Random(7)
-    kills, enough = size(0, 20), size(2_000, 1_000_000)
+    engine: Engine = "local" if isinstance(runner, LocalDriver) else "spark"
+    if engine == "local":
+        points, kills, batch_facts = size(3, 20), size(3, 20), size(50, 10_000)
+    else:
+        points, kills, batch_facts = size(1, 2), size(0, 20), size(300, 10_000)
+    enough = size(2_000, 1_000_000)
     member = Member(tmp_path, "primary")
     try:
         with Load([member], pause=size(50, 2) / 1000, most=size(20, 800)) as load:
             load.wait_for(size(1_000, 20_000), seconds=600)
-            for point in ("data", "commit") if kills else ("commit",):
+            for number in range(points):
+                point = ("commit", "data")[number % 2]
+                load.wait_for(2 * batch_facts, seconds=600)
                 run = ArchiveProcess(
-                    member.url, position, batch_facts=size(300, 10_000), point=point, count=2
+                    member.url, position, batch_facts=batch_facts, point=point, count=2, engine=engine
                 )
-                assert run.wait() < 0, run.lines
+                assert run.wait() == -signal.SIGKILL, run.lines
             killed = 0
             while killed < kills:
-                run = ArchiveProcess(member.url, position, batch_facts=10_000)
+                run = ArchiveProcess(member.url, position, batch_facts=batch_facts, engine=engine)
                 run.wait_for("started")
-                run.kill_after(chance.uniform(0, 15))
-                killed += not any(line.startswith("done") for line in run.lines)
-            load.wait_for(enough - len(load.acknowledged), seconds=3_600)
+                killed += run.kill_after(chance.uniform(0, size(2, 5) if engine == "local" else 15))
+            partly = batches(Store(str(position)))[-1].last_serial
+            load.wait_for(max(0, enough - len(load.acknowledged)), seconds=3_600)
         archive(runner, member.url, Store(str(position)), batch_facts=size(5_000, 100_000))
         facts = member.facts()
         found = check(position, facts)
     finally:
         member.close()
-    report(f"{killed + 1 + bool(kills)} kills, {len(facts):,} facts in {len(found)} batches")
+    report(
+        f"{points} kills at a point, {killed} at any time, up to serial {partly:,};"
+        f" {len(facts):,} facts in {len(found)} batches"
+    )
     assert len(facts) >= enough

@@ -1,5 +1,6 @@
 """A million facts archived on an object store by two jobs at once, which are killed at each commit edge."""
 
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
+from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.store import Store
 from tests.pipeline.clusters import connect_server
 from tests.pipeline.kills import ArchiveProcess
@@ -66,54 +68,101 @@ def remote(store: Store) -> Iterator[str]:
         yield url
 
 
+LOCAL: Final = "local"
+"""The place of a local job; that of a Spark of its own is empty, and others are servers of Spark Connect."""
+
+
+@pytest.mark.slow
+def test_kills_of_two_local_jobs_at_once(daemon: Daemon, store: Store) -> None:
+    """Each fact is there once, for every reader of Delta tables; the history has one version a batch."""
+    kill_two_jobs(daemon, store, [LOCAL] * (KILLS // 2), [LOCAL] * (KILLS // 2))
+
+    with LocalDriver(threads=2) as driver:
+        assert audit(driver, store, url=daemon.url).is_clean
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_kills_of_two_jobs_at_once(daemon: Daemon, store: Store, remote: str, spark: "SparkSession") -> None:
-    """Each fact is there once, for every reader of Delta tables; the history has one version a batch."""
-    until = time.monotonic() + SECONDS
-    places = [remote] * (KILLS // 2)
+    """The same of two jobs on Spark."""
     # A job with a Spark of its own takes longer to start.
-    places[0] = ""
+    places = ["", *[remote] * (KILLS // 2 - 1)]
+    kill_two_jobs(daemon, store, places, places)
+
+    check_by_spark(daemon, store, spark)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_kills_of_jobs_of_both_engines_at_once(
+    daemon: Daemon, store: Store, remote: str, spark: "SparkSession"
+) -> None:
+    """The same of a job on Spark and a local one: they race as two of one engine do."""
+    kill_two_jobs(daemon, store, [remote] * (KILLS // 2), [LOCAL] * (KILLS // 2))
+
+    check_by_spark(daemon, store, spark)
+
+
+def kill_two_jobs(daemon: Daemon, store: Store, first: Sequence[str], second: Sequence[str]) -> None:
+    """Run two jobs at once, each killed in each of its places, and then to their ends. Check the archive."""
+    until = time.monotonic() + SECONDS
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(killed, daemon.url, store, places, shift, until) for shift in (0, 2)]
-        assert [KILLS // 2] * 2 == [job.result() for job in jobs]
+        given = (first, 0), (second, 2)
+        jobs = [pool.submit(killed, daemon.url, store, places, shift, until) for places, shift in given]
+        assert [len(first), len(second)] == [job.result() for job in jobs]
     partly = ArchiveTable(store).end.last_serial
     assert 0 < partly < FACTS
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(finished, daemon.url, store, remote, until) for _ in range(2)]
+        jobs = [pool.submit(finished, daemon.url, store, places[-1], until) for places in (first, second)]
         assert [FACTS] * 2 == [job.result() for job in jobs]
 
-    digest = BlockingClient(daemon.url).json(STATUS.request())["digest"]
-    expected = (FACTS, FACTS, 1, FACTS, FACTS * (FACTS + 1) // 2, digest)
+    expected = expected_of(daemon)
     assert expected == by_duckdb(store)
     assert expected == by_polars(store)
-    rows = spark.read.parquet(*map(store.uri, ArchiveTable(store).files["path"].to_pylist()))
-    found = spark.sql(f"SELECT {COUNTED} FROM {{rows}}", rows=rows).collect()
-    assert [expected] == [tuple(row) for row in found]
-    assert audit(spark, store, url=daemon.url).is_clean
     check_history(store)
     report(f"{KILLS} kills up to serial {partly:,}, {len(ArchiveTable(store).batches())} batches")
+
+
+def expected_of(daemon: Daemon) -> tuple[Any, ...]:
+    """What `COUNTED` is of an archive that has each fact of the daemon once."""
+    digest = BlockingClient(daemon.url).json(STATUS.request())["digest"]
+    return FACTS, FACTS, 1, FACTS, FACTS * (FACTS + 1) // 2, digest
+
+
+def check_by_spark(daemon: Daemon, store: Store, spark: "SparkSession") -> None:
+    """The archive is what Spark reads, too."""
+    rows = spark.read.parquet(*map(store.uri, ArchiveTable(store).files["path"].to_pylist()))
+    found = spark.sql(f"SELECT {COUNTED} FROM {{rows}}", rows=rows).collect()
+    assert [expected_of(daemon)] == [tuple(row) for row in found]
+    assert audit(spark, store, url=daemon.url).is_clean
+
+
+def run_in(place: str) -> dict[str, Any]:
+    """The arguments of a job in this place."""
+    return {"engine": "local"} if place == LOCAL else {"engine": "spark", "remote": place}
 
 
 def killed(url: str, store: Store, places: Sequence[str], shift: int, until: float) -> int:
     """Run a job in each place, one after the other, and kill it. Gives the number of kills."""
     found = 0
-    for number, remote in enumerate(places):
+    for number, place in enumerate(places):
         began = time.monotonic()
         point, count = POINTS[(number + shift) % 4], 1 + number % 2
-        run = ArchiveProcess(url, store.location, batch_facts=10_000, point=point, count=count, remote=remote)
+        run = ArchiveProcess(
+            url, store.location, batch_facts=10_000, point=point, count=count, **run_in(place)
+        )
         try:
-            found += run.wait(until - time.monotonic()) < 0
+            found += run.wait(until - time.monotonic()) == -signal.SIGKILL
         finally:
             run.kill()
         report(f"{point} {count} {time.monotonic() - began:.1f} s: {run.lines}")
-        assert not any(line.startswith("done") for line in run.lines), run.lines
+        assert not run.is_done, run.lines
     return found
 
 
-def finished(url: str, store: Store, remote: str, until: float) -> int:
+def finished(url: str, store: Store, place: str, until: float) -> int:
     """Run a job to its end. Gives the serial at which it says that the archive ends."""
-    run = ArchiveProcess(url, store.location, batch_facts=50_000, remote=remote)
+    run = ArchiveProcess(url, store.location, batch_facts=50_000, **run_in(place))
     try:
         assert run.wait(until - time.monotonic()) == 0, run.lines
     finally:
