@@ -4,8 +4,10 @@ The jobs are imported by the commands that run them: Spark takes seconds to impo
 """
 
 import importlib.util
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -80,6 +82,13 @@ ENGINES: Final = ("local", "spark")
 START_SHARE: Final = 0.5
 """A job of whose time the start of Spark takes a greater part than this says how to do without it."""
 
+ENDING: Final = (signal.SIGINT, signal.SIGTERM)
+
+GRACE_SECONDS: Final = 2.0
+"""The time that a local job has to end by itself after a signal."""
+
+INTERRUPTED: Final = "interrupted before the job ended"
+
 engine_option = click.option(
     "--engine",
     type=click.Choice(ENGINES),
@@ -128,7 +137,9 @@ def pipeline_job(
                 if engine == "spark":
                     runner: Any = _start_spark(memory, spark)
                 else:
-                    runner = stack.enter_context(_local_driver(memory))
+                    runner = _local_driver(memory)
+                    stack.enter_context(_ending_soon(runner))
+                    stack.enter_context(runner)
                 started = time.monotonic()
                 from synrepl.pipeline.store import Store
 
@@ -176,27 +187,74 @@ def job_errors(daemon: DaemonTarget | None) -> Iterator[None]:
     """
     if daemon is not None:
         daemon.ask_status()
+    received: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
     # SIGTERM ends the job as SIGINT does: work in progress is committed in whole or not at all.
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = [(number, signal.signal(number, interrupt)) for number in ENDING]
     try:
         yield
-    except ConnectError as error:
-        raise CliError(f"the daemon does not respond: {error}") from error
-    except HttpError as error:
-        raise CliError(f"the daemon refuses the request: {error.code}: {error.message}") from error
-    except OSError as error:
-        # An error of the file system of the archive.
-        raise CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
     except KeyboardInterrupt:
-        raise CliError("interrupted before the job ended") from None
+        raise CliError(INTERRUPTED) from None
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("pyspark", "py4j", "grpc"):
+        # Libraries make other errors of it.
+        why = INTERRUPTED if received else _expected_failure(error)
+        if not why:
             raise
-        raise CliError(explain_failure(error)) from error
+        raise CliError(why) from error
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _expected_failure(error: Exception) -> str:
+    """Return the message of a failure that is no fault of the program; empty for others."""
+    if isinstance(error, ConnectError):
+        return f"the daemon does not respond: {error}"
+    if isinstance(error, HttpError):
+        return f"the daemon refuses the request: {error.code}: {error.message}"
+    if isinstance(error, OSError):
+        # An error of the file system of the archive.
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    is_of_spark = type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc")
+    return explain_failure(error) if is_of_spark else ""
+
+
+@contextmanager
+def _ending_soon(driver: "LocalDriver") -> Iterator[None]:
+    """After a signal, end the process within `GRACE_SECONDS`, whatever its tasks and libraries still do.
+
+    They cannot be interrupted: a task may retry for a minute, and a statement of SQL may take as long. For
+    what is stored this is a kill, which is whole or nothing. A job that has its own handlers ends by itself.
+    """
+    handlers = {int(number): signal.getsignal(number) for number in ENDING}
+    has_ended = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        # Python writes the numbers of signals, even while the main thread is within a library.
+        while byte := os.read(reader, 1):
+            is_ours = byte[0] in handlers and signal.getsignal(byte[0]) is handlers[byte[0]]
+            if is_ours and not has_ended.wait(GRACE_SECONDS):
+                driver.remove_files()
+                click.echo(f"Error: {INTERRUPTED}", err=True)
+                os._exit(CliError.exit_code)
+
+    thread = threading.Thread(target=watch, name="synrepl-signals", daemon=True)
+    before = signal.set_wakeup_fd(writer)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        has_ended.set()
+        os.close(writer)
+        thread.join()
+        os.close(reader)
 
 
 def _read_settings(given: Iterable[str]) -> dict[str, str]:

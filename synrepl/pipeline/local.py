@@ -5,6 +5,7 @@ What tasks give to each other goes through files, so that memory does not grow w
 
 import os
 import re
+import shutil
 import tempfile
 import threading
 from collections import deque
@@ -81,6 +82,10 @@ class LocalDriver:
     def __exit__(self, *exception: object) -> None:
         self._pool.shutdown(cancel_futures=True)
         self._folder.cleanup()
+
+    def remove_files(self) -> None:
+        """Remove the files between tasks, even while there are tasks: for a process that ends now."""
+        shutil.rmtree(self._folder.name, ignore_errors=True)
 
     @property
     def parallelism(self) -> int:
