@@ -1,0 +1,134 @@
+"""What one engine began, the other goes on with: archives, snapshots and tables."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from deltalake import DeltaTable
+
+from synrepl.http_api.routes import APPEND, STATUS
+from synrepl.http_client import BlockingClient
+from synrepl.pipeline.archive.archive import archive
+from synrepl.pipeline.archive.optimize import optimize
+from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.audit.audit import audit
+from synrepl.pipeline.local import LocalDriver
+from synrepl.pipeline.runner import Runner
+from synrepl.pipeline.snapshot.compact import compact
+from synrepl.pipeline.snapshot.snapshot import read_snapshot
+from synrepl.pipeline.store import Store
+from synrepl.pipeline.tables.declarations import TABLES
+from synrepl.pipeline.tables.tables import update_tables
+from tests.pipeline import archives
+from tests.pipeline.days import Day
+from tests.processes.replicas import fill
+from tests.service.processes import Daemon
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS: Final = [("local", "spark", "local"), ("spark", "local", "spark")]
+"""Which engine takes which of three parts."""
+
+STREAMS: Final = ("events", "caches", "receipts", "push_rules")
+
+
+@pytest.fixture
+def runners(spark: "SparkSession") -> Iterator[dict[str, Runner]]:
+    """Both engines by name."""
+    with LocalDriver(threads=2) as driver:
+        yield {"local": driver, "spark": spark}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with the first 1,500 facts of three parts."""
+    (tmp_path / "daemon").mkdir()
+    fill(tmp_path / "daemon" / "synrepl.db", 1_500, streams=STREAMS)
+    with Daemon(tmp_path / "daemon") as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_archive_that_the_other_engine_began(
+    runners: dict[str, Runner], daemon: Daemon, tmp_path: Path, order: Sequence[str]
+) -> None:
+    """It equals one that one engine wrote at once: each row, and what its table records of its end."""
+    client = BlockingClient(daemon.url)
+    stores = {name: Store(str(tmp_path / name)) for name in ("in-turn", "local", "spark")}
+    ends = []
+    for part, name in enumerate(order):
+        if part:
+            rows = [[[f"@user{number}:h"], [f"@also{number % 7}:h"]] for number in range(700)]
+            body = json.dumps({"facts": rows, "writer": f"writer{part}"}).encode()
+            client.json(APPEND.request("push_rules"), body)
+        done = archive(runners[name], daemon.url, stores["in-turn"], batch_facts=400)
+        assert 0 == archive(runners[order[part - 1]], daemon.url, stores["in-turn"]).facts
+        ends.append((done.batches, done.facts, done.serial))
+        if part == 1:
+            assert optimize(runners[name], stores["in-turn"]).merged > 0
+    for name in ("local", "spark"):
+        archive(runners[name], daemon.url, stores[name])
+
+    assert [(4, 1_500, 1_500), (2, 700, 2_200), (2, 700, 2_900)] == ends
+    found = archives.rows_of_archive(stores["in-turn"].location)
+    assert 1_500 + 4 * 700 == len(found)
+    assert client.json(STATUS.request())["digest"] == ArchiveTable(stores["in-turn"]).end.digest
+    for name in ("local", "spark"):
+        assert archives.rows_of_archive(stores[name].location) == found
+        assert standing(stores[name]) == standing(stores["in-turn"])
+        audited = audit(runners[name], stores["in-turn"], url=daemon.url, deep=True)
+        assert audited.is_clean, audited.findings
+
+
+def standing(store: Store) -> tuple[Any, ...]:
+    """Where an archive ends, by its table."""
+    end = ArchiveTable(store).end
+    return end.last_serial, end.epoch, end.digest, end.end, end.history, end.server_name, end.epoch_starts
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_snapshot_and_tables_that_the_other_engine_began(
+    runners: dict[str, Runner], tmp_path: Path, order: Sequence[str]
+) -> None:
+    """They equal those that one engine made at once, row for row."""
+    day = Day(3_000)
+    position = Store(str(tmp_path / "archive"))
+    third = len(day.facts) // 3
+    for part, name in enumerate(order):
+        some = day.facts[part * third : (part + 1) * third if part < 2 else None]
+        archives.archive(position.location, some, batch_facts=200)
+        made = compact(runners[name], position, Store(str(tmp_path / "in-turn" / "snapshot")))
+        updated = update_tables(runners[name], position, str(tmp_path / "in-turn" / "tables"))
+        assert (True, part == 0) == (made.is_new, made.full)
+        assert {(True, part == 0, some[-1].serial)} == {
+            (one.is_new, one.full, one.serial) for one in updated.tables
+        }
+    for name in ("local", "spark"):
+        compact(runners[name], position, Store(str(tmp_path / name / "snapshot")))
+        update_tables(runners[name], position, str(tmp_path / name / "tables"))
+
+    rows = archives.rows_of_snapshot(tmp_path / "in-turn" / "snapshot")
+    assert 0 < len(rows) < len(archives.rows_of_archive(position.location))
+    for name in ("local", "spark"):
+        assert archives.rows_of_snapshot(tmp_path / name / "snapshot") == rows
+        assert folded(tmp_path / name) == folded(tmp_path / "in-turn")
+        for table in TABLES:
+            assert rows_of_table(tmp_path / name, table) == rows_of_table(tmp_path / "in-turn", table)
+
+
+def folded(folder: Path) -> tuple[Any, ...]:
+    """What a snapshot says of itself, without its files and times."""
+    found = read_snapshot(Store(str(folder / "snapshot")))
+    assert found is not None
+    place = found.epoch, found.serial, found.digest, found.clock, found.epoch_starts, found.archive_version
+    return *place, found.facts, found.rows, found.keys
+
+
+def rows_of_table(folder: Path, name: str) -> list[dict[str, Any]]:
+    """All rows of a table with all columns, in an order of their own."""
+    rows = DeltaTable(folder / "tables" / name).to_pyarrow_table().to_pylist()
+    assert rows
+    return sorted(rows, key=repr)
