@@ -49,6 +49,7 @@ SLOW: Final = (
     "pipeline/test_session.py::test_a_whole_life",
     "pipeline/test_session.py::test_a_spark_that_cannot_start",
     "pipeline/test_source.py::test_the_source_travels",
+    "pipeline/test_without_spark.py::test_a_job",
     # Models of random operations, where another one runs on the engine in memory.
     "storage/test_log_model.py::AdoptModelOnSQLiteTests",
     "storage/ids/test_definitions",
