@@ -43,6 +43,7 @@ SLOW: Final = (
     "pipeline/test_damage",
     "pipeline/test_frames",
     "pipeline/test_local_kills",
+    "pipeline/test_local_memory",
     "pipeline/test_local_signals",
     "pipeline/test_remote",
     "pipeline/test_report_page",

@@ -1,6 +1,7 @@
 """Archives for tests, written as the archive job writes them, without Spark and without a daemon."""
 
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,46 @@ def paths_of(position: Path | str) -> list[str]:
     """The files of an archive, in order of serial."""
     paths: list[str] = ArchiveTable(Store(str(position))).files["path"].to_pylist()
     return paths
+
+
+LARGE_STREAMS = ("receipts", "events", "caches", "push_rules")
+
+
+def large_archive(position: Path | str, count: int, *, batch_facts: int = 200_000) -> None:
+    """A new archive of so many facts of one row; almost half of the rows have a key of their own."""
+    store = Store(str(position))
+    committer, extractor = BatchCommitter(store, LOG), KeyExtractor()
+    digest, tokens = EMPTY, dict.fromkeys(LARGE_STREAMS, 0)
+    for first in range(1, count + 1, batch_facts):
+        lines: list[tuple[Any, ...]] = []
+        for serial in range(first, min(first + batch_facts, count + 1)):
+            stream = LARGE_STREAMS[serial % 4]
+            row, at_ms = large_row(stream, serial), BEGAN_MS + serial * 10
+            before, tokens[stream] = tokens[stream], tokens[stream] + 1
+            # `chain`, inlined: a call for each of ten million facts takes long.
+            text = f"{digest} {serial} 1 {stream} w {before} {before + 1} {at_ms} {row}"
+            digest = sha256(text.encode()).hexdigest()
+            lines.append((serial, 1, stream, "w", before, before + 1, row, at_ms, digest))
+        columns = [
+            pa.array(of, field.type) for of, field in zip(zip(*lines, strict=True), FACTS, strict=True)
+        ]
+        rows = extractor.with_keys(explode(pa.record_batch(columns, FACTS)))
+        committer.commit(list(write_files(store, [rows])), now_ms=at_ms + ARCHIVED_MS)
+
+
+def large_row(stream: str, serial: int) -> str:
+    """The rows of a fact of a large archive."""
+    user, room = serial % 7_777, serial % 1_000
+    match stream:
+        case "receipts":
+            return f'[["!r{room}:h","m.read","@u{user}:h","$e{serial}",null,{{"ts":{serial}}}]]'
+        case "events":
+            fields = f'"$e{serial}:h","!r{room}:h","m.room.message",null,null,null,null,false,false'
+            return f'[["ev",[{fields}]]]'
+        case "caches":
+            return f'[["get_rooms_for_user",["@u{user}:h"],{serial}]]'
+        case _:
+            return f'[["@u{serial % 777}:h"]]'
 
 
 def rows_of_archive(position: Path | str) -> Any:
