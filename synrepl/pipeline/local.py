@@ -3,6 +3,7 @@
 What tasks give to each other goes through files, so that memory does not grow with the archive.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -34,6 +35,10 @@ AHEAD: Final = 4
 LOOK_SECONDS: Final = 0.1
 """How often a task that waits for its reader looks whether there is one."""
 
+PREFIX: Final = "synrepl-local-"
+LOCK: Final = "lock"
+"""A file that is locked as long as the process lives that has the folder."""
+
 TASK_BYTES: Final = 256 << 20
 """What a task needs at most, as a rule."""
 
@@ -63,7 +68,8 @@ class LocalDriver:
     """Runs tasks in `threads` threads, until the end of its context.
 
     By default there is a thread for each core, and fewer in less `memory` (bytes) than `TASK_BYTES` for each.
-    The files between tasks are in a new folder in `folder` (default: that of the system for such files).
+    The files between tasks are in a new folder in `folder` (default: that of the system for such files). The
+    folders that killed processes have left there are removed.
     """
 
     def __init__(
@@ -72,7 +78,9 @@ class LocalDriver:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._memory = memory
         self._threads = threads or max(1, min(cores, memory // TASK_BYTES))
-        self._folder = tempfile.TemporaryDirectory(prefix="synrepl-local-", dir=folder)
+        _remove_abandoned(Path(folder or tempfile.gettempdir()))
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder)
+        self._lock = _locked(Path(self._folder.name))
         self._pool = ThreadPoolExecutor(self._threads, "synrepl-task")
         self._count = 0
 
@@ -82,6 +90,7 @@ class LocalDriver:
     def __exit__(self, *exception: object) -> None:
         self._pool.shutdown(cancel_futures=True)
         self._folder.cleanup()
+        os.close(self._lock)
 
     def remove_files(self) -> None:
         """Remove the files between tasks, even while there are tasks: for a process that ends now."""
@@ -280,6 +289,27 @@ class _Spill:
     def remove(self) -> None:
         """Remove the file."""
         self._name.unlink(missing_ok=True)
+
+
+def _locked(folder: Path) -> int:
+    """Lock a new folder. Returns the handle of the lock."""
+    handle = os.open(folder / f".{LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    # Under this name it is locked.
+    (folder / f".{LOCK}").rename(folder / LOCK)
+    return handle
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the folders whose processes have ended; others cannot be locked, or belong to other users."""
+    for lock in folder.glob(f"{PREFIX}*/{LOCK}"):
+        with suppress(OSError):
+            handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def _mapped(part: Partition, work: Work) -> Iterator[Any]:

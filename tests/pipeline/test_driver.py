@@ -1,8 +1,13 @@
 """What a job needs of the driver of its tasks: both do the same."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from datetime import date
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,11 +19,13 @@ from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.packing import pack
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.store import BadArchive
+from tests.service.processes import ROOT
 
 NUMBERS = pa.schema([pa.field("number", pa.int64(), nullable=False)])
 TASKED = pa.schema([(TASK, pa.int32()), ("number", pa.int64()), ("text", pa.string())])
 AT = pa.timestamp("us", tz="UTC")
 MIDNIGHT = 1_795_305_600_000_000  # 2026-11-22T00:00:00Z
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 PACKED = pa.schema([("packed", pa.binary())])
 
 
@@ -147,6 +154,36 @@ def test_nothing_is_left_of_the_files() -> None:
         assert 2 == len([*folder.iterdir()])
         assert 8 == len(rows.collect())
     assert not folder.parent.exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from synrepl.pipeline.local import LocalDriver
+
+driver = LocalDriver(threads=1, folder=Path(sys.argv[1]))
+(driver.new_folder() / "0").write_bytes(b"some rows")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Leaves the files between its tasks."""
+
+
+def test_the_files_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -> None:
+    """They may be as large as an archive. Those of a process that lives stay, and all that is not ours."""
+    (tmp_path / "synrepl-local-other").mkdir()
+    with LocalDriver(threads=1, folder=tmp_path) as alive:
+        mine = alive.new_folder()
+        killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=ENVIRONMENT, check=False)
+        before = {*tmp_path.iterdir()}
+
+        with LocalDriver(threads=1, folder=tmp_path) as following:
+            left = {*tmp_path.iterdir()} - {following.new_folder().parent}
+
+        assert -signal.SIGKILL == killed.returncode
+        assert 3 == len(before)
+        assert {tmp_path / "synrepl-local-other", mine.parent} == left
+        assert mine.exists()
+    assert [tmp_path / "synrepl-local-other"] == [*tmp_path.iterdir()]
 
 
 def test_statements_have_the_functions_of_both(runner: Runner) -> None:
