@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from synrepl.http_api.routes import APPEND, CHANGELOG, EXTENT
+from synrepl.http_api.routes import APPEND, CHANGELOG, EXTENT, LEASES
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive import archive as archiving
 from synrepl.pipeline.archive.archive import archive
@@ -193,12 +193,19 @@ def test_a_trimmed_log_begins_with_what_is_left(runner: Runner, tmp_path: Path) 
             trimmed_upto = asking.json(EXTENT.request(compacted=True, limit=1))["trimmed_upto"]
         asking.json(APPEND.request("push_rules"), json.dumps({"facts": [[["@new:h"]]]}).encode())
 
-        archive(runner, daemon.url, Store(str(tmp_path / "archive")))
+        leases: list[int] = []
+
+        def at(point: str) -> None:
+            leases.extend(lease["serial"] for lease in asking.json(LEASES.request())["leases"])
+
+        archive(runner, daemon.url, Store(str(tmp_path / "archive")), at=at)
 
         found = batches(Store(str(tmp_path / "archive")))
         facts = archived(tmp_path / "archive")
         left = decode_facts(b"\n".join(asking.lines(CHANGELOG.request(compacted=True))[1]))
     assert found[0].is_compacted
+    # Before the first batch is committed, so that no more is trimmed meanwhile.
+    assert found[0].last_serial == leases[0]
     assert found[0].end == found[-1].origin
     # It may have been trimmed further meanwhile.
     assert 1 == found[0].first_serial

@@ -22,7 +22,7 @@ from synrepl.pipeline.archive.table import ArchiveTable, Batch, Clock, CommitCon
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.runner import Runner, driver_of
-from synrepl.pipeline.source.daemon_client import SourceClient
+from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient
 from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, file_options, read_options
 from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
@@ -159,16 +159,27 @@ class _Job:
 
     def _begin_trimmed(self, status: Mapping[str, Any]) -> None:
         """Archive the remaining facts of the trimmed part of the log as the first batch."""
-        whole = self._daemon.extent(limit=1, compacted=True, reader=self.options["reader"])
-        if not whole["trimmed_upto"]:
+        upto = self._keep_untrimmed()
+        if not upto:
             return
-        found = self._daemon.extent(upto=whole["trimmed_upto"], compacted=True)
+        found = self._daemon.extent(upto=upto, compacted=True)
         self._write(
             self.committer.offset,
-            whole["trimmed_upto"],
+            upto,
             compacted_upto=LogPosition(found["epoch"], found["serial"], found["digest"]),
             clock=self._quiet(found["serial"], status["streams"]),
         )
+
+    def _keep_untrimmed(self) -> int:
+        """Make the daemon keep all facts that are not trimmed yet; return the last serial that is."""
+        while True:
+            whole = self._daemon.extent(limit=1, compacted=True, reader=self.options["reader"])
+            upto = int(whole["trimmed_upto"])
+            # It was trimmed further before it heard of us.
+            with suppress(DataLoss):
+                if upto:
+                    self._daemon.extent(since=upto, limit=1, reader=self.options["reader"])
+                return upto
 
     def _quiet(self, serial: int, streams: Mapping[str, Any]) -> Clock:
         """Return the positions of writers without facts since `serial`, whose facts may have been trimmed.
