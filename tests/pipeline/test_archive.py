@@ -17,8 +17,10 @@ from synrepl.pipeline.archive import archive as archiving
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
+from synrepl.pipeline.jobs import ignore_progress
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.runner import Runner
+from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
@@ -213,6 +215,20 @@ def test_a_trimmed_log_begins_with_what_is_left(runner: Runner, tmp_path: Path) 
     assert {fact.serial for fact in left} <= {fact.serial for fact in facts}
     assert 202 == facts[-1].serial
     assert {"push_rules": {"gone": 1, "w": 202}} == found[-1].end
+
+
+def test_an_epoch_that_has_just_begun_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status is at most a second old: one from before the epoch is asked for again."""
+    begun = {"epoch": 2, "serial": 5, "digest": EMPTY, "at_ms": 1, "why": "promoted"}
+    answers = iter([{"epoch_starts": []}, {"epoch_starts": [begun]}])
+    monkeypatch.setattr(SourceClient, "get", lambda self, route: next(answers))
+    monkeypatch.setattr(archiving, "LOOK_SECONDS", 0)
+    with LocalDriver(threads=1) as driver:
+        options = {"url": "http://127.0.0.1:1"}
+        job = archiving._Job(driver, Store(str(tmp_path)), options, 1, ignore_progress, lambda point: None)
+        job.committer = archiving.BatchCommitter(Store(str(tmp_path)), archiving.LogIdentity("h", "s"))
+
+        assert [2] == [start.epoch for start in job._epoch_starts(2)]
 
 
 def test_an_archive_is_of_one_log(daemon: Daemon, runner: Runner, tmp_path: Path) -> None:

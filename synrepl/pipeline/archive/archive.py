@@ -215,11 +215,7 @@ class _Job:
         if not written and compacted_upto is None:
             return
         self.at("data")
-        epoch, end = max((one.epoch for one in written), default=1), self.committer.end
-        if end is not None and end.epoch == epoch:
-            starts = end.epoch_starts
-        else:
-            starts = msgspec.convert(self._daemon.get(STATUS)["epoch_starts"], list[EpochStart])
+        starts = self._epoch_starts(max((one.epoch for one in written), default=1))
         batch = self.committer.commit(
             written, epoch_starts=starts, now_ms=now_ms(), compacted_upto=compacted_upto, clock=clock
         )
@@ -228,6 +224,20 @@ class _Job:
         self.progress("archiving", self.counts["facts"], 0)
         if self.counts["batches"] % MERGE_BATCHES == 0:
             self.merge()
+
+    def _epoch_starts(self, epoch: int) -> list[EpochStart]:
+        """Return the epoch starts of the log, up to that of an epoch which it has begun.
+
+        Those of the archive's last epoch are known. The status may be a second old.
+        """
+        if (end := self.committer.end) is not None and end.epoch == epoch:
+            return end.epoch_starts
+        for _ in range(ATTEMPTS):
+            starts = msgspec.convert(self._daemon.get(STATUS)["epoch_starts"], list[EpochStart])
+            if epoch == 1 or any(start.epoch >= epoch for start in starts):
+                break
+            time.sleep(LOOK_SECONDS)
+        return starts
 
 
 def _write_range(store: Store, options: SourceOptions, planned: SerialRange) -> Iterator[WrittenFile]:
