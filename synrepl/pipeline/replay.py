@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND_BATCH
-from synrepl.pipeline.archive.files import map_files, read_files, within
+from synrepl.pipeline.archive.files import map_files, read_listed, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import TASK, Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress
@@ -168,8 +168,7 @@ def _read(store: Store, first: int, last: int, size: int, batches: Iterable[Any]
 
     A fact without rows is left out: it certifies a position, which another log does not have.
     """
-    paths = [path for batch in batches for path in batch["path"].to_pylist()]
-    for rows in read_files(store, paths, READ):
+    for rows in read_listed(store, batches, READ):
         serials = rows["serial"]
         is_its = pc.and_(pc.greater_equal(serials, first), pc.less_equal(serials, last))
         its = rows.filter(pc.and_(is_its, pc.is_valid(rows["row"])))

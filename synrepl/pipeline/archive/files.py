@@ -39,6 +39,12 @@ def read_files(store: Store, paths: Iterable[str], schema: Any) -> Iterator[Any]
                 yield pa.record_batch([rows[name] for name in schema.names], schema=schema)
 
 
+def read_listed(store: Store, batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+    """Yield the record batches of the files that these batches list, as tasks of `map_files` get them."""
+    paths = (path for batch in batches for path in batch["path"].to_pylist())
+    return read_files(store, paths, schema)
+
+
 def map_files(driver: Driver, files: Any, work: Work, schema: Any) -> Partitions:
     """Apply `work` in tasks to record batches that list files, distributed by their numbers of rows.
 

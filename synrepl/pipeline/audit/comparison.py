@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.files import map_files, read_files, within
+from synrepl.pipeline.archive.files import map_files, read_listed, within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
 from synrepl.pipeline.audit.file_scan import SEEN, FileScan, ListedFile
 from synrepl.pipeline.audit.findings import AuditFindings, ChainBreak
@@ -328,8 +328,7 @@ class Comparison(msgspec.Struct, dict=True):
 
 def _read(store: Store, work: Work, batches: Iterable[Any]) -> Iterator[Any]:
     """Call `work` with the rows of files. The scan has checked those whose bytes were changed."""
-    paths = (path for batch in batches for path in batch["path"].to_pylist())
-    return work(read_files(store, paths, ROWS))
+    return work(read_listed(store, batches, ROWS))
 
 
 def _overlapping(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.caches.vintages import NEWEST
-from synrepl.pipeline.archive.files import map_files, read_files
+from synrepl.pipeline.archive.files import map_files, read_listed
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.report.counts import Bins, Row, count_in_tasks, grouped, query
 from synrepl.pipeline.source.rows import row_schema
@@ -94,8 +94,7 @@ MEANT: Final = pa.schema(
 
 def expand_files(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
     """Expand the rows of ``caches`` in files to invalidations (`MEANT`)."""
-    paths = (path for batch in batches for path in batch["path"].to_pylist())
-    for rows in read_files(store, paths, READ):
+    for rows in read_listed(store, batches, READ):
         its = rows.filter(pc.is_valid(rows["row"]))
         minutes = its["committed_at"].cast(pa.int64()).to_numpy() // 60_000_000
         announced = pa.table({"key": its["key"], "minute": minutes})

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from synrepl.pipeline.archive.files import map_files, read_files, within
+from synrepl.pipeline.archive.files import map_files, read_listed, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers
@@ -82,12 +82,12 @@ def update_tables(
     began = time.monotonic()
     source = ArchiveTable(archive)
     files = source.files
-    names = list(only) or list(TABLES)
+    names, driver = list(only) or list(TABLES), driver_of(runner)
     found = []
     for done, name in enumerate(names):
         progress("updating tables", done, len(names))
         its_files = files.filter(pc.equal(files["stream"], TABLES[name].stream))
-        found.append(_TableJob(driver_of(runner), source, its_files, child(out, name), TABLES[name]).run())
+        found.append(_TableJob(driver, source, its_files, child(out, name), TABLES[name]).run())
     progress("updating tables", len(names), len(names))
     return TablesResult(tables=found, seconds=round(time.monotonic() - began, 3))
 
@@ -259,8 +259,7 @@ def _read_typed(
     batches: Iterable[Any],
 ) -> Iterator[Any]:
     """Yield the rows of files with the columns of their stream, without those that were lost."""
-    paths = [path for batch in batches for path in batch["path"].to_pylist()]
-    for rows in read_files(store, paths, READ):
+    for rows in read_listed(store, batches, READ):
         is_kept = pc.greater(rows["serial"], after)
         for start in losses:
             is_lost = pc.and_(pc.less(rows["epoch"], start.epoch), pc.greater(rows["token"], start.token))
