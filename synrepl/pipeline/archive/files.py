@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from synrepl.pipeline.driver import Driver, Partitions, Work, spread
 from synrepl.pipeline.source.rows import GROUP_ROWS, PARQUET, ROWS
 from synrepl.pipeline.store import Store
+from synrepl.ports.history import EpochStart
 
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
@@ -37,6 +38,12 @@ def read_files(store: Store, paths: Iterable[str], schema: Any) -> Iterator[Any]
         with store.filesystem.open_input_file(store.path(path)) as source:
             for rows in pq.ParquetFile(source).iter_batches(columns=schema.names):
                 yield pa.record_batch([rows[name] for name in schema.names], schema=schema)
+
+
+def are_lost(rows: Any, start: EpochStart) -> Any:
+    """Return which rows (`stream`, `epoch`, `token`) an epoch that began with a loss has discarded."""
+    is_before = pc.and_(pc.equal(rows["stream"], start.stream), pc.less(rows["epoch"], start.epoch))
+    return pc.and_(is_before, pc.greater(rows["token"], start.token))
 
 
 def read_listed(store: Store, batches: Iterable[Any], schema: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synrepl.pipeline.archive.files import are_lost
 from synrepl.pipeline.driver import Driver, Partitions
 from synrepl.pipeline.packing import pack, unpack
 from synrepl.pipeline.report.fact_scan import joined
@@ -282,8 +283,7 @@ def _count(facts: Any, *, bins: Bins, width: int, losses: Sequence[EpochStart]) 
 
 
 def _count_void(facts: Any, loss: EpochStart) -> int:
-    is_earlier = pc.and_(pc.less(facts["epoch"], loss.epoch), pc.greater(facts["token"], loss.token))
-    return pc.sum(pc.and_(is_earlier, pc.equal(facts["stream"], loss.stream))).as_py() or 0
+    return pc.sum(are_lost(facts, loss)).as_py() or 0
 
 
 def _count_seconds(batches: Iterable[Any]) -> Iterator[Any]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.files import WRITTEN, map_files
+from synrepl.pipeline.archive.files import WRITTEN, are_lost, map_files
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.packing import pack, unpack
 from synrepl.pipeline.snapshot.snapshot import LAST, write_part
@@ -194,9 +194,7 @@ class FoldInput(msgspec.Struct, frozen=True):
                 if file["is_part"] and self.whole:
                     rows = rows.filter(pc.invert(pc.is_in(rows["stream"], pa.array(self.whole))))
                 for start in self.lost:
-                    is_its = pc.equal(rows["stream"], start.stream)
-                    is_before = pc.and_(is_its, pc.less(rows["epoch"], start.epoch))
-                    rows = rows.filter(pc.invert(pc.and_(is_before, pc.greater(rows["token"], start.token))))
+                    rows = rows.filter(pc.invert(are_lost(rows, start)))
                 yield rows.select(list(columns))
 
 

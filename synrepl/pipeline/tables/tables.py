@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from synrepl.pipeline.archive.files import map_files, read_listed, within
+from synrepl.pipeline.archive.files import are_lost, map_files, read_listed, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers
@@ -34,7 +34,7 @@ MERGED_ROWS: Final = 2_000_000
 GIVEN: Final = ("serial", "seq", "writer", "row", "committed_at")
 """The columns of an archive that the SQL of a declaration may use, beside those of the stream."""
 
-READ: Final = row_schema((*GIVEN, "epoch", "token"))
+READ: Final = row_schema((*GIVEN, "stream", "epoch", "token"))
 
 SMALL_BYTES: Final = 16 * 1024 * 1024
 SMALL_FILES: Final = 32
@@ -262,8 +262,7 @@ def _read_typed(
     for rows in read_listed(store, batches, READ):
         is_kept = pc.greater(rows["serial"], after)
         for start in losses:
-            is_lost = pc.and_(pc.less(rows["epoch"], start.epoch), pc.greater(rows["token"], start.token))
-            is_kept = pc.and_(is_kept, pc.invert(is_lost))
+            is_kept = pc.and_(is_kept, pc.invert(are_lost(rows, start)))
         rows = rows.filter(is_kept)  # noqa: PLW2901
         typed = decode_rows(layout, rows["row"], schema.names)
         columns = [typed[name] if name in typed else rows[name] for name in schema.names]
