@@ -238,12 +238,14 @@ class Shapes:
 class Projection(msgspec.Struct, frozen=True):
     """How one kind of row is written for a release.
 
-    Each item is an index in the newest shape, or the JSON text of a dropped field's default. An index
-    beyond the newest shape is that of a kept field; `assumed` has the text for rows that lack the field.
+    `items` are indexes of the row's items, followed by `more`: the JSON texts of the kept fields' defaults,
+    for a row without kept fields, and of the defaults of fields that no newest row has. `head` is what is
+    before the items of a tagged row.
     """
 
-    items: tuple[int | bytes, ...]
-    assumed: dict[int, bytes]
+    head: bytes
+    items: tuple[int, ...]
+    more: list[bytes]
     is_flat: bool
     is_spaced: bool
     is_whole: bool
@@ -323,11 +325,11 @@ class RowKind:
         is_flat = self._is_flat(release)
         is_spaced = jsontext.is_spaced(dialect)
         whole = self._final + self.kept
+        all_fields = whole + tuple(field for field in shape if field not in whole)
         return Projection(
-            items=tuple(
-                whole.index(field) if field in whole else jsontext.dumps(field.default) for field in shape
-            ),
-            assumed={at: jsontext.dumps(field.default) for at, field in enumerate(whole) if field.gone},
+            head=self.head[:-1] + b", " if self.head and is_spaced else self.head,
+            items=tuple(map(all_fields.index, shape)),
+            more=[jsontext.dumps(field.default) for field in all_fields[len(self._final) :]],
             is_flat=is_flat,
             is_spaced=is_spaced,
             is_whole=shape == self._final and not is_flat and not is_spaced,
@@ -338,28 +340,19 @@ class RowKind:
         if projection.is_whole:
             return self.without_kept(canonical)
         body = canonical[len(self.head) : -1] if self.head else canonical
-        texts = jsontext.split(body)
-        row = []
-        for item in projection.items:
-            if isinstance(item, bytes):
-                row.append(item)
-            else:
-                row.append(texts[item] if item < len(texts) else projection.assumed[item])
-        if projection.is_spaced:
-            values = [jsontext.loads(text) for text in row]
-            is_tagged = self.tag and not projection.is_flat
-            return jsontext.dumps([self.tag, values] if is_tagged else values, spaced=True)
-        text = jsontext.join(row)
-        return text if projection.is_flat else self.head + text + self.tail
+        items = jsontext.split_raw(body)
+        items += projection.more[len(items) - len(self._final) :]
+        text = jsontext.join([items[at] for at in projection.items], spaced=projection.is_spaced)
+        return text if projection.is_flat else projection.head + text + self.tail
 
     def without_kept(self, canonical: bytes) -> bytes:
         """Remove from a canonical row the fields that newer releases dropped."""
         if not self.kept:
             return canonical
-        texts = jsontext.split(canonical[len(self.head) : -1] if self.head else canonical)
-        if len(texts) <= len(self._final):
+        items = jsontext.split_raw(canonical[len(self.head) : -1] if self.head else canonical)
+        if len(items) <= len(self._final):
             return canonical
-        return self.head + jsontext.join(texts[: len(self._final)]) + self.tail
+        return self.head + jsontext.join(items[: len(self._final)]) + self.tail
 
     def _releases(self, *, flat: bool) -> list[tuple[Release, Shape]]:
         """Every release that changed the shape, oldest first, with its shape."""

@@ -42,6 +42,8 @@ T = TypeVar("T")
 Row = bytes | list[object] | msgspec.Struct
 """A row: JSON text, a JSON array, or an instance of a `row` class."""
 
+_Projections = list[tuple[RowKind, Projection | None]]
+
 # Masters on SQLite write booleans as 1 and 0, those on PostgreSQL as true and false. Rows always hold a bool.
 Bool = Annotated[bool, BoolSpelling(accepts=bool | Literal[0, 1], read=bool)]
 
@@ -252,7 +254,7 @@ class Stream(Generic[R]):
         self._tagged = [(kind.head, len(kind.head), kind.shapes) for kind in self._kinds]
         self._only: Shapes | None = None if self._kinds[0].tag else self._kinds[0].shapes
         self.key = self._key_of(key)
-        self._projections: dict[Release, tuple[list[tuple[RowKind, Projection | None]], bool]] = {}
+        self._projections: dict[Release, tuple[_Projections, bool]] = {}
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
@@ -341,8 +343,9 @@ class Stream(Generic[R]):
         Returns the same bytes object if nothing differs.
         """
         projections, is_whole = self._projections.get(dialect.release) or self._plan(dialect)
-        if is_whole:
-            return canonical
+        return canonical if is_whole else self._project(canonical, projections)
+
+    def _project(self, canonical: bytes, projections: _Projections) -> bytes | None:
         for kind, projection in projections:
             if canonical.startswith(kind.head):
                 return kind.project(canonical, projection) if projection is not None else None
@@ -351,9 +354,10 @@ class Stream(Generic[R]):
     def project_fact(self, rows: bytes, dialect: Dialect) -> list[bytes]:
         """Convert the canonical rows of a fact for a release; kinds of row that it lacks are left out."""
         texts = jsontext.split(rows)
-        if (self._projections.get(dialect.release) or self._plan(dialect))[1]:
+        projections, is_whole = self._projections.get(dialect.release) or self._plan(dialect)
+        if is_whole:
             return texts
-        return [text for text in (self.project(text, dialect) for text in texts) if text is not None]
+        return [text for text in [self._project(text, projections) for text in texts] if text is not None]
 
     def project_newest(self, rows: bytes) -> list[bytes]:
         """Convert the canonical rows of a fact to the newest shape, without kept fields."""
@@ -417,7 +421,7 @@ class Stream(Generic[R]):
             return lambda row: (get(row),)
         return get
 
-    def _plan(self, dialect: Dialect) -> tuple[list[tuple[RowKind, Projection | None]], bool]:
+    def _plan(self, dialect: Dialect) -> tuple[_Projections, bool]:
         is_known = dialect.release in self.span
         projections = [(kind, kind.projection_for(dialect) if is_known else None) for kind in self._kinds]
         plan = (

@@ -40,20 +40,33 @@ def loads(text: bytes) -> Any:
         raise ValueError(str(error)) from error
 
 
+def split_raw(rows: bytes) -> list[bytes | msgspec.Raw]:
+    """Split a JSON array as `split` does, into views of the texts, which `join` takes too.
+
+    To make bytes of the items of a row takes three times as long as to find them.
+    """
+    try:
+        return _rows.decode(rows)  # type: ignore[return-value]
+    except RecursionError:
+        raise ValueError("the JSON array is nested too deeply") from None
+
+
 def split(rows: bytes) -> list[bytes]:
     """Split a JSON array into the unchanged texts of its items, without decoding them.
 
     Raises ValueError if the text is not an array.
     """
-    try:
-        return [bytes(raw) for raw in _rows.decode(rows)]
-    except RecursionError:
-        raise ValueError("the JSON array is nested too deeply") from None
+    return list(map(bytes, split_raw(rows)))
 
 
-def join(rows: Iterable[bytes]) -> bytes:
-    """Join texts to one JSON array; the reverse of `split`."""
-    return b"[" + b",".join(rows) + b"]"
+def join(items: Iterable[bytes | msgspec.Raw], *, spaced: bool = False) -> bytes:
+    """Join canonical texts to one JSON array; the reverse of `split`. Spaces are put as `dumps` does."""
+    if not spaced:
+        return b"[" + b",".join(items) + b"]"
+    text = b"[" + b", ".join(items) + b"]"
+    # Only arrays and objects among the items have separators of their own.
+    has_inner = b"[" in text[1:] or b"{" in text
+    return dumps(loads(text), spaced=True) if has_inner else text
 
 
 def count_rows(rows: bytes) -> int:
