@@ -47,7 +47,7 @@ from synrepl.storage.schema import (
     row_of_key,
     row_of_receipt,
 )
-from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection, placeholders
+from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection, TextForm, placeholders
 from synrepl.storage.trimming import trim_slice
 from synrepl.storage.whole_appends import WholeAppends
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
@@ -85,8 +85,8 @@ NAMES_AT_ONCE = 10_000
 TEXT_SERIALS = 5_000
 """The most facts in one text: about a megabyte, which fits a CPU cache; more is slower per fact."""
 
-LARGE_TEXT = 8 * 1024 * 1024
-"""A range of several serials for one text is halved until its rows have at most this many bytes."""
+TEXT_BYTES: Final = 8 * 1024 * 1024
+"""The most bytes of rows in a text of several facts, unless the reader wants fewer."""
 
 RECEIPTS_AT_ONCE: Final = 100
 """The most receipts that one statement inserts."""
@@ -431,33 +431,42 @@ class SQLEngine:
                     last = end
         return page, last
 
-    def read_text(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> tuple[bytes, int]:
-        """Read in bulk: at most `limit` facts, and at most `TEXT_SERIALS`, as one text, or more, up to the
-        end of an atomic append. Returns the text and the last serial examined. Stops early when the text
-        grows long (`LARGE_TEXT`).
+    def read_text(
+        self,
+        *,
+        after: int,
+        upto: int,
+        limit: int,
+        filter: Filter = ALL,
+        form: TextForm = "json",
+        size: int = TEXT_BYTES,
+        scanned: int | None = None,
+    ) -> tuple[bytes, int]:
+        """Read in bulk: at most `limit` facts, and at most `TEXT_SERIALS`, as one text of this form, a line
+        each, or more, up to the end of an atomic append. About `scanned` serials are examined (None:
+        `SCANNED_AT_ONCE`). Returns the text and the last serial examined.
 
-        Each fact is a line of its fields in order, separated by character 31. Names are words and rows are
-        canonical, so that neither contains the separator or a line end. The last line has no line end.
+        A range of several serials is halved until its rows have at most `size` bytes.
         """
         dialect = self._dialect
         with self._reading("read") as connection:
-            # A filter may match few of the serials examined.
-            scanned = TEXT_SERIALS if filter.is_open else SCANNED_AT_ONCE
             limit = min(limit, TEXT_SERIALS)
-            upto = self._whole(connection, after + scanned, upto)
+            upto = self._whole(connection, after + (scanned or SCANNED_AT_ONCE), upto)
             while True:
                 upto, where, values = self._range(connection, after, upto, filter)
-                size = connection.execute(
-                    f"SELECT sum({dialect.text_bytes}) FROM facts WHERE {where}", values
+                found = connection.execute(
+                    f"SELECT sum(size) FROM (SELECT {dialect.text_bytes} AS size FROM facts WHERE {where}"
+                    " ORDER BY serial LIMIT ?) AS sizes",
+                    (*values, limit),
                 ).fetchone()[0]
                 half = self._whole(connection, after + (upto - after) // 2, upto)
-                if (size or 0) <= LARGE_TEXT or upto - after <= 1 or half == upto:
+                if (found or 0) <= size or upto - after <= 1 or half == upto:
                     break
                 upto = half
             lines = (
-                f"SELECT count(*), max(serial), {dialect.lines} FROM"
-                f" (SELECT serial, {dialect.line} AS line FROM facts WHERE {where} ORDER BY serial LIMIT ?)"
-                " AS lines"
+                f"SELECT count(*), max(serial), {dialect.joined} FROM"
+                f" (SELECT serial, {dialect.lines[form]} AS line FROM facts WHERE {where} ORDER BY serial"
+                " LIMIT ?) AS lines"
             )
             count, last, text = connection.execute(lines, (*values, limit)).fetchone()
             texts = [text] if count else []
@@ -467,7 +476,7 @@ class SQLEngine:
                 rest = connection.execute(lines, (last, end, *values[2:], MAX_ATOMIC_FACTS)).fetchone()
                 texts += [rest[2]] if rest[0] else []
                 last = end
-        return b"\n".join(map(bytes, texts)), last
+        return b"".join(map(bytes, texts)), last
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
         """Measure the first `limit` facts that pass the filter, in at most `SCANNED_AT_ONCE` serials.

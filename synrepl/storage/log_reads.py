@@ -12,6 +12,7 @@ from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore
 from synrepl.storage.log_head import LogHead
+from synrepl.storage.sql import TextForm
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
 
@@ -46,10 +47,11 @@ class LogReads:
         return self._range(read, upto, after=after, limit=limit, filter=filter, scanned=scanned)
 
     def text(
-        self, *, after: int, upto: int, limit: int, filter: Filter = ALL
+        self, *, after: int, upto: int, limit: int, filter: Filter, form: TextForm, size: int, scanned: int
     ) -> Awaitable[tuple[bytes, int]]:
-        """Read facts as JSON lines, as `SQLEngine.read_text` does."""
-        return self._range(self._engine.read_text, upto, after=after, limit=limit, filter=filter)
+        """Read facts as text, as `SQLEngine.read_text` does."""
+        options = {"limit": limit, "filter": filter, "form": form, "size": size, "scanned": scanned}
+        return self._range(self._engine.read_text, upto, after=after, **options)
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> Awaitable[LogRange]:
         """Count facts as `SQLEngine.extent` does."""

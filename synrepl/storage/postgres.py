@@ -113,10 +113,16 @@ class PostgresDatabase(LogDatabase):
         unindexed_stream="(stream || '')",
         rows_bytes="pg_column_size(rows)",
         fact_bytes=230,
-        line="concat_ws(chr(31), serial, epoch, stream, writer, prev_token, token,"
-        " convert_from(rows, 'UTF8'), committed_at_ms, digest)",
+        lines={
+            "json": "concat('{\"serial\":', serial, ',\"epoch\":', epoch, ',\"stream\":', to_json(stream),"
+            " ',\"writer\":', to_json(writer), ',\"prev_token\":', prev_token, ',\"token\":', token,"
+            " ',\"rows\":', convert_from(rows, 'UTF8'), ',\"committed_at_ms\":', committed_at_ms,"
+            " ',\"digest\":\"', digest, E'\"}\\n')",
+            "fields": "concat(concat_ws(chr(31), serial, epoch, stream, writer, prev_token, token,"
+            " convert_from(rows, 'UTF8'), committed_at_ms, digest), chr(10))",
+        },
         text_bytes="octet_length(rows)",
-        lines="convert_to(string_agg(line, chr(10) ORDER BY serial), 'UTF8')",
+        joined="convert_to(string_agg(line, '' ORDER BY serial), 'UTF8')",
     )
     PATIENCE = 5.0
     """How long to wait for other users of tables that are to be dropped, in seconds."""

@@ -18,6 +18,12 @@ from synrepl.storage.append_errors import LogLost
 
 Flavor = Literal["sqlite", "postgresql"]
 
+TextForm = Literal["json", "fields"]
+"""The form of facts as text: lines of JSON, as `encode_fact` writes them, or lines of their fields in order,
+separated by character 31. Names are words and rows are canonical, so that neither contains the separator or a
+line end.
+"""
+
 Row = tuple[Any, ...]
 
 DAMAGED: Final = "the {database} is damaged; restore it, or join again as a replica"
@@ -72,11 +78,11 @@ class SQLDialect(msgspec.Struct, frozen=True, kw_only=True):
     """The stored size of the column `rows`, computed without reading it."""
     fact_bytes: int
     """The measured size of a fact besides its rows and names: digest, numbers, index entries; in bytes."""
-    line: str
-    """A fact as a line of text, built by the database in C, so that other threads keep running."""
+    lines: dict[TextForm, str]
+    """A fact as a line of text, with its end. The database builds it in C, while other threads run."""
     text_bytes: str
     """The number of bytes in the text of the rows, computed without reading it."""
-    lines: str
+    joined: str
     """Joins the ordered lines to one text."""
 
 

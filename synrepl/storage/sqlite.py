@@ -96,9 +96,14 @@ class SQLiteDatabase(LogDatabase):
         unindexed_stream="+stream",
         rows_bytes="length(rows)",
         fact_bytes=120,
-        line=f"printf('%d\x1f%d\x1f%s\x1f%s\x1f%d\x1f%d\x1f%s\x1f%d\x1f%s', {COLUMNS})",
+        lines={
+            "json": 'printf(\'{"serial":%d,"epoch":%d,"stream":%s,"writer":%s,"prev_token":%d,"token":%d,'
+            '"rows":%s,"committed_at_ms":%d,"digest":"%s"}\n\', serial, epoch, json_quote(stream),'
+            " json_quote(writer), prev_token, token, rows, committed_at_ms, digest)",
+            "fields": f"printf('%d\x1f%d\x1f%s\x1f%s\x1f%d\x1f%d\x1f%s\x1f%d\x1f%s\n', {COLUMNS})",
+        },
         text_bytes="length(rows)",
-        lines="CAST(group_concat(line, char(10)) AS BLOB)",
+        joined="CAST(group_concat(line, '') AS BLOB)",
     )
 
     def __init__(self, path: str | os.PathLike[str], *, staged: bool = False) -> None:

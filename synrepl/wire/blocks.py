@@ -58,25 +58,18 @@ def encode_block(kind: str, lines: int, data: bytes) -> bytes:
     return b"BLOCK %b %d %d %b\n%b" % (kind.encode(), lines, len(data), checksum, data)
 
 
-def encode_blocks(kind: str, lines: list[bytes]) -> bytes:
-    """Encode lines, which include their line ends, as blocks. No lines give no bytes."""
-    if not lines:
-        return b""
-    data = b"".join(lines)
-    # The common case: a page of the log.
-    if len(data) <= BLOCK_BYTES:
-        return encode_block(kind, len(lines), data)
-    parts: list[bytes] = []
-    batch: list[bytes] = []
-    size = 0
-    for line in lines:
-        if batch and size + len(line) > BLOCK_BYTES:
-            parts.append(encode_block(kind, len(batch), b"".join(batch)))
-            batch, size = [], 0
-        batch.append(line)
-        size += len(line)
-    parts.append(encode_block(kind, len(batch), b"".join(batch)))
-    return b"".join(parts)
+def encode_blocks(kind: str, lines: bytes) -> bytes:
+    """Encode whole lines, each with its end, as blocks. No lines give no bytes."""
+    blocks: list[bytes] = []
+    at = 0
+    while at < len(lines):
+        end = len(lines)
+        if end - at > BLOCK_BYTES:
+            end = lines.rfind(b"\n", at, at + BLOCK_BYTES) + 1 or lines.find(b"\n", at) + 1
+        part = lines[at:end]
+        blocks.append(encode_block(kind, part.count(b"\n"), part))
+        at = end
+    return b"".join(blocks)
 
 
 class BlockBuffer:

@@ -3,7 +3,7 @@
 from hashlib import sha256
 from unittest.mock import patch
 
-from synrepl.wire.filter import Filter
+from synrepl.wire.filter import ALL, Filter
 from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
 
 CHANGELOG = "/v1/changelog"
@@ -356,7 +356,7 @@ class ChangelogTests(SiteCase):
         talk = self.talk()
         talk.transport.is_slow = True
         seen = []
-        with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
+        with patch.object(self.log.reads, "text", wraps=self.log.reads.text) as read:
             talk.say(self.request("GET", CHANGELOG))
             while not talk.answer().is_whole:
                 seen.append((read.call_count, len(talk.answer().lines())))
@@ -387,7 +387,7 @@ class ChangelogTests(SiteCase):
             self.post("receipts", *[[receipt()]] * 900)
         talk = self.talk()
         talk.transport.is_slow = True
-        with patch.object(self.log.reads, "facts", wraps=self.log.reads.facts) as read:
+        with patch.object(self.log.reads, "text", wraps=self.log.reads.text) as read:
             talk.say(self.request("GET", CHANGELOG))
             producer = talk.transport.producer
             talk.leave()
@@ -402,8 +402,10 @@ class ChangelogTests(SiteCase):
         for _ in range(3):
             self.post("receipts", *[[receipt()]] * 900)
         talk = self.talk()
-        first = self.log.reads.facts(after=0, upto=9_999, limit=10)
-        with patch.object(self.log.reads, "facts", side_effect=[first, ZeroDivisionError("broken")]):
+        first = self.log.reads.text(
+            after=0, upto=9_999, limit=10, filter=ALL, form="json", size=10_000, scanned=10
+        )
+        with patch.object(self.log.reads, "text", side_effect=[first, ZeroDivisionError("broken")]):
             talk.say(self.request("GET", CHANGELOG))
 
         self.assertTrue(talk.transport.is_aborted)

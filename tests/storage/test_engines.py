@@ -18,7 +18,7 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import VERSION
 from synrepl.streams.atomic_appends import opening_rows
 from synrepl.streams.digest import EMPTY
-from synrepl.streams.facts import Fact
+from synrepl.streams.facts import Fact, decode_facts, encode_facts
 from synrepl.wire.filter import ALL, Filter
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, fact_after, lose
@@ -66,7 +66,10 @@ class Contract(Case):
         engine = self.again()
         engine.open()
         facts = facts_after(
-            None, ("events", "w\u00e4%s", 0, 1), ("caches", "w,1", 0, 2**62), ("events", 'w"2', -3, 7)
+            None,
+            ("events", "w\u00e4%s\U0001f4a7", 0, 1),
+            ("caches", "w,1", 0, 2**62),
+            ("events", '\\w"2/\\', -3, 7),
         )
         engine.commit(facts, [])
         expected = [
@@ -75,9 +78,11 @@ class Contract(Case):
             for field in astuple(fact)
         ]
 
-        text, looked = engine.read_text(after=0, upto=99, limit=99)
+        text, looked = engine.read_text(after=0, upto=99, limit=99, form="fields")
+        lines, looked_for_lines = engine.read_text(after=0, upto=99, limit=99)
 
-        self.assertEqual((expected, 3), (text.decode().replace("\n", "\x1f").split("\x1f"), looked))
+        self.assertEqual((expected, 3), (text.decode()[:-1].replace("\n", "\x1f").split("\x1f"), looked))
+        self.assertEqual((encode_facts(facts), 3), (lines, looked_for_lines))
         for after, upto, streams, limit, serials, reached in (
             (0, 99, None, 2, [1, 2], 2),
             (1, 2, None, 9, [2], 2),
@@ -89,8 +94,7 @@ class Contract(Case):
             text, looked = engine.read_text(
                 after=after, upto=upto, limit=limit, filter=Filter.of(streams=streams)
             )
-            found = [int(line.split(b"\x1f")[0]) for line in text.split(b"\n") if line]
-            self.assertEqual((serials, reached), (found, looked))
+            self.assertEqual((serials, reached), ([fact.serial for fact in decode_facts(text)], looked))
 
     def test_an_extent_is_what_reading_would_give(self) -> None:
         """How much, how far, and how far each writer is in it."""
@@ -165,8 +169,7 @@ class Contract(Case):
                 text, looked_for_text = engine.read_text(after=after, upto=upto, limit=limit, filter=wanted)
                 extent = engine.extent(after=after, upto=upto, limit=limit, filter=wanted)
                 self.assertEqual((serials, reached), ([fact.serial for fact in found], looked))
-                lines = [int(line.split(b"\x1f")[0]) for line in text.split(b"\n") if line]
-                self.assertEqual((serials, reached), (lines, looked_for_text))
+                self.assertEqual((found, reached), (decode_facts(text), looked_for_text))
                 self.assertEqual((len(serials), reached), (extent.facts, extent.serial))
                 self.assertEqual(sum(len(fact.rows) for fact in found), extent.bytes)
                 tokens_found = {(fact.stream, fact.writer): fact.token for fact in found}
@@ -174,7 +177,6 @@ class Contract(Case):
             engine.close()
 
     def test_a_large_text_is_cut_before_or_after_an_atomic_append(self) -> None:
-        self.patch(sql_engine, "LARGE_TEXT", 100)
         engine = self.again()
         engine.open()
         facts = [fact_after(None, "events", 1, b"[[1]]")]
@@ -183,8 +185,8 @@ class Contract(Case):
             facts.append(fact_after(facts[-1], "events", 2 + number, b'["0123456789"]'))
         engine.commit(facts, [])
 
-        first, at = engine.read_text(after=0, upto=99, limit=99)
-        self.assertEqual((22, 22), (first.count(b"\n") + 1, at))
+        first, at = engine.read_text(after=0, upto=99, limit=99, size=100)
+        self.assertEqual((22, 22), (first.count(b"\n"), at))
         self.assertEqual((facts[:1], 1), engine.read(after=0, upto=1, limit=99))
 
     def test_a_filter_of_very_many_names_is_the_callers_mistake(self) -> None:
@@ -741,15 +743,14 @@ class SQLiteTests(OverSQLite, Contract):
 
     def test_a_text_that_would_be_large_is_cut(self) -> None:
         """Or a page of large facts would fill the memory; one fact goes whole, whatever it is."""
-        self.patch(sql_engine, "LARGE_TEXT", 100)
         self.filled(100)
         engine = self.again()
         engine.open()
 
         sizes, after = [], 0
         while after < 100:
-            text, after = engine.read_text(after=after, upto=100, limit=99)
-            sizes.append(text.count(b"\n") + 1)
+            text, after = engine.read_text(after=after, upto=100, limit=99, size=100)
+            sizes.append(text.count(b"\n"))
 
         self.assertEqual(100, sum(sizes))
         self.assertLess(max(sizes), 10)

@@ -208,7 +208,7 @@ def test_lines_are_split_into_blocks(lines: list[bytes]) -> None:
     """Only a block of one line exceeds the limit, and no byte changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks_module, "BLOCK_BYTES", 12)
-        found = BlockBuffer().receive(encode_blocks("facts", lines))
+        found = BlockBuffer().receive(encode_blocks("facts", b"".join(lines)))
 
     payloads = [one for one in found if isinstance(one, Payload)]
     assert b"".join(lines) == b"".join(one.data for one in payloads)

@@ -3,24 +3,27 @@
 from collections.abc import Iterable, Sequence
 
 from synrepl.ports.history import AppendReceipt, EpochStart
-from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import EphemeralStep
 from synrepl.replication.relay.snapshot_codec import meta_block
-from synrepl.streams.facts import Fact, encode_fact
+from synrepl.replication.text_pages import LineEncoder
+from synrepl.streams.facts import Fact, encode_facts
 from synrepl.wire.blocks import encode_block, encode_blocks
 from synrepl.wire.filter import ALL, Filter
 
 
 def facts_block(kind: str, facts: Iterable[Fact]) -> bytes:
     """Encode facts as blocks; empty without facts."""
-    return encode_blocks(kind, list(map(encode_fact, facts)))
+    return encode_blocks(kind, encode_facts(facts))
 
 
-class BlockEncoder(LogEncoder):
+class BlockEncoder(LineEncoder):
     """Encodes the facts that pass a filter, kept ones and ephemeral ones in blocks of their own."""
 
     def __init__(self, query: Filter) -> None:
         self._filter = query
+
+    def text(self, lines: bytes) -> bytes:
+        return encode_blocks("facts", lines)
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
         passes = self._filter.passes
@@ -37,8 +40,7 @@ class BlockEncoder(LogEncoder):
 
     def ephemeral(self, step: EphemeralStep) -> bytes:
         # Sent even without facts: a writer that is not listed has restarted.
-        lines = [encode_fact(fact) for fact in step.facts]
-        return encode_block("held", len(lines), b"".join(lines))
+        return encode_block("held", len(step.facts), encode_facts(step.facts))
 
 
 OPEN = BlockEncoder(ALL)

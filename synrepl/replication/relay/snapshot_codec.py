@@ -1,6 +1,6 @@
 """Codec of a log's metadata: epoch starts, receipts and positions, as lines of JSON in blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -46,7 +46,7 @@ _decoder: Final = msgspec.json.Decoder(_Line)
 def meta_block(epoch_starts: Sequence[EpochStart] = (), receipts: Sequence[AppendReceipt] = ()) -> bytes:
     """Encode epoch starts and receipts as blocks."""
     lines = (*(_Line(epoch_start=epoch_start) for epoch_start in epoch_starts), *map(_receipt, receipts))
-    return encode_blocks("meta", [_encode(line) + b"\n" for line in lines]) or encode_block("meta", 0, b"")
+    return encode_blocks("meta", _encode_lines(lines)) or encode_block("meta", 0, b"")
 
 
 def snapshot_block(snapshot: LogSnapshot) -> bytes:
@@ -60,7 +60,11 @@ def snapshot_block(snapshot: LogSnapshot) -> bytes:
     ]
     lines += map(_receipt, snapshot.receipts)
     lines.append(_Line(position=snapshot.position))
-    return encode_blocks("snapshot", [_encode(line) + b"\n" for line in lines])
+    return encode_blocks("snapshot", _encode_lines(lines))
+
+
+def _encode_lines(lines: Iterable[_Line]) -> bytes:
+    return b"".join(_encode(line) + b"\n" for line in lines)
 
 
 def read_meta(data: bytes) -> tuple[list[EpochStart], list[AppendReceipt]]:

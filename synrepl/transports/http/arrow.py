@@ -13,6 +13,7 @@ from twisted.internet.threads import deferToThreadPool
 from synrepl.http_api.routes import ARROW
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import Feed, PageStep
+from synrepl.replication.text_pages import read_text_page
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import checksum
@@ -23,6 +24,9 @@ from synrepl.transports.http.headers import header
 
 PAGE_FACTS: Final = 5_000
 """The most facts in a record batch: typically about a megabyte."""
+
+PAGE_BYTES: Final = 8 * 1024 * 1024
+"""The most bytes of rows in a record batch of several facts."""
 
 _COLUMNS: Final = {
     "serial": "int64",
@@ -62,9 +66,7 @@ class ArrowEncoder(LogEncoder):
     async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes | None:
         """Encode the next facts as one record batch; nothing if no fact of these serials is selected."""
         limit = PAGE_FACTS if feed.left is None else min(PAGE_FACTS, feed.left)
-        text, upto = await log.reads.text(after=step.after, upto=step.upto, limit=limit, filter=step.filter)
-        if not feed.advance(upto, text.count(b"\n") + 1 if text else 0):
-            return None
+        text = await read_text_page(log, feed, step, limit=limit, form="fields", size=PAGE_BYTES)
         return text and await self._run(lambda: _batch(text, self._checked))
 
 

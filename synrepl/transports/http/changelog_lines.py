@@ -4,7 +4,7 @@ The chain of digests, or a checksum, verifies a stored fact. Every other line, a
 with a ``check``: the CRC-32 of its name and content.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from zlib import crc32
 
@@ -13,6 +13,7 @@ import msgspec
 from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import EphemeralStep
+from synrepl.replication.text_pages import LineEncoder
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.filter import Filter
@@ -76,17 +77,21 @@ def receipt_line(receipt: AppendReceipt) -> bytes:
     return _line("receipt", msgspec.json.encode(content))
 
 
-class _LineEncoder(LogEncoder):
-    """Encodes the facts that pass a filter; kept ones with a checksum if `checked`."""
+class _ChangelogEncoder(LineEncoder):
+    """Encodes the facts that pass a filter."""
 
-    def __init__(self, facts_filter: Filter, *, checked: bool) -> None:
+    encode_kept: Callable[[Fact], bytes] = staticmethod(encode_fact)
+
+    def __init__(self, facts_filter: Filter) -> None:
         self._filter = facts_filter
-        self._kept_line = checked_line if checked else encode_fact
+
+    def text(self, lines: bytes) -> bytes:
+        return lines
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
         passes = self._filter.passes
         return b"".join(
-            self._kept_line(fact) if fact.serial else ephemeral_line(fact)
+            self.encode_kept(fact) if fact.serial else ephemeral_line(fact)
             for fact in facts
             if passes(fact.stream, fact.writer)
         )
@@ -101,10 +106,17 @@ class _LineEncoder(LogEncoder):
         return held_line(step.facts)
 
 
+class _CheckedEncoder(_ChangelogEncoder):
+    """Encodes kept facts with a checksum, which the database cannot compute."""
+
+    encode_kept = staticmethod(checked_line)
+    page = LogEncoder.page
+
+
 @lru_cache(maxsize=256)
-def line_encoder(facts_filter: Filter, *, checked: bool) -> _LineEncoder:
+def line_encoder(facts_filter: Filter, *, checked: bool) -> LogEncoder:
     """Return the encoder that readers with this filter and this `checked` share."""
-    return _LineEncoder(facts_filter, checked=checked)
+    return _CheckedEncoder(facts_filter) if checked else _ChangelogEncoder(facts_filter)
 
 
 def _line(kind: str, content: bytes) -> bytes:

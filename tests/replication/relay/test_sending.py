@@ -78,6 +78,21 @@ def test_heartbeats_go_on_while_a_filter_lets_nothing_through() -> None:
     assert raw.lines("HEARTBEAT")[-1].startswith(b"1 500 ")
 
 
+def test_a_filtered_page_is_confirmed_with_the_digest_of_its_end() -> None:
+    """The last fact that was sent may be far before the end of what was looked through."""
+    cluster = FakeCluster()
+    a = cluster.node("a", ring_bytes=1)
+    cluster.wrote(a, 3)
+    cluster.wrote(a, 5, stream="push_rules")
+    digests = {fact.serial: fact.digest.encode() for fact in a.engine.facts}
+    raw = subscribed(cluster, "a", filter=Filter.of(streams=("to_device",)))
+    cluster.pass_(3)
+
+    told = [line.split()[1:3] for line in raw.lines("HEARTBEAT")]
+    assert [b"8", digests[8]] in told
+    assert all(digests.get(int(serial), digest) == digest for serial, digest in told)
+
+
 def test_an_idle_primary_is_heard() -> None:
     """Each second, with where it stands and its clock."""
     cluster = FakeCluster()
