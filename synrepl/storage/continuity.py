@@ -5,6 +5,7 @@ state. The log is append-only and keeps the facts, but an epoch begins, with a s
 of this stream that are beyond the token and from earlier epochs are discarded.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -127,8 +128,9 @@ def check_epoch_start(epoch_start: EpochStart, position: LogPosition) -> None:
 def advance(positions: dict[tuple[str, str], int], facts: Iterable[Fact]) -> None:
     """Raise the position of each (stream, writer) to the highest of its tokens: the last fact may be late."""
     for fact in facts:
-        pair = (fact.stream, fact.writer)
-        positions[pair] = max(fact.token, positions.get(pair, fact.token))
+        pair, token = (fact.stream, fact.writer), fact.token
+        if token > positions.get(pair, -math.inf):
+            positions[pair] = token
 
 
 CHECKED_AT_OPEN: Final = 1000

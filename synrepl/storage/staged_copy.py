@@ -96,7 +96,9 @@ def _add(
 ) -> None:
     """Verify and commit facts of a snapshot, in the writing thread."""
     if trimmed_upto is not None:
-        dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
+        dense = facts
+        if facts and facts[0].serial <= trimmed_upto.serial:
+            dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
         before = position if position.serial > trimmed_upto.serial else trimmed_upto
         wrong = verify(dense, before.digest)
         if wrong is not None:
