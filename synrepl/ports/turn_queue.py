@@ -38,7 +38,9 @@ class TurnQueue:
             work()
         finally:
             self._left -= self._clock.seconds() - began
-            self._timer.start(0)
+            # A timer for each short work would cost more than the work.
+            if self._left < SLICE_SECONDS / 2:
+                self._timer.start(0)
 
     def run_later(self, work: Callable[[], object]) -> None:
         """Run `work` in a later turn, after all other work that waits."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.threads import deferToThreadPool
-from twisted.python.threadpool import ThreadPool
+from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
 from synrepl.ports.turn_queue import TurnQueue
@@ -30,9 +30,9 @@ class ReactorThread:
 
     def __init__(self, reactor: Any, name: str) -> None:
         self._reactor = reactor
-        self._pool = ThreadPool(1, 1, name=name)
-        # A daemon thread: the interpreter would wait for ever for an idle thread of another kind.
-        self._pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
+        self._name = name
+        self._thread: Thread | None = None
+        self._work: SimpleQueue[tuple[Callable[[], Any], Deferred[Any]] | None] = SimpleQueue()
         self._is_stopped = False
         self._results = TurnQueue(reactor)
 
@@ -40,11 +40,24 @@ class ReactorThread:
         """Run `work` after all earlier work."""
         if self._is_stopped:
             return fail(stopped_error())
-        if not self._pool.started:
-            self._pool.start()
+        if self._thread is None:
+            # A daemon thread: the interpreter would wait for ever for an idle thread of another kind.
+            self._thread = Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
         result: Deferred[T] = Deferred()
-        deferToThreadPool(self._reactor, self._pool, work).addBoth(self._deliver, result)
+        self._work.put((work, result))
         return result
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, result = item
+            try:
+                outcome = work()
+            except BaseException:
+                outcome = Failure()  # type: ignore[no-untyped-call]
+            self._reactor.callFromThread(self._deliver, outcome, result)
+            # While this waits, a large result must not be kept alive.
+            del item, work, result, outcome
 
     def _deliver(self, outcome: Any, result: "Deferred[Any]") -> None:
         deliver = partial(result.callback, outcome)
@@ -57,12 +70,13 @@ class ReactorThread:
         """Finish all queued work, then end the thread. Idempotent."""
         if self._is_stopped:
             return
-        last = self.run(lambda: None) if self._pool.started else None
+        last = succeed(None) if self._thread is None else self.run(lambda: None)
         self._is_stopped = True
-        if last is not None:
-            # The thread has no more work, so joining it does not block the reactor.
-            await last
-            self._pool.stop()
+        await last
+        if self._thread is not None:
+            self._work.put(None)
+            # It has no more work, so that the reactor waits for nothing here.
+            self._thread.join()
 
 
 class ImmediateThread:

@@ -5,6 +5,7 @@ from queue import Queue
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from synrepl.ports.turn_queue import SLICE_SECONDS
@@ -54,7 +55,9 @@ class Results:
         for turn in range(6):
             self.reactor.turn(results=0 if turn else 5)
             counts.append(len(self.arrived))
-        self.thread._pool.stop()
+        stopping = Deferred.fromCoroutine(self.thread.stop())
+        self.reactor.turn(results=1)
+        assert stopping.called
         return counts
 
 
