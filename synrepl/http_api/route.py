@@ -3,8 +3,9 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote_to_bytes, urlencode, urlsplit, urlunsplit
 
 from synrepl.http_api.shapes import Shape
 from synrepl.wire.acks import Acks
@@ -408,6 +409,10 @@ class Route(NamedTuple):
         return HttpRequest(self.method, f"{path}?{urlencode(pairs)}" if pairs else path, self.answer)
 
 
+SHORT_PATH: Final = 200
+"""Paths of up to so many bytes are remembered with their routes."""
+
+
 class Router:
     """Finds the routes of a path.
 
@@ -423,12 +428,24 @@ class Router:
             by_path.setdefault(route.path, {})[route.method] = route
         self._paths: dict[int, list[tuple[list[str], Mapping[str, Route]]]] = {}
         self._prefixes: list[tuple[list[str], str, Mapping[str, Route]]] = []
+        # The same few paths are requested again and again.
+        self._find_short = lru_cache(maxsize=512)(self._find_path)
         for path in sorted(by_path, key=lambda path: path.replace("{", "\U0010ffff")):
             parts = path[1:].split("/")
             if parts[-1].endswith(":path}"):
                 self._prefixes.append((parts[:-1], parts[-1][1:-6], by_path[path]))
                 continue
             self._paths.setdefault(len(parts), []).append((parts, by_path[path]))
+
+    def find_path(self, path: bytes) -> tuple[Mapping[str, Route], Mapping[str, str]]:
+        """Return what `find` does for the path of a URL, in which characters may be quoted.
+
+        Raises `UnicodeDecodeError` unless it is UTF-8.
+        """
+        return self._find_short(path) if len(path) <= SHORT_PATH else self._find_path(path)
+
+    def _find_path(self, path: bytes) -> tuple[Mapping[str, Route], Mapping[str, str]]:
+        return self.find([unquote_to_bytes(part).decode("utf-8") for part in path[1:].split(b"/")])
 
     def find(self, parts: Sequence[str]) -> tuple[Mapping[str, Route], dict[str, str]]:
         """Return the routes of this path by method, and its variable parts; no routes for an unknown path."""

@@ -50,9 +50,13 @@ def is_told(seen: frozenset[str] | None, command: type[Command]) -> bool:
 
 def route_operation(route: Route) -> Operation:
     """Return the operation of a route. If its path has a stream, that is one that the request names."""
-    right = None if route.right is None else Right(route.right)
-    streams = NAMED_STREAMS if "{stream}" in route.path else route.stream
-    return Operation(f"{route.method} {route.path}", right, streams)
+    return _route_operation(route.method, route.path, route.right, route.stream)
+
+
+@lru_cache(maxsize=None)
+def _route_operation(method: str, path: str, right: str | None, stream: str) -> Operation:
+    needed = None if right is None else Right(right)
+    return Operation(f"{method} {path}", needed, NAMED_STREAMS if "{stream}" in path else stream)
 
 
 def parameter_operation(route: Route, parameter: Parameter) -> Operation:

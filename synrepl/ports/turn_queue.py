@@ -60,9 +60,11 @@ class TurnQueue:
 
     def _begin_turn(self) -> None:
         self._left = SLICE_SECONDS
-        for _ in range(len(self._waiting)):
-            if self._left <= 0:
-                break
-            self.run(self._waiting.popleft())
-        if self._waiting:
-            self._timer.start(0)
+        try:
+            for _ in range(len(self._waiting)):
+                if self._left <= 0:
+                    break
+                self.run(self._waiting.popleft())
+        finally:
+            if self._waiting:
+                self._timer.start(0)

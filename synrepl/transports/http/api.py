@@ -2,7 +2,7 @@
 
 import re
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from io import SEEK_END
@@ -18,7 +18,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from synrepl.errors import suggest
-from synrepl.http_api.route import BadParameter, Route
+from synrepl.http_api.route import BadParameter, Parameter, Route
 from synrepl.http_api.routes import ROUTER
 from synrepl.ports.access import Keyring, Right
 from synrepl.ports.limited_logger import LimitedLogger
@@ -136,7 +136,7 @@ class Api(Resource):
     async def _serve(self, request: Any) -> bytes | None:
         """Return the body of the response; None if the handler wrote the response itself."""
         method = request.method.decode("ascii")
-        routes, variables = ROUTER.find([part.decode("utf-8") for part in request.postpath])
+        routes, variables = ROUTER.find_path(request.path)
         route = routes.get("GET" if method == "HEAD" else method)
         try:
             if route is None:
@@ -316,6 +316,8 @@ def _restore_facts(decoded: Any, facts: list[list[msgspec.Raw]]) -> None:
 
 def _read_parameters(request: Any, route: Route) -> dict[str, Any]:
     """Return the values of the route's parameters, by name. Raises `ApiError`, also for unknown ones."""
+    if not request.args and not route.headers:
+        return dict(_absent(route.query))
     if route.path.startswith(CLOSED):
         known = [one.name for one in route.query]
         for name in request.args:
@@ -323,6 +325,16 @@ def _read_parameters(request: Any, route: Route) -> dict[str, Any]:
                 raise ApiError("bad_request", f"unknown parameter {given[:40]!r}{suggest(given, known)}")
     texts = [(one, request.args.get(one.name.encode(), ())) for one in route.query]
     texts += [(one, request.requestHeaders.getRawHeaders(one.name.encode()) or ()) for one in route.headers]
+    return _values(texts)
+
+
+@lru_cache
+def _absent(query: tuple[Parameter, ...]) -> dict[str, Any]:
+    """Return the values of these parameters in a request without any."""
+    return _values((one, ()) for one in query)
+
+
+def _values(texts: Iterable[tuple[Parameter, Sequence[bytes]]]) -> dict[str, Any]:
     try:
         return {one.name: one.kind.read(one.name, found) for one, found in texts}
     except BadParameter as error:

@@ -1,7 +1,7 @@
 """One request of a route, as its handler sees it."""
 
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any, Final, Protocol, TypeVar
@@ -60,7 +60,7 @@ class Call:
 
     _logger = Logger()
 
-    def __init__(self, api: IApi, route: Route, request: Any, path: dict[str, str]) -> None:
+    def __init__(self, api: IApi, route: Route, request: Any, path: Mapping[str, str]) -> None:
         self.api = api
         self.services = api.services
         self.route = route

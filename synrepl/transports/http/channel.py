@@ -75,6 +75,7 @@ class ApiChannel(HTTPChannel):
     def _parse(self) -> None:
         """Parse what has been received, up to the end of a request, and handle that."""
         LineReceiver.dataReceived(self, b"")
+        # A request that arrives whole needs no deadline.
         if (self._buffer or self.requests) and not (self._handlingRequest or self.paused):
             self._progress.start(PROGRESS_SECONDS)
 
@@ -138,7 +139,6 @@ class ApiChannel(HTTPChannel):
         self._is_in_body = True
         self._received, self._was_held_up = 0, False
         super().allHeadersReceived()
-        self._progress.start(PROGRESS_SECONDS)
 
     def allContentReceived(self) -> None:
         self._progress.stop()

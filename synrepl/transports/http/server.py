@@ -5,6 +5,7 @@ Requests have bounded bodies, and error responses no internal details.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -174,9 +175,8 @@ class ApiRequest(Request):
     def _admit(self) -> tuple[Route | None, bool]:
         """Return the route of this request, and whether its body may be stored: the peer has the right to."""
         site: ApiSite = self.channel.site
-        parts = [unquote_to_bytes(part) for part in self.channel._path.partition(b"?")[0][1:].split(b"/")]
         try:
-            routes, variables = ROUTER.find([part.decode("utf-8") for part in parts])
+            routes, variables = ROUTER.find_path(self.channel._path.partition(b"?")[0])
             route = routes.get(self.method.decode("ascii"))
         except UnicodeDecodeError:
             route, variables = None, {}
@@ -212,7 +212,7 @@ class ApiRequest(Request):
         try:
             self.method.decode("ascii")
             unquote_to_bytes(self.path).decode("utf-8")
-            (self.getRequestHostname() or b"").decode("utf-8").partition(":")[0].encode("idna")
+            _check_host(self.getRequestHostname() or b"")
         except UnicodeError:
             self.prepath, self.postpath = [], []
             self.site = self.channel.site
@@ -263,3 +263,9 @@ class ApiRequest(Request):
         self.channel.transport.write(encode_response(error))
         self._linger = Timer(site.services.clock, self.channel.transport.abortConnection)
         self._linger.start(LINGER_SECONDS)
+
+
+@lru_cache(maxsize=256)
+def _check_host(name: bytes) -> None:
+    """Raises `UnicodeError` unless this can be the name of a host."""
+    name.decode("utf-8").partition(":")[0].encode("idna")
