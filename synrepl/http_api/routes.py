@@ -101,12 +101,11 @@ _ACKS: Final = Parameter(
     AcksNumber(),
     "the replicas that must have the facts on disk before the answer; default: the setting `acks`",
 )
+_TIMEOUT: Final = Parameter(
+    "timeout", Seconds(10.0, lowest=0.1, highest=MAX_WAIT), "at a replica, and with `acks`: limits the wait"
+)
 _FORWARDED: Final = (
-    Parameter(
-        "timeout",
-        Seconds(10.0, lowest=0.1, highest=MAX_WAIT),
-        "at a replica, and with `acks`: limits the wait",
-    ),
+    _TIMEOUT,
     _ACKS,
     Parameter("files", Choice("here"), "at a replica: wait for the bytes of the files that the facts name"),
     Parameter("via", Text(), "the daemons that have forwarded this request"),
@@ -159,6 +158,27 @@ APPEND_BATCH: Final = Route(
         ),
     ),
     answer={"epoch": int, "appends": [_APPENDED]},
+)
+APPEND_STREAM: Final = Route(
+    "append_stream.serve",
+    "POST",
+    "/v1/appends",
+    "Append line by line: each line of the body is an append, answered by a line once it is on disk.",
+    query=(_TIMEOUT, _ACKS),
+    content_type=NDJSON,
+    right="write",
+    stream=NAMED_STREAMS,
+    errors=("starting", "fenced", "not_primary", "stopped"),
+    body_type=NDJSON,
+    streams_body=True,
+    examples=(
+        Example(
+            "/v1/appends",
+            [{"epoch": 1, "first_serial": 4, "tokens": [4]}],
+            {"stream": "push_rules", "facts": [ADA]},
+            is_lines=True,
+        ),
+    ),
 )
 ROWS: Final = Route(
     "row.page",

@@ -5,7 +5,7 @@ a command of a follower or a replica. Every way in asks `refusal` before it stor
 """
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from synrepl.http_api.route import Parameter, Route
@@ -53,7 +53,7 @@ def route_operation(route: Route) -> Operation:
     return _route_operation(route.method, route.path, route.right, route.stream)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _route_operation(method: str, path: str, right: str | None, stream: str) -> Operation:
     needed = None if right is None else Right(right)
     return Operation(f"{method} {path}", needed, NAMED_STREAMS if "{stream}" in path else stream)

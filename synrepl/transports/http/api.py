@@ -150,7 +150,7 @@ class Api(Resource):
         except CancelledError:
             raise
         except Exception as error:
-            refused = self._as_refusal(request, error)
+            refused = self.as_refusal(request, error)
             request.setResponseCode(refused.status)
             for name, value in refused.headers.items():
                 request.setHeader(name, value)
@@ -232,9 +232,10 @@ class Api(Resource):
             raise
         check_route(request.access, route, call.path)
         if request.method == b"POST":
-            check_content_type(request, route.body_type)
+            check_content_type(request, route.body_type, has_body=route.streams_body)
 
-    def _as_refusal(self, request: Any, error: Exception) -> ApiError:
+    def as_refusal(self, request: Any, error: Exception) -> ApiError:
+        """Return the error that the client is told; one that is not expected is logged."""
         if isinstance(error, MemoryError):
             # Its frames hold the body. They are in a reference cycle, which would be collected much later.
             clear_frames(error.__traceback__)

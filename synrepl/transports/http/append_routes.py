@@ -99,18 +99,18 @@ async def append(call: Call, body: AppendBody) -> Appended:
     forwarder = services.write_forwarder
     if forwarder is not None and not forwarder.is_active():
         forwarder = None
-    writer, key = _checked_names(body.writer, body.idempotency_key)
+    writer, key = checked_names(body.writer, body.idempotency_key)
     if forwarder is None:
-        _check_new_writer(call, name, writer, services.log.positions(name))
-    facts = await _read_facts(call, name, body.facts)
+        check_new_writer(call, name, writer, services.log.positions(name))
+    facts = await read_facts(call, name, body.facts)
     if forwarder is None:
         writer = writer or services.settings.instance_name
-        acks = _checked_acks(call, name)
+        acks = checked_acks(call, name)
         # Whoever must ask again needs a key.
         key = key or (str(uuid4()) if acks.number else None)
-        await _promise(call, acks)
+        await promise(call, acks)
         appended = await services.log.append(name, writer, facts, key=key, owner=_owner(call))
-        await _wait_for_acks(call, [(acks, (name, writer), appended)], key)
+        await wait_for_acks(call, [(acks, (name, writer), appended)], key)
         return appended
     posted = PostedFacts(
         stream=name,
@@ -133,14 +133,9 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     services, log = call.services, call.services.log
     if body.atomic:
         return await _append_atomic(call, body)
-    if services.write_forwarder is not None and services.write_forwarder.is_active():
-        if services.roles is not None and (stopped := services.roles.forwarding_refusal("")) is not None:
-            raise stopped
-        why = (
-            "this daemon is a replica: post the batch to the primary, each stream by itself, or the batch as"
-            " one append (atomic)"
-        )
-        raise ApiError("not_primary", why)
+    refuse_on_replica(
+        call, "post the batch to the primary, each stream by itself, or the batch as one append (atomic)"
+    )
     appends, batch_key = body.appends, body.idempotency_key
     if (appends is UNSET) == (body.staged is UNSET):
         raise ApiError("bad_request", "a batch needs either appends or staged, not both")
@@ -151,7 +146,7 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         raise ApiError("bad_request", f"the staged file {body.staged} has no appends")
     if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_FACTS:
         raise too_many_facts()
-    _, key = _checked_names(UNSET, batch_key)
+    _, key = checked_names(UNSET, batch_key)
     requests = await _read_appends(call, appends)
     all_acks = await _promised_acks(call, requests)
     key = key or (str(uuid4()) if any(acks.number for acks in all_acks) else None)
@@ -171,6 +166,15 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     return BatchAnswer(log.head.epoch, appended)
 
 
+def refuse_on_replica(call: Call, way_out: str) -> None:
+    """Raises `ApiError` if this daemon is a replica, which cannot forward this request."""
+    services = call.services
+    if services.write_forwarder is not None and services.write_forwarder.is_active():
+        if services.roles is not None and (stopped := services.roles.forwarding_refusal("")) is not None:
+            raise stopped
+        raise ApiError("not_primary", f"this daemon is a replica: {way_out}")
+
+
 async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Append]:
     """Return the stream, the writer and the canonical facts of each append. Raises `ApiError`."""
     instance, log = call.services.settings.instance_name, call.services.log
@@ -178,11 +182,11 @@ async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Ap
     writers: dict[str, set[str]] = {}
     for one in appends:
         call.check_streams(one.stream)
-        writer, _ = _checked_names(one.writer, UNSET)
+        writer, _ = checked_names(one.writer, UNSET)
         if (known := writers.get(one.stream)) is None:
             known = writers[one.stream] = set(log.positions(one.stream))
-        _check_new_writer(call, one.stream, writer, known)
-        facts = await _read_facts(call, one.stream, one.facts)
+        check_new_writer(call, one.stream, writer, known)
+        facts = await read_facts(call, one.stream, one.facts)
         known.add(writer or instance)
         requests.append((one.stream, writer or instance, facts))
     return requests
@@ -203,7 +207,7 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
         raise ApiError("bad_request", why)
     if sum(len(rows) for *_, facts in requests for rows in facts) > MAX_ATOMIC_BYTES:
         raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
-    _, key = _checked_names(UNSET, body.idempotency_key)
+    _, key = checked_names(UNSET, body.idempotency_key)
     key = key or str(uuid4())
     forwarder = services.write_forwarder
     if forwarder is None or not forwarder.is_active():
@@ -241,7 +245,8 @@ def _forwarding(call: Call) -> dict[str, Any]:
     }
 
 
-def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:
+def checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:
+    """Return the writer and the idempotency key, None where absent. Raises `ApiError`."""
     if writer is not UNSET and not is_name(writer):
         raise ApiError("bad_writer", BAD_WRITER)
     if key is not UNSET and not (0 < len(key) <= MAX_KEY and key.isprintable()):
@@ -249,7 +254,7 @@ def _checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str |
     return None if writer is UNSET else writer, None if key is UNSET else key
 
 
-def _checked_acks(call: Call, stream: str) -> Acks:
+def checked_acks(call: Call, stream: str) -> Acks:
     """Return whose acknowledgements an append to this stream waits for. Raises `ApiError` or `NotForwarded`.
 
     The request decides, and without it the setting, which concerns only what is kept.
@@ -268,16 +273,17 @@ def _checked_acks(call: Call, stream: str) -> Acks:
     return asked
 
 
-async def _promise(call: Call, acks: Acks) -> None:
+async def promise(call: Call, acks: Acks) -> None:
+    """Note with the log that an append is about to wait for these acknowledgements."""
     if acks.number and call.services.relays is not None:
         await call.services.relays.promises.promise(acks)
 
 
 async def _promised_acks(call: Call, requests: Sequence[_Append]) -> list[Acks]:
     """Return whose acknowledgements each of these appends waits for, once they are promised."""
-    all_acks = [_checked_acks(call, stream) for stream, _, _ in requests]
+    all_acks = [checked_acks(call, stream) for stream, _, _ in requests]
     for acks in set(all_acks):
-        await _promise(call, acks)
+        await promise(call, acks)
     return all_acks
 
 
@@ -289,12 +295,12 @@ async def _wait_for_all_acks(
     key: str | None,
 ) -> None:
     waits = zip(all_acks, requests, appended, strict=True)
-    await _wait_for_acks(
+    await wait_for_acks(
         call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
     )
 
 
-async def _wait_for_acks(
+async def wait_for_acks(
     call: Call, appended: Sequence[tuple[Acks, Source, Appended]], key: str | None
 ) -> None:
     """Wait until replicas have these facts. Raises `NotForwarded` at the request's time-out."""
@@ -325,7 +331,7 @@ def _owner(call: Call) -> str:
     return str(named)
 
 
-def _check_new_writer(call: Call, stream: str, writer: str | None, known: Collection[str]) -> None:
+def check_new_writer(call: Call, stream: str, writer: str | None, known: Collection[str]) -> None:
     """Raises `ApiError` if this writer would exceed the stream's limit of writers.
 
     `known` are the stream's writers. This daemon's own instance may always write.
@@ -339,7 +345,7 @@ def _check_new_writer(call: Call, stream: str, writer: str | None, known: Collec
     raise ApiError("too_many_writers", why)
 
 
-async def _read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> list[bytes]:
+async def read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> list[bytes]:
     """Return the facts of a stream in canonical form.
 
     Raises `ApiError` for the first invalid row, and for a fact that is too large to send to replicas.

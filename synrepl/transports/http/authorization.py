@@ -208,8 +208,9 @@ def check_origin(request: Any) -> None:
             )
 
 
-def check_content_type(request: Any, body_type: str = JSON) -> None:
-    """Raises `ApiError` if a body has a content type other than `body_type`.
+def check_content_type(request: Any, body_type: str = JSON, *, has_body: bool = False) -> None:
+    """Raises `ApiError` if a body has a content type other than `body_type`. `has_body`: there is one, which
+    cannot be read here.
 
     No type, or the default type of curl and urllib, is accepted as JSON too, unless a header shows that a
     browser sent the request: browsers send an origin with every POST.
@@ -218,12 +219,12 @@ def check_content_type(request: Any, body_type: str = JSON) -> None:
     values = sent.getRawHeaders(b"content-type") or [b""]
     if values == [body_type.encode()]:
         return
-    if request.content.read(1) == b"":
+    if not has_body and request.content.read(1) == b"":
         return
     request.content.seek(0)
     kind = values[0].decode("latin-1").partition(";")[0].strip().lower()
     is_browser = any(map(sent.hasHeader, (b"origin", b"referer", b"sec-fetch-site")))
-    if body_type != JSON:
+    if body_type not in JSON_TYPES:
         raise ApiError("content_type", f"send the body with Content-Type: {body_type}")
     if len(values) != 1 or kind not in (JSON_TYPES if is_browser else JSON_TYPES | DEFAULT_TYPES):
         raise ApiError(

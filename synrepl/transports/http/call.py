@@ -54,6 +54,10 @@ class IApi(Protocol):
         """Decode a large JSON body in a thread. Raises `ApiError`."""
         ...
 
+    def as_refusal(self, request: Any, error: Exception) -> ApiError:
+        """Return the error that the client is told."""
+        ...
+
 
 class Call:
     """A request. `path` has the variable parts of its path, `query` its parameters and headers, by name."""

@@ -52,6 +52,8 @@ class ApiChannel(HTTPChannel):
     _is_body_paused = False
     _progress: Timer
     _received = 0
+    _least_bytes = PROGRESS_BYTES
+    """The bytes of a body that must arrive within `PROGRESS_SECONDS`."""
     _was_held_up = False
 
     def connectionMade(self) -> None:
@@ -108,6 +110,10 @@ class ApiChannel(HTTPChannel):
         if not (is_blocked or self._waitingForTransport or is_full):
             self._networkProducer.resumeProducing()
 
+    def expect_slow_body(self) -> None:
+        """Let the body of this request take as long as its sender likes, as long as something arrives."""
+        self._least_bytes = 1
+
     def pause_body(self) -> None:
         """Read no more of a body: it cannot be stored as fast."""
         self._is_body_paused = self._was_held_up = True
@@ -137,7 +143,7 @@ class ApiChannel(HTTPChannel):
     def allHeadersReceived(self) -> None:
         self._progress.stop()
         self._is_in_body = True
-        self._received, self._was_held_up = 0, False
+        self._received, self._least_bytes, self._was_held_up = 0, PROGRESS_BYTES, False
         super().allHeadersReceived()
 
     def allContentReceived(self) -> None:
@@ -172,7 +178,7 @@ class ApiChannel(HTTPChannel):
     def _check_progress(self) -> None:
         """Close the connection if its request has not progressed for `PROGRESS_SECONDS`."""
         is_held_up = self._was_held_up or self._is_body_paused
-        if self._is_in_body and (is_held_up or self._received >= PROGRESS_BYTES):
+        if self._is_in_body and (is_held_up or self._received >= self._least_bytes):
             self._received, self._was_held_up = 0, False
             self._progress.start(PROGRESS_SECONDS)
             return
@@ -180,5 +186,8 @@ class ApiChannel(HTTPChannel):
         error = ApiError("too_slow", f"{what} after {PROGRESS_SECONDS:g} seconds")
         # Twisted's parser has no other way to ignore what comes.
         self.paused = True
-        self.transport.write(encode_response(error))
+        # The answer to a streamed body has begun, and breaks off.
+        if not any(request.startedWriting for request in self.requests):
+            self.transport.write(encode_response(error))
+        self.setTimeout(None)
         self.timeoutConnection()

@@ -32,6 +32,7 @@ from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, encode_response
 from synrepl.transports.http.authorization import AccessCheck, check_route
+from synrepl.transports.http.body_stream import BodyStream
 from synrepl.transports.http.channel import ApiChannel
 from synrepl.transports.http.signatures import SignedRequest
 from synrepl.transports.http.uploads import Upload, is_upload
@@ -148,6 +149,9 @@ class ApiRequest(Request):
     _is_dropping = False
     _is_refused = False
     _linger: Timer | None = None
+    _stream: BodyStream | None = None
+    """The body, if its route reads it while it arrives."""
+    _begin_timer: Timer | None = None
     _admitted: "set[ApiRequest]" = set()
     channel: Any
     content: Any
@@ -156,7 +160,7 @@ class ApiRequest(Request):
         site: ApiSite = self.channel.site
         # The channel has these already, and sets them only when the request is complete.
         self.method, self.client = self.channel._command, self.channel.getPeer()
-        self.uri = self.channel._path
+        self.uri, self._version = self.channel._path, self.channel._version
         route, is_welcome = self._admit()
         self._is_dropping = not is_welcome
         services, settings = site.services, site.services.settings
@@ -167,7 +171,13 @@ class ApiRequest(Request):
         self._room = self._limit
         if length is not None and length > self._limit:
             self._refuse_body(self._too_large())
-        if files is None or self._is_refused or self._is_dropping:
+        if route is not None and route.streams_body and is_welcome:
+            self.content = self._stream = BodyStream(self.channel)
+            self.channel.expect_slow_body()
+            # Later: the channel may have to send 100 Continue before the answer begins.
+            self._begin_timer = Timer(site.clock, self._begin)
+            self._begin_timer.start(0)
+        elif files is None or self._is_refused or self._is_dropping:
             super().gotLength(0 if self._is_refused or self._is_dropping else length)
         else:
             self.content = Upload(files, self.channel, self._upload_failed)
@@ -193,6 +203,9 @@ class ApiRequest(Request):
     def handleContentChunk(self, data: bytes) -> None:
         if self._is_refused:
             return
+        if self._stream is not None:
+            self._stream.write(data)
+            return
         self._room -= len(data)
         if self._room < 0:
             self.content.truncate(0)
@@ -204,8 +217,15 @@ class ApiRequest(Request):
         self._is_complete = True
         if self._is_refused:
             self.channel.loseConnection()
+        elif self._stream is not None:
+            self._stream.end()
         else:
             super().requestReceived(command, path, version)
+
+    def _begin(self) -> None:
+        """Handle the request, whose body has not arrived yet."""
+        if self.channel is not None:
+            super().requestReceived(self.method, self.uri, self._version)
 
     def process(self) -> None:
         """Handle the request, unless its method, path or Host is malformed."""
@@ -231,12 +251,17 @@ class ApiRequest(Request):
 
     def finish(self) -> None:
         self._admitted.discard(self)
-        super().finish()
+        if self._stream is None or self._is_complete:
+            super().finish()
+        else:
+            # The handler has answered without the rest of the body.
+            self._drop_body()
 
     def connectionLost(self, reason: Failure) -> None:
         self._admitted.discard(self)
-        if self._linger is not None:
-            self._linger.stop()
+        for timer in (self._linger, self._begin_timer):
+            if timer is not None:
+                timer.stop()
         super().connectionLost(reason)
 
     def _answer(self, error: ApiError) -> None:
@@ -256,11 +281,15 @@ class ApiRequest(Request):
 
     def _refuse_body(self, error: ApiError) -> None:
         """Send the error at once, and let the client finish sending: a close would lose the response."""
-        site: ApiSite = self.channel.site
-        self._is_refused = True
         # Otherwise the channel would send 100 Continue.
         self.requestHeaders.removeHeader(b"expect")
         self.channel.transport.write(encode_response(error))
+        self._drop_body()
+
+    def _drop_body(self) -> None:
+        """Drop what arrives, until the client has read the answer and closes."""
+        site: ApiSite = self.channel.site
+        self._is_refused = True
         self._linger = Timer(site.services.clock, self.channel.transport.abortConnection)
         self._linger.start(LINGER_SECONDS)
 
