@@ -130,7 +130,7 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     append is one part of it: a retry stores only the missing appends. A replica refuses. With `atomic` the
     whole batch is one append, with one key; a replica forwards it.
     """
-    services, log = call.services, call.services.log
+    log = call.services.log
     if body.atomic:
         return await _append_atomic(call, body)
     refuse_on_replica(

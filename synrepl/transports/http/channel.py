@@ -156,6 +156,9 @@ class ApiChannel(HTTPChannel):
         super().connectionLost(reason)
 
     def timeoutConnection(self) -> None:
+        # Either deadline may come first.
+        self._progress.stop()
+        self.setTimeout(None)
         # Twisted logs each of these connections: a peer could fill the log.
         self._abortingCall = self.callLater(self.abortTimeout, self.forceAbortClient)
         self.loseConnection()
@@ -189,5 +192,4 @@ class ApiChannel(HTTPChannel):
         # The answer to a streamed body has begun, and breaks off.
         if not any(request.startedWriting for request in self.requests):
             self.transport.write(encode_response(error))
-        self.setTimeout(None)
         self.timeoutConnection()
