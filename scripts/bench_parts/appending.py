@@ -1,11 +1,14 @@
 """Benchmarks of appends, which are answered once their facts are on disk."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from scripts.bench_parts.measuring import EVENT, Options, Result, cpu_seconds, daemon, part
+from scripts.bench_parts.measuring import EVENT, ROOT, Options, Result, cpu_seconds, daemon, part
 
 __all__ = ["append", "http_append"]
 
@@ -23,6 +26,10 @@ def append(options: Options) -> Iterator[Result]:
 
 def http_append(options: Options) -> Iterator[Result]:
     """Measure appends over HTTP, from another process, on persistent connections."""
+    with _bare_site() as port:
+        started = time.monotonic()
+        bare = asyncio.run(_load(port, 1, options.seconds)) / (time.monotonic() - started)
+    rates: dict[int, float] = {}
     with daemon() as running:
         for facts, aim in ((20, 10_000), (1, 1_500)):
             cpu, started = cpu_seconds(running.pid), time.monotonic()
@@ -30,8 +37,53 @@ def http_append(options: Options) -> Iterator[Result]:
             took = time.monotonic() - started
             cpu = (cpu_seconds(running.pid) - cpu) / took * 100
             name = f"{facts} fact{'s' * (facts > 1)} a request"
-            yield Result.at_least(name, done * facts / took, "facts/s", aim)
+            rates[facts] = done * facts / took
+            yield Result.at_least(name, rates[facts], "facts/s", aim)
             yield Result(f"{name}: CPU of the daemon", cpu, "% of a core")
+        yield Result("the least site of Twisted that reads a body", bare, "requests/s")
+        yield Result.at_least("1 fact a request / least site", rates[1] / bare * 100, "%", 60)
+        rate = asyncio.run(_stream(running.http, options.seconds))
+        yield Result.at_least("a stream of appends of 1 fact", rate, "facts/s", 25_000)
+
+
+@contextmanager
+def _bare_site() -> Iterator[int]:
+    """Run `bare_site` for the length of the block, and give its port."""
+    command = [sys.executable, "-m", "scripts.bench_parts.bare_site"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as site:
+        try:
+            assert site.stdout is not None
+            yield int(site.stdout.readline())
+        finally:
+            site.kill()
+
+
+async def _stream(port: int, seconds: float) -> float:
+    """Return the facts per second of one connection that sends a line for each, and does not wait."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/appends HTTP/1.1\r\nHost: bench\r\nContent-Type: application/x-ndjson\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    lines = b'{"stream":"events","facts":[[%s]]}\n' % EVENT * 100
+    part = b"%x\r\n%b\r\n" % (len(lines), lines)
+    sent = answered = 0
+    started = time.monotonic()
+
+    async def write() -> None:
+        nonlocal sent
+        while time.monotonic() < started + seconds:
+            writer.write(part)
+            await writer.drain()
+            sent += 100
+        writer.write(b"0\r\n\r\n")
+
+    writing = asyncio.create_task(write())
+    while answered < sent or not writing.done():
+        answered += (await reader.read(1 << 18)).count(b'"tokens":')
+    await writing
+    writer.close()
+    return answered / (time.monotonic() - started)
 
 
 async def _load(port: int, facts: int, seconds: float) -> int:
