@@ -2,17 +2,18 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from inspect import Parameter
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
-from synrepl.caches.entries import AGAIN, MISSING, Entries, IWaiter, Key
+from synrepl.caches.entries import AGAIN, MISSING, Entries, Entry, IWaiter, Key
 from synrepl.errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 class Arguments:
@@ -115,6 +116,7 @@ class BaseCalls(Generic[P, T]):
         """Drop the entry of this call in this process only; `Changes` tells other processes."""
         key = self._plan.arguments.key(args, kwargs)
         try:
+            hash(key)  # as an empty dict does not
             self._entries.drop(key)
         except TypeError as error:
             raise self._plan.arguments.explain_unhashable(key, error) from None
@@ -125,6 +127,21 @@ class BaseCalls(Generic[P, T]):
         self._entries.clear()
         self._entries.counters.invalidations += 1
 
+    def _known(self) -> Callable[[Key], Entry | None]:
+        """Return a function that finds the entry of positional arguments, if these alone can be a key."""
+        nothing: dict[Key, Entry] = {}
+        return nothing.get if self._plan.full < 0 else self._entries.values.get
+
+    def _dress(self, call: C) -> C:
+        """Give this function the attributes of a cached one."""
+        dressed: Any = functools.update_wrapper(call, self._plan.function)
+        dressed.name, dressed.invalidate, dressed.invalidate_all = (
+            self.name,
+            self.invalidate,
+            self.invalidate_all,
+        )
+        return call
+
 
 class Calls(BaseCalls[P, T]):
     """Calls of a plain function."""
@@ -132,6 +149,9 @@ class Calls(BaseCalls[P, T]):
     __slots__ = ()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         key: Key = (
             args if len(args) == self._plan.full and not kwargs else self._plan.arguments.key(args, kwargs)
         )
@@ -155,15 +175,34 @@ class Calls(BaseCalls[P, T]):
         self._entries.keep(computation, value)
         return value
 
+    def as_function(self) -> Callable[P, T]:
+        """Return a function that does the same. It returns a known value in a third of the time."""
+        find, counters, call_any = self._known(), self._entries.counters, self._call
+
+        def call(*args: Any, **kwargs: Any) -> T:
+            try:
+                entry = find(args)
+            except TypeError:
+                entry = None  # `call_any` raises it again, with the name of the argument
+            if entry is not None and not kwargs:
+                counters.calls = entry.used_at = counters.calls + 1
+                return entry.value  # type: ignore[no-any-return]
+            return call_any(args, kwargs)
+
+        return self._dress(call)
+
 
 class AsyncCalls(BaseCalls[P, T]):
     """Calls of a coroutine function. Concurrent calls of one key share a computation, until invalidated."""
 
     __slots__ = ()
 
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._call(args, kwargs)
+
     # A coroutine that returns at once costs less than any awaitable written in Python, and it looks up its
     # value when it is awaited, not before.
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         key: Key = (
             args if len(args) == self._plan.full and not kwargs else self._plan.arguments.key(args, kwargs)
         )
@@ -176,7 +215,7 @@ class AsyncCalls(BaseCalls[P, T]):
         while (computation := self._entries.computing(key)) is not None:
             answer = await computation.wait(self._plan.waiter())
             if answer is not AGAIN:
-                self._entries.counters.hits += 1
+                self._entries.counters.calls += 1
                 return answer  # type: ignore[no-any-return]
             value = self._entries.get(key)
             if value is not MISSING:
@@ -197,3 +236,19 @@ class AsyncCalls(BaseCalls[P, T]):
         self._entries.keep(computation, value)
         computation.resolve(value)
         return value
+
+    def as_function(self) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Return a coroutine function that does the same. It returns a known value in half of the time."""
+        find, counters, call_any = self._known(), self._entries.counters, self._call
+
+        async def call(*args: Any, **kwargs: Any) -> T:
+            try:
+                entry = find(args)
+            except TypeError:
+                entry = None
+            if entry is not None and not kwargs:
+                counters.calls = entry.used_at = counters.calls + 1
+                return entry.value  # type: ignore[no-any-return]
+            return await call_any(args, kwargs)
+
+        return self._dress(call)

@@ -11,9 +11,12 @@ Callers that ask for a key while it is computed wait for the first one's result 
 too. They must not inherit its fate: if the first caller is cancelled, the next one computes
 (`Computation.retry`), and whoever began to wait before an invalidation gets the value of that time, as if it
 had come first.
+
+A hit only notes when the entry was used. To keep the entries in the order of use would take longer than the
+look-up, and only a full cache needs that order: `Entries._evict` sorts them, once for many evictions.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Generator, Hashable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -99,18 +102,33 @@ class Shape(msgspec.Struct, frozen=True):
 class Counters:
     """The counters of one cache, shared by all instances of a class.
 
-    * `hits`: values returned without a computation of their own, including shared computations
+    * `calls`: hits and misses
     * `misses`: computations started
     * `evictions`: values dropped to make room
     * `invalidations`: invalidations applied, even if there was nothing to drop
     * `misshapen`: invalidations whose key did not have the shape of this cache's keys
     """
 
-    hits: int = 0
+    calls: int = 0
     misses: int = 0
     evictions: int = 0
     invalidations: int = 0
     misshapen: int = 0
+
+    @property
+    def hits(self) -> int:
+        """The number of values returned without a computation of their own, but maybe with a shared one."""
+        return self.calls - self.misses
+
+
+class Entry:
+    """A value. `used_at` is the number of calls (`Counters.calls`) when it was last used."""
+
+    __slots__ = ("value", "used_at")
+
+    def __init__(self, value: Any, used_at: int) -> None:
+        self.value = value
+        self.used_at = used_at
 
 
 class Entries:
@@ -118,40 +136,48 @@ class Entries:
 
     A computation starts with `begin` and ends with `keep` or `give_up`. Its value is kept only if no
     invalidation came in between.
+
+    `values` is the same dict for the life of this object. Code that takes a value from it counts a hit, as
+    `get` does.
     """
 
     __slots__ = (
-        "shape", "max_entries", "counters", "_values", "_computing", "_below", "_texts_until", "__weakref__",
+        "shape", "max_entries", "counters", "values", "_computing", "_below", "_texts_until", "_oldest",
+        "_ordered_at", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, shape: Shape, max_entries: int, counters: Counters | None = None) -> None:
         self.shape = shape
         self.max_entries = max_entries
         self.counters = Counters() if counters is None else counters
-        self._values: OrderedDict[Key, Any] = OrderedDict()
+        self.values: dict[Key, Entry] = {}
         self._computing: dict[Key, Computation] = {}
         # The keys under each prefix, for trees; the dicts are ordered sets.
         self._below: dict[Key, dict[Key, None]] = {}
         # The number of keys by the position of their first argument that is not a string.
         self._texts_until = [0] * shape.length
+        # The keys in the order of use when `Counters.calls` was `_ordered_at`, without those evicted since.
+        self._oldest: deque[Key] = deque()
+        self._ordered_at = 0
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.values)
 
     def get(self, key: Key) -> Any:
         """Return the value, or MISSING."""
-        value = self._values.get(key, MISSING)
-        if value is not MISSING:
-            self._values.move_to_end(key)
-            self.counters.hits += 1
-        return value
+        entry = self.values.get(key)
+        if entry is None:
+            return MISSING
+        self.counters.calls = entry.used_at = self.counters.calls + 1
+        return entry.value
 
     def computing(self, key: Key) -> Computation | None:
         """Return the running computation of this key; None if there is none or it was invalidated."""
         return self._computing.get(key)
 
     def begin(self, key: Key) -> Computation:
-        """Start a computation of this key."""
+        """Start a computation of this key, which has no value."""
+        self.counters.calls += 1
         self.counters.misses += 1
         self._list(key)
         computation = self._computing[key] = Computation(key)
@@ -162,14 +188,30 @@ class Entries:
         key = computation.key
         if self._computing.get(key) is not computation:
             return
-        self._values[key] = value
-        self._values.move_to_end(key)
         del self._computing[key]
-        while len(self._values) > self.max_entries:
-            evicted, _ = self._values.popitem(last=False)
-            # With max_entries of 0, nothing ever was an entry.
-            self.counters.evictions += self.max_entries > 0
-            self._unlist(evicted)
+        self.values[key] = Entry(value, self.counters.calls)
+        if len(self.values) > self.max_entries:
+            self._evict()
+
+    def _evict(self) -> None:
+        """Drop the least recently used value.
+
+        Whatever was used or computed after all entries were put in order is younger than the rest of that
+        order. So one order serves until nothing is left of it. To order 10,000 entries takes less than 1 ms.
+        """
+        while True:
+            if not self._oldest:
+                self._ordered_at = self.counters.calls
+                # Entries of the same call are in the order of their computation, as the dict is.
+                self._oldest.extend(sorted(self.values, key=lambda key: self.values[key].used_at))
+            key = self._oldest.popleft()
+            entry = self.values.get(key)
+            if entry is not None and entry.used_at <= self._ordered_at:
+                break
+        del self.values[key]
+        # With max_entries of 0, nothing ever was an entry.
+        self.counters.evictions += self.max_entries > 0
+        self._unlist(key)
 
     def give_up(self, computation: Computation) -> None:
         """Drop a computation that has no value."""
@@ -192,13 +234,14 @@ class Entries:
 
     def drop(self, key: Key) -> None:
         """Drop the entry of exactly these arguments, and its computation."""
-        had_value = self._values.pop(key, MISSING) is not MISSING
+        had_value = self.values.pop(key, None) is not None
         if self._computing.pop(key, None) is not None or had_value:
             self._unlist(key)
 
     def clear(self) -> None:
         """Drop all entries and computations."""
-        self._values.clear()
+        self.values.clear()
+        self._oldest.clear()
         self._computing.clear()
         self._below.clear()
         self._texts_until = [0] * self.shape.length
@@ -206,7 +249,7 @@ class Entries:
     # A key is listed while it has a value or a computation.
 
     def _list(self, key: Key) -> None:
-        if key in self._values or key in self._computing:
+        if key in self.values or key in self._computing:
             return
         if self.shape.tree:
             for end in range(1, len(key)):
@@ -216,7 +259,7 @@ class Entries:
             self._texts_until[texts] += 1
 
     def _unlist(self, key: Key) -> None:
-        if key in self._values or key in self._computing:
+        if key in self.values or key in self._computing:
             return
         if self.shape.tree:
             for end in range(1, len(key)):

@@ -75,6 +75,8 @@ class CacheRegistry:
     ) -> CacheSettings:
         """Decorate a function, coroutine function or method, so that it keeps its values, by arguments.
 
+        A method is what is defined in a class. It has entries for each instance.
+
         Many callers share a returned value, so they must not change it.
 
         * `name`: the name in invalidations; by default that of the function
@@ -103,7 +105,7 @@ class CacheRegistry:
             made = CachedCoroutine if is_async else CachedFunction
             decorated = made(function, cache, self._waiter, self._abandoned)
             self._add(cache)
-            return decorated
+            return decorated if _is_defined_in_class(function) else decorated.as_function()
 
         return cast(CacheSettings, decorate)
 
@@ -205,3 +207,8 @@ class CacheRegistry:
     def cache(self, name: str) -> Cache:
         """Return the cache of this name. Raises KeyError."""
         return self._caches[name]
+
+
+def _is_defined_in_class(function: Callable[..., Any]) -> bool:
+    scope = function.__qualname__.rpartition(".")[0]
+    return bool(scope) and not scope.endswith("<locals>")

@@ -134,7 +134,7 @@ def test_an_alias_with_keys_that_it_does_not_take(tmp_path: Path) -> None:
         (["broken_worker:caches"], 2, "RuntimeError: no configuration found"),
         (["ending_worker:caches"], 2, "SystemExit: 7"),
         (["linted_worker:nothing"], 2, "has no attribute 'nothing'"),
-        (["linted_worker:get_user_by_id"], 2, "is of type CachedFunction, not CacheRegistry"),
+        (["linted_worker:get_user_by_id"], 2, "is of type function, not CacheRegistry"),
         (["linted_worker"], 2, "is not MODULE:ATTRIBUTE"),
         ([], 2, "Missing argument"),
         (["linted_worker:caches", "--url", "http://127.0.0.1:1", "--capture", "x"], 2, "exclude each other"),
