@@ -2,14 +2,14 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 import msgspec
 
 from synrepl.caches.calls import Arguments, AsyncCalls, Calls, Plan
-from synrepl.caches.entries import Counters, Entries, IWaiter, Shape
+from synrepl.caches.entries import Counters, Entries, IWaiter, Shape, WireKey
 from synrepl.errors import ConfigError
 
 P = ParamSpec("P")
@@ -58,25 +58,22 @@ class Cache:
         self._sets[number] = weakref.ref(entries, lambda _: self._sets.pop(number, None))
         return entries
 
-    def invalidate(self, key: tuple[str, ...] | None) -> None:
-        """Count an invalidation, and drop what it means."""
-        self.counters.invalidations += 1
-        if key is not None and not self.shape.fits(key):
-            self.counters.misshapen += 1
-        self.drop(key)
-
-    def drop(self, key: tuple[str, ...] | None) -> None:
-        """Drop `key` from every set of entries, or all entries if it may mean any (`Entries.invalidate`)."""
-        for entries in self._live():
-            entries.invalidate(key)
+    def invalidate(self, keys: Sequence[WireKey], *, is_counted: bool = True) -> None:
+        """Drop what these keys mean (`Entries.invalidate`) from every set of entries, and count them."""
+        are_full = bool(self._sets)
+        for reference in list(self._sets.values()):
+            if (entries := reference()) is not None:
+                are_full &= entries.invalidate(keys)
+        if is_counted:
+            self.counters.invalidations += len(keys)
+            if not are_full:
+                self.counters.misshapen += sum(key is not None and not self.shape.fits(key) for key in keys)
 
     def info(self) -> CacheInfo:
         """The current counters, and the number of entries."""
-        entries = sum(len(entries) for entries in self._live())
+        live = [reference() for reference in self._sets.values()]
+        entries = sum(len(entries) for entries in live if entries is not None)
         return CacheInfo(**asdict(self.counters), entries=entries)
-
-    def _live(self) -> list[Entries]:
-        return [entries for reference in self._sets.values() if (entries := reference()) is not None]
 
 
 class CacheSettings(Protocol):
@@ -121,7 +118,7 @@ class Cached:
 
     def invalidate_all(self) -> None:
         """Drop all entries in this process; for a method, those of all instances."""
-        self._cache.invalidate(None)
+        self._cache.invalidate([None])
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._become_method()

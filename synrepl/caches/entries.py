@@ -17,13 +17,16 @@ look-up, and only a full cache needs that order: `Entries._evict` sorts them, on
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
 
 Key = tuple[Hashable, ...]
+
+WireKey = tuple[str, ...] | None
+"""A key as writers spell it; None for all keys."""
 
 MISSING: Final = object()
 
@@ -219,12 +222,29 @@ class Entries:
             del self._computing[computation.key]
             self._unlist(computation.key)
 
-    def invalidate(self, key: tuple[str, ...] | None) -> None:
-        """Drop the entries that a writer means by `key`: all if it is None, ambiguous or of another shape."""
+    def invalidate(self, keys: Iterable[WireKey]) -> bool:
+        """Drop the entries that a writer means by `keys`: all for one that is ambiguous or of another shape.
+
+        Returns whether all keys were as long as those of the entries, or None.
+        """
+        are_full = True
+        length = self.shape.length
+        has_only_values = not (self.shape.tree or self._computing or any(self._texts_until))
+        for key in keys:
+            if key is None:
+                self.clear()
+            elif has_only_values and len(key) == length:
+                self.values.pop(key, None)
+            else:
+                are_full &= len(key) == length
+                self._invalidate(key)
+        return are_full
+
+    def _invalidate(self, key: tuple[str, ...]) -> None:
         # Writers do not agree on the text of an argument that is not a string (None: `null`, `None`, nothing
         # at all?), so any string in its position may mean it. Searching for entries that are surely not meant
         # would take time linear in the entries. Positions after the end of the key do not matter.
-        if key is None or not self.shape.fits(key) or any(self._texts_until[: len(key)]):
+        if not self.shape.fits(key) or any(self._texts_until[: len(key)]):
             self.clear()
         elif len(key) == self.shape.length:
             self.drop(key)

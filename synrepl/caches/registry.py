@@ -1,17 +1,19 @@
 """The cache registry: a worker's caches by name, and the invalidations that reach them."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
 from synrepl.caches.cached import Cache, CachedCoroutine, CachedFunction, CacheInfo, CacheSettings
-from synrepl.caches.entries import IWaiter
-from synrepl.caches.vintage import Invalidation, Vintage
+from synrepl.caches.entries import IWaiter, WireKey
+from synrepl.caches.vintage import Drop, Invalidation, Unreadable, Vintage
 from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
+
+Drops = Mapping[str, Sequence[WireKey]]
+"""The keys to drop of each cache; None for all of it."""
 
 
 class NameCounts(dict[str, int]):
@@ -125,35 +127,40 @@ class CacheRegistry:
         declared = frozenset().union(*(cache.streams for cache in self._caches.values()))
         return declared | {"caches"} | frozenset(self.vintage.implications)
 
-    def apply(self, stream: str, rows: Sequence[Any]) -> list[Invalidation]:
+    def apply(self, stream: str, rows: Sequence[Any]) -> Drops:
         """Drop the entries that the typed rows of one fact invalidate.
 
-        Returns what it invalidated, for `repeat`. If the vintage's code raises, every cache that the stream
-        can reach is emptied; the error passes on.
+        Returns the keys that it invalidated, by cache, for `repeat`. If the vintage's code raises, every
+        cache that the stream can reach is emptied; the error passes on.
         """
-        expand = self._expand_row if stream == "caches" else partial(self.vintage.implied_by, stream)
+        drops: defaultdict[str, list[WireKey]] = defaultdict(list)
         try:
-            invalidations = list(chain.from_iterable(map(expand, rows)))
+            for row in rows:
+                if stream == "caches":
+                    self._expand_row(row, drops)
+                else:
+                    for drop in self.vintage.implied_drops(stream, row):
+                        _add(drops, drop)
+            self._drop(drops)
         except Exception:
             self.invalidate_stream(stream)
             raise
-        self._apply(invalidations)
-        return invalidations
+        self._notify(drops)
+        return drops
 
-    def repeat(self, invalidations: Sequence[Invalidation]) -> None:
+    def repeat(self, drops: Drops) -> None:
         """Drop once more what `apply` returned, as subscribers may have filled caches since.
 
         The counters do not count it again.
         """
-        for invalidation in invalidations:
-            if (cache := self._caches.get(invalidation.cache)) is not None:
-                cache.drop(invalidation.key)
-        self._notify(invalidations)
+        self._drop(drops, is_counted=False)
+        self._notify(drops)
 
     def invalidate_stream(self, stream: str) -> None:
         """Drop all entries of every cache that the stream can reach, as facts of the stream may be lost."""
-        reached = [name for name in self._caches if stream in self.routes(name)]
-        self._apply([Invalidation(name, None) for name in reached])
+        drops: Drops = {name: [None] for name in self._caches if stream in self.routes(name)}
+        self._drop(drops)
+        self._notify(drops)
 
     def invalidate(self, cache: str, key: tuple[str, ...] | None) -> None:
         """Drop an entry of a cache of this worker; all entries if `key` is None.
@@ -162,33 +169,37 @@ class CacheRegistry:
         """
         if cache not in self._caches:
             raise ConfigError(f"there is no cache named {cache}")
-        self._apply([Invalidation(cache, key)])
+        self._drop({cache: [key]})
+        self._notify({cache: [key]})
 
-    def _expand_row(self, row: Any) -> Iterator[Invalidation]:
+    def _expand_row(self, row: Any, drops: defaultdict[str, list[WireKey]]) -> None:
         name = row.cache_func
         self.seen.add(name)
         if name not in self._caches and not self.vintage.is_alias(name):
             self.unknown.add(name)
         try:
-            yield from self.vintage.expand(name, row.keys, unreadable=lambda key: self.unreadable.add(name))
+            for drop in self.vintage.drops(name, row.keys):
+                if isinstance(drop, Unreadable):
+                    self.unreadable.add(name)
+                else:
+                    _add(drops, drop)
         except ValueError:
             self.misshapen.add(name)
             # It invalidates something, but it is unknown what.
             for cache in sorted(self.vintage.reaches(name)):
-                yield Invalidation(cache, None)
+                drops[cache].append(None)
 
-    def _apply(self, invalidations: Sequence[Invalidation]) -> None:
-        """Drop and count all of these, then tell the subscribers of each."""
-        for invalidation in invalidations:
-            if (cache := self._caches.get(invalidation.cache)) is not None:
-                cache.invalidate(invalidation.key)
-        self._notify(invalidations)
+    def _drop(self, drops: Drops, *, is_counted: bool = True) -> None:
+        for name, keys in drops.items():
+            if (cache := self._caches.get(name)) is not None:
+                cache.invalidate(keys, is_counted=is_counted)
 
-    def _notify(self, invalidations: Sequence[Invalidation]) -> None:
+    def _notify(self, drops: Drops) -> None:
         if self.on_invalidation:
-            for invalidation in invalidations:
-                for subscriber in self.on_invalidation:
-                    subscriber(invalidation)
+            for cache, keys in drops.items():
+                for key in keys:
+                    for subscriber in self.on_invalidation:
+                        subscriber(Invalidation(cache, key))
 
     def routes(self, cache: str) -> frozenset[str]:
         """The streams of `cached` and of the vintage that can invalidate a cache. Raises KeyError."""
@@ -207,6 +218,14 @@ class CacheRegistry:
     def cache(self, name: str) -> Cache:
         """Return the cache of this name. Raises KeyError."""
         return self._caches[name]
+
+
+def _add(drops: defaultdict[str, list[WireKey]], drop: Drop) -> None:
+    cache, keys = drop
+    if isinstance(keys, list):
+        drops[cache] += keys
+    else:
+        drops[cache].append(keys)
 
 
 def _is_defined_in_class(function: Callable[..., Any]) -> bool:

@@ -34,7 +34,8 @@ class Invalidation(msgspec.Struct, frozen=True):
     key: tuple[str, ...] | None
 
 
-Drop = tuple[str, tuple[str, ...] | None]
+Drop = tuple[str, tuple[str, ...] | list[tuple[str, ...]] | None]
+"""A cache, and a key or a list of keys to drop; None: all entries."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -67,7 +68,8 @@ class Vintage:
     """The cache names of one release: aliases, and streams whose rows imply invalidations.
 
     A plain name is the cache of that name. An alias is a name for entries of several caches: a function of
-    keys. An implication is a function of a row. Both yield pairs of a cache and a key (None: all entries).
+    keys. An implication is a function of a row. Both yield pairs of a cache and a key, or a list of keys
+    (None: all entries).
 
     >>> mine = Vintage("mine")  # or NEWEST.extended("mine")
     >>> @mine.alias("my_room_fake")
@@ -176,28 +178,37 @@ class Vintage:
 
         Raises ValueError, during iteration, for keys that the alias does not support.
         """
+        for drop in self.drops(cache_func, keys):
+            if isinstance(drop, Unreadable):
+                unreadable(drop)
+            else:
+                yield from _invalidations(drop)
+
+    def drops(self, cache_func: str, keys: Sequence[str] | None) -> Iterable[Drop | Unreadable]:
+        """What `expand` yields, as pairs of a cache and its keys, and the keys that an alias cannot read.
+
+        Raises ValueError, maybe during iteration, for keys that the alias does not support.
+        """
         alias = self._aliases.get(cache_func)
         if alias is None or (keys is None and cache_func in alias.reaches):
-            yield Invalidation(cache_func, None if keys is None else tuple(keys))
-            return
+            return ((cache_func, None if keys is None else tuple(keys)),)
         if keys is None:
             raise ValueError(f"{cache_func} is an alias, not a cache: its keys cannot be null")
         if len(keys) < alias.least or (alias.most is not None and len(keys) > alias.most):
             upto = "" if alias.most == alias.least else f" to {alias.most}"
             expected = f"{alias.least}" + (" or more" if alias.most is None else upto)
             raise ValueError(f"{cache_func} takes {expected} keys, not {len(keys)}")
-        for drop in alias.function(*keys):
-            if isinstance(drop, Unreadable):
-                unreadable(drop)
-            else:
-                yield Invalidation(*drop)
+        return alias.function(*keys)
 
     def implied_by(self, stream: str, row: Any) -> Iterator[Invalidation]:
         """The invalidations that a typed row of a stream implies."""
+        for drop in self.implied_drops(stream, row):
+            yield from _invalidations(drop)
+
+    def implied_drops(self, stream: str, row: Any) -> Iterable[Drop]:
+        """What `implied_by` yields, as pairs of a cache and its keys."""
         implied = self._implied.get(stream)
-        if implied is not None:
-            for drop in implied.function(row):
-                yield Invalidation(*drop)
+        return () if implied is None else implied.function(row)
 
     def reaches(self, alias: str) -> frozenset[str]:
         """The caches that an alias can invalidate; a plain name reaches itself."""
@@ -244,8 +255,18 @@ def _examples(name: str, yields: Iterable[Iterable[Drop | Unreadable]]) -> tuple
         for drop in drops:
             if isinstance(drop, Unreadable):
                 raise ConfigError(f"{name} cannot read its sample {drop.key!r}; pass readable samples=")
-            found[Invalidation(*drop)] = None
+            for example in _invalidations(drop):
+                if not isinstance(example.key, tuple | None):
+                    raise ConfigError(
+                        f"{name} yields {example.key!r} as a key, which must be a tuple or None"
+                    )
+                found[example] = None
     return tuple(found)
+
+
+def _invalidations(drop: Drop) -> list[Invalidation]:
+    cache, keys = drop
+    return [Invalidation(cache, key) for key in (keys if isinstance(keys, list) else [keys])]
 
 
 def pack(key: tuple[str, ...]) -> str:

@@ -15,8 +15,8 @@ _SLIDING_SYNC = "get_sliding_sync_rooms_for_user_from_membership_snapshots"
 _LOCAL_ROOMS = "_get_rooms_for_local_user_where_membership_is_inner"
 
 
-def _each(caches: Iterable[str], key: tuple[str, ...] | None) -> Iterator[Drop]:
-    return ((cache, key) for cache in caches)
+def _each(caches: Iterable[str], keys: tuple[str, ...] | list[tuple[str, ...]] | None) -> Iterator[Drop]:
+    return ((cache, keys) for cache in caches)
 
 
 _MEMBERS_OF_ROOM = (
@@ -39,18 +39,14 @@ _STATE_OF_ROOM = (
 @NEWEST.alias("cs_cache_fake")
 def current_state(room_id: str, *changed: str) -> Iterator[Drop]:
     """The state of a room changed, including the membership of `changed`."""
-    users = tuple(dict.fromkeys(changed))
-    for server in sorted({user.partition(":")[2] for user in users}):
-        yield "is_host_joined", (room_id, server)
-        yield "is_host_invited", (room_id, server)
+    users = list(dict.fromkeys(changed))
     if users:
+        servers = sorted({user.partition(":")[2] for user in users})
+        yield from _each(("is_host_joined", "is_host_invited"), [(room_id, server) for server in servers])
         yield from _each(_MEMBERS_OF_ROOM, (room_id,))
         yield "does_pair_of_users_share_a_room", None
-    for user in users:
-        yield "get_user_in_room_with_profile", (room_id, user)
-        yield "get_rooms_for_user", (user,)
-        yield _LOCAL_ROOMS, (user,)
-        yield _SLIDING_SYNC, (user,)
+        yield "get_user_in_room_with_profile", [(room_id, user) for user in users]
+        yield from _each(("get_rooms_for_user", _LOCAL_ROOMS, _SLIDING_SYNC), [(user,) for user in users])
     yield from _each(_STATE_OF_ROOM, (room_id,))
     yield _SLIDING_SYNC, None
 

@@ -207,6 +207,42 @@ def test_invalidations_can_be_listened_to() -> None:
     ] == transcript
 
 
+def test_subscribers_are_told_of_one_cache_after_the_other() -> None:
+    """In the order in which the fact names them: all keys of a cache are dropped at once."""
+    registry = with_caches(new_registry(), "get_profile", "get_other")
+    told: list[Invalidation] = []
+    registry.on_invalidation.append(told.append)
+    everything = CacheInvalidation(cache_func="get_profile", keys=None, invalidation_ts=1)
+
+    registry.apply("caches", [row("get_profile", "!r"), row("get_other", "!r"), everything])
+
+    assert [
+        Invalidation("get_profile", ("!r",)),
+        Invalidation("get_profile", None),
+        Invalidation("get_other", ("!r",)),
+    ] == told
+    assert {"get_profile": 0, "get_other": 1} == entries(registry)
+
+
+def test_keys_of_every_shape_may_come_at_once() -> None:
+    """Each drops what it would drop alone, and is counted as that."""
+    registry = new_registry()
+
+    @registry.cached(tree=True)
+    def find(room: str, user: str) -> str:
+        return user
+
+    for room, user in (("!r", "@a"), ("!r", "@b"), ("!s", "@a"), ("!t", "@a")):
+        find(room, user)
+
+    registry.apply("caches", [row("find", "!r"), row("find", "!s", "@a"), row("find", "!t", "@b")])
+    info = registry.caches["find"]
+    assert (1, 3, 0) == (info.entries, info.invalidations, info.misshapen)
+    registry.apply("caches", [row("find", "!r", "@a"), row("find", "!r", "@a", "too many")])
+    info = registry.caches["find"]
+    assert (0, 5, 1) == (info.entries, info.invalidations, info.misshapen)
+
+
 @pytest.mark.parametrize("stream", ["caches", "typing"])
 def test_error_of_a_vintage_is_raised_and_leaves_no_stale_entry(stream: str) -> None:
     """A bug in the worker must be visible, and must not leave stale entries."""

@@ -62,8 +62,8 @@ def test_newest_state_of_a_room() -> None:
     """All caches that depend on the members and state of a room."""
     assert [
         ("is_host_joined", ("!r:hs", "far")),
-        ("is_host_invited", ("!r:hs", "far")),
         ("is_host_joined", ("!r:hs", "hs")),
+        ("is_host_invited", ("!r:hs", "far")),
         ("is_host_invited", ("!r:hs", "hs")),
         ("get_users_in_room", ("!r:hs",)),
         ("get_current_hosts_in_room", ("!r:hs",)),
@@ -73,12 +73,12 @@ def test_newest_state_of_a_room() -> None:
         ("get_local_users_in_room", ("!r:hs",)),
         ("does_pair_of_users_share_a_room", None),
         ("get_user_in_room_with_profile", ("!r:hs", "@b:hs")),
-        ("get_rooms_for_user", ("@b:hs",)),
-        (LOCAL_ROOMS, ("@b:hs",)),
-        (SLIDING_SYNC, ("@b:hs",)),
         ("get_user_in_room_with_profile", ("!r:hs", "@a:far")),
+        ("get_rooms_for_user", ("@b:hs",)),
         ("get_rooms_for_user", ("@a:far",)),
+        (LOCAL_ROOMS, ("@b:hs",)),
         (LOCAL_ROOMS, ("@a:far",)),
+        (SLIDING_SYNC, ("@b:hs",)),
         (SLIDING_SYNC, ("@a:far",)),
         ("get_room_summary", ("!r:hs",)),
         ("get_partial_current_state_ids", ("!r:hs",)),
@@ -415,6 +415,24 @@ def test_mistakes_raise_at_the_declaration() -> None:
 
     with pytest.raises(ConfigError, match="d cannot read its sample '!room:one'; pass readable samples="):
         mine.alias("d")(unreadable)
+
+    def text(key: str) -> Iterator[Any]:
+        yield "get_number", [key]
+
+    with pytest.raises(ConfigError, match="e yields '!room:one' as a key, which must be a tuple or None"):
+        mine.alias("e")(text)
+
+
+def test_an_alias_may_yield_many_keys_of_a_cache() -> None:
+    """Each is an invalidation; a list without keys is none."""
+    mine = Vintage("mine")
+
+    @mine.alias("users")
+    def users(*users: str) -> Iterator[Drop]:
+        yield "get_user", [(user,) for user in users]
+
+    assert [("get_user", ("@a",)), ("get_user", ("@b",))] == expand(mine, "users", "@a", "@b")
+    assert [] == expand(mine, "users")
 
 
 @pytest.mark.parametrize(

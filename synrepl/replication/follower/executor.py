@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from synrepl.caches.registry import CacheRegistry
-from synrepl.caches.vintage import Invalidation
+from synrepl.caches.registry import CacheRegistry, Drops
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks, resume, step_eagerly
@@ -62,7 +61,7 @@ class StreamExecutor:
         self._steps: list[tuple[int, Subscriber]] = []
         self._caches: CacheRegistry | None = None
         # What the fact that is being applied invalidates; None if that could not be found out.
-        self._dropped: list[Invalidation] | None = None
+        self._dropped: Drops | None = None
         # What the machine waits for. It is void once `_turn` has changed.
         self._current: Deferred[StreamEvent] | None = None
         self._turn = 0
