@@ -1,10 +1,13 @@
 """Benchmarks of replicas: joins, relays, and forwarded writes."""
 
 import json
+import sqlite3
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from hashlib import sha256
 from http.client import HTTPConnection
 from typing import Any, Final
 
@@ -17,6 +20,8 @@ from scripts.bench_parts.measuring import (
     part,
     resident_bytes,
 )
+from synrepl.replication.replica.join import COMMIT_FACTS
+from synrepl.storage.schema import COLUMNS
 
 __all__ = ["replicas"]
 
@@ -32,6 +37,8 @@ def replicas(options: Options) -> Iterator[Result]:
     rows = options.scaled(300_000)
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
         part("log_writers", "--fill", folder, "--rows", rows)
+        bare = _bare_copy(folder, rows)
+        yield Result("SQLite and SHA-256 alone, in one thread", bare, "rows/s")
         with daemon(folder, *FOR_EVER) as primary:
             yield from _join(primary, "native", f"tcp:127.0.0.1:{primary.follow}", rows)
             yield from _join(primary, "HTTP", f"http://127.0.0.1:{primary.http}", rows)
@@ -44,7 +51,7 @@ def _join(primary: DaemonProcess, how: str, upstream: str, rows: int) -> Iterato
     before = resident_bytes(primary.pid)
     with daemon("", "--upstream", upstream, *FOR_EVER) as replica:
         idle, started = resident_bytes(replica.pid), time.monotonic()
-        _until(lambda: _status(replica)["serial"] >= rows)
+        _until(lambda: _serial(replica) >= rows)
         seconds = time.monotonic() - started
         yield Result.at_least(f"JOIN, {how}", rows / seconds, "rows/s", 150_000)
         grown = max(resident_bytes(primary.pid) - before, 0) + resident_bytes(replica.pid) - idle
@@ -104,6 +111,42 @@ def _status(running: DaemonProcess) -> dict[str, Any]:
     finally:
         connection.close()
     return found
+
+
+def _serial(running: DaemonProcess) -> int:
+    """Return the serial of a daemon now; the status may be a second old."""
+    connection = HTTPConnection("127.0.0.1", running.http, timeout=10)
+    try:
+        connection.request("GET", "/v1/changelog?limit=1")
+        answer = connection.getresponse()
+        answer.read()
+        return int(answer.headers.get("Synrepl-Serial") or 0)
+    finally:
+        connection.close()
+
+
+def _bare_copy(folder: str, rows: int) -> float:
+    """Return the rows per second of the least that a copy takes: digests, and inserts with their index."""
+    with closing(sqlite3.connect(f"{folder}/synrepl.db")) as source:
+        facts = source.execute(f"SELECT {COLUMNS} FROM facts ORDER BY serial").fetchall()
+        schema = [one for (one,) in source.execute("SELECT sql FROM sqlite_master WHERE tbl_name = 'facts'")]
+    insert = f"INSERT INTO facts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    with closing(sqlite3.connect(f"{folder}/bare.db", isolation_level=None)) as copy:
+        copy.execute("PRAGMA journal_mode = WAL")
+        copy.execute("PRAGMA synchronous = NORMAL")
+        for statement in schema:
+            copy.execute(statement)
+        started, previous = time.monotonic(), "0" * 64
+        for start in range(0, rows, COMMIT_FACTS):
+            some = facts[start : start + COMMIT_FACTS]
+            for serial, epoch, stream, writer, before, token, text, at_ms, digest in some:
+                head = f"{previous} {serial} {epoch} {stream} {writer} {before} {token} {at_ms} "
+                previous = sha256(head.encode() + text).hexdigest()
+                assert previous == digest
+            copy.execute("BEGIN")
+            copy.executemany(insert, some)
+            copy.execute("COMMIT")
+        return rows / (time.monotonic() - started)
 
 
 def _until(is_so: Callable[[], bool]) -> None:

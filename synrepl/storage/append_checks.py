@@ -46,6 +46,8 @@ class AppendChecks:
     @staticmethod
     def check_key(stream: str, key: str | None, owner: str) -> StorageError | None:
         """Whether the idempotency key and its owner can be stored."""
+        if key is None and not owner:
+            return None
         if key is not None and not _is_storable(key, MAX_NAME_BYTES):
             why = f"idempotency key {key[:100]!r} must be text without NUL, of at most {MAX_NAME_BYTES} bytes"
             return append_error(stream, why)
