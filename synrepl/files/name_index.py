@@ -105,12 +105,7 @@ class NameIndex:
             self._saved = 0
             self._advance(LogProgress())
         elif self.progress.serial < self._log.head.serial:
-            facts, upto = await self._log.reads.facts(
-                after=self.progress.serial,
-                upto=self._log.head.serial,
-                limit=PAGE_ROWS,
-                filter=Filter.of(streams=self._streams),
-            )
+            facts, upto = await self._read()
             await self._store(facts, LogProgress(upto, await self._log.reads.digest(upto) or ""))
         elif self.progress.serial - self._saved > UNSAVED_SERIALS:
             # Saved, so that less is read again after a restart.
@@ -122,6 +117,18 @@ class NameIndex:
                 await self._wakeup.wait()
             finally:
                 self._is_idle = False
+
+    async def _read(self) -> tuple[Sequence[Fact], int]:
+        """Read the next facts with names; return them, and the last serial that was looked at."""
+        if not any(map(self._log.positions, self._streams)):
+            # A long log without names need not be looked through.
+            return [], self._log.head.serial
+        return await self._log.reads.facts(
+            after=self.progress.serial,
+            upto=self._log.head.serial,
+            limit=PAGE_ROWS,
+            filter=Filter.of(streams=self._streams),
+        )
 
     async def _store(self, facts: Sequence[Fact], progress: LogProgress) -> None:
         context = self._context
