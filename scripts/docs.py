@@ -148,7 +148,7 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   action names the event that must follow it.
 * websockets parses in a generator, whose lines are in the order of the bytes. Here the generator is
   `PendingFacts.take`, in `facts.py`: it yields the facts to apply, and the position advances over each when
-  the next one is requested. It can be dropped at any fact; the next generator continues after that fact."""
+  the next one is requested. It can be closed at any fact; the next generator continues after that fact."""
 
 FINDING: Final = """\
 A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this

@@ -84,12 +84,7 @@ def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:
         first = result.send(None)
     except StopIteration:
         return None
-    return resume(result, first)
-
-
-def resume(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> "Deferred[None]":
-    """Continue a coroutine that has been sent None once and then waited for something."""
-    return Deferred.fromCoroutine(_drive(coroutine, waits_for))
+    return Deferred.fromCoroutine(_drive(result, first))
 
 
 def _drive(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Annotated, Final, cast
 
 import msgspec
 
 from synrepl.wire.commands import Rdata
 from synrepl.wire.grammar import CommandForm
+
+_read_numbers: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(le=2**63 - 1)]]).decode
+"""Reads a JSON array of tokens, in a third of the time of `int` for each."""
 
 
 class RdataRun(msgspec.Struct, frozen=True):
@@ -46,13 +50,13 @@ class RunParser:
         prefix = first[: len(first) - len(head[-1])]
         if start + 1 >= len(lines) or not lines[start + 1].startswith(prefix):
             return None
-        cut = len(prefix)
         words: list[bytes] = []
         rows: list[bytes] = []
         for line in islice(lines, start, None):
-            if not line.startswith(prefix):
+            rest = line.removeprefix(prefix)
+            if len(rest) == len(line):
                 break
-            word, _, row = line[cut:].partition(b" ")
+            word, _, row = rest.partition(b" ")
             if not row:
                 break
             words.append(word)
@@ -69,8 +73,11 @@ class RunParser:
 
     def _tokens(self, words: list[bytes]) -> list[int | None]:
         """Parse the tokens up to the first invalid one."""
-        if b"".join(words).isdigit() and all(words) and max(map(len, words)) < 19:
-            return list(map(int, words))
+        if b"".join(words).isdigit():
+            try:
+                return cast("list[int | None]", _read_numbers(b"[" + b",".join(words) + b"]"))
+            except msgspec.DecodeError:
+                pass  # a missing token, one with a leading zero, or one that is too large
         tokens: list[int | None] = []
         for word in words:
             try:

@@ -95,8 +95,7 @@ class CachedFollower(Setup):
         followed = self.follower.server.streams.executors[stream]
         applied = followed.machine.positions
         recorded = RecordedTokens(self.transcript, applied.tokens)
-        applied.tokens = applied._tokens = recorded
-        applied.advance = recorded.__setitem__
+        applied.tokens = applied.writable = recorded
         for token in waits:
             waiter = self.follower.wait_for(stream, {"master": token}, 1000)
             waiter.addCallback(partial(self.woken, token))

@@ -327,6 +327,16 @@ class TestRuns:
         """The form explains the error."""
         assert self.parser(CURRENT).read([b"RDATA a w 1 [1]", second], 0) is None
 
+    @pytest.mark.parametrize("token", [b"007", b"-3", b"9223372036854775807"])
+    def test_unusual_tokens_are_read_as_the_form_reads_them(self, token: bytes) -> None:
+        """They are integers, though JSON does not write all of them so."""
+        lines = [b"RDATA a w 1 [1]", b"RDATA a w %s [2]" % token]
+
+        run = self.parser(CURRENT).read(lines, 0)
+
+        assert run is not None
+        assert [1, int(token)] == run.tokens
+
     def test_the_good_lines_before_an_odd_one_still_make_a_run(self) -> None:
         """One bad line must not lose the good lines before it."""
         lines = [b"RDATA a w 1 [1]", b"RDATA a w 2 [2]", b"RDATA a w 1e3 [3]"]

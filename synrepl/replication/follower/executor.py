@@ -1,8 +1,6 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
-from collections import deque
-from collections.abc import Awaitable, Coroutine
-from types import CoroutineType
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -10,7 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from synrepl.caches.registry import CacheRegistry, Drops
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
-from synrepl.ports.tasks import Tasks, resume, step_eagerly
+from synrepl.ports.tasks import Tasks, step_eagerly
 from synrepl.ports.time import Backoff, sleep
 from synrepl.replication.follower import states
 from synrepl.replication.follower.gaps import RETRY_SECONDS
@@ -57,8 +55,8 @@ class StreamExecutor:
         self.machine = machine
         self._owner = owner
         self._subscribers: list[Subscriber] = []
-        # What is done with a fact, each step with its index.
-        self._steps: list[tuple[int, Subscriber]] = []
+        # What is done with a fact.
+        self._steps: list[Subscriber] = []
         self._caches: CacheRegistry | None = None
         # What the fact that is being applied invalidates; None if that could not be found out.
         self._dropped: Drops | None = None
@@ -87,7 +85,7 @@ class StreamExecutor:
             steps = [self._invalidate_rows, *steps]
             if self._subscribers:
                 steps.append(self._invalidate_again)
-        self._steps = list(enumerate(steps))
+        self._steps = steps
 
     def handle(self, event: StreamEvent) -> None:
         """Feed an event to the machine and perform its actions."""
@@ -149,66 +147,61 @@ class StreamExecutor:
         return None
 
     def _apply(self) -> StreamEvent | Waiting:
-        machine, steps = self.machine, self._steps
-        facts, is_page = machine.facts, machine.gaps.repair is not None
-        for updates in facts.take():
+        taken = self.machine.facts.take()
+        rest = step_eagerly(self._apply_each(taken))
+        self._owner.report(self.machine.name, ADVANCED)
+        if rest is None:
+            return APPLIED
+        # The fact that waits is the last one: the machine orders what follows it.
+        taken.close()
+        return self._applied_after(rest)
+
+    async def _applied_after(self, rest: Awaitable[None]) -> StreamEvent:
+        await rest
+        return APPLIED
+
+    async def _apply_each(self, taken: Iterator[Updates[Any]]) -> None:
+        """Do all steps of each fact.
+
+        Every row of every stream passes here. To await a coroutine costs half as much as to start it alone,
+        and all but few subscribers never wait.
+        """
+        turn, steps, facts = self._turn, self._steps, self.machine.facts
+        is_page = self.machine.gaps.repair is not None
+        for updates in taken:
             if is_page:
                 # A page may be long: report the positions after each of its facts.
                 self._owner.report(self.machine.name, ADVANCED)
-            due = steps[:1] if facts.is_repetition else steps
-            for index, step in due:
+            for step in steps[:1] if facts.is_repetition else steps:
                 try:
                     waiting = step(updates)
                     if waiting is None:
                         continue
-                    failure = None
-                    if type(waiting) is CoroutineType:
-                        # `step_eagerly` inlined: every row of every stream passes here.
-                        try:
-                            first = waiting.send(None)
-                        except StopIteration:
-                            continue
-                        waiting = resume(waiting, first)
-                except Exception as error:
-                    waiting, failure = None, error
-                self._owner.report(self.machine.name, ADVANCED)
-                return self._finish(updates, [step for _, step in due[index:]], waiting, failure)
-        self._owner.report(self.machine.name, ADVANCED)
-        return APPLIED
-
-    async def _finish(
-        self,
-        updates: Updates[Any],
-        steps: list[Subscriber],
-        waiting: Awaitable[None] | None,
-        failure: Exception | None,
-    ) -> StreamEvent:
-        """Continue a fact at the first of these steps, which waits or failed."""
-        turn, backoff, left = self._turn, Backoff(RETRY_SECONDS), deque(steps)
-        while left:
-            step = left[0]
-            try:
-                if failure is not None:
-                    raise failure
-                if waiting is None:
-                    result = step(updates)
-                    waiting = None if result is None else step_eagerly(result)
-                if waiting is not None:
                     await waiting
-                left.popleft()
-            except Exception as error:
+                except Exception as error:
+                    await self._retry(step, updates, error, turn)
                 if turn != self._turn:
-                    raise CancelledError from error
-                is_subscriber = step not in (self._invalidate_rows, self._invalidate_again)
-                owner = "a subscriber" if is_subscriber else "cache invalidation"
-                self._owner.report_failure(error, self.machine.name, owner)
-                failure = None
-                await sleep(self._owner.clock, backoff.next())
-                if is_subscriber and self._caches is not None:
-                    # Entries that were computed since may be older than what it changed before it failed.
-                    left.appendleft(self._invalidate_again)
-            waiting = None
-        return APPLIED
+                    return
+
+    async def _retry(self, step: Subscriber, updates: Updates[Any], error: Exception, turn: int) -> None:
+        """Do a step that failed again, until it succeeds, or the turn is over."""
+        backoff, left = Backoff(RETRY_SECONDS), [step]
+        while left and turn == self._turn:
+            is_subscriber = left[-1] not in (self._invalidate_rows, self._invalidate_again)
+            owner = "a subscriber" if is_subscriber else "cache invalidation"
+            self._owner.report_failure(error, self.machine.name, owner)
+            await sleep(self._owner.clock, backoff.next())
+            if is_subscriber and self._caches is not None:
+                # Entries that were computed since may be older than what it changed before it failed.
+                left.append(self._invalidate_again)
+            try:
+                while left:
+                    waiting = left[-1](updates)
+                    if waiting is not None:
+                        await waiting
+                    left.pop()
+            except Exception as newer:
+                error = newer
 
     def _invalidate_rows(self, updates: Updates[object]) -> None:
         """The first step of a fact. Raises only what `CacheRegistry.invalidate_stream` raises."""

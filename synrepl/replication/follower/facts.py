@@ -1,7 +1,7 @@
 """The facts of one stream on their way to the subscribers: joined from rows, queued, decoded."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final, cast
 
@@ -150,7 +150,7 @@ class PendingFacts:
         self.is_repetition = False
         self.failure: RowError | None = None
         self.token: int | None = None
-        self.run: Iterator[tuple[int, Any]] | None = None
+        self.run: Iterator[Updates[Any]] | None = None
         self.queue: deque[RawFact] = deque()
         self.extend: Callable[[Iterable[RawFact]], None] = self.queue.extend
         self._stream = stream
@@ -168,7 +168,15 @@ class PendingFacts:
             except RowError:
                 pass  # decode fact by fact: report the bad one, apply the others
             else:
-                self._writer, self.run = run.instance, zip(tokens, rows, strict=True)
+                stream, self._writer = self._stream, run.instance
+                last = self._positions.tokens.get(run.instance, -1)
+                self.run = iter(
+                    [
+                        Updates(stream, run.instance, last := token, [row])
+                        for token, row in zip(tokens, rows, strict=True)
+                        if token > last
+                    ]
+                )
                 return
         self.queue.extend(zip(repeat(run.instance), tokens, map(list, zip(run.rows)), strict=False))
 
@@ -181,22 +189,19 @@ class PendingFacts:
         if self.failure is not None:
             self.failure = self.token = None
 
-    def take(self) -> Iterator[Updates[Any]]:
+    def take(self) -> Generator[Updates[Any], None, None]:
         """Yield the facts to apply. A request for the next one first moves the position over the last one.
 
-        To stop in between, drop the iterator: `finish` says how far the last fact moves the position.
+        To stop in between, close the generator: `finish` says how far the last fact moves the position.
         """
-        tokens, advance = self._positions.tokens, self._positions.advance
+        tokens = self._positions.writable
         self.is_repetition = False
         if self.run is not None:
-            stream, writer = self._stream, self._writer
-            last = tokens.get(writer, -1)
-            for token, row in self.run:
-                if token <= last:
-                    continue
-                self.token = last = token
-                yield Updates(stream, writer, token, [row])
-                advance(writer, token)
+            writer = self._writer
+            for updates in self.run:
+                self.token = token = updates.token
+                yield updates
+                tokens[writer] = token
             self.run = self.token = None
         queue, order = self.queue, self.mode.order
         is_exact, has_late_facts = order.is_exact, order.has_late_facts
@@ -229,7 +234,7 @@ class PendingFacts:
                 return
             yield updates
             if self.token is not None:
-                advance(writer, self.token)
+                tokens[writer] = self.token
                 self.token = None
 
     def finish(self) -> PositionStep | None:

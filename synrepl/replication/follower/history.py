@@ -121,14 +121,18 @@ class AppliedPositions:
       or facts were skipped or the writer fell back, and everything that this could invalidate was dropped
       first; or another source applied the facts (such a follower has no caches);
     * `rewind`: the connection was lost during a push of unordered facts, whose positions were held back.
+
+    `writable` are the same tokens, for those who advance them at every row: a call would cost too much.
     """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
-        self._tokens = dict(tokens)
-        self.tokens: Mapping[str, int] = self._tokens
-        # The setter of the dictionary itself: it is called for every row.
-        self.advance: Callable[[str, int], None] = self._tokens.__setitem__
+        self.writable = dict(tokens)
+        self.tokens: Mapping[str, int] = self.writable
         self._held: dict[str, int] | None = None
+
+    def advance(self, writer: str, token: int) -> None:
+        """Move the position of a writer."""
+        self.writable[writer] = token
 
     @property
     def reported(self) -> Mapping[str, int]:
@@ -137,7 +141,7 @@ class AppliedPositions:
 
     def hold_back(self) -> None:
         """Report the present positions until `release` or `rewind`: a later token proves no earlier facts."""
-        self._held = dict(self._tokens)
+        self._held = dict(self.writable)
 
     def release(self) -> None:
         """Report the positions as they move."""
@@ -149,8 +153,8 @@ class AppliedPositions:
         `RecentFacts` recognizes the facts that were applied since then.
         """
         if self._held is not None:
-            self._tokens.clear()
-            self._tokens.update(self._held)
+            self.writable.clear()
+            self.writable.update(self._held)
             self._held = None
 
 

@@ -13,7 +13,8 @@ from synrepl.errors import NotConnected
 R = TypeVar("R")
 
 
-class Updates(msgspec.Struct, Generic[R], frozen=True):
+# Without `gc`, which rows of JSON do not need, the garbage collector need not look at thousands of facts.
+class Updates(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """One complete fact: its `rows` (typed, unless the follower is `raw` or `canonical`) and its source.
 
     The follower's position does not advance over a fact before all subscribers have applied it. A fact may be

@@ -958,6 +958,26 @@ class TestSubscribers:
         assert begun == [2, 3, 4]
         assert setup.follower.positions()["to_device"] == {"master": 4}
 
+    def test_one_that_stops_the_follower_may_finish_and_is_the_last(self) -> None:
+        """It has work of its own to end; the fact does not count, as others have not applied it."""
+        setup = Setup(CURRENT, "push_rules")
+        busy: Deferred[None] = Deferred()
+        called: list[str] = []
+
+        @setup.follower.on(TABLE["to_device"])
+        async def stops(updates: Updates[Any]) -> None:
+            setup.follower.stop()
+            await busy
+            called.append("finished")
+
+        setup.follower.on(TABLE["to_device"])(lambda updates: called.append("another"))
+        setup.hears("POSITION to_device master 1 1", *rows(2, 3))
+        busy.callback(None)
+        setup.wait()
+
+        assert ["finished"] == called
+        assert {"to_device": {"master": 1}} == setup.follower.positions()
+
     def test_the_position_moves_after_the_rows(self) -> None:
         """Who sees the position must find the rows applied."""
         setup = Setup(CURRENT, "push_rules")
