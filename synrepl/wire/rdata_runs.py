@@ -54,7 +54,7 @@ class RunParser:
         rows: list[bytes] = []
         for line in islice(lines, start, None):
             rest = line.removeprefix(prefix)
-            if len(rest) == len(line):
+            if rest == line:
                 break
             word, _, row = rest.partition(b" ")
             if not row:

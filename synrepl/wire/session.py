@@ -400,10 +400,20 @@ def _is_clean(text: bytes) -> bool:
     return text.isascii() and b"\r" not in text
 
 
+def _has_short_lines(text: bytes) -> bool:
+    """Whether no line of this text is too long. It does not look at each line."""
+    start = 0
+    while len(text) - start > MAX_LENGTH:
+        start = text.rfind(b"\n", start, start + MAX_LENGTH + 1) + 1
+        if start == 0:
+            return False
+    return True
+
+
 def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
     """Count the valid lines at the start, and explain what is wrong with the next one."""
-    joined = b"".join(lines)
-    if _is_clean(joined) and (len(joined) <= MAX_LENGTH or max(map(len, lines)) <= MAX_LENGTH):
+    joined = b"\n".join(lines)
+    if _is_clean(joined) and _has_short_lines(joined):
         return len(lines), ""
     for index, line in enumerate(lines):
         if len(line) > MAX_LENGTH:

@@ -486,6 +486,22 @@ def test_the_error_for_a_long_line_names_the_limit() -> None:
     assert error_text(actions) == f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
 
 
+@pytest.mark.parametrize("excess", [-1, 0, 1, 2])
+@pytest.mark.parametrize("before", [[], [0], [0, 0], [3], [MAX_LENGTH], [MAX_LENGTH - 1, 0], [MAX_LENGTH, 1]])
+@pytest.mark.parametrize("after", [[], [0], [MAX_LENGTH]])
+def test_a_long_line_is_found_wherever_it_stands(before: list[int], after: list[int], excess: int) -> None:
+    """The lines are not looked at one by one; those before it are delivered."""
+    lengths = [*before, MAX_LENGTH + excess, *after]
+
+    actions = client().receive(
+        [b"PING ".ljust(length, b"1")[:length] if length > 5 else b"" for length in lengths]
+    )
+
+    good = len(before) if excess > 0 else len(lengths)
+    assert sum(length > 5 for length in lengths[:good]) == len(delivered(actions))
+    assert (excess > 0) == any(isinstance(action, Close) for action in actions)
+
+
 def test_an_error_of_the_peer_is_delivered_and_the_connection_kept() -> None:
     """Its sender closes the connection."""
     session = client()
