@@ -29,7 +29,10 @@ undecodable = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _FLOAT = re.compile(rb"[0-9][.eE]")
 _NO_DEFAULT: Any = object()
 
-array_struct: Final = partial(msgspec.defstruct, array_like=True, frozen=True, forbid_unknown_fields=True)
+# Without `gc`: rows hold only what JSON has, and the garbage collector need not run for each 700 of them.
+array_struct: Final = partial(
+    msgspec.defstruct, array_like=True, frozen=True, forbid_unknown_fields=True, gc=False
+)
 """Make a class of rows, which are written as JSON arrays."""
 
 
