@@ -107,7 +107,8 @@ FOLLOWER_POSITIONS: Final = """\
 `AppliedPositions` (`history.py`) owns the position of each writer. A position advances after a fact was
 applied and the fact's caches were invalidated, or when a POSITION shows that nothing is missing. Before it
 advances over facts that were not applied, everything that they could invalidate is dropped
-([G4](guarantees.md)). What a POSITION shows depends on the mode of the connection (`modes.py`):
+([G4](guarantees.md)). With a batch subscriber a batch of the facts that are ready counts as one fact
+(`PendingFacts.take_batches`). What a POSITION shows depends on the mode of the connection (`modes.py`):
 
 * **Push**, before 1.13: the server pushes the missed facts, then sends POSITION.
 * **Pull**, since 1.13: the server announces the position of each writer; the follower fetches what it missed.

@@ -76,8 +76,8 @@ def test_a_follower_shows_what_a_worker_needs() -> None:
 
     assert [name for name in dir(follower) if not name.startswith("_")] == [
         "caught_up", "gaps", "instance", "is_connected", "lag_rows", "lag_seconds", "lost_gaps",
-        "on", "on_command", "on_event", "on_everything", "positions", "send", "server", "stop", "table",
-        "wait_for", "waiting_streams",
+        "on", "on_batch", "on_command", "on_event", "on_everything", "positions", "send", "server", "stop",
+        "table", "wait_for", "waiting_streams",
     ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ConfigError, NotConnected
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower.updates import Updates
+from synrepl.replication.follower.updates import Batch, Updates
 from synrepl.testing import MemoryPositions
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
 from tests.replication.follower.test_strategy import TABLE, Setup, rows
@@ -75,8 +75,9 @@ class CachedFollower(Setup):
         *,
         saved: int | None = None,
         waits: Sequence[int] = (),
-        subscriber: Callable[[Updates[Any]], Any] | None = None,
+        subscriber: Callable[[Any], Any] | None = None,
         has_subscriber: bool = True,
+        max_facts: int = 0,
         **options: Any,
     ) -> None:
         self.stream = stream
@@ -87,7 +88,9 @@ class CachedFollower(Setup):
         if saved is not None:
             positions.save({stream: {"master": saved}})
         super().__init__(dialect, "push_rules", positions=positions, caches=self.caches, **options)
-        if has_subscriber:
+        if max_facts:
+            self.follower.on_batch(TABLE[stream], max_facts=max_facts)(self.subscribe_batch)
+        elif has_subscriber:
             self.follower.on(TABLE[stream])(self.subscribe)
         for executor in self.follower.server.streams.executors.values():
             executor._invalidate_rows = partial(self.invalidate, executor._invalidate_rows)  # type: ignore[method-assign]
@@ -100,16 +103,23 @@ class CachedFollower(Setup):
             waiter = self.follower.wait_for(stream, {"master": token}, 1000)
             waiter.addCallback(partial(self.woken, token))
 
-    def invalidate(self, step: Callable[[Updates[object]], None], updates: Updates[object]) -> None:
-        """Caches are given the rows of a fact without its token."""
-        self.caches.token = updates.token
-        step(updates)
+    def invalidate(self, step: Callable[[Any], None], work: Updates[Any] | Batch) -> None:
+        """Caches are given the rows of a fact, or of a batch, without the token, or the last one."""
+        self.caches.token = work.token if isinstance(work, Updates) else work[-1].token
+        step(work)
 
     def subscribe(self, updates: Updates[Any]) -> Any:
         """Nothing of this fact may count yet."""
         assert self.follower.positions().get(self.stream, {}).get(updates.writer, -1) != updates.token
         self.transcript.append(("subscriber", updates.token))
         return self.subscriber(updates) if self.subscriber is not None else None
+
+    def subscribe_batch(self, batch: Batch) -> Any:
+        """Nothing of this batch may count yet."""
+        positions = self.follower.positions().get(self.stream, {})
+        assert all(positions.get(updates.writer, -1) != updates.token for updates in batch)
+        self.transcript += [("subscriber", updates.token) for updates in batch]
+        return self.subscriber(batch) if self.subscriber is not None else None
 
     def woken(self, token: int, _: None) -> None:
         """Somebody waited for this token."""
@@ -298,6 +308,108 @@ class TestFacts:
 
         assert told.since() == [("caches", 2), ("subscriber", 2), ("again", 2)]
         assert told.follower.positions()["caches"] == {"master": 1}
+
+
+def batch(*tokens: int) -> list[Step]:
+    """What a batch is to look like."""
+    return [
+        ("caches", tokens[-1]),
+        *(("subscriber", token) for token in tokens),
+        ("again", tokens[-1]),
+        ("position", tokens[-1]),
+    ]
+
+
+class TestBatches:
+    """The same for several facts at once: all of their entries, then all of them, then the position."""
+
+    def test_many_rows_at_once(self) -> None:
+        """Whoever waits for the first of them waits for the last."""
+        told = CachedFollower(saved=1, waits=[2, 4], max_facts=3).hears("POSITION to_device master 1 1")
+
+        told.hears(*rows(2, 5))
+
+        assert told.since() == [*batch(2, 3, 4), *batch(5), ("waiter", 2), ("waiter", 4)]
+
+    def test_a_subscriber_that_takes_its_time(self) -> None:
+        """What arrives meanwhile is the next batch."""
+        busy: list[Deferred[None]] = []
+
+        async def slowly(batch: Batch) -> None:
+            busy.append(Deferred())
+            await busy[-1]
+
+        told = CachedFollower(saved=1, waits=[2], max_facts=100, subscriber=slowly)
+        told.hears("POSITION to_device master 1 1", *rows(2, 3))
+        told.hears(*rows(4, 5)).hears(*rows(6, 6))
+        before = told.since()
+        busy[0].callback(None)
+
+        assert before == [("caches", 3), ("subscriber", 2), ("subscriber", 3)]
+        ended = [("again", 3), ("position", 3), ("waiter", 2)]
+        assert told.since() == [*ended, *batch(4, 5, 6)[:4]]
+        busy[1].callback(None)
+        assert told.since() == batch(4, 5, 6)[4:]
+
+    def test_a_subscriber_that_fails_is_called_again_with_the_same_batch(self) -> None:
+        """After the caches; those that were done before it are not."""
+        failures = [OSError("away")]
+        batches: list[Batch] = []
+
+        async def fails(batch: Batch) -> None:
+            batches.append(batch)
+            if failures:
+                raise failures.pop()
+
+        told = CachedFollower(saved=1, max_facts=100, subscriber=fails)
+        told.follower.on(TABLE["to_device"])(lambda one: told.transcript.append(("second", one.token)))
+        told.hears("POSITION to_device master 1 1", *rows(2, 3)).hears(*rows(4, 4))
+        before = told.since()
+        told.wait(1)
+
+        assert batches[0] == batches[1]
+        assert before == [("caches", 3), ("subscriber", 2), ("subscriber", 3)]
+        called_again = [("again", 3), ("subscriber", 2), ("subscriber", 3)]
+        done = [("second", 2), ("second", 3), ("again", 3), ("position", 3)]
+        after = [("caches", 4), ("subscriber", 4), ("second", 4), ("again", 4), ("position", 4)]
+        assert told.since() == [*called_again, *done, *after]
+
+    def test_a_subscriber_of_facts_among_those_of_batches_is_called_again_with_its_fact(self) -> None:
+        """It has done the facts before; the batch waits for it."""
+        failures = [OSError("away")]
+
+        def fails(updates: Updates[Any]) -> None:
+            told.transcript.append(("first", updates.token))
+            if updates.token == 3 and failures:
+                raise failures.pop()
+
+        told = CachedFollower(saved=1, has_subscriber=False)
+        told.follower.on(TABLE["to_device"])(fails)
+        told.follower.on_batch(TABLE["to_device"])(told.subscribe_batch)
+        told.hears("POSITION to_device master 1 1", *rows(2, 4)).wait(1)
+
+        failed = [("caches", 4), ("first", 2), ("first", 3)]
+        assert told.since() == [*failed, ("again", 4), ("first", 3), ("first", 4), *batch(2, 3, 4)[1:]]
+
+    def test_a_batch_whose_entries_cannot_be_dropped(self) -> None:
+        """Caches are cleared, before and after it."""
+        told = CachedFollower(saved=1, max_facts=100).hears("POSITION to_device master 1 1")
+        told.caches.apply_failures = [KeyError("room")]
+
+        told.hears(*rows(2, 3))
+
+        assert told.since() == [CLEARED, ("subscriber", 2), ("subscriber", 3), CLEARED, ("position", 3)]
+
+    def test_the_first_fact_of_a_new_writer_clears_caches_wherever_it_stands(self) -> None:
+        """Its earlier facts may be newer than the entries."""
+        told = CachedFollower(stream="caches", saved=1, max_facts=100).hears("POSITION caches master 1 1")
+        lines = [f'RDATA caches {writer} {n} ["f",null,1]' for writer, n in (("master", 2), ("w2", 3))]
+        told.since()
+
+        told.hears(*lines)
+
+        assert told.since()[:1] == [("caches", 2)]
+        assert told.caches.cleared == ["caches"]
 
 
 class TestTroubleWithCaches:

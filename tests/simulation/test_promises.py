@@ -34,6 +34,7 @@ def test_bad_luck_really_strikes() -> None:
     assert sum(filter(None, behind)) > 0
     assert sum(filter(None, gaps)) > 10
     assert {True, False} == {run.loses_caches for run in runs}
+    assert max(run.largest_batch for run in runs) > 10
     readers = [life.reader for run in runs for slot in run.slots for life in slot.lives]
     for name in ("get_topic", "get_users_in_room", "get_receipts", "get_typing"):
         numbers = [reader.caches.caches[name] for reader in readers]

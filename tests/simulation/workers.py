@@ -5,7 +5,7 @@ that can be repeated: ``python -m tests.simulation.workers SEED``."""
 
 import sys
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +28,8 @@ from tests.simulation.seeded import STEP_SECONDS, Broken, SeededRun
 __all__ = ["Broken", "Simulation"]
 
 MOST_BUFFERED: Final = 1024 * 1024
+
+_Apply = Callable[[FakeWorker, Sequence[Updates[Any]]], Awaitable[None] | None]
 
 
 class _Life(msgspec.Struct):
@@ -118,6 +120,7 @@ class Simulation(SeededRun):
         self.writers = ["master", "w1", "w2"][: self.chance.randint(1, 3)]
         self.subscribers_fail = self.chance.random() < 0.3
         self.subscribers_wait = self.chance.random() < 0.3
+        self.largest_batch = 0
         self.has_ephemeral = self.chance.random() < 0.7
 
     # -- running -------------------------------------------------------------------------------------------
@@ -154,12 +157,15 @@ class Simulation(SeededRun):
         self.daemon.log.subscribe(self.truth.committed)
 
     def _start_worker(self, slot: _Slot) -> None:
-        self._note(f"{slot.name} starts ({slot.dialect})")
+        in_batches = self.chance.random() < 0.4
+        self._note(f"{slot.name} starts ({slot.dialect}{', with batches' if in_batches else ''})")
         if slot.starts_anew:
             slot.positions = MemoryPositions()
         reader = CachedReader(
             self.truth, self.clock, self.chance, name=slot.name, knows_writers=slot.knows_writers
         )
+        apply = self._subscriber(reader)
+        streams = [RECEIPTS] if slot.starts_anew else None
         worker = FakeWorker(
             self.network,
             self.daemon,
@@ -167,38 +173,61 @@ class Simulation(SeededRun):
             dialect=slot.dialect,
             positions=slot.positions,
             start="latest" if slot.starts_anew else "earliest",
-            streams=[RECEIPTS] if slot.starts_anew else None,
+            streams=[] if in_batches else streams,
             delay=lambda: self.chance.uniform(0.001, 0.05),
             page_rows=self.chance.choice([1, 3, 50]),
             caches=reader.caches,
-            subscriber=self._subscriber(reader),
+            subscriber=lambda worker, updates: apply(worker, [updates]),
         )
+        if in_batches:
+            for stream in streams or self.daemon.table:
+                self._subscribe_batches(worker, stream, apply)
         reader.follow(worker.follower)
         slot.lives.append(_Life(worker, reader, slot.positions.load(), len(self.engine.facts)))
         reader.read_everything()
         worker.start()
 
-    def _subscriber(
-        self, reader: CachedReader
-    ) -> Callable[[FakeWorker, Updates[Any]], Awaitable[None] | None]:
+    def _subscribe_batches(self, worker: FakeWorker, stream: Stream[Any], apply: _Apply) -> None:
+        """Apply batches, on some streams beside a subscriber of single facts, which may fail among them."""
+
+        def apply_batch(batch: Sequence[Updates[Any]]) -> Awaitable[None] | None:
+            self.largest_batch = max(self.largest_batch, len(batch))
+            return apply(worker, batch)
+
+        done: set[tuple[str, int]] = set()
+
+        def note_single(updates: Updates[Any]) -> None:
+            if self.subscribers_fail and self.chance.random() < 0.02:
+                raise OSError("database is away")
+            key = (updates.stream, updates.token)
+            if key in done and not stream.ephemeral:
+                self._failures.append(f"G6: {worker.name} gave {key} of a batch twice")
+            done.add(key)
+
+        if self.chance.random() < 0.3:
+            worker.follower.on(stream)(note_single)
+        worker.follower.on_batch(stream, max_facts=self.chance.choice([1, 2, 5, 1000]))(apply_batch)
+
+    def _subscriber(self, reader: CachedReader) -> _Apply:
         """One that reads, remembers, and where this run says so fails or takes its time, now and then."""
 
-        def remember(worker: FakeWorker, updates: Updates[Any]) -> None:
-            reader.read_within(updates)
-            stream = self.daemon.table[updates.stream]
-            if stream.ordered and stream.monotonic:
-                machine = worker.follower.server.streams.executors[updates.stream].machine
-                position = machine.positions.reported.get(updates.writer)
-                if position == updates.token:
-                    self._failures.append(f"G4: {worker.name} stood at {updates} before it was applied")
-            worker.applied.append(updates)
+        def remember(worker: FakeWorker, batch: Sequence[Updates[Any]]) -> None:
+            for updates in batch:
+                reader.read_within(updates)
+                stream = self.daemon.table[updates.stream]
+                if stream.ordered and stream.monotonic:
+                    machine = worker.follower.server.streams.executors[updates.stream].machine
+                    position = machine.positions.reported.get(updates.writer)
+                    if position == updates.token:
+                        self._failures.append(f"G4: {worker.name} stood at {updates} before it was applied")
+            worker.applied.extend(batch)
 
-        async def slowly(worker: FakeWorker, updates: Updates[Any]) -> None:
+        async def slowly(worker: FakeWorker, batch: Sequence[Updates[Any]]) -> None:
             if self.subscribers_fail and self.chance.random() < 0.02:
                 raise OSError("database is away")
             if self.subscribers_wait and self.chance.random() < 0.1:
                 await deferLater(self.clock, self.chance.uniform(0, 0.1), lambda: None)
-            remember(worker, updates)
+            remember(worker, batch)
 
         return slowly if self.subscribers_fail or self.subscribers_wait else remember
 

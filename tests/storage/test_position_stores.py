@@ -1,7 +1,7 @@
 """What every position store does, and what `SQLPositions` adds: effects and positions in one transaction."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,45 @@ def test_what_a_failed_subscriber_wrote_is_undone(world: SQLWorld) -> None:
     assert counted(world) == ["@ada:hs", "@bob:hs"]
 
 
+def test_a_batch_and_its_position_are_one_transaction(world: SQLWorld) -> None:
+    """A failure undoes what it wrote, and a kill loses all of it or nothing."""
+    cluster = Cluster()
+    connection = world.connect()
+    positions = world.store(connection)
+    connection.cursor().execute("CREATE TABLE counted (user_id TEXT)")
+    follower = Follower(instance="counter", positions=positions, start="earliest")
+    statement = "INSERT INTO counted VALUES (?)"
+    if world.flavor == "postgresql":
+        statement = statement.replace("?", "%s")
+    failures: list[Exception] = []
+
+    @follower.on_batch(PUSH_RULES)
+    def count(batch: Sequence[Updates[PushRules]]) -> None:
+        with positions.atomic() as cursor:
+            cursor.executemany(statement, [(row.user_id,) for updates in batch for row in updates.rows])
+            if failures:
+                raise failures.pop()
+
+    worker = cluster.follower(follower)
+    users = [f"@u{number}:hs" for number in range(4)]
+    failures.append(OSError("away"))
+    cluster.daemon.append("push_rules", [[PushRules(user_id=user)] for user in users[:2]])
+    cluster.settle(0.05)
+    assert failures == []
+    connection.commit()
+    assert counted(world) == []
+    cluster.settle(10)
+    assert counted(world) == users[:2]
+    cluster.daemon.append("push_rules", [[PushRules(user_id=user)] for user in users[2:]])
+    cluster.settle(0.05)  # applied, and not saved yet
+    assert follower.positions() == {"push_rules": {"master": 4}}
+    worker.kill()
+    world.kill()
+
+    assert counted(world) == users[:2]
+    assert world.store().load()["push_rules"] == {"master": 2}
+
+
 class FailingPositions(MemoryPositions):
     """A store whose database is locked a few times."""
 
@@ -231,11 +270,14 @@ def test_a_coroutine_subscriber_is_refused_where_effects_share_the_transaction()
     """`save` would commit one half of what it does."""
     with closing(sqlite3.connect(":memory:")) as connection:
         follower = Follower(instance="counter", positions=SQLPositions(connection))
+        subscriber: Any
         for subscriber in (coroutine, AsyncCallable()):
             with pytest.raises(ConfigError, match=r"is a coroutine function: .* use a plain function"):
                 follower.on(PUSH_RULES)(subscriber)
             with pytest.raises(ConfigError, match="is a coroutine function"):
                 follower.on_everything(subscriber)
+            with pytest.raises(ConfigError, match="is a coroutine function"):
+                follower.on_batch(PUSH_RULES)(subscriber)
 
         Follower(instance="counter", positions=SQLPositions(connection, is_shared=False)).on(PUSH_RULES)(
             coroutine

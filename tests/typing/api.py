@@ -3,6 +3,8 @@
 Where it says that an error is ignored, the checker would complain if there were none.
 """
 
+from collections.abc import Sequence
+
 from twisted.application.service import MultiService
 from twisted.enterprise.adbapi import ConnectionPool
 from twisted.internet.interfaces import IReactorTCP
@@ -30,6 +32,19 @@ def program(reactor: IReactorTCP, app: MultiService, publisher: synrepl.Publishe
 
     @follower.on(TYPING)  # type: ignore[arg-type]
     def wrong(updates: synrepl.Updates[Receipt]) -> None:
+        pass
+
+    @follower.on_batch(RECEIPTS, max_facts=100)
+    async def wake_many_pushers(batch: Sequence[synrepl.Updates[Receipt]]) -> None:
+        rooms: set[str] = {row.room_id for updates in batch for row in updates.rows}
+        print(rooms)
+
+    @follower.on_batch(RECEIPTS)  # type: ignore[arg-type]
+    def wrong_batch(batch: Sequence[synrepl.Updates[Typing]]) -> None:
+        pass
+
+    @follower.on_batch(RECEIPTS)  # type: ignore[arg-type]
+    def no_batch(updates: synrepl.Updates[Receipt]) -> None:
         pass
 
     @synrepl.row

@@ -1,6 +1,6 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -14,9 +14,12 @@ from synrepl.replication.follower import states
 from synrepl.replication.follower.gaps import RETRY_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
-from synrepl.replication.follower.updates import MissedFacts, Subscriber, Updates
+from synrepl.replication.follower.updates import Batch, BatchSubscriber, MissedFacts, Subscriber, Updates
 
 Waiting = Coroutine[Any, Any, StreamEvent]
+
+Step = Callable[[Any], Awaitable[None] | None]
+"""Something to do with a fact, or with a batch."""
 
 
 class IStreamsOwner(Protocol):
@@ -38,12 +41,35 @@ class IStreamsOwner(Protocol):
         """Report an error to the operator. `owner` names the code that failed, in words."""
 
 
+class OneByOne:
+    """Makes a subscriber of batches of one that takes single facts.
+
+    If it fails, the next call with the same batch continues at the fact that failed.
+    """
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+        self._batch: Batch = ()
+        self._done = 0
+
+    async def __call__(self, batch: Batch) -> None:
+        """Call the subscriber with each fact."""
+        if batch is not self._batch:
+            self._batch, self._done = batch, 0
+        for updates in batch[self._done :]:
+            waiting = self._subscriber(updates)
+            if waiting is not None:
+                await waiting
+            self._done += 1
+        self._batch = ()
+
+
 class StreamExecutor:
     """Performs the actions of `machine`: invalidates caches, calls subscribers, fetches, waits.
 
-    A fact drops its cache entries before its first subscriber is called, so that all of them read values that
-    are as new as the fact. It drops them again after the last one, as a subscriber may have changed what was
-    cached meanwhile.
+    A fact, or a batch of them, drops its cache entries before its first subscriber is called, so that all of
+    them read values that are as new as the fact. It drops them again after the last one, as a subscriber may
+    have changed what was cached meanwhile.
 
     A failed subscriber is called again with backoff, until it succeeds or the follower stops: no fact is
     skipped. If caches cannot apply a fact, all that the stream can invalidate is dropped, with such retries.
@@ -54,9 +80,11 @@ class StreamExecutor:
     ) -> None:
         self.machine = machine
         self._owner = owner
-        self._subscribers: list[Subscriber] = []
-        # What is done with a fact.
-        self._steps: list[Subscriber] = []
+        # Each with whether it is called with batches.
+        self._subscribers: list[tuple[Any, bool]] = []
+        self._has_batches = False
+        # What is done with a fact; with a batch, if any subscriber is called with batches.
+        self._steps: list[Step] = []
         self._caches: CacheRegistry | None = None
         # What the fact that is being applied invalidates; None if that could not be found out.
         self._dropped: Drops | None = None
@@ -76,11 +104,22 @@ class StreamExecutor:
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call `subscriber` with each fact."""
-        self._subscribers.append(subscriber)
+        self._subscribers.append((subscriber, False))
+        self._order_steps()
+
+    def subscribe_batches(self, subscriber: BatchSubscriber, max_facts: int) -> None:
+        """Call `subscriber` with batches of at most so many facts. The stream is applied in batches then."""
+        facts = self.machine.facts
+        facts.most = min(max_facts, facts.most) if self._has_batches else max_facts
+        self._has_batches = True
+        self._subscribers.append((subscriber, True))
         self._order_steps()
 
     def _order_steps(self) -> None:
-        steps = [*self._subscribers]
+        steps: list[Step] = [
+            OneByOne(subscriber) if self._has_batches and not takes_batches else subscriber
+            for subscriber, takes_batches in self._subscribers
+        ]
         if self._caches is not None:
             steps = [self._invalidate_rows, *steps]
             if self._subscribers:
@@ -147,12 +186,13 @@ class StreamExecutor:
         return None
 
     def _apply(self) -> StreamEvent | Waiting:
-        taken = self.machine.facts.take()
+        facts = self.machine.facts
+        taken = facts.take_batches() if self._has_batches else facts.take()
         rest = step_eagerly(self._apply_each(taken))
         self._owner.report(self.machine.name, ADVANCED)
         if rest is None:
             return APPLIED
-        # The fact that waits is the last one: the machine orders what follows it.
+        # What waits is the last: the machine orders what follows it.
         taken.close()
         return self._applied_after(rest)
 
@@ -160,30 +200,30 @@ class StreamExecutor:
         await rest
         return APPLIED
 
-    async def _apply_each(self, taken: Iterator[Updates[Any]]) -> None:
-        """Do all steps of each fact.
+    async def _apply_each(self, taken: Iterator[Updates[Any] | Batch]) -> None:
+        """Do all steps of each fact or batch.
 
         Every row of every stream passes here. To await a coroutine costs half as much as to start it alone,
         and all but few subscribers never wait.
         """
         turn, steps, facts = self._turn, self._steps, self.machine.facts
         is_page = self.machine.gaps.repair is not None
-        for updates in taken:
+        for work in taken:
             if is_page:
-                # A page may be long: report the positions after each of its facts.
+                # A page may be long: report the positions within it.
                 self._owner.report(self.machine.name, ADVANCED)
             for step in steps[:1] if facts.is_repetition else steps:
                 try:
-                    waiting = step(updates)
+                    waiting = step(work)
                     if waiting is None:
                         continue
                     await waiting
                 except Exception as error:
-                    await self._retry(step, updates, error, turn)
+                    await self._retry(step, work, error, turn)
                 if turn != self._turn:
                     return
 
-    async def _retry(self, step: Subscriber, updates: Updates[Any], error: Exception, turn: int) -> None:
+    async def _retry(self, step: Step, work: Updates[Any] | Batch, error: Exception, turn: int) -> None:
         """Do a step that failed again, until it succeeds, or the turn is over."""
         backoff, left = Backoff(RETRY_SECONDS), [step]
         while left and turn == self._turn:
@@ -196,29 +236,29 @@ class StreamExecutor:
                 left.append(self._invalidate_again)
             try:
                 while left:
-                    waiting = left[-1](updates)
+                    waiting = left[-1](work)
                     if waiting is not None:
                         await waiting
                     left.pop()
             except Exception as newer:
                 error = newer
 
-    def _invalidate_rows(self, updates: Updates[object]) -> None:
-        """The first step of a fact. Raises only what `CacheRegistry.invalidate_stream` raises."""
-        name = self.machine.name
+    def _invalidate_rows(self, work: Updates[Any] | Batch) -> None:
+        """The first step. Raises only what `CacheRegistry.invalidate_stream` raises."""
+        name, facts = self.machine.name, [work] if isinstance(work, Updates) else work
         assert self._caches is not None
-        if updates.writer not in self.machine.positions.tokens:
+        if any(updates.writer not in self.machine.positions.tokens for updates in facts):
             # The first fact of a new writer: its earlier facts may be newer than our entries.
             self._caches.invalidate_stream(name)
         try:
-            self._dropped = self._caches.apply(name, updates.rows)
+            self._dropped = self._caches.apply(name, [row for updates in facts for row in updates.rows])
         except Exception as error:
             self._dropped = None
             self._owner.report_failure(error, name, "cache invalidation")
             self._caches.invalidate_stream(name)
 
-    def _invalidate_again(self, updates: Updates[object]) -> None:
-        """Before a subscriber that is called again, and the last step of a fact. Raises as the first step."""
+    def _invalidate_again(self, work: Updates[Any] | Batch) -> None:
+        """Before a subscriber that is called again, and the last step. Raises as the first step."""
         name = self.machine.name
         assert self._caches is not None
         if self._dropped is not None:

@@ -2,14 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
+from operator import length_hint
 from typing import Any, Final, cast
 
 from synrepl.errors import RowError
 from synrepl.replication.follower.gaps import StreamGaps
 from synrepl.replication.follower.history import ORDERED, PositionStep, StreamHistory
 from synrepl.replication.follower.modes import Mode
-from synrepl.replication.follower.updates import RawFact, Updates
+from synrepl.replication.follower.updates import Batch, RawFact, Updates
 from synrepl.streams.batches import Batches
 from synrepl.streams.stream import Stream, row
 from synrepl.wire import jsontext
@@ -75,6 +76,13 @@ class StreamIntake:
             self.bytes -= len(command.row)
         return command
 
+    def pop_row(self) -> Rdata | None:
+        """Remove and return the head of the queue if it is a row."""
+        if self.queue and isinstance(row := self.queue[0], Rdata):
+            self.pop()
+            return row
+        return None
+
     def _drop_rows(self) -> None:
         commands, self.queue, self.bytes = self.queue, deque(), 0
         for command in commands:
@@ -137,27 +145,37 @@ class StreamIntake:
 class PendingFacts:
     """Facts to apply in order, without those that are known already. Set `mode` and `decode_many` first.
 
-    The facts are the rest of a `run`, whose rows were decoded together, then those in the `queue`.
+    The facts are the rest of a `run`, whose rows were decoded together, then those in the `queue`. They are
+    taken one by one, or in batches of at most `most`. One that cannot be decoded, or is a repetition, is
+    always alone.
 
     A repetition that may be an equal fact of a lost history is applied to the caches again, if the stream has
-    some. `is_repetition`: `take` yielded one last. `failure`: why the fact at which `take` ended cannot be
-    decoded. `token`: where the fact being applied moves the position; None if nowhere.
+    some. `is_repetition`: one was taken last. `failure`: why the fact at which `take` or `take_batches` ended
+    cannot be decoded. `reached`: where the facts being applied move the positions, by writer.
     """
 
     def __init__(self, stream: str, history: StreamHistory, gaps: StreamGaps) -> None:
         self.mode = Mode(history, ORDERED)
         self.decode_many: Callable[[list[bytes]], list[Any]] = list
+        self.most = 1
         self.is_repetition = False
         self.failure: RowError | None = None
-        self.token: int | None = None
-        self.run: Iterator[Updates[Any]] | None = None
+        self.reached: dict[str, int] = {}
+        self.run: Iterator[tuple[int, Any]] | None = None
         self.queue: deque[RawFact] = deque()
         self.extend: Callable[[Iterable[RawFact]], None] = self.queue.extend
         self._stream = stream
         self._history = history
         self._positions = history.positions
         self._gaps = gaps
+        # Of the run.
         self._writer = ""
+        self._tokens_left: Iterator[int] = iter(())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more facts could be applied together with those in the queue."""
+        return len(self.queue) < self.most
 
     def add_run(self, run: RdataRun) -> None:
         """Add a run of which each row is a fact. No facts may be pending."""
@@ -168,15 +186,8 @@ class PendingFacts:
             except RowError:
                 pass  # decode fact by fact: report the bad one, apply the others
             else:
-                stream, self._writer = self._stream, run.instance
-                last = self._positions.tokens.get(run.instance, -1)
-                self.run = iter(
-                    [
-                        Updates(stream, run.instance, last := token, [row])
-                        for token, row in zip(tokens, rows, strict=True)
-                        if token > last
-                    ]
-                )
+                self._writer, self._tokens_left = run.instance, iter(tokens)
+                self.run = zip(self._tokens_left, rows, strict=True)
                 return
         self.queue.extend(zip(repeat(run.instance), tokens, map(list, zip(run.rows)), strict=False))
 
@@ -187,63 +198,124 @@ class PendingFacts:
             deque(self.run, maxlen=0)
             self.run = None
         if self.failure is not None:
-            self.failure = self.token = None
+            self.failure = None
+            self.reached.clear()
 
     def take(self) -> Generator[Updates[Any], None, None]:
         """Yield the facts to apply. A request for the next one first moves the position over the last one.
 
         To stop in between, close the generator: `finish` says how far the last fact moves the position.
         """
-        tokens = self._positions.writable
         self.is_repetition = False
-        if self.run is not None:
-            writer = self._writer
-            for updates in self.run:
-                self.token = token = updates.token
-                yield updates
+        tokens = self._positions.writable
+        return self._take_queued(tokens, ()) if self.run is None else self._take_run(self.run, tokens)
+
+    def take_batches(self) -> Generator[Batch, None, None]:
+        """Yield the facts to apply in batches, as `take` does."""
+        positions, reached = self._positions, self.reached
+        while True:
+            self.is_repetition = False
+            batch: list[Updates[Any]] = []
+            while self.run is not None and len(batch) < self.most:
+                batch += self._some_of_run(self.run, self.most - len(batch))
+            if len(batch) < self.most:
+                # Within a batch, its facts move a copy of the positions.
+                tokens = dict(positions.tokens) | reached
+                for updates in self._take_queued(tokens, batch):
+                    batch.append(updates)
+                    if len(batch) == self.most or self.is_repetition:
+                        break
+                moved = tokens.items() - positions.tokens.items()
+                reached.update(dict(moved) | reached)
+            if not batch:
+                return
+            yield tuple(batch)
+            for writer, token in reached.items():
+                positions.advance(writer, token)
+            reached.clear()
+
+    def _take_run(
+        self, run: Iterator[tuple[int, Any]], tokens: dict[str, int]
+    ) -> Generator[Updates[Any], None, None]:
+        """Do `take` for the run, then for the queue."""
+        stream, writer, reached = self._stream, self._writer, self.reached
+        last = tokens.get(writer, -1)
+        for token, found in run:
+            if token > last:
+                reached[writer] = last = token
+                yield Updates(stream, writer, token, [found])
                 tokens[writer] = token
-            self.run = self.token = None
-        queue, order = self.queue, self.mode.order
-        is_exact, has_late_facts = order.is_exact, order.has_late_facts
-        add_if_new = self._history.recent.add_if_new
+        reached.clear()
+        self.run = None
+        yield from self._take_queued(tokens, ())
+
+    def _some_of_run(self, run: Iterator[tuple[int, Any]], most: int) -> list[Updates[Any]]:
+        """Remove so many rows of the run, and return them as facts, without those that are known."""
+        stream, writer = self._stream, self._writer
+        last = self.reached.get(writer, self._positions.tokens.get(writer, -1))
+        facts = [
+            Updates(stream, writer, last := token, [row]) for token, row in islice(run, most) if token > last
+        ]
+        if facts:
+            self.reached[writer] = last
+        if length_hint(self._tokens_left) == 0:  # exact for a list
+            self.run = None
+        return facts
+
+    def _take_queued(
+        self, tokens: dict[str, int], batch: Sequence[Updates[Any]]
+    ) -> Generator[Updates[Any], None, None]:
+        """Do `take` for the queue, with these positions. Ends before a fact that must not be in `batch`."""
+        queue, reached, order, history = self.queue, self.reached, self.mode.order, self._history
+        has_late_facts = order.has_late_facts
         while queue:
-            writer, token, rows = queue.popleft()
+            writer, token, rows = queue[0]
             known = tokens.get(writer, -1)
-            if not has_late_facts:
-                if token <= known:
-                    continue
-                self.token = token
-            elif add_if_new(writer, token, rows) or (is_exact and token > known):
-                self.is_repetition = False
-                self.token = token if token > known or order.restarts else known
-                if not is_exact:
-                    if self._gaps.repair is not None:
-                        # Fetched facts advance the position only when all of them are applied.
-                        self.token = None
-                    elif token < known and not self.mode.in_backlog:
-                        self._history.is_out_of_order = True
-            elif is_exact or not self._history.has_caches:
+            if not has_late_facts and token <= known:
+                queue.popleft()
                 continue
-            else:
-                self.is_repetition, self.token = True, None
-            self._writer = writer
+            failure = None
             try:
                 updates = Updates(self._stream, writer, token, self.decode_many(rows))
             except RowError as error:
-                self.failure = error
+                if batch:
+                    return
+                failure = error
+            if not has_late_facts:
+                reached[writer] = token
+            elif history.recent.add_if_new(writer, token, rows) or (order.is_exact and token > known):
+                self.is_repetition = False
+                self._reach_late(writer, token, known)
+            elif order.is_exact or not history.has_caches:
+                queue.popleft()
+                continue
+            elif batch:
+                return
+            else:
+                self.is_repetition = True
+            queue.popleft()
+            if failure is not None:
+                self.failure = failure
                 return
             yield updates
-            if self.token is not None:
-                tokens[writer] = self.token
-                self.token = None
+            if (step := reached.pop(writer, None)) is not None:
+                tokens[writer] = step
 
-    def finish(self) -> PositionStep | None:
-        """End the fact at which `take` stopped. Returns its step; None if it does not move the position."""
-        token = self.token
-        if token is None:
-            return None
-        self.token = None
-        return PositionStep(self._writer, token)
+    def _reach_late(self, writer: str, token: int, known: int) -> None:
+        """Note where a fact that may be late moves the position, which is `known`."""
+        if not self.mode.order.is_exact:
+            if self._gaps.repair is not None:
+                # Fetched facts advance the position only when all of them are applied.
+                return
+            if token < known and not self.mode.in_backlog:
+                self._history.is_out_of_order = True
+        self.reached[writer] = token if token > known or self.mode.order.restarts else known
+
+    def finish(self) -> list[PositionStep]:
+        """End the facts at which `take` or `take_batches` stopped. Returns how they move the positions."""
+        steps = [PositionStep(writer, token) for writer, token in self.reached.items()]
+        self.reached.clear()
+        return steps
 
 
 @row

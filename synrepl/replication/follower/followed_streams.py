@@ -14,7 +14,7 @@ from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, 
 from synrepl.replication.follower.position_saver import PositionSaver
 from synrepl.replication.follower.states import Connected
 from synrepl.replication.follower.stream import StreamMachine
-from synrepl.replication.follower.updates import FollowerEvent, Subscriber
+from synrepl.replication.follower.updates import BatchSubscriber, FollowerEvent, Subscriber
 from synrepl.replication.strategies import FollowStrategy
 from synrepl.streams.batches import Batches
 from synrepl.streams.stream import Stream
@@ -68,6 +68,12 @@ class FollowedStreams:
         """Call `subscriber` with each fact of a stream. Raises `ConfigError` if the store refuses."""
         self.saver.check_subscriber(subscriber)
         self.executor(stream).subscribe(subscriber)
+        self.follow_caches()
+
+    def subscribe_batches(self, stream: Stream[Any], subscriber: BatchSubscriber, max_facts: int) -> None:
+        """Call `subscriber` with the facts of a stream in batches. Raises as `subscribe` does."""
+        self.saver.check_subscriber(subscriber)
+        self.executor(stream).subscribe_batches(subscriber, max_facts)
         self.follow_caches()
 
     def subscribe_to_all(self, subscriber: Subscriber) -> None:

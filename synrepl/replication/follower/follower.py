@@ -1,6 +1,6 @@
 """Follower: a worker's typed view of the streams of a server."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeVar, overload
 
@@ -32,6 +32,7 @@ R = TypeVar("R")
 C = TypeVar("C", bound=Command)
 
 Subscriber = Callable[[Updates[R]], Awaitable[None] | None]
+BatchSubscriber = Callable[[Sequence[Updates[R]]], Awaitable[None] | None]
 
 STARTS: Final = ("latest", "earliest")
 
@@ -167,17 +168,59 @@ class Follower:
             def show(updates: Updates[Receipt]) -> None:
                 print(updates.writer, updates.token, updates.rows)
         """
-        followed = self._streams.table[stream] if isinstance(stream, str) else stream
-        if not isinstance(followed, Stream):
-            raise TypeError(
-                f"follower.on takes a stream, such as synrepl.streams.RECEIPTS, or its name, not {stream!r}"
-            )
+        followed = self._stream_to_follow(stream)
 
         def subscribe(subscriber: Subscriber[Any]) -> Subscriber[Any]:
             self._streams.subscribe(followed, subscriber)
             return subscriber
 
         return subscribe
+
+    @overload
+    def on_batch(
+        self, stream: Stream[R], *, max_facts: int = ...
+    ) -> Callable[[BatchSubscriber[R]], BatchSubscriber[R]]: ...
+    @overload
+    def on_batch(
+        self, stream: str, *, max_facts: int = ...
+    ) -> Callable[[BatchSubscriber[Any]], BatchSubscriber[Any]]: ...
+    def on_batch(
+        self, stream: Stream[Any] | str, *, max_facts: int = 1_000
+    ) -> Callable[[BatchSubscriber[Any]], BatchSubscriber[Any]]:
+        """Decorator: call this function with all facts of the stream that are ready, at most `max_facts`.
+
+        It is as `on` is, with a batch in place of a fact: the function takes a sequence of `Updates`, in the
+        order of the stream, and the next batch waits until it is done. The position advances, and waiters
+        wake, after the whole batch. If the function raises, it is called again with the same batch, and after
+        a crash its facts are delivered again, perhaps in other batches. Nothing is held back to fill a batch:
+        a fact that arrives alone is a batch of one.
+
+        Batches belong to the stream. Each subscriber gets a batch when the one before is done with it; one of
+        `on` gets its facts one by one, and is called again only with the one at which it raised. What the
+        batch invalidates is dropped from caches before the first subscriber and after the last. The smallest
+        `max_facts` of a stream counts. Raises `ConfigError` if it is less than 1, otherwise as `on` does::
+
+            @follower.on_batch(RECEIPTS)
+            def store(batch: Sequence[Updates[Receipt]]) -> None:
+                print(batch[-1].token, [row for updates in batch for row in updates.rows])
+        """
+        if max_facts < 1:
+            raise ConfigError(f"max_facts must be at least 1, not {max_facts}")
+        followed = self._stream_to_follow(stream)
+
+        def subscribe(subscriber: BatchSubscriber[Any]) -> BatchSubscriber[Any]:
+            self._streams.subscribe_batches(followed, subscriber, max_facts)
+            return subscriber
+
+        return subscribe
+
+    def _stream_to_follow(self, stream: Stream[Any] | str) -> Stream[Any]:
+        followed = self._streams.table[stream] if isinstance(stream, str) else stream
+        if not isinstance(followed, Stream):
+            raise TypeError(
+                f"a subscriber takes a stream, such as synrepl.streams.RECEIPTS, or its name, not {stream!r}"
+            )
+        return followed
 
     def on_everything(self, subscriber: Callable[[Updates[Any]], Awaitable[None] | None]) -> None:
         """Call this function with each fact of every stream of the table that the server has.

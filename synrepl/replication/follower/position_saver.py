@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from synrepl.ports.interfaces import IClock, IPositionStore, SaveablePosition
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.follower.updates import Subscriber
+from synrepl.replication.follower.updates import BatchSubscriber, Subscriber
 from synrepl.wire.extension import EpochMark
 
 SAVE_SECONDS: Final = 0.1
@@ -48,7 +48,7 @@ class PositionSaver:
         self.has_new_writer = False
         self._timer: Any = None
 
-    def check_subscriber(self, subscriber: Subscriber) -> None:
+    def check_subscriber(self, subscriber: Subscriber | BatchSubscriber) -> None:
         """Raise `ConfigError` if the store refuses this subscriber (see `IPositionStore`)."""
         check = getattr(self.store, "check_subscriber", None)
         if check is not None:

@@ -73,7 +73,10 @@ StreamEvent = (
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Apply facts of `PendingFacts.take`, up to and including the first that needs time. Then: `Applied`."""
+    """Apply facts of `PendingFacts.take`, up to and including the first that needs time. Then: `Applied`.
+
+    Or batches of `take_batches`.
+    """
 
 
 class Invalidate(msgspec.Struct, frozen=True):

@@ -131,20 +131,23 @@ class StreamMachine:
             self._block(_APPLYING, APPLY)
             return
         for row in run.commands():
-            if self.state is _LIVE and not self.intake.queue:
-                self._take_row(row)
+            if self.facts.has_room and not self.intake.queue:
+                self._add_row(row)
             else:
                 self._queue(row)
 
     def _take_row(self, row: Rdata) -> None:
+        self._add_row(row)
+        if self.facts.queue:
+            self.state = _APPLYING
+            self._actions.append(APPLY)
+
+    def _add_row(self, row: Rdata) -> None:
         mode = self._mode
         assert mode is not None
         facts = self.intake.row(row, mode)
-        if facts:
-            self.facts.extend(facts)
-            self.state = _APPLYING
-            self._actions.append(APPLY)
-        elif mode.collects_rows and mode.collects:
+        self.facts.extend(facts)
+        if not facts and mode.collects_rows and mode.collects:
             self._await_quiet()
 
     def _take_position(self, position: Position) -> None:
@@ -192,13 +195,14 @@ class StreamMachine:
     def _applied(self, event: states.Applied) -> None:
         self.state = _DISCONNECTED if self._mode is None else _LIVE
         facts = self.facts
-        step = None if facts.token is None else facts.finish()
+        steps = facts.finish() if facts.reached else []
         if facts.failure is not None:
             self._actions.append(Report(Reported.ERROR, error=facts.failure))
             facts.failure = None
-            self._skip(step)
-        elif step is not None:
-            self._finish(step)
+            self._skip(steps[0] if steps else None)
+        else:
+            for step in steps:
+                self._finish(step)
 
     def _invalidated(self, event: states.Invalidated) -> None:
         step, self._step = self._step, None
@@ -251,7 +255,9 @@ class StreamMachine:
             elif intake.queue:
                 queued = intake.pop()
                 if isinstance(queued, Rdata):
-                    self._take_row(queued)
+                    self._add_row(queued)
+                    while facts.has_room and (row := intake.pop_row()) is not None:
+                        self._add_row(row)
                 elif isinstance(queued, Rewind):
                     self._take_rewind(queued)
                 else:

@@ -1,7 +1,7 @@
 """What a follower's subscribers receive, and where it fetches missing facts."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
@@ -33,6 +33,11 @@ class Updates(msgspec.Struct, Generic[R], frozen=True, gc=False):
 
 
 Subscriber = Callable[[Updates[Any]], Awaitable[None] | None]
+
+Batch = Sequence[Updates[Any]]
+"""Consecutive facts of one stream."""
+
+BatchSubscriber = Callable[[Batch], Awaitable[None] | None]
 
 RawFact = tuple[str, int, list[bytes]]
 """A fact as it arrived: writer, token, and rows as JSON texts."""

@@ -1,13 +1,13 @@
 """What a follower makes of what servers say, real ones' bad habits included."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import CancelledError, Deferred
 
-from synrepl.errors import NotConnected
+from synrepl.errors import ConfigError, NotConnected
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.facts import MAX_WAITING_BYTES
 from synrepl.replication.follower.follower import Follower
@@ -1091,6 +1091,125 @@ class TestSubscribers:
         setup.wait(0.2)
 
         assert positions.saved == {"events": {"master": 7}, "to_device": {"master": 2}}
+
+
+class TestBatchSubscribers:
+    """Those that are called with all facts that are ready."""
+
+    def test_fetched_facts_and_live_ones(self) -> None:
+        """A page is divided; nothing is held back to fill a batch, and a fact stays whole."""
+        positions = MemoryPositions()
+        positions.save({"to_device": {"master": 1}})
+        setup = Setup(CURRENT, "push_rules", positions=positions)
+        batches: list[list[tuple[int, int]]] = []
+
+        @setup.follower.on_batch(TABLE["to_device"], max_facts=3)
+        def record(batch: Sequence[Updates[Any]]) -> None:
+            batches.append([(updates.token, len(updates.rows)) for updates in batch])
+
+        setup.shelve("to_device", range(2, 6))
+        setup.hears("POSITION to_device master 5 5", f"RDATA to_device master batch {to_device(6)}")
+        setup.hears(*rows(6, 7)).hears(*rows(8, 8))
+
+        assert batches[:2] == [[(2, 1), (3, 1), (4, 1)], [(5, 1)]]
+        assert [one for batch in batches[2:] for one in batch] == [(6, 2), (7, 1), (8, 1)]
+        assert setup.follower.positions()["to_device"] == {"master": 8}
+
+    def test_the_next_batch_waits_and_has_all_that_came_meanwhile(self) -> None:
+        """Of this stream; another does not wait."""
+        setup = Setup(CURRENT, "push_rules")
+        waits: list[Deferred[None]] = []
+        begun: list[list[int]] = []
+
+        @setup.follower.on_batch("to_device")
+        async def slow(batch: Sequence[Updates[Any]]) -> None:
+            begun.append([updates.token for updates in batch])
+            waits.append(Deferred())
+            await waits[-1]
+
+        setup.hears("POSITION to_device master 1 1", "POSITION push_rules master 1 1", *rows(2, 4))
+        setup.hears(*rows(5, 8)).hears('RDATA push_rules master 2 ["@a:hs"]').hears(*rows(9, 9))
+        assert begun == [[2, 3, 4]]
+        assert setup.follower.positions()["to_device"] == {"master": 1}
+        assert setup.applied == [("push_rules", "master", 2, 1)]
+        while waits:
+            waits.pop().callback(None)
+            setup.wait()
+
+        assert begun == [[2, 3, 4], [5, 6, 7, 8, 9]]
+        assert setup.follower.positions()["to_device"] == {"master": 9}
+
+    def test_a_row_of_no_shape_is_skipped_alone(self) -> None:
+        """Facts before and after it are applied, in batches of their own."""
+        setup = Setup(CURRENT, "push_rules")
+        batches: list[list[int]] = []
+        setup.follower.on_batch(TABLE["to_device"])(
+            lambda batch: batches.append([updates.token for updates in batch])
+        )
+
+        setup.hears("POSITION to_device master 1 1", *rows(2, 3), "RDATA to_device master 4 []", *rows(5, 6))
+
+        assert batches == [[2, 3], [5, 6]]
+        (error,) = setup.errors()
+        assert error.startswith("bad row 0 of stream to_device")
+        assert setup.follower.positions()["to_device"] == {"master": 6}
+
+    def test_the_smallest_bound_of_a_stream_counts(self) -> None:
+        """All its subscribers get the same batches, in the order of registration."""
+        setup = Setup(CURRENT, "push_rules")
+        seen: list[tuple[str, list[int]]] = []
+
+        def record(name: str, *batch: Updates[Any]) -> None:
+            seen.append((name, [updates.token for updates in batch]))
+
+        setup.follower.on_batch(TABLE["to_device"], max_facts=3)(lambda batch: record("first", *batch))
+        setup.follower.on(TABLE["to_device"])(lambda updates: record("second", updates))
+        setup.follower.on_batch(TABLE["to_device"], max_facts=2)(lambda batch: record("third", *batch))
+        setup.follower.on_batch(TABLE["to_device"], max_facts=9)(lambda batch: record("fourth", *batch))
+        setup.hears("POSITION to_device master 1 1", *rows(2, 4))
+
+        assert seen[:5] == [
+            ("first", [2, 3]),
+            ("second", [2]),
+            ("second", [3]),
+            ("third", [2, 3]),
+            ("fourth", [2, 3]),
+        ]
+        assert seen[5:] == [(name, [4]) for name in ("first", "second", "third", "fourth")]
+
+    def test_a_batch_of_nothing_is_refused(self) -> None:
+        """It would never end."""
+        setup = Setup(CURRENT, "push_rules")
+
+        with pytest.raises(ConfigError, match="max_facts must be at least 1, not 0"):
+            setup.follower.on_batch(TABLE["to_device"], max_facts=0)
+
+    @pytest.mark.parametrize("is_killed", [True, False])
+    def test_a_batch_in_the_middle_of_which_a_worker_ends_is_delivered_again(self, is_killed: bool) -> None:
+        """The whole of it: the position counts whole batches."""
+        cluster, positions = Cluster(), MemoryPositions()
+        cluster.append("receipts", ["!r", "m.read", "@u:hs", "$e", None, {}])
+        seen: list[list[int]] = []
+        never: Deferred[None] = Deferred()
+
+        def make() -> Follower:
+            follower = Follower(instance="worker", positions=positions, start="earliest")
+
+            @follower.on_batch(RECEIPTS)
+            async def slowly(batch: Sequence[Updates[Receipt]]) -> None:
+                seen.append([updates.token for updates in batch])
+                if len(seen) == 2:
+                    await never
+
+            return follower
+
+        worker = cluster.follower(make())
+        cluster.append("receipts", *[["!r", "m.read", "@u:hs", "$e", None, {}]] * 3)
+        worker.kill() if is_killed else worker.stop()
+        worker = cluster.follower(make())
+
+        assert seen == [[1], [2, 3, 4], [2, 3, 4]]
+        assert worker.follower.positions() == {"receipts": {"master": 4}}
 
 
 class TestReconnecting:

@@ -85,18 +85,24 @@ class Machine(StreamMachine):
         *,
         has_caches: bool = False,
         known: int | None = 10,
+        most: int = 1,
     ) -> None:
         positions = AppliedPositions({} if known is None else {W: known})
         super().__init__("s", StreamHistory(policy, positions), Batches(), seconds=lambda: self.now)
         self.now = 0.0
         self.history.has_caches = has_caches
+        self.facts.most = most
         self.applied: list[int] = []
+        self.batches: list[list[int]] = []
         self.strategy = strategy
         self.handle(Connected(strategy, decode))
 
     def apply(self) -> list[Action]:
-        """Apply facts as far as they go."""
-        self.applied += [updates.token for updates in self.facts.take()]
+        """Apply facts as far as they go; in batches, if more than one may be in them."""
+        if self.facts.most == 1:
+            self.applied += [updates.token for updates in self.facts.take()]
+        else:
+            self.batches += [[updates.token for updates in batch] for batch in self.facts.take_batches()]
         return self.handle(APPLIED)
 
     def hears(self, *events: StreamEvent) -> list[Action]:
@@ -524,3 +530,191 @@ class TestActions:
         assert machine.handle(failed)[1:] == [at(35), ADVANCED]
 
         assert machine.handle(position(35, 35)) == [Fetch(W, 30, 35)]
+
+
+def run(*tokens: int, bad: int = 0) -> RdataRun:
+    """A run of a fact for each token, of which one may be bad."""
+    rows = [b"bad" if token == bad else b"[]" for token in tokens]
+    return RdataRun(stream="s", instance=W, tokens=list(tokens), rows=rows)
+
+
+class TestBatches:
+    """Several facts are applied as one."""
+
+    def test_a_batch_moves_the_position_after_it_was_applied(self) -> None:
+        """Over all of its facts."""
+        machine = live(most=10)
+
+        assert machine.handle(run(11, 12, 14)) == [APPLY]
+        assert [one.token for one in next(machine.facts.take_batches())] == [11, 12, 14]
+        assert machine.positions.tokens == {W: 10}
+        assert machine.handle(APPLIED) == [ADVANCED]
+        assert machine.positions.tokens == {W: 14}
+
+    def test_a_batch_has_at_most_so_many_facts(self) -> None:
+        """The rest of a run is the next batch; what is known already is in none."""
+        machine = live(most=2)
+
+        machine.hears(run(9, 10, 11, 12, 12, 13))
+
+        assert machine.batches == [[11, 12], [13]]
+
+    def test_what_arrived_meanwhile_is_one_batch(self) -> None:
+        """Rows that a busy subscriber has kept waiting; a POSITION among them ends it."""
+        machine = live(most=3)
+        machine.handle(row(11))
+        next(machine.facts.take_batches())
+        for event in (row(12), run(13, 14), row(15), position(15, 16), row(17), row(None), row(18)):
+            machine.handle(event)
+
+        machine.hears(APPLIED)
+
+        assert machine.batches == [[12, 13, 14], [15], [17, 18]]
+        assert machine.positions.tokens == {W: 18}
+
+    def test_a_page_is_divided(self) -> None:
+        """Each batch counts by itself."""
+        machine = live(most=2)
+        machine.handle(position(20, 20))
+        facts = [(token, [b"[]"]) for token in (12, 13, 20)]
+
+        actions = machine.hears(MissedFacts(facts=facts, upto=20, limited=False))
+
+        assert machine.batches == [[12, 13], [20]]
+        assert actions == [APPLY, REPAIRED, at(20), ADVANCED]
+
+    @pytest.mark.parametrize("most", [2, 3, 10])
+    def test_a_row_of_no_shape_does_not_spoil_its_neighbors(self, most: int) -> None:
+        """It alone is reported and skipped, after the batch before it has counted."""
+        machine = live(most=most, has_caches=True)
+
+        actions = machine.hears(run(11, 12, 13, 14, bad=13))
+
+        assert machine.batches == [[11, 12], [14]]
+        assert [one.about for one in actions if isinstance(one, Report)] == [
+            Reported.ERROR,
+            Reported.ADVANCED,
+        ]
+        assert actions.count(Invalidate()) == 1
+        assert machine.positions.tokens == {W: 14}
+
+    def test_a_row_of_no_shape_is_reported_although_a_cut_came_first(self) -> None:
+        """It was ready with the batch before it, and is not taken for a repetition when it comes again."""
+        machine = live(policy=UNORDERED, strategy=SHARED, most=10)
+        machine.handle(row(11))
+        next(machine.facts.take_batches())
+        machine.handle(row(12))
+        machine.handle(row(13, b"bad"))
+        machine.handle(APPLIED)
+        assert [one.token for one in next(machine.facts.take_batches())] == [12]
+        for event in (Disconnected(), APPLIED, Connected(SHARED, decode), position(10, 13)):
+            machine.handle(event)
+
+        facts = [(12, [b"[]"]), (13, [b"bad"])]
+        actions = machine.hears(MissedFacts(facts=facts, upto=13, limited=False))
+
+        assert Reported.ERROR in [one.about for one in actions if isinstance(one, Report)]
+        assert machine.batches == []
+
+    def test_a_repetition_is_alone(self) -> None:
+        """It is for the caches only, not for subscribers."""
+        machine = live(policy=UNORDERED, has_caches=True, most=10)
+        machine.hears(row(11))
+        machine.handle(run(12, 11, 13))
+
+        taken = [
+            ([one.token for one in batch], machine.facts.is_repetition)
+            for batch in machine.facts.take_batches()
+        ]
+
+        assert taken == [([12], False), ([11], True), ([13], False)]
+        assert machine.positions.tokens == {W: 13}
+
+    def test_a_batch_of_several_writers_moves_each(self) -> None:
+        """Late facts in it move nothing back."""
+        machine = live(policy=UNORDERED, most=10)
+        machine.hears(Position(stream="s", instance="w2", prev_token=10, token=10), row(11))
+        machine.handle(row(14))
+        next(machine.facts.take_batches())
+        for event in (row(13), Rdata(stream="s", instance="w2", token=12, row=b"[]"), row(15), row(12)):
+            machine.handle(event)
+        machine.handle(APPLIED)
+
+        next(machine.facts.take_batches())
+
+        assert machine.positions.tokens == {W: 14, "w2": 10}
+        assert machine.handle(APPLIED) == [ADVANCED, ADVANCED]
+        assert machine.positions.tokens == {W: 15, "w2": 12}
+
+    @pytest.mark.parametrize(("policy", "reached"), [(ORDERED, 12), (UNORDERED, 10)])
+    def test_a_batch_that_ends_after_the_cut(self, policy: ApplyPolicy, reached: int) -> None:
+        """With an exact order it counts; without, earlier facts may have been lost with the connection."""
+        machine = live(policy=policy, strategy=PULL if policy is ORDERED else SHARED, most=10)
+        machine.handle(run(11, 12))
+        next(machine.facts.take_batches())
+        machine.handle(Disconnected())
+
+        machine.handle(APPLIED)
+
+        assert machine.state is StreamState.DISCONNECTED
+        assert machine.positions.tokens == {W: reached}
+
+    def test_a_batch_that_is_stopped_does_not_count(self) -> None:
+        """It is delivered again."""
+        machine = live(most=10)
+        machine.handle(run(11, 12))
+        next(machine.facts.take_batches())
+
+        assert machine.handle(Stopped()) == [Cancel()]
+        assert machine.positions.tokens == {W: 10}
+
+    @pytest.mark.parametrize("most", [2, 3, 100])
+    def test_batches_have_the_facts_of_single_ones(self, most: int) -> None:
+        """In the same order, with the same positions and reports at the end, whatever a server says."""
+        for seed in range(200):
+            chance = Random(seed)
+            options: dict[str, Any] = {
+                "policy": chance.choice([ORDERED, UNORDERED, DESCENDING]),
+                "strategy": chance.choice([PULL, PUSH, SHARED]),
+                "has_caches": chance.random() < 0.5,
+            }
+            single, batched = Machine(**options), Machine(**options, most=most)
+            for _ in range(30):
+                event = _said(chance, single)
+                told, again = (
+                    [repr(one) for one in machine.hears(event) if one not in (APPLY, ADVANCED)]
+                    for machine in (single, batched)
+                )
+                assert told == again
+                assert single.state is batched.state
+
+            assert single.applied == [token for batch in batched.batches for token in batch]
+            assert single.positions.tokens == batched.positions.tokens
+            assert max(map(len, batched.batches), default=0) <= most
+
+
+def _said(chance: Random, machine: Machine) -> StreamEvent:
+    """Something that may happen to this machine, whose subscribers and caches are never busy."""
+    machine.now += 0.3
+    at = max(machine.positions.tokens.values(), default=10)
+    writer = chance.choice([W, W, "w2"])
+    match machine.state:
+        case StreamState.FETCHING if chance.random() < 0.8:
+            tokens = sorted({at + chance.randint(-1, 4) for _ in range(4)})
+            facts = [(token, [chance.choice([b"[]", b"[]", b"bad"])]) for token in tokens]
+            return MissedFacts(facts=facts, upto=tokens[-1], limited=chance.random() < 0.3)
+        case StreamState.BACKING_OFF:
+            return PauseOver()
+        case StreamState.DISCONNECTED:
+            return Connected(machine.strategy, decode)
+    if chance.random() < 0.05:
+        return Disconnected()
+    if chance.random() < 0.3:
+        prev = at + chance.choice([-2, 0, 0, 1])
+        return Position(stream="s", instance=writer, prev_token=prev, token=prev + chance.choice([0, 2]))
+    tokens = [at + chance.randint(-2, 6) for _ in range(6)]
+    if chance.random() < 0.7:
+        tokens.sort()
+    rows = [chance.choice([b"[]", b"[]", b"[]", b"bad"]) for _ in tokens]
+    batched = [None if chance.random() < 0.1 else token for token in tokens]
+    return RdataRun(stream="s", instance=writer, tokens=batched, rows=rows)
