@@ -3,16 +3,17 @@
 `step_eagerly` needs no Deferred for a coroutine that never waits.
 """
 
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 T = TypeVar("T")
+
+_ENDED: Final = object()
 
 
 class Tasks:
@@ -73,18 +74,11 @@ def shielded(coroutine: Coroutine[Any, Any, T]) -> "Deferred[T]":
     return result
 
 
-def step_eagerly(result: Awaitable[None]) -> Awaitable[None] | None:
-    """Run a coroutine up to its first wait. Return None if it ended, as most do, or the rest to await.
-
-    Another awaitable is returned as it is.
-    """
-    if not isinstance(result, types.CoroutineType):
-        return result
-    try:
-        first = result.send(None)
-    except StopIteration:
-        return None
-    return Deferred.fromCoroutine(_drive(result, first))
+def step_eagerly(coroutine: Coroutine[Any, Any, None]) -> "Deferred[None] | None":
+    """Run a coroutine up to its first wait. Return None if it ended, as most do, or the rest to await."""
+    # `next` with a default takes half the time of `send`, which ends with an exception.
+    first = next(coroutine.__await__(), _ENDED)
+    return None if first is _ENDED else Deferred.fromCoroutine(_drive(coroutine, first))
 
 
 def _drive(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
