@@ -2,7 +2,8 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -31,8 +32,7 @@ def follower(options: Options) -> Iterator[Result]:
     lines = made_up(rows)
     chunks = [lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK)]
     measures: list[Callable[[], float]] = [
-        lambda: _follow(chunks, rows, is_async=True),
-        lambda: _follow(chunks, rows, is_async=False),
+        *(partial(_follow, chunks, rows, subscribe) for subscribe in (_async, _plain, _batch)),
         lambda: _bare(chunks, rows),
     ]
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
@@ -44,11 +44,14 @@ def follower(options: Options) -> Iterator[Result]:
                     "us_per_row"
                 ]
             )
-        coroutine, plain, bare, *others = best(options.rounds, *measures)
+        coroutine, plain, batch, bare, *others = best(options.rounds, *measures)
     yield Result("async subscriber", coroutine, "us a row")
     yield Result("plain subscriber", plain, "us a row")
+    yield Result("batch subscriber", batch, "us a row")
     yield Result("bare splitting and decoding", bare, "us a row")
-    yield Result.at_most("async subscriber / bare", coroutine / bare, "x", 3)
+    yield Result.at_most("async subscriber / bare", coroutine / bare, "x", 1.5)
+    yield Result.at_most("plain subscriber / bare", plain / bare, "x", 1.4)
+    yield Result.at_most("batch subscriber / bare", batch / bare, "x", 1.15)
     for other in others:
         yield Result("Synapse 1.66.0", other, "us a row")
         yield Result.at_least("Synapse / async subscriber", other / coroutine, "x", 40)
@@ -61,22 +64,41 @@ def made_up(rows: int) -> bytes:
     return b"".join(lines)
 
 
-def _follow(chunks: list[bytes], rows: int, *, is_async: bool) -> float:
+class _Applied:
+    """What a subscriber has received: the number of facts, of one row each, and the last one."""
+
+    def __init__(self) -> None:
+        self.facts = 0
+        self.last: Updates[Any] | None = None
+
+
+def _async(follower: Follower, applied: _Applied) -> None:
+    @follower.on(EVENTS)
+    async def apply(updates: Updates[Any]) -> None:
+        applied.facts += 1
+        applied.last = updates
+
+
+def _plain(follower: Follower, applied: _Applied) -> None:
+    @follower.on(EVENTS)
+    def apply(updates: Updates[Any]) -> None:
+        applied.facts += 1
+        applied.last = updates
+
+
+def _batch(follower: Follower, applied: _Applied) -> None:
+    @follower.on_batch(EVENTS)
+    def apply(batch: Sequence[Updates[Any]]) -> None:
+        applied.facts += len(batch)
+        applied.last = batch[-1]
+
+
+def _follow(chunks: list[bytes], rows: int, subscribe: Callable[[Follower, _Applied], None]) -> float:
     clock = Clock()
     metrics = Metrics(CollectorRegistry())
     follower = Follower(instance="bench", clock=clock, metrics=metrics, start="earliest")
-    applied: list[int] = []
-    last: list[object] = []
-
-    async def apply(updates: Updates[Any]) -> None:
-        applied.append(len(updates.rows))
-        last[:] = updates.rows
-
-    def apply_plainly(updates: Updates[Any]) -> None:
-        applied.append(len(updates.rows))
-        last[:] = updates.rows
-
-    follower.on(EVENTS)(apply if is_async else apply_plainly)
+    applied = _Applied()
+    subscribe(follower, applied)
     factory = FollowerFactory(
         follower, dialect=CURRENT, expected_server="bench", clock=clock, metrics=metrics
     )
@@ -86,10 +108,11 @@ def _follow(chunks: list[bytes], rows: int, *, is_async: bool) -> float:
     for chunk in chunks:
         protocol.dataReceived(chunk)
         clock.advance(0)
-    while sum(applied) < rows:
+    while applied.facts < rows:
         clock.advance(0.001)
     spent = time.process_time() - started
-    assert isinstance(last[0], Event)
+    assert applied.last is not None
+    assert isinstance(applied.last.rows[0], Event)
     return spent / rows * 1e6
 
 
