@@ -2,10 +2,13 @@
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
 
+from synrepl.ports.history import Appended
 from synrepl.transports.http import append_stream_routes as stream_module
 from synrepl.transports.http.channel import PROGRESS_SECONDS
 from tests.http.builders import BROKEN, SiteCase, Talk, receipt
@@ -107,6 +110,19 @@ class AppendStreamTests(AppendStreamCase):
         codes = [1, "bad_json", "unknown_stream", "bad_row", "bad_request", "bad_writer", 2]
         self.assertEqual(codes, self.serials(talk))
         self.assertEqual(2, len(self.engine.facts))
+
+    def test_answers_keep_the_order_of_the_lines(self) -> None:
+        """One that is known at once waits for those before it."""
+        talk, first, second = self.begin(), Deferred[Appended](), Deferred[Appended]()
+        with patch.object(self.log, "append", side_effect=[first, second]):
+            self.say(talk, line() + line() + b"{\n")
+        told = [self.serials(talk)]
+        for serial, appending in ((7, first), (8, second)):
+            appending.callback(Appended(1, serial, [serial]))
+            self.clock.advance(0)
+            told.append(self.serials(talk))
+
+        self.assertEqual([[], [7], [7, 8, "bad_json"]], told)
 
     def test_a_failing_disk_is_told_line_by_line(self) -> None:
         """And so is its recovery."""
