@@ -26,7 +26,7 @@ from scripts.lib.museum import cases  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
-from synrepl.ports.metrics import Metrics  # noqa: E402
+from synrepl.ports.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
 from synrepl.ports.rights import command_operation  # noqa: E402
 from synrepl.replication.broker import channel_states, claim_states  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
@@ -497,15 +497,16 @@ def metrics() -> str:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = ", ".join(f"`{label}`" for label in one._labelnames)
             rows.append((f"`{name}`", family.type, labels, family.documentation))
-    rows += [
-        (
-            f"`{one.name}_total`" if one.type == "counter" else f"`{one.name}`",
-            one.type,
-            ", ".join(f"`{label}`" for label in one._labelnames),
-            one.documentation,
-        )
-        for one in (*made.turns.collect(), *made.caches.collect())
-    ]
+        elif isinstance(one, BusyCounter | TurnNumbers | CacheNumbers):
+            rows += [
+                (
+                    f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`",
+                    family.type,
+                    ", ".join(f"`{label}`" for label in family._labelnames),
+                    family.documentation,
+                )
+                for family in one.collect()
+            ]
     return _page(
         [
             "# The metrics",

@@ -1,6 +1,7 @@
 """All metrics that synrepl exports."""
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
@@ -39,6 +40,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, namespace="synrepl", registry=registry)
         gauge = partial(Gauge, namespace="synrepl", registry=registry)
+        busy_counter = partial(BusyCounter, registry=registry)
         self.registry = registry
         self.position = gauge(
             "stream_position",
@@ -54,7 +56,7 @@ class Metrics:
         self.gaps_detected = counter("gaps_detected", "Gaps found: facts were missing.")
         self.gaps_repaired = counter("gaps_repaired", "Gaps repaired: the missing facts were fetched.")
         self.gaps_lost = counter("gaps_lost", "Gaps given up: no source had the missing facts.")
-        self.rows = counter("rows", "Rows taken into the log, whether read or not.", ["stream"])
+        self.rows = busy_counter("rows", "Rows taken into the log, whether read or not.", label="stream")
         self.channel_conflicts = counter(
             "channel_conflicts",
             "Messages of other processes on Redis under this process's name, or in a stream that it alone may"
@@ -64,9 +66,9 @@ class Metrics:
         self.invalidations = counter(
             "invalidations_seen", "Cache invalidations taken into the log, by name.", ["cache"]
         )
-        self.bytes = counter("bytes", "Bytes over replication connections (not HTTP).", ["direction"])
-        self.bytes_in = self.bytes.labels("in")
-        self.bytes_out = self.bytes.labels("out")
+        self.bytes = busy_counter(
+            "bytes", "Bytes over replication connections (not HTTP).", label="direction", known=("in", "out")
+        )
         self.connections = gauge("connections", "Open replication connections.")
         self.send_buffer = gauge("send_buffer_bytes", "Unsent bytes of followers' and replicas' connections.")
         self.reconnects = counter("reconnects", "Attempts to reconnect (to Redis: those that succeeded).")
@@ -176,6 +178,30 @@ class Metrics:
                 return OTHERS
             self._cache_names.add(name)
         return name
+
+
+class BusyCounter(Collector):
+    """A counter with one label, which only the reactor's thread increments: ``counter.counts[value] += 1``.
+
+    It counts for each write to a follower, of which Prometheus' own counter, with its lock, would be a third.
+    `known` are values of the label that are exported before they are counted.
+    """
+
+    def __init__(
+        self, name: str, what: str, *, label: str, registry: CollectorRegistry, known: Iterable[str] = ()
+    ) -> None:
+        self.counts: dict[str, int] = defaultdict(int, dict.fromkeys(known, 0))
+        self._name = name
+        self._what = what
+        self._label = label
+        registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the counter."""
+        counter = CounterMetricFamily(f"synrepl_{self._name}", self._what, labels=[self._label])
+        for value, count in self.counts.items():
+            counter.add_metric([value], count)
+        yield counter
 
 
 _COUNTED: Final = {

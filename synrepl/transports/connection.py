@@ -161,7 +161,7 @@ class ReplicationProtocol(Protocol):
             self._lose(event)
 
     def _receive(self, data: bytes) -> None:
-        self.metrics.bytes_in.inc(len(data))
+        self.metrics.bytes.counts["in"] += len(data)
         self._perform(self.session.receive_data(data))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -284,7 +284,7 @@ class ReplicationProtocol(Protocol):
     def _write(self, data: bytes) -> None:
         if self._records is not None:
             data = self._records.write(data)
-        self.metrics.bytes_out.inc(len(data))
+        self.metrics.bytes.counts["out"] += len(data)
         self.transport.write(data)
 
     def _deliver(self, commands: Sequence[Command | RdataRun]) -> None:

@@ -134,7 +134,7 @@ class RespConnection(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self._is_closing:
             return
-        self._server.metrics.bytes_in.inc(len(data))
+        self._server.metrics.bytes.counts["in"] += len(data)
         try:
             for words in self._parser.read(data):
                 self._replies.append(self._answer(words))
@@ -210,14 +210,14 @@ class RespConnection(Protocol):
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._server.metrics.bytes_out.inc(len(data))
+            self._server.metrics.bytes.counts["out"] += len(data)
             self.transport.write(data)
 
     def _write_message(self, data: bytes) -> None:
         if self._direct is None:
             self._write(data)
         elif not self._is_closing:
-            self._server.metrics.bytes_out.inc(len(data))
+            self._server.metrics.bytes.counts["out"] += len(data)
             write_now(self._direct, data)
 
     def _disconnect(self) -> None:
