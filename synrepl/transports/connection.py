@@ -20,6 +20,7 @@ from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text, describe_failure
+from synrepl.transports.send_buffer import immediate_write
 from synrepl.wire.blocks import Payload
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
@@ -104,6 +105,8 @@ class ReplicationProtocol(Protocol):
         self.failure_code = ""
         """Why the connection was lost: the code of `FollowerEvent`, often empty."""
         self._records: RecordWriter | None = None
+        self._send: Callable[[bytes], object]
+        """Writes to the transport, at once if possible: each group of facts is written to each follower."""
         self._is_dialect_reported = False
         self._is_reading = True
         self._pending: deque[bytes | Failure] = deque()
@@ -119,6 +122,7 @@ class ReplicationProtocol(Protocol):
         if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
             set_no_delay(True)
         self.transport.registerProducer(self, True)
+        self._send = immediate_write(self.transport)
         self._perform(self.session.connected())
         self.owner = self.make_owner(self)
         self._report_dialect()
@@ -285,7 +289,7 @@ class ReplicationProtocol(Protocol):
         if self._records is not None:
             data = self._records.write(data)
         self.metrics.bytes.counts["out"] += len(data)
-        self.transport.write(data)
+        self._send(data)
 
     def _deliver(self, commands: Sequence[Command | RdataRun]) -> None:
         self._report_dialect()

@@ -3,11 +3,13 @@
 import pytest
 from twisted.internet.testing import StringTransport
 
-from synrepl.transports.send_buffer import direct_transport, unsent_bytes, write_now
+from synrepl.transports.send_buffer import immediate_write, unsent_bytes, write_now
 
 
 class Socket(StringTransport):
-    """A transport whose socket takes so many bytes at a time; -1: it is lost."""
+    """A transport whose socket takes so many bytes at a time; 0: it has no room, -1: it is lost."""
+
+    _tempDataLen = 0
 
     def __init__(self, takes: int) -> None:
         super().__init__()
@@ -15,10 +17,11 @@ class Socket(StringTransport):
         self.sent = b""
         self.dataBuffer = b""
         self.connected = True
+        self.socket = self
 
-    def writeSomeData(self, data: bytes) -> int | Exception:
-        if self.takes < 0:
-            return OSError("lost")
+    def send(self, data: bytes) -> int:
+        if self.takes <= 0:
+            raise BlockingIOError if self.takes == 0 else ConnectionResetError
         self.sent += data[: self.takes]
         return min(self.takes, len(data))
 
@@ -56,6 +59,10 @@ def test_a_closing_transport_sends_nothing_more() -> None:
 
 def test_only_a_plain_socket_is_written_to_at_once() -> None:
     """The socket below TLS would send the text as it is."""
-    assert direct_transport(StringTransport()) is None
+    other = StringTransport()
+    immediate_write(other)(b"abc")
+    assert other.value() == b"abc"
     transport = Socket(9)
-    assert direct_transport(transport) is transport
+    immediate_write(transport)(b"abc")
+
+    assert (b"abc", b"") == (transport.sent, transport.dataBuffer)

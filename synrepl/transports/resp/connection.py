@@ -20,7 +20,7 @@ from synrepl.replication.broker.served_channel import ServedChannel, foreign_wri
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
 from synrepl.transports.resp.cache import DEFAULT_MS, MAX_VALUE, ExpiringCache
-from synrepl.transports.send_buffer import direct_transport, write_now
+from synrepl.transports.send_buffer import immediate_write
 from synrepl.wire import resp
 from synrepl.wire.scope import ALL_STREAMS, NO_STREAM
 from synrepl.wire.text import printable
@@ -98,8 +98,8 @@ class RespConnection(Protocol):
         self._is_closing = False
         self._is_full = False
         self._is_held = False
-        self._direct: Any = None
-        """The transport, if messages can be written to its socket at once."""
+        self._send: Callable[[bytes], object]
+        """Writes messages to the transport, if possible at once."""
         self._timer = Timer(server.clock, self._on_time)
 
     # -- the transport -------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class RespConnection(Protocol):
         if set_no_delay := getattr(self.transport, "setTcpNoDelay", None):
             set_no_delay(True)
         self.transport.registerProducer(self, True)
-        self._direct = direct_transport(self.transport)
+        self._send = immediate_write(self.transport)
         if server.keys.is_required:
             name = certified_name(self.transport)
             self._grant(None if name is None else server.keys.access_by_certificate(name))
@@ -214,11 +214,9 @@ class RespConnection(Protocol):
             self.transport.write(data)
 
     def _write_message(self, data: bytes) -> None:
-        if self._direct is None:
-            self._write(data)
-        elif not self._is_closing:
+        if not self._is_closing:
             self._server.metrics.bytes.counts["out"] += len(data)
-            write_now(self._direct, data)
+            self._send(data)
 
     def _disconnect(self) -> None:
         self.transport.unregisterProducer()
