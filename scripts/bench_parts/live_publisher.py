@@ -1,6 +1,8 @@
 """Publishes facts over TCP from a log on disk, at a steady rate, to readers in a second process.
 
-python -m scripts.bench_parts.live_publisher [--seconds S] [--readers N] [--rate ROWS]
+python -m scripts.bench_parts.live_publisher [--seconds S] [--readers N] [--rate ROWS] [--bare]
+
+With --bare a loop of `send` publishes the same lines, without a log, and as often as a publisher does.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from twisted.internet.task import LoopingCall, deferLater
 
 from scripts.bench_parts.children import open_log, print_and_stop, reactor
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.publisher import PUMP_SECONDS, Publisher
 from synrepl.streams.table import StreamTable
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT
@@ -38,10 +40,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--readers", type=int, default=50)
     parser.add_argument("--rate", type=int, default=5_000)
+    parser.add_argument("--bare", action="store_true")
     parser.add_argument("--read-from", type=int)
     options = parser.parse_args()
     if options.read_from is not None:
         _read(options.read_from, options.readers)
+        return
+    if options.bare:
+        print(json.dumps(_publish_bare(options)))
         return
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
         found = Deferred.fromCoroutine(_publish(folder, options))
@@ -57,9 +63,7 @@ async def _publish(folder: str, options: argparse.Namespace) -> dict[str, float]
         publisher, server_name="bench", dialect=CURRENT, clock=reactor, metrics=metrics
     )
     port = await serverFromString(reactor, "tcp:0:interface=127.0.0.1").listen(factory)
-    command = [sys.executable, "-m", "scripts.bench_parts.live_publisher"]
-    command += ["--read-from", str(port.getHost().port), "--readers", str(options.readers)]
-    readers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    readers = _start_readers(port.getHost().port, options.readers)
     while sum(follower.sender is not None for follower in publisher.followers) < options.readers:
         await deferLater(reactor, 0.05)
 
@@ -88,10 +92,42 @@ async def _publish(folder: str, options: argparse.Namespace) -> dict[str, float]
     return {
         "rows_per_second": sent / took,
         "cpu_percent": cpu / took * 100,
+        "us_per_row_follower": cpu / sent / options.readers * 1e6,
         "readers_cpu_percent": found["cpu_seconds"] / took * 100,
         "p50_ms": found["p50_ms"],
         "p99_ms": found["p99_ms"],
     }
+
+
+def _publish_bare(options: argparse.Namespace) -> dict[str, float]:
+    with socket.create_server(("127.0.0.1", 0), backlog=options.readers) as server:
+        readers = _start_readers(server.getsockname()[1], options.readers)
+        connections = [server.accept()[0] for _ in range(options.readers)]
+    for connection in connections:
+        connection.recv(100)
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sent, started, cpu = 0, time.monotonic(), 0.0
+    while (took := time.monotonic() - started) < WARM_UP_SECONDS + options.seconds:
+        due = int(took * options.rate)
+        rows = [(FACT % time.monotonic_ns())[1:-1] for _ in range(sent, due)]
+        data = b"".join([b"RDATA events master %d %b\n" % (sent + 1, row) for row in rows])
+        before = time.process_time()
+        for connection in connections:
+            connection.send(data)
+        cpu += time.process_time() - before
+        sent = due
+        time.sleep(PUMP_SECONDS)
+    for connection in connections:
+        connection.close()
+    found: dict[str, float] = json.loads(readers.communicate(timeout=30)[0])
+    return {"us_per_row_follower": cpu / sent / options.readers * 1e6, "p99_ms": found["p99_ms"]}
+
+
+def _start_readers(port: int, count: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "scripts.bench_parts.live_publisher"]
+    command += ["--read-from", str(port), "--readers", str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def _read(port: int, count: int) -> None:

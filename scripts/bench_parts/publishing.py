@@ -33,14 +33,17 @@ def publisher(options: Options) -> Iterator[Result]:
     groups = {"one by one": 1, "20 facts at a time": 20, "all at once": rows}
     measures = [partial(_append, rows, at_once) for at_once in groups.values()]
     measures += [partial(_publish, rows, at_once) for at_once in groups.values()]
+    measures.append(partial(_write, rows))
     if options.peer:
         measures.append(partial(_publish_by_peer, options, rows))
     found = best(options.rounds, *measures)
-    appended, published, others = found[:3], found[3:6], found[6:]
+    appended, published, bare, others = found[:3], found[3:6], found[6], found[7:]
     # The facts are appended to a log in memory meanwhile, whose time is not the publisher's.
     times = [both - alone for both, alone in zip(published, appended, strict=True)]
     for name, spent in zip(groups, times, strict=True):
         yield Result(f"to {FOLLOWERS} followers, {name}", spent, "us a row x follower")
+    yield Result("bare writes to transports, two rows in each", bare, "us a row x follower")
+    yield Result("one by one / bare writes", times[0] / bare, "x")
     for name, spent in zip(groups, appended, strict=True):
         yield Result(f"the log in memory, {name}", spent * FOLLOWERS, "us a row")
     whole = times[-1]
@@ -51,10 +54,15 @@ def publisher(options: Options) -> Iterator[Result]:
 
 def live(options: Options) -> Iterator[Result]:
     """Measure a publisher over TCP, from a log on disk to readers in a second process."""
-    found = part("live_publisher", "--seconds", 2 if options.quick else 5, "--readers", FOLLOWERS)
+    arguments = ("--seconds", 2 if options.quick else 5, "--readers", FOLLOWERS)
+    found = part("live_publisher", *arguments)
+    bare = part("live_publisher", *arguments, "--bare")
     yield Result("rows sent", found["rows_per_second"], f"rows/s to {FOLLOWERS}")
     yield Result("append to reader, p50", found["p50_ms"], "ms")
     yield Result.at_most("append to reader, p99", found["p99_ms"], "ms", 50)
+    yield Result("a bare loop of send to reader, p99", bare["p99_ms"], "ms")
+    yield Result("CPU of the publisher and its log", found["us_per_row_follower"], "us a row x follower")
+    yield Result("a bare loop of send", bare["us_per_row_follower"], "us a row x follower")
     yield Result("CPU of the publisher", found["cpu_percent"], "% of a core")
     yield Result("CPU of the readers", found["readers_cpu_percent"], "% of a core")
 
@@ -80,6 +88,8 @@ def _log(clock: Clock) -> Log:
 
 def _append(rows: int, at_once: int) -> float:
     clock = Clock()
+    for _ in range(FOLLOWERS):
+        clock.callLater(1e6, lambda: None)  # like a keepalive: `Clock` sorts its calls all the time
     return _timed_appends(_log(clock), clock, rows, at_once)
 
 
@@ -107,6 +117,16 @@ def _publish(rows: int, at_once: int) -> float:
     spent = _timed_appends(log, clock, rows, at_once)
     assert all(sink.rows == rows for sink in sinks)
     return spent
+
+
+def _write(rows: int) -> float:
+    sinks = [Sink() for _ in range(FOLLOWERS)]
+    data = b"RDATA events master 123456 %b\n" % EVENT * 2
+    started = time.process_time()
+    for _ in range(0, rows, 2):
+        for sink in sinks:
+            sink.write(data)
+    return (time.process_time() - started) / rows / FOLLOWERS * 1e6
 
 
 def _publish_by_peer(options: Options, rows: int) -> float:
