@@ -155,7 +155,7 @@ class Feed:
         self._bound = upto
         """The end of the query or the next start of an epoch: no group beyond it may be handed out now."""
         self._digest: tuple[int, str] | None = None
-        self._last: RingGroup | None = None
+        self.last: RingGroup | None = None
 
     @property
     def position(self) -> FeedPosition:
@@ -165,7 +165,7 @@ class Feed:
     @property
     def digest(self) -> str | None:
         """The log's digest at `serial`; None if it is unknown here."""
-        last = self._last
+        last = self.last
         if last is not None and last.serial == self.serial and last.digest is not None:
             return last.digest
         if self._digest is not None and self._digest[0] == self.serial:
@@ -233,8 +233,8 @@ class Feed:
             self.number = group.number  # a page contained this group
             group = ring.get(self.number + 1)
         if group is None and self.number < ring.newest:
-            if self.is_live and self._last is not None:
-                self._tokens, self._resets = self._last.tokens, self._last.resets
+            if self.is_live and self.last is not None:
+                self._tokens, self._resets = self.last.tokens, self.last.resets
             self.is_live = False
             number = ring.first_after(self.serial)
             if number is not None:
@@ -258,7 +258,7 @@ class Feed:
         facts: list[Fact] = []
         for name in streams:
             facts += log.ephemeral.after(name, 0 if name in resets else self._tokens.get(name, 0))
-        self._tokens, self._resets, self._last = ring.tokens, ring.resets, None
+        self._tokens, self._resets, self.last = ring.tokens, ring.resets, None
         return EphemeralStep(facts, resets)
 
     def lines(
@@ -272,7 +272,7 @@ class Feed:
     def sent(self, last: RingGroup) -> None:
         """The groups up to this one were sent."""
         self.number = last.number
-        self._last = last
+        self.last = last
         self.serial = max(self.serial, last.serial)
 
     def take(self, encoder: IEncoder, streams: frozenset[str] | None = None) -> bytes | None:
@@ -280,13 +280,14 @@ class Feed:
 
         This is the short way of a live feed without bounds and epochs. None if another step is next.
         """
-        ring = self._ring
-        assert ring is not None
-        group = ring.get(self.number + 1)
-        if group is None or group.serial_before != self.serial or not self.is_live:
+        if not self.is_live:
             return None
-        data, last = ring.lines(group, encoder, streams)
-        self.number, self.serial, self._last = last.number, last.serial, last
+        assert self._ring is not None
+        found = self._ring.lines_after(self.number, self.serial, encoder, streams)
+        if found is None:
+            return None
+        data, last = found
+        self.number, self.serial, self.last = last.number, last.serial, last
         return data
 
     def advance(self, upto: int, count: int, digest: str | None = None) -> bool:

@@ -1,7 +1,7 @@
 """FollowerSender: sends one follower its streams, as lines of its release."""
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
@@ -105,14 +105,14 @@ class FollowerSender(Sender):
         self._positions = positions
         self._scope = scope
         self._ring = ring
-        self._connection = connection
-        self._encoder: Encoder = encoder
+        self.connection = connection
+        self.encoder: Encoder = encoder
         self._metrics = metrics
         self._tasks = tasks
         # Without writer names, all writers of a stream share one sequence of positions.
         self._linear = not encoder.strategy.pulls
         self.streams = frozenset(stream.name for stream in encoder.streams())
-        self._live_streams: frozenset[str] | None = None
+        self.live_streams: frozenset[str] | None = None
         """The streams of the live feed; None if it has all."""
         self._backlogs: deque[Backlog] = deque()
         self._reading_page_of: Backlog | None = None
@@ -129,16 +129,16 @@ class FollowerSender(Sender):
         if not self._linear:
             self.send_positions()
             return
-        asked = [stream for stream in self._encoder.streams() if command.stream in ("ALL", stream.name)]
+        asked = [stream for stream in self.encoder.streams() if command.stream in ("ALL", stream.name)]
         for stream in asked:
             self._push_from(stream, command.token)
         if not asked:
             hint = f": {self._scope}" if self._scope else ""
-            self._connection.fail(f"unknown stream {command.stream or ''}{hint}")
+            self.connection.fail(f"unknown stream {command.stream or ''}{hint}")
 
     def serve(self, encoder: Encoder) -> None:
         """Serve the streams of this encoder from now on: the follower has named more."""
-        self._encoder = encoder
+        self.encoder = encoder
         self.streams = frozenset(stream.name for stream in encoder.streams())
         if not self._linear:
             for feed in (self.feed, *(backlog.feed for backlog in self._backlogs)):
@@ -218,6 +218,10 @@ class FollowerSender(Sender):
         self._commands.append(command)
         self.pump()
 
+    def pump(self) -> None:
+        self.is_waiting = False
+        super().pump()
+
     def stop(self) -> None:
         """Send nothing more: the connection was lost."""
         super().stop()
@@ -241,11 +245,11 @@ class FollowerSender(Sender):
 
     def _step(self) -> bool:
         if self._commands:
-            self._connection.send(self._commands.popleft())
+            self.connection.send(self._commands.popleft())
             return True
         live = self.feed
         if live is not None and live.number < self._ring.newest:
-            data = live.take(self._encoder, self._live_streams)
+            data = live.take(self.encoder, self.live_streams)
             if data is None:
                 return self._step_live(live)
             self._write(data)
@@ -256,8 +260,9 @@ class FollowerSender(Sender):
             return self._step_backlog(self._backlogs[0])
         if self._positions_requested:
             self._positions_requested = False
-            self._write(self._position_lines(self._encoder.streams()))
+            self._write(self._position_lines(self.encoder.streams()))
             return True
+        self.is_waiting = not self._linear_streams
         return False
 
     def _step_live(self, feed: Feed) -> bool:
@@ -269,7 +274,7 @@ class FollowerSender(Sender):
             self._metrics.readers_demoted.inc()
             return True
         # At the head now: pages had contained those groups.
-        return step is Stop.WAIT or self._carry_out(feed, step, self._live_streams)
+        return step is Stop.WAIT or self._carry_out(feed, step, self.live_streams)
 
     def _step_backlog(self, backlog: Backlog) -> bool:
         if backlog is self._reading_page_of:
@@ -317,27 +322,27 @@ class FollowerSender(Sender):
                 )
                 upto = facts[-1].token if more else upto
         except Exception:
-            self._connection.fail("the log cannot be read at the moment; reconnect later")
+            self.connection.fail("the log cannot be read at the moment; reconnect later")
             raise
         finally:
             self._is_reading_linear = False
         if self._is_stopped or self._linear_streams.get(stream.name) is not stream:
             return
         stream.sent = upto
-        self._write(self._encoder.lines(facts))
+        self._write(self.encoder.lines(facts))
         if stream.announce and upto >= log.linear_position(stream.name):
             stream.announce = False
             self._write(
-                self._position_lines([one for one in self._encoder.streams() if one.name == stream.name])
+                self._position_lines([one for one in self.encoder.streams() if one.name == stream.name])
             )
         self.pump()
 
     def _encode_ephemeral(self, step: EphemeralStep) -> bytes:
-        return b"".join(map(self._reset_lines, step.resets)) + self._encoder.lines(step.facts)
+        return b"".join(map(self._reset_lines, step.resets)) + self.encoder.lines(step.facts)
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._connection.write(data)
+            self.connection.write(data)
 
     def _start_reading(self, work: Coroutine[Any, Any, None]) -> None:
         # Live facts are sent meanwhile.
@@ -348,7 +353,7 @@ class FollowerSender(Sender):
         if self._linear:
             return b""
         return b"".join(
-            self._encoder.command(Position(stream=stream, instance=writer, prev_token=0, token=0))
+            self.encoder.command(Position(stream=stream, instance=writer, prev_token=0, token=0))
             for writer in sorted(self._positions(stream))
         )
 
@@ -364,14 +369,14 @@ class FollowerSender(Sender):
             else:
                 facts = await self._read_tokens(backlog)
         except Exception:
-            self._connection.fail("the log cannot be read at the moment; reconnect later")
+            self.connection.fail("the log cannot be read at the moment; reconnect later")
             raise
         finally:
             self._reading_page_of = None
         if self._is_stopped:
             return
         if backlog in self._backlogs:
-            self._write(self._encoder.lines(fact for fact in facts if fact.stream in backlog.streams))
+            self._write(self.encoder.lines(fact for fact in facts if fact.stream in backlog.streams))
             self._backlogs.rotate(-1)  # long backlogs must not block short ones
         self.pump()
 
@@ -405,7 +410,7 @@ class FollowerSender(Sender):
         self._set_live(feed)
         if backlog.announce:
             self._write(
-                self._position_lines([stream for stream in self._encoder.streams() if stream.name in streams])
+                self._position_lines([stream for stream in self.encoder.streams() if stream.name in streams])
             )
         else:
             self._metrics.readers_promoted.inc()
@@ -413,7 +418,7 @@ class FollowerSender(Sender):
     def _set_live(self, feed: Feed) -> None:
         streams = feed.filter.streams
         self.feed = feed if streams else None
-        self._live_streams = None if streams == self.streams else streams
+        self.live_streams = None if streams == self.streams else streams
 
     def _position_lines(self, streams: list[Stream[Any]]) -> bytes:
         """A POSITION for each stream, and for each of its writers if the release knows writers."""
@@ -427,8 +432,33 @@ class FollowerSender(Sender):
                     Position(stream=stream.name, instance=writer, prev_token=token, token=token)
                     for writer, token in sorted(self._positions(stream.name).items())
                 ]
-            lines += [self._encoder.command(command) for command in commands]
+            lines += [self.encoder.command(command) for command in commands]
         return b"".join(lines)
+
+
+def pump_all(ring: Ring, senders: Iterable[FollowerSender]) -> None:
+    """Send what was committed to all these followers.
+
+    Most of them wait for it at the same place in the ring, and are sent the same. These form a group: what is
+    next is looked up once, and each of them costs little more than its write.
+    """
+    place: tuple[int, int, Encoder, frozenset[str] | None] | None = None
+    lines: tuple[bytes, RingGroup] | None = None
+    for sender in senders:
+        feed = sender.feed
+        if feed is None or not sender.is_waiting or sender.is_paused:
+            sender.pump()
+            continue
+        its_place = feed.number, feed.serial, sender.encoder, sender.live_streams
+        if place != its_place:
+            place, lines = its_place, ring.lines_after(*its_place)
+        if lines is not None:
+            data, last = lines
+            feed.number, feed.serial, feed.last = last.number, last.serial, last
+            if data:
+                sender.connection.write(data)
+        if feed.number < ring.newest:
+            sender.pump()
 
 
 def _without(name: str, query: Filter) -> Filter:

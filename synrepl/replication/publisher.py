@@ -21,7 +21,7 @@ from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.replication.follower_sender import FollowerSender
+from synrepl.replication.follower_sender import FollowerSender, pump_all
 from synrepl.replication.forks import epoch_mark, is_behind
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.log_waiters import LogWaiters
@@ -547,9 +547,7 @@ class Publisher:
 
     def _pump(self) -> None:
         self._pumped_at = self.clock.seconds()
-        for follower in list(self.followers):
-            if follower.sender is not None:
-                follower.sender.pump()
+        pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
         for sender in list(self.broker_senders):
             sender.pump()
 

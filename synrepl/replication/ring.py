@@ -55,6 +55,7 @@ class Ring:
         self._groups: deque[RingGroup] = deque()
         self._bytes = 0
         self._shared: dict[tuple[object, ...], tuple[bytes, RingGroup]] = {}
+        """What was encoded since the last commit, by the arguments of `lines` and of `lines_after`."""
         self._oldest = 1
         self.newest = 0
         self.newest_ephemeral = 0
@@ -150,6 +151,22 @@ class Ring:
                 facts = [fact for fact in facts if fact.stream in streams]
             shared = self._shared[key] = encoder.lines(facts), last
         return shared
+
+    def lines_after(
+        self, number: int, serial: int, encoder: IEncoder, streams: frozenset[str] | None
+    ) -> tuple[bytes, RingGroup] | None:
+        """Return the `lines` of the group after this number, for live readers with the facts up to `serial`.
+
+        None if that group is not there, or begins elsewhere. Readers at the same place share this look-up.
+        """
+        key = number, serial, encoder, streams
+        found = self._shared.get(key)
+        if found is None:
+            first = self.get(number + 1)
+            if first is None or first.serial_before != serial:
+                return None
+            found = self._shared[key] = self.lines(first, encoder, streams)
+        return found
 
     def first_after(self, serial: int) -> int | None:
         """The number of the first group with facts after this serial, or of the next group to come.

@@ -66,7 +66,7 @@ class Sender:
         self.is_waiting = False
         """Whether the reader has everything, and waits for a commit."""
         self._log = log
-        self._encoder = encoder
+        self.encoder = encoder
         self._sink = sink
         self._waiters = waiters
         self._interest = interest
@@ -132,8 +132,8 @@ class Sender:
         """Send nothing more: the connection was lost, or the owner has ended it. Idempotent."""
         self._is_stopped = True
         if self.is_waiting and self._waiters is not None:
-            self.is_waiting = False
             self._waiters.forget(self._woken)
+        self.is_waiting = False
         read, self._read = self._read, None
         if read is not None:
             read.cancel()
@@ -163,7 +163,7 @@ class Sender:
             case PageStep():
                 self._start_reading(self._send_page(feed, step))
             case EpochStart():
-                self._send(feed, self._encoder.epoch_start(step))
+                self._send(feed, self.encoder.epoch_start(step))
             case EphemeralStep():
                 self._send(feed, self._encode_ephemeral(step))
             case Stop.WAIT:
@@ -175,10 +175,10 @@ class Sender:
         return True
 
     def _encode_ephemeral(self, step: EphemeralStep) -> bytes:
-        return self._encoder.ephemeral(step)
+        return self.encoder.ephemeral(step)
 
     def _send_group(self, feed: Feed, group: RingGroup, streams: frozenset[str] | None = None) -> None:
-        data, last = feed.lines(group, self._encoder, streams)
+        data, last = feed.lines(group, self.encoder, streams)
         if feed.needs_receipts:
             self._start_reading(self._send_with_receipts(feed, data, last))
             return
@@ -191,10 +191,10 @@ class Sender:
     async def _send_with_receipts(self, feed: Feed, data: bytes, last: RingGroup) -> None:
         receipts = await self._log.reads.receipts(feed.serial, last.serial, feed.seen)
         feed.sent(last)
-        await self._send_with_digest(feed, self._encoder.receipts(receipts) + data)
+        await self._send_with_digest(feed, self.encoder.receipts(receipts) + data)
 
     async def _send_page(self, feed: Feed, step: PageStep) -> None:
-        data = await self._encoder.page(self._log, feed, step)
+        data = await self.encoder.page(self._log, feed, step)
         if data is not None:
             await self._send_with_digest(feed, data)
 
