@@ -1,7 +1,9 @@
 """Encoders: the log in the form that a reader understands, encoded once for all that are sent the same."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
 
 from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.replication.feed import EphemeralStep, Feed, PageStep, read_page
@@ -10,6 +12,7 @@ from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.wire import jsontext
 from synrepl.wire.codec import Codec
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.filter import ALL, Filter
@@ -17,6 +20,11 @@ from synrepl.wire.grammar import Command
 
 BATCH = b"batch "
 """Sent in place of the token with every row of a fact but the last."""
+
+MAX_TOKEN: Final = len(b"%d " % 2**63)
+"""The most bytes of a token in a line, with the space after it."""
+
+_SOURCE: Final = attrgetter("stream", "writer")
 
 
 class LogEncoder:
@@ -93,19 +101,43 @@ class Encoder(LogEncoder):
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
         out: list[bytes] = []
-        for fact in facts:
-            stream = self._streams.get(fact.stream)
-            if stream is not None and (self._writes is None or (fact.stream, fact.writer) in self._writes):
-                self._fact(stream, fact, out)
+        for (name, writer), run in groupby(facts, _SOURCE):
+            stream = self._streams.get(name)
+            if (
+                stream is None
+                or (self._writes is not None and (name, writer) not in self._writes)
+                or (self._writers is not None and writer not in self._writers)
+            ):
+                continue
+            together = list(run)
+            if len(together) == 1 or not self._copy(stream, together, out):
+                for fact in together:
+                    self._fact(stream, fact, out)
         return b"".join(out)
 
     def command(self, command: Command) -> bytes:
         """The line of one command."""
         return self._codec.format(command) + b"\n"
 
+    def _copy(self, stream: Stream[Any], facts: Sequence[Fact], out: list[bytes]) -> bool:
+        """Copy the rows of these facts of one writer as they are in the log, as nearly all can be.
+
+        Returns False, and does nothing, if one may be too long, needs a conversion, or has no rows.
+        """
+        prefix = self._prefix(facts[0].stream, facts[0].writer)
+        room = self._codec.max_length - len(prefix) - MAX_TOKEN
+        if not stream.is_canonical_in(self.dialect) or max([len(fact.rows) for fact in facts]) > room:
+            return False
+        split = jsontext.split_all([fact.rows for fact in facts])
+        if split is None or not all(split):
+            return False
+        for fact, rows in zip(facts, split, strict=True):
+            for row in rows[:-1]:
+                out += (prefix, BATCH, row, b"\n")
+            out += (prefix, b"%d " % fact.token, rows[-1], b"\n")
+        return True
+
     def _fact(self, stream: Stream[Any], fact: Fact, out: list[bytes]) -> None:
-        if self._writers is not None and fact.writer not in self._writers:
-            return
         rows = stream.project_fact(fact.rows, self.dialect)
         if not rows:
             if self.strategy.certifies:

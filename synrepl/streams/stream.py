@@ -351,6 +351,10 @@ class Stream(Generic[R]):
                 return kind.project(canonical, projection) if projection is not None else None
         raise RowError(stream=self.name, why="not a canonical row of this stream")
 
+    def is_canonical_in(self, dialect: Dialect) -> bool:
+        """Whether this release has all rows in the canonical form, so that they need no conversion."""
+        return (self._projections.get(dialect.release) or self._plan(dialect))[1]
+
     def project_fact(self, rows: bytes, dialect: Dialect) -> list[bytes]:
         """Convert the canonical rows of a fact for a release; kinds of row that it lacks are left out."""
         texts = jsontext.split(rows)

@@ -1,6 +1,7 @@
-"""Followers at the same place share the look-up of what is next; each still gets its own, once and in order."""
+"""Followers at the same place share the look-up of what is next; each gets its own, once and in order."""
 
 import random
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -19,7 +20,6 @@ from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.commands import RemoteServerUp
 from synrepl.wire.dialect import CURRENT, LEGACY, Dialect
 
-
 ROWS = {
     "events": b'[["state",["!r","m.room.topic","","$e"]]]',
     "push_rules": b'[["@a:hs"]]',
@@ -35,6 +35,7 @@ class Transport(StringTransport):
     def write(self, data: bytes) -> None:
         super().write(data)
         if self.is_full:
+            assert self.producer is not None
             self.producer.pauseProducing()
 
 
@@ -50,7 +51,7 @@ class Setup:
         self.publisher = Publisher(
             self.log, StreamTable.default(), self.clock, metrics, instance="master", ring_bytes=ring_bytes
         )
-        self.transports = []
+        self.transports: list[Any] = []
         for dialect in dialects:
             factory = PublisherFactory(
                 self.publisher, server_name="hs", dialect=dialect, clock=self.clock, metrics=metrics
