@@ -26,9 +26,13 @@ def immediate_write(transport: Any) -> Callable[[bytes], object]:
 
 
 def write_now(transport: Any, data: bytes) -> None:
-    """Write to a socket at once, if nothing waits before this; what does not fit goes to the send buffer."""
+    """Write to a socket at once, if nothing waits before this; what does not fit goes to the send buffer.
+
+    So does a write that is larger than the buffer: it pauses the producer, so that others have their turn.
+    """
     is_first = not transport.dataBuffer and not transport._tempDataLen
-    if is_first and transport.connected and not transport.disconnecting:
+    is_small = len(data) <= transport.bufferSize
+    if is_first and is_small and transport.connected and not transport.disconnecting:
         try:
             data = data[transport.socket.send(data) :]
         except OSError:

@@ -10,6 +10,7 @@ class Socket(StringTransport):
     """A transport whose socket takes so many bytes at a time; 0: it has no room, -1: it is lost."""
 
     _tempDataLen = 0
+    bufferSize = 9
 
     def __init__(self, takes: int) -> None:
         super().__init__()
@@ -47,6 +48,14 @@ def test_nothing_overtakes_what_waits() -> None:
     write_now(transport, b"def")
 
     assert (b"ab", b"cdef") == (transport.sent, transport.dataBuffer)
+
+
+def test_a_large_write_gives_others_their_turn() -> None:
+    """A reader that catches up would be sent all at once, as long as it reads as fast."""
+    transport = Socket(99)
+    write_now(transport, b"a" * 10)
+
+    assert (b"", b"a" * 10) == (transport.sent, transport.dataBuffer)
 
 
 def test_a_closing_transport_sends_nothing_more() -> None:
