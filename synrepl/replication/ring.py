@@ -3,8 +3,9 @@
 import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from synrepl.streams.facts import Fact
 
@@ -19,28 +20,24 @@ class IEncoder(Protocol):
         """Encode the facts that these readers are sent."""
 
 
-@dataclass(eq=False, repr=False)
-class RingGroup:
+class RingGroup(msgspec.Struct, eq=False):
     """Facts that were committed together, either kept or ephemeral.
 
     `number` counts groups from 1. A kept group holds every fact of the log after `serial_before`, up to
     `serial`, where the log's digest is `digest` (None: unknown); the serials of an ephemeral group are equal.
     `tokens` holds the last token of each ephemeral stream up to this group, `resets` how often its writers
-    restarted (a fact at token 0).
+    restarted (a fact at token 0). `size` is about the bytes that it takes in memory.
     """
 
     number: int
     facts: Sequence[Fact]
-    _: KW_ONLY
     serial_before: int
     serial: int
     digest: str | None
     tokens: Mapping[str, int]
     resets: Mapping[str, int]
-
-    def __post_init__(self) -> None:
-        self.is_kept = bool(self.facts[0].serial)
-        self.size = sum(len(fact.rows) for fact in self.facts) + 200 * len(self.facts)
+    is_kept: bool
+    size: int
 
 
 class Ring:
@@ -73,7 +70,8 @@ class Ring:
         """
         self.newest += 1
         before = self.serial
-        if not facts[0].serial:
+        is_kept = bool(facts[0].serial)
+        if not is_kept:
             self.newest_ephemeral = self.newest
             self.tokens = {**self.tokens, **{fact.stream: fact.token for fact in facts}}
             for fact in facts:
@@ -86,8 +84,10 @@ class Ring:
             self._digest = facts[-1].digest if facts[-1].serial == self.serial else None
         self._shared.clear()
         group = RingGroup(
-            self.newest,
-            facts,
+            number=self.newest,
+            facts=facts,
+            is_kept=is_kept,
+            size=sum([len(fact.rows) for fact in facts]) + 200 * len(facts),
             serial_before=before,
             serial=self.serial,
             digest=self._digest,
