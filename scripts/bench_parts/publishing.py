@@ -61,7 +61,7 @@ def live(options: Options) -> Iterator[Result]:
     yield Result("append to reader, p50", found["p50_ms"], "ms")
     yield Result.at_most("append to reader, p99", found["p99_ms"], "ms", 50)
     yield Result("a bare loop of send to reader, p99", bare["p99_ms"], "ms")
-    yield Result("CPU of the publisher and its log", found["us_per_row_follower"], "us a row x follower")
+    yield Result("CPU of the publisher's reactor", found["us_per_row_follower"], "us a row x follower")
     yield Result("a bare loop of send", bare["us_per_row_follower"], "us a row x follower")
     yield Result("CPU of the publisher", found["cpu_percent"], "% of a core")
     yield Result("CPU of the readers", found["readers_cpu_percent"], "% of a core")
