@@ -199,7 +199,8 @@ class BusyCounter(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the counter."""
         counter = CounterMetricFamily(f"synrepl_{self._name}", self._what, labels=[self._label])
-        for value, count in self.counts.items():
+        # A copy: a worker may serve its metrics from another thread.
+        for value, count in self.counts.copy().items():
             counter.add_metric([value], count)
         yield counter
 
