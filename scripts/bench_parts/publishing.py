@@ -53,7 +53,11 @@ def publisher(options: Options) -> Iterator[Result]:
 
 
 def live(options: Options) -> Iterator[Result]:
-    """Measure a publisher over TCP, from a log on disk to readers in a second process."""
+    """Measure a publisher over TCP: its writes, and from a log on disk to readers in a second process."""
+    written = part("socket_writes", "--readers", FOLLOWERS)
+    yield Result("10 rows in each write", written["publisher"], "us a row x follower")
+    yield Result("10 rows in each bare send", written["bare"], "us a row x follower")
+    yield Result("write / bare send", written["publisher"] / written["bare"], "x")
     arguments = ("--seconds", 2 if options.quick else 5, "--readers", FOLLOWERS)
     found = part("live_publisher", *arguments)
     bare = part("live_publisher", *arguments, "--bare")
