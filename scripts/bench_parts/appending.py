@@ -19,9 +19,17 @@ def append(options: Options) -> Iterator[Result]:
     """Measure appends in one process to a log in SQLite; every commit is synced."""
     many = part("log_writers", "--writers", CONNECTIONS, "--seconds", options.seconds)
     one = part("log_writers", "--writers", 1, "--seconds", options.seconds)
+    bare_many, bare_one = (
+        part("bare_commits", "--facts", facts, "--seconds", options.seconds / 2)["facts_per_second"]
+        for facts in (CONNECTIONS, 1)
+    )
     yield Result.at_least(f"{CONNECTIONS} writers", many["facts_per_second"], "facts/s", 10_000)
+    yield Result(f"SQLite alone, the same tables, {CONNECTIONS} facts a commit", bare_many, "facts/s")
+    yield Result.at_least("writers / SQLite alone", many["facts_per_second"] / bare_many * 100, "%", 70)
     yield Result("one writer that waits for each answer", one["facts_per_second"], "facts/s")
-    yield Result("a bare insert, committed and synced", one["bare_per_second"], "commits/s")
+    yield Result("SQLite alone, the same tables, 1 fact a commit", bare_one, "facts/s")
+    yield Result.at_least("one writer / SQLite alone", one["facts_per_second"] / bare_one * 100, "%", 60)
+    yield Result("a bare insert into one table, committed and synced", one["bare_per_second"], "commits/s")
 
 
 def http_append(options: Options) -> Iterator[Result]:
