@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -133,17 +133,18 @@ class LocalDriver:
 
     def run(self, work: Callable[[int], None], count: int) -> None:
         """Call `work` with the numbers below `count` in the threads. After an error no more calls begin."""
-        waiting: list[Future[None]] = []
+        running: set[Future[None]] = set()
         try:
             for number in range(count):
-                waiting.append(self._pool.submit(work, number))
-                if len(waiting) > self._threads:
-                    waiting.pop(0).result()
-            while waiting:
-                waiting.pop(0).result()
+                running.add(self._pool.submit(work, number))
+                # One more than there are threads, so that none waits.
+                if len(running) > self._threads:
+                    _take_done(running)
+            while running:
+                _take_done(running)
         finally:
             # A task that went on would write into the work of the next attempt.
-            _end(waiting)
+            _end(running)
 
     def stream(self, parts: Sequence[Partition]) -> Iterator[Any]:
         """Yield the batches of these partitions, which threads compute a little ahead of the reader."""
@@ -162,7 +163,7 @@ class LocalDriver:
         left = iter(parts)
         try:
             while True:
-                for part in islice(left, self._threads - len(running)):
+                for part in islice(left, self.parallelism - len(running)):
                     queue: Queue[Any] = Queue(AHEAD)
                     running.append((self._pool.submit(compute, part, queue), queue))
                 if not running:
@@ -175,6 +176,14 @@ class LocalDriver:
         finally:
             is_over.set()
             _end([future for future, _ in running])
+
+
+def _take_done(running: set["Future[None]"]) -> None:
+    """Wait for one of these tasks at least, and remove those that are done. Raises the error of one."""
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    running -= done
+    for one in done:
+        one.result()
 
 
 def _end(tasks: Iterable["Future[None]"]) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from datetime import date
 from functools import partial
@@ -145,6 +146,25 @@ def test_no_task_goes_on_after_an_error() -> None:
     with LocalDriver(threads=2) as driver, pytest.raises(BadArchive):
         spread(driver, numbers(1_000), 1_000).map(work, NUMBERS).collect()
     assert len(begun) < 20
+
+
+def test_other_tasks_run_beside_a_long_one() -> None:
+    """No thread waits for it: here it ends only after the fourth task."""
+    is_done = threading.Event()
+
+    def work(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in tasked(1, batches):
+            number = batch["number"][0].as_py()
+            if number == 3:
+                is_done.set()
+            assert number or is_done.wait(30)
+            yield batch
+
+    with LocalDriver(threads=2) as driver:
+        rows = spread(driver, numbers(5), 5).map(work, TASKED)
+        for read in (rows.collect, lambda: rows.repartition(1).collect()):
+            is_done.clear()
+            assert [*range(5)] == listed(read())
 
 
 def test_nothing_is_left_of_the_files() -> None:
