@@ -54,12 +54,11 @@ def _event_key(row: Event | State | StateAll) -> tuple[Hashable, ...]:
             return ("state-all", row.room_id)
 
 
-def _is_gone(row: Event | State | StateAll) -> bool:
-    return isinstance(row, State) and row.event_id is None
-
-
 EVENTS: Stream[Event | State | StateAll] = Stream(
-    "events", Event | State | StateAll, key=_event_key, tombstone=_is_gone
+    "events",
+    Event | State | StateAll,
+    key=_event_key,
+    tombstone={State: lambda row: row.event_id is None},
 )
 
 

@@ -14,7 +14,7 @@ Such a declaration is all that is needed to read and validate rows of any known 
 
 import operator
 import typing
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, dataclass_transform, overload
 
@@ -195,7 +195,8 @@ class Stream(Generic[R]):
       filter the rows of such a stream by writer (docs/reference/peers.md#redis-repeated).
     * `on_request`: over TCP only followers that name the stream receive it; it never goes onto Redis.
     * `files`: the fields that refer to a stored file (`FileReference`, or None).
-    * `tombstone`: a function that tells whether a row deletes its key. None: no row does.
+    * `tombstone`: a function that tells whether a row deletes its key, or one for each kind of row that can.
+      None: no row does. `lasting_heads` are the first bytes of the kinds of rows that cannot.
     * `since`, `until`: the releases that have the stream, as ``"1.67"``; the attribute is `span`.
     * `gone`: fields that newer releases dropped.
 
@@ -226,7 +227,7 @@ class Stream(Generic[R]):
         any_writer: bool = False,
         on_request: bool = False,
         files: tuple[str, ...] = (),
-        tombstone: Callable[[R], bool] | None = None,
+        tombstone: Callable[[R], bool] | Mapping[type[Any], Callable[[Any], bool]] | None = None,
         since: str = "",
         until: str = "",
         gone: Iterable[Gone] = (),
@@ -242,7 +243,6 @@ class Stream(Generic[R]):
         self.any_writer = any_writer
         self.on_request = on_request
         self.files = files
-        self.tombstone = tombstone
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
         self._kinds = [self._kind(cls, list(gone)) for cls in classes]
@@ -252,6 +252,14 @@ class Stream(Generic[R]):
         if len(self._by_tag) != len(classes) or (len(classes) > 1 and "" in self._by_tag):
             raise ConfigError(f"each kind of row of stream {name} needs a tag of its own")
         self._tagged = [(kind.head, len(kind.head), kind.shapes) for kind in self._kinds]
+        self.lasting_heads: tuple[bytes, ...] = ()
+        self.tombstone: Callable[[R], bool] | None
+        if isinstance(tombstone, Mapping):
+            tests = tuple(tombstone.items())
+            self.tombstone = lambda row: any(isinstance(row, kind) and test(row) for kind, test in tests)
+            self.lasting_heads = tuple(kind.head for kind in self._kinds if kind.row not in tombstone)
+        else:
+            self.tombstone = tombstone
         self._only: Shapes | None = None if self._kinds[0].tag else self._kinds[0].shapes
         self.key = self._key_of(key)
         self._projections: dict[Release, tuple[_Projections, bool]] = {}
