@@ -114,16 +114,27 @@ def paths_of(position: Path | str) -> list[str]:
 LARGE_STREAMS = ("receipts", "events", "caches", "push_rules")
 
 
-def large_archive(position: Path | str, count: int, *, batch_facts: int = 200_000) -> None:
-    """A new archive of so many facts of one row; almost half of the rows have a key of their own."""
+def large_archive(
+    position: Path | str,
+    count: int,
+    *,
+    batch_facts: int = 200_000,
+    streams: Sequence[str] = LARGE_STREAMS,
+    users: int = 777,
+) -> None:
+    """A new archive of so many facts of one row, in turn of these streams.
+
+    The rows of receipts and of events have keys of their own, those of caches none; those of push rules have
+    the keys of so many `users`. By default almost half of the rows have a key of their own.
+    """
     store = Store(str(position))
     committer, extractor = BatchCommitter(store, LOG), KeyExtractor()
-    digest, tokens = EMPTY, dict.fromkeys(LARGE_STREAMS, 0)
+    digest, tokens = EMPTY, dict.fromkeys(streams, 0)
     for first in range(1, count + 1, batch_facts):
         lines: list[tuple[Any, ...]] = []
         for serial in range(first, min(first + batch_facts, count + 1)):
-            stream = LARGE_STREAMS[serial % 4]
-            row, at_ms = large_row(stream, serial), BEGAN_MS + serial * 10
+            stream = streams[serial % len(streams)]
+            row, at_ms = large_row(stream, serial, users), BEGAN_MS + serial * 10
             before, tokens[stream] = tokens[stream], tokens[stream] + 1
             # `chain`, inlined: a call for each of ten million facts takes long.
             text = f"{digest} {serial} 1 {stream} w {before} {before + 1} {at_ms} {row}"
@@ -136,7 +147,7 @@ def large_archive(position: Path | str, count: int, *, batch_facts: int = 200_00
         committer.commit(list(write_files(store, [rows])), now_ms=at_ms + ARCHIVED_MS)
 
 
-def large_row(stream: str, serial: int) -> str:
+def large_row(stream: str, serial: int, users: int) -> str:
     """The rows of a fact of a large archive."""
     user, room = serial % 7_777, serial % 1_000
     match stream:
@@ -148,7 +159,7 @@ def large_row(stream: str, serial: int) -> str:
         case "caches":
             return f'[["get_rooms_for_user",["@u{user}:h"],{serial}]]'
         case _:
-            return f'[["@u{serial % 777}:h"]]'
+            return f'[["@u{serial % users}:h"]]'
 
 
 def rows_of_archive(position: Path | str) -> Any:

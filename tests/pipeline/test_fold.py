@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,21 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.packing import unpack
 from synrepl.pipeline.runner import Runner, driver_of
+from synrepl.pipeline.snapshot import fold
 from synrepl.pipeline.snapshot.fold import (
     SERIAL_AT,
     FoldInput,
     _are_tombstones,
+    _tasks_of,
     find_last_rows,
     find_tombstones,
 )
+from synrepl.pipeline.snapshot.part_writer import FILE, PARTS, write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart
@@ -44,7 +49,8 @@ def key(name: str) -> str:
 def write_file(store: Store, facts: list[Fact]) -> dict[str, Any]:
     """One file of these facts, as `FoldInput` is told of it."""
     (one,) = write_facts(store, facts)
-    return {"path": one.path, "stream": one.stream, "is_part": False, "after": 0}
+    of_part = {"is_part": False, "after": 0}
+    return {"path": one.path, "stream": one.stream, "first_serial": one.first_serial, **of_part}
 
 
 def fold_input(folder: Path, *lost: EpochStart) -> FoldInput:
@@ -89,6 +95,17 @@ def test_the_last_row_of_each_key_is_found(tmp_path: Path) -> None:
         [json.dumps(row).encode() for row in (pusher("x"), pusher("x", deleted=True), ["no", "pusher"])],
     )
     assert [] == _are_tombstones(StreamTable.default()["pushers"], [])
+
+
+def test_all_rows_of_a_key_go_to_one_task() -> None:
+    """Whatever stands before and after the key, even if it is shorter than what is read of it at once."""
+    texts = ["[]", "[1]", *(json.dumps(["x" * size, size]) for size in range(40)), '["@a:b","é",null]']
+    keys = pa.array(["[", *texts, "]", "[[[[", *texts[::-1]])
+
+    found = _tasks_of(keys.slice(1), 5).tolist()
+
+    assert dict(zip(texts, found, strict=False)) == dict(zip(texts[::-1], found[-len(texts) :], strict=True))
+    assert set(range(5)) == set(found)
 
 
 def test_older_rows_are_those_of_facts_with_several(tmp_path: Path) -> None:
@@ -146,7 +163,10 @@ def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:
     """With the facts at these positions only, from all files that have some, in order of serial."""
     facts = chained([(("pushers", "push_rules")[number % 2], "w", ROWS[number % 2]) for number in range(6)])
     inputs = fold_input(tmp_path)
-    files = [{"path": one.path, "is_part": False, "after": 0} for one in write_facts(inputs.archive, facts)]
+    files = [
+        {"path": one.path, "is_part": False, "after": 0, "first_serial": one.first_serial}
+        for one in write_facts(inputs.archive, facts)
+    ]
     at = np.array([1 << 21, 4 << 21, (5 << 21) + 2, (6 << 21) + 1], np.int64)
     given = [
         {"positions": at[:1].tobytes(), "file": None},
@@ -154,7 +174,7 @@ def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:
         {"positions": at[1:].tobytes(), "file": None},
     ]
 
-    (written,) = inputs.write("upto=6", pa.Table.from_pylist(given).to_batches())
+    (written,) = write_parts(inputs, "upto=6", 10, pa.Table.from_pylist(given).to_batches())
 
     part = msgspec.json.decode(written["written"][0].as_py(), type=PartFile)
     rows = pq.read_table(tmp_path / part.path).select(["serial", "seq", "last"])
@@ -162,6 +182,67 @@ def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:
         tuple(row.values()) for row in rows.to_pylist()
     ]
     assert (6, 4, 3, 1, 6) == (part.rows, part.facts, part.keys, part.first_serial, part.last_serial)
+
+
+def test_a_task_writes_several_files_of_whole_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fact is in two files, and none is lost, wherever the batches of the files that are read end."""
+    monkeypatch.setattr(fold, "BATCH_ROWS", 5)
+    inputs, kept = fold_input(tmp_path), [serial for serial in range(1, 61) if serial % 5]
+    facts = chained(
+        [(("pushers", "push_rules")[number % 3 % 2], "w", ROWS[number % 3 % 2]) for number in range(60)]
+    )
+    files = [
+        {"path": one.path, "is_part": False, "after": 0, "first_serial": one.first_serial}
+        for some in (facts[:20], facts[20:])
+        for one in write_facts(inputs.archive, some)
+    ]
+    at = [
+        serial << SERIAL_AT | seq << 1
+        for serial in kept
+        for seq in range(len(json.loads(facts[serial - 1].rows)))
+    ]
+    given = [{"positions": np.array(at).tobytes()}, *({"file": file} for file in files)]
+
+    written = write_parts(inputs, "upto=60", 9, pa.Table.from_pylist(given, PARTS).to_batches())
+
+    parts = [msgspec.json.decode(one["written"][0].as_py(), type=PartFile) for one in written]
+    rows = [
+        pq.read_table(tmp_path / part.path).select(["serial", "seq", "last"]).to_pylist() for part in parts
+    ]
+    assert at == [
+        row["serial"] << SERIAL_AT | row["seq"] << 1 for some in rows for row in some if row["last"]
+    ]
+    assert -(-len(at) // 9) == len(parts)
+    assert all(before.last_serial < after.first_serial for before, after in pairwise(parts))
+
+
+def test_files_that_another_program_has_merged_are_read_in_order(tmp_path: Path) -> None:
+    """It may have left the rows in another order, within row groups and over several."""
+    store = Store(str(tmp_path))
+    file = write_file(store, chained([("pushers", "w", [pusher(str(number))]) for number in range(12)]))
+    whole = pq.read_table(store.path(file["path"]), partitioning=None)
+    given = [
+        {"positions": np.array([serial << SERIAL_AT for serial in range(1, 13)]).tobytes()},
+        {"file": {name: file[name] for name in FILE.names}},
+    ]
+    for order in (
+        [*range(6), *range(11, 5, -1)],
+        [*range(0, 12, 2), *range(1, 12, 2)],
+        [*range(6, 12), *range(6)],
+    ):
+        pq.write_table(whole.take(order), store.path(file["path"]), row_group_size=3)
+
+        written = write_parts(
+            fold_input(tmp_path), "upto=12", 4, pa.Table.from_pylist(given, PARTS).to_batches()
+        )
+
+        parts = [msgspec.json.decode(one["written"][0].as_py(), type=PartFile) for one in written]
+        assert [(1, 4, 4), (5, 8, 4), (9, 12, 4)] == [
+            (part.first_serial, part.last_serial, part.keys) for part in parts
+        ]
+        assert [*range(1, 13)] == [
+            serial for part in parts for serial in pq.read_table(tmp_path / part.path)["serial"].to_pylist()
+        ]
 
 
 def test_each_fact_is_written_from_the_row_group_that_has_it(tmp_path: Path) -> None:
@@ -175,9 +256,9 @@ def test_each_fact_is_written_from_the_row_group_that_has_it(tmp_path: Path) -> 
             batch = pa.record_batch(
                 {
                     "positions": pa.array([np.array([serial << 21]).tobytes(), None]),
-                    "file": pa.array([None, {name: file[name] for name in ("path", "is_part", "after")}]),
+                    "file": pa.array([None, {name: file[name] for name in FILE.names}], FILE),
                 }
             )
-            (written,) = fold_input(tmp_path).write("upto=6", [batch])
+            (written,) = write_parts(fold_input(tmp_path), "upto=6", 1, [batch])
             part = msgspec.json.decode(written["written"][0].as_py(), type=PartFile)
             assert (part.first_serial, part.last_serial, part.keys) == (serial, serial, 1)

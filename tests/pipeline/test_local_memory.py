@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from tests.pipeline.archives import large_archive
 from tests.processes.loading import MIB, report, size
 from tests.service.processes import ROOT
@@ -43,9 +45,13 @@ def run(folder: Path, *words: str) -> tuple[Any, int]:
     return json.loads(done.stdout), int(done.stderr.splitlines()[-1]) * 1024
 
 
-def test_ten_million_rows_within_the_memory_of_a_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("are_different", [False, True], ids=["few keys", "different keys"])
+def test_ten_million_rows_within_the_memory_of_a_job(tmp_path: Path, *, are_different: bool) -> None:
     """Compact and audit take less than they are given: what does not fit goes through files."""
-    large_archive(tmp_path / "archive", FACTS)
+    if are_different:
+        large_archive(tmp_path / "archive", FACTS, streams=("events", "push_rules"), users=2 * FACTS)
+    else:
+        large_archive(tmp_path / "archive", FACTS)
 
     folded, to_fold = run(tmp_path, "compact", "--archive", "archive", "--snapshot", "snapshot")
     audited, to_audit = run(tmp_path, "audit", "--archive", "archive")
@@ -54,7 +60,8 @@ def test_ten_million_rows_within_the_memory_of_a_job(tmp_path: Path) -> None:
         seconds = done["seconds"] if name == "compact" else sum(done["seconds"].values())
         report(f"{name} of {FACTS:,} rows: {peak / MIB:.0f} MiB at most, {seconds:.1f} s")
     assert FACTS == folded["snapshot"]["serial"]
-    assert 0 < folded["snapshot"]["keys"] < FACTS
+    assert 0 < folded["snapshot"]["keys"] <= FACTS
+    assert are_different == (folded["snapshot"]["keys"] == FACTS)
     assert (True, FACTS) == (audited["is_clean"], audited["rows"])
     assert to_fold < 1024 * MIB
     assert to_audit < 1024 * MIB

@@ -19,13 +19,14 @@ from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.snapshot.fold import (
     MERGED,
-    PARTS,
     SERIAL_AT,
+    TASK_KEYS,
     FoldInput,
     bucket_size,
     find_last_rows,
     find_tombstones,
 )
+from synrepl.pipeline.snapshot.part_writer import FILE, PARTS, write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot, write_snapshot
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
@@ -184,10 +185,10 @@ def _write_files(
         if gone.any() and pc.max(files["last_seq"]).as_py():
             tombstones = find_tombstones(driver, inputs, files, last)
         few = min(driver.parallelism // 2, keys // TASK_ROWS)
-        ranges = _assign_ranges(buckets, alive, max(1, few, -(-keys // file_rows)))
+        ranges = _assign_ranges(buckets, alive, max(1, few, keys // TASK_KEYS))
         tasks = _split(driver, files, last, tombstones, ranges, bucket_size(upto))
         # Not `serial=`: DuckDB and others would take it for the column `serial`.
-        found = tasks.map(partial(inputs.write, f"upto={upto}"), WRITTEN).collect()
+        found = tasks.map(partial(write_parts, inputs, f"upto={upto}", file_rows), WRITTEN).collect()
     written = [msgspec.json.decode(one.as_buffer(), type=PartFile) for one in found["written"]]
     written.sort(key=lambda file: file.first_serial)
     done = sum(file.keys for file in written)
@@ -217,7 +218,7 @@ def _split(
         ranges[np.minimum(files[name].to_numpy() // size, len(ranges) - 1)]
         for name in ("first_serial", "last_serial")
     )
-    named = files.select(["path", "is_part", "after"]).to_pylist()
+    named = files.select(FILE.names).to_pylist()
     readers = [
         {TASK: number, "file": file}
         for file, first, upto in zip(named, firsts.tolist(), lasts.tolist(), strict=True)

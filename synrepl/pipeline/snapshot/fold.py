@@ -4,7 +4,8 @@ A tombstone that a kept fact needs is kept too (`find_tombstones`). Tasks read t
 positions go from task to task, packed as Arrow data: a row of Spark for each key would take most of the time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -16,12 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.files import WRITTEN, are_lost, map_files
+from synrepl.pipeline.archive.files import are_lost, map_files
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.packing import pack, unpack
-from synrepl.pipeline.snapshot.snapshot import LAST, write_part
 from synrepl.pipeline.source.rows import ROWS
-from synrepl.pipeline.store import BadArchive, Store
+from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -32,7 +32,10 @@ SERIAL_AT: Final = SEQ_BITS + 1
 """A position is ``serial << SERIAL_AT | seq << 1``, plus 1 if the row is a tombstone."""
 
 TASK_KEYS: Final = 1_000_000
-"""Approximate number of keys that a task folds in memory."""
+"""Approximate number of keys that a task folds in memory, or copies."""
+
+FOLD_ROWS: Final = 64 * 1024
+"""Number of rows whose keys are grouped at once before they go to tasks: few, for the processor's caches."""
 
 BUCKETS: Final = 4_096
 """Usual number of buckets: equal ranges of serials, whose rows are counted to make files of equal size."""
@@ -54,10 +57,14 @@ MERGED: Final = pa.schema(
 )
 """The result schema of `_merge`: the positions of the live rows of a bucket, or the tombstones of a task."""
 
-SAMPLED_BYTES: Final = 24
-"""Number of bytes of a key, spread evenly over it, whose checksum chooses the task of the key."""
+WORD: Final = 8
+SAMPLED_WORDS: Final = 4
+"""Number of words (of `WORD` bytes) of a key, spread evenly over it, whose checksum chooses its task."""
 
-FNV_PRIME: Final = 0x01000193
+MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+
+BATCH_ROWS: Final = 32 * 1024
+"""Rows that are read at once of each file of which facts are copied."""
 
 KEYED: Final = pa.schema(
     [
@@ -75,15 +82,6 @@ LEADS: Final = pa.schema(
 )
 """The serial of a fact with an older row of the key that the tombstone at `end` deletes. Without an end it is
 that of a kept fact, or (in `tombstone` too) of a fact with a tombstone."""
-
-PARTS: Final = pa.schema(
-    [
-        (TASK, pa.int32()),
-        ("positions", pa.binary()),
-        ("file", pa.struct([("path", pa.string()), ("is_part", pa.bool_()), ("after", pa.int64())])),
-    ]
-)
-"""What a task writes: positions of the kept rows of a range of serials, and files that may have them."""
 
 
 def bucket_size(upto: int) -> int:
@@ -107,7 +105,7 @@ class FoldInput(msgspec.Struct, frozen=True):
     def fold(self, tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the position of the last row of each key in these files, as batches of `FOLDED`.
 
-        With very many keys, a batch has the last rows of a part of the files. The texts of rows, most of a
+        A batch has the last rows of a part of the files. The texts of rows, most of a
         file, are read only of parts of a snapshot and of streams with tombstones.
         """
         removing = _streams_with_tombstones()
@@ -115,10 +113,9 @@ class FoldInput(msgspec.Struct, frozen=True):
         for rows in self._read_all(batches, removing):
             keyed = rows.filter(pc.is_valid(rows["key"]))
             found.append(_positions(keyed, removing if "row" in keyed.column_names else ()))
-            if sum(map(len, found)) >= TASK_KEYS:
-                found = [_find_last(pa.concat_tables(found))]
-                if len(found[0]) >= TASK_KEYS // 2:
-                    yield _distribute(found.pop(), tasks)
+            if sum(map(len, found)) >= FOLD_ROWS:
+                yield _distribute(_find_last(pa.concat_tables(found)), tasks)
+                found = []
         if found:
             yield _distribute(_find_last(pa.concat_tables(found)), tasks)
 
@@ -134,68 +131,62 @@ class FoldInput(msgspec.Struct, frozen=True):
             found = rows.filter(pc.and_(pc.is_in(rows["stream"], removing), has_several))
             yield from _keyed(_positions(found), tasks, is_end=False)
 
-    def write(self, folder: str, batches: Iterable[Any]) -> Iterator[Any]:
-        """Write the facts at these positions, of a range of serials. Yields the `PartFile` as JSON."""
-        given: list[Any] = []
-        files: list[Any] = []
-        for batch in batches:
-            packed = batch["positions"].drop_null()
-            given += (np.frombuffer(one.as_buffer(), np.int64) for one in packed)
-            files += batch["file"].drop_null().to_pylist()
-        positions = np.sort(np.concatenate(given)) if given else np.empty(0, np.int64)
-        serials = positions >> SERIAL_AT
-        if not len(serials):
-            return
-        kept = []
-        for file in files:
-            for rows in self._read(file, ROWS.names, serials):
-                # Positions of kept tombstones are odd: their rows do not count as last.
-                is_last = pa.array(_is_in(_at(rows).to_numpy(), positions))
-                kept.append(rows.cast(ROWS).append_column(LAST.field("last"), is_last))
-        if kept:
-            rows = pa.concat_tables(kept).sort_by([("serial", "ascending"), ("seq", "ascending")])
-            yield pa.record_batch([pa.array([write_part(self.snapshot, folder, rows)], pa.binary())], WRITTEN)
+    def read_facts(self, file: Mapping[str, Any], serials: Any) -> Iterator[Any]:
+        """Yield the rows (`ROWS`) of those facts in a file that have one of these serials, in their order.
+
+        `serials` are ascending. The record batches are small, unless another program has written the file in
+        another order.
+        """
+        with self._open(file) as data:
+            for groups in _row_groups(data.metadata, serials):
+                # First the smallest column: there may be nothing to read.
+                found = data.read_row_groups(groups, ["serial"])["serial"].to_numpy()
+                first, end = np.searchsorted(serials, (found.min(), found.max() + 1))
+                is_its = np.isin(found, serials[first:end]) & (found > file["after"])
+                if not is_its.any():
+                    continue
+                if np.any(found[1:] < found[:-1]):
+                    rows = data.read_row_groups(groups, ROWS.names).filter(pa.array(is_its)).sort_by("serial")
+                    yield from self._without_lost(rows, file).combine_chunks().to_batches()
+                    continue
+                for batch in data.iter_batches(BATCH_ROWS, groups, ROWS.names):
+                    is_kept, is_its = is_its[: len(batch)], is_its[len(batch) :]
+                    rows = batch if is_kept.all() else batch.filter(pa.array(is_kept))
+                    yield self._without_lost(rows, file)
 
     def _read_all(self, batches: Iterable[Any], with_text: Sequence[str] = ()) -> Iterator[Any]:
-        """Yield tables of the rows of these files, for the streams `with_text` with the text of rows."""
-        columns = ["serial", "seq", "stream", "key"]
-        for file in (file for batch in batches for file in batch.to_pylist()):
-            has_text = bool(with_text) and (file["is_part"] or file["stream"] in with_text)
-            yield from self._read(file, [*columns, "row"] if has_text else columns)
+        """Yield tables of the rows of these files, for the streams `with_text` with the text of rows.
 
-    def _read(self, file: dict[str, Any], columns: Sequence[str], serials: Any = None) -> Iterator[Any]:
-        """Yield tables of the rows of a file, only those of these `serials` (ascending), if given.
-
-        Raises `BadArchive` if there is no such file.
+        The column `stream` is a dictionary.
         """
+        for file in (file for batch in batches for file in batch.to_pylist()):
+            columns = ["serial", "seq", "stream", "key"]
+            if with_text and (file["is_part"] or file["stream"] in with_text):
+                columns.append("row")
+            with self._open(file, read_dictionary=["stream"]) as data:
+                for group in range(data.num_row_groups):
+                    rows = data.read_row_group(group, [*columns, *(("epoch", "token") if self.lost else ())])
+                    if file["after"]:
+                        rows = rows.filter(pc.greater(rows["serial"], file["after"]))
+                    yield self._without_lost(rows, file).select(columns)
+
+    @contextmanager
+    def _open(self, file: Mapping[str, Any], **options: Any) -> Iterator[Any]:
+        """Open a Parquet file. Raises `BadArchive` if it does not exist."""
         store = self.snapshot if file["is_part"] else self.archive
-        names = [*columns, *(("epoch", "token") if self.lost else ())]
         try:
-            source = store.filesystem.open_input_file(store.path(file["path"]))
-        except FileNotFoundError as error:
+            source = store.open(file["path"])
+        except NotFound as error:
             raise BadArchive(f"{store}: a file is missing: {file['path']}") from error
         with source:
-            data = pq.ParquetFile(source)
-            for group in range(data.num_row_groups):
-                if serials is not None and not _overlaps(data.metadata.row_group(group), serials):
-                    continue
-                is_kept: Any = True
-                if serials is not None:
-                    # First the smallest column: there may be nothing to keep.
-                    found = data.read_row_group(group, columns=["serial"])["serial"].to_numpy()
-                    is_kept = _is_in(found, serials)
-                    if not is_kept.any():
-                        continue
-                rows = data.read_row_group(group, columns=names)
-                if file["after"]:
-                    is_kept = is_kept & (rows["serial"].to_numpy() > file["after"])
-                if not np.all(is_kept):
-                    rows = rows.filter(pa.array(is_kept))
-                if file["is_part"] and self.whole:
-                    rows = rows.filter(pc.invert(pc.is_in(rows["stream"], pa.array(self.whole))))
-                for start in self.lost:
-                    rows = rows.filter(pc.invert(are_lost(rows, start)))
-                yield rows.select(list(columns))
+            yield pq.ParquetFile(source, **options)
+
+    def _without_lost(self, rows: Any, file: Mapping[str, Any]) -> Any:
+        if file["is_part"] and self.whole:
+            rows = rows.filter(pc.invert(pc.is_in(rows["stream"], pa.array(self.whole))))
+        for start in self.lost:
+            rows = rows.filter(pc.invert(are_lost(rows, start)))
+        return rows
 
 
 def find_last_rows(driver: Driver, inputs: FoldInput, files: Any, upto: int) -> Partitions:
@@ -238,7 +229,7 @@ def find_tombstones(driver: Driver, inputs: FoldInput, files: Any, last: Partiti
 
 def _distribute(positions: Any, tasks: int) -> Any:
     """Return keys as a batch of `FOLDED`: all positions of a key go to the same task."""
-    numbers = _checksums(positions["key"].combine_chunks()) % tasks
+    numbers = _tasks_of(positions["key"].combine_chunks(), tasks)
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(tasks + 1)).tolist()
     positions = positions.take(pa.array(order))
@@ -246,15 +237,23 @@ def _distribute(positions: Any, tasks: int) -> Any:
     return pa.record_batch([pa.array(range(tasks), pa.int32()), pa.array(packed, pa.binary())], FOLDED)
 
 
-def _checksums(keys: Any) -> Any:
-    """Return a checksum of some bytes of each key. A call for each key would take longer."""
+def _tasks_of(keys: Any, tasks: int) -> Any:
+    """Return the task of each key: a checksum of some words of it. A call for each key would take longer."""
     _, offsets, data = keys.buffers()
     bounds = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-    text, first, last = np.frombuffer(data, np.uint8), bounds[:-1], np.diff(bounds) - 1
-    found = last.astype(np.uint32)
-    for part in range(SAMPLED_BYTES):
-        found = found * np.uint32(FNV_PRIME) + text[first + last * part // (SAMPLED_BYTES - 1)]
-    return found >> 8
+    at, sizes = bounds[:-1].copy(), np.diff(bounds)
+    text = np.append(np.frombuffer(data, np.uint8)[: bounds[-1]], np.zeros(WORD, np.uint8))
+    # A word begins at each byte.
+    words = np.ndarray(len(text) - WORD + 1, "<u8", text, strides=(1,))
+    steps = np.maximum(sizes - WORD, 0) // (SAMPLED_WORDS - 1)
+    # Of a short key without what follows it.
+    masks = np.uint64(2**64 - 1) >> (8 * np.maximum(WORD - sizes, 0)).astype(np.uint64)
+    found = sizes.astype(np.uint64)
+    for _ in range(SAMPLED_WORDS):
+        found += words[at] & masks
+        found *= MULTIPLIER
+        at += steps
+    return ((found >> np.uint64(32)) % np.uint64(tasks)).astype(np.min_scalar_type(tasks))
 
 
 def _merge(size: int, batches: Iterable[Any]) -> Iterator[Any]:
@@ -266,17 +265,16 @@ def _merge(size: int, batches: Iterable[Any]) -> Iterator[Any]:
     at = last["at"].to_numpy()
     is_gone = (at & 1) == 1
     live = np.sort(at[~is_gone])
-    buckets, firsts = np.unique((live >> SERIAL_AT) // size, return_index=True)
-    parts = np.split(live, firsts[1:])[: len(buckets)]
+    buckets = ((live >> SERIAL_AT) // size).astype(np.int32)
+    firsts = np.flatnonzero(np.diff(buckets, prepend=-1))
+    ends = np.append(firsts, len(live))
+    buffers = [None, pa.py_buffer((ends * live.itemsize).astype(np.int32)), pa.py_buffer(live)]
+    positions = pa.Array.from_buffers(pa.binary(), len(firsts), buffers)
+    none, nothing = np.zeros(len(firsts), np.int64), pa.nulls(len(firsts), pa.binary())
+    yield pa.record_batch([pa.array(buckets[firsts]), np.diff(ends), positions, none, nothing], MERGED)
     gone = last.filter(pa.array(is_gone))
-    columns = [
-        pa.array([*buckets, 0], pa.int32()),
-        pa.array([*map(len, parts), 0], pa.int64()),
-        pa.array([*(part.tobytes() for part in parts), b""], pa.binary()),
-        pa.array([0] * len(buckets) + [len(gone)], pa.int64()),
-        pa.array([None] * len(buckets) + [pack(gone) if len(gone) else None], pa.binary()),
-    ]
-    yield pa.record_batch(columns, MERGED)
+    if len(gone):
+        yield pa.record_batch([[0], [0], [b""], [len(gone)], [pack(gone)]], MERGED)
 
 
 def _spread_tombstones(tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
@@ -290,9 +288,11 @@ def _keyed(positions: Any, tasks: int, *, is_end: bool) -> Iterator[Any]:
     """Yield keys with positions as batches of `KEYED`: all of a key for the same task."""
     positions = positions.filter(pc.is_valid(positions["key"]))
     if len(positions):
-        numbers = pa.array(_checksums(positions["key"].combine_chunks()) % tasks).cast(pa.int32())
+        numbers = _tasks_of(positions["key"].combine_chunks(), tasks)
+        stream = positions["stream"].cast(pa.string())
         ends = pa.repeat(is_end, len(positions))
-        table = pa.table([numbers, *(positions[name] for name in ("stream", "key", "at")), ends], KEYED)
+        columns = [pa.array(numbers.astype(np.int32)), stream, positions["key"], positions["at"], ends]
+        table = pa.table(columns, KEYED)
         yield from table.to_batches()
 
 
@@ -342,7 +342,7 @@ def _find_useful_leads(batches: Iterable[Any]) -> Iterator[Any]:
     yield from _leads(1, serials, rest["end"], tombstones=serials)
 
 
-def _at(rows: Any) -> Any:
+def positions_of(rows: Any) -> Any:
     """Return the positions of rows. Raises `BadArchive` for a fact of more rows than a position can have."""
     seq = rows["seq"].cast(pa.int64())
     if (pc.max(seq).as_py() or 0) >> SEQ_BITS:
@@ -353,34 +353,51 @@ def _at(rows: Any) -> Any:
 
 def _positions(rows: Any, removing: Sequence[str] = ()) -> Any:
     """Return the keys of rows with their positions, marked as tombstones in the streams `removing`."""
-    at = _at(rows).to_numpy().copy()
+    at = positions_of(rows).to_numpy().copy()
     table = StreamTable.default()
     for name in removing:
-        is_its = pc.equal(rows["stream"], name)
-        texts = rows["row"].filter(is_its).cast(pa.binary()).to_pylist()
-        at[is_its.to_numpy()] |= np.array(_are_tombstones(table[name], texts), np.int64)
+        may_be = pc.equal(rows["stream"], name)
+        for head in table[name].lasting_heads:
+            may_be = pc.and_not(may_be, pc.starts_with(rows["row"], head.decode()))
+        texts = rows["row"].filter(may_be).cast(pa.binary()).to_pylist()
+        at[may_be.to_numpy()] |= np.array(_are_tombstones(table[name], texts), np.int64)
     return pa.table({"stream": rows["stream"], "key": rows["key"], "at": at})
 
 
 def _find_last(positions: Any) -> Any:
-    # Numbers in place of the names of streams are grouped in half the time.
-    coded = positions.set_column(0, "stream", positions["stream"].dictionary_encode())
+    # By numbers: a group by dictionaries takes twice as long.
+    streams = positions["stream"].combine_chunks()
+    coded = positions.set_column(0, "stream", streams.indices)
     found = coded.group_by(["stream", "key"], use_threads=False).aggregate([("at", "max")])
-    stream = found["stream"].cast(pa.string())
+    codes = found["stream"].combine_chunks()
+    stream = pa.DictionaryArray.from_arrays(codes, streams.dictionary)
     return pa.table({"stream": stream, "key": found["key"], "at": found["at_max"]})
 
 
-def _overlaps(group: Any, serials: Any) -> bool:
-    """Return whether a row group may have one of these ascending serials, by its statistics."""
-    columns = [group.column(number) for number in range(group.num_columns)]
-    (found,) = (column.statistics for column in columns if column.path_in_schema == "serial")
-    return found is None or bool(found.min <= serials[-1] and serials[0] <= found.max)
+def _row_groups(metadata: Any, serials: Any) -> list[list[int]]:
+    """Return the row groups of a file that may have one of these ascending serials, in order of serial.
+
+    Those whose serials overlap are in one list. What a group has is known by its statistics, if it has any.
+    """
+    found: list[list[int]] = []
+    upto = 0
+    for low, high, group in sorted(
+        _serial_range(metadata, group) for group in range(metadata.num_row_groups)
+    ):
+        if low <= serials[-1] and serials[0] <= high:
+            if found and low < upto:
+                found[-1].append(group)
+            else:
+                found.append([group])
+            upto = max(upto, high)
+    return found
 
 
-def _is_in(values: Any, known: Any) -> Any:
-    """Return for each value whether it is one of these ascending values."""
-    found = np.searchsorted(known, values)
-    return (found < len(known)) & (known[np.minimum(found, len(known) - 1)] == values)
+def _serial_range(metadata: Any, group: int) -> tuple[int, int, int]:
+    """Return the first and last serial that a row group may have, and its number."""
+    columns = (metadata.row_group(group).column(number) for number in range(metadata.num_columns))
+    (known,) = (column.statistics for column in columns if column.path_in_schema == "serial")
+    return (0, 2**63 - 1, group) if known is None else (known.min, known.max, group)
 
 
 def _streams_with_tombstones() -> list[str]:
