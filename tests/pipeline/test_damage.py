@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.comparison import Comparison
-from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, rank_files, scan_files
+from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, _scan_batch, rank_files, scan_files
 from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.source.rows import COLUMNS
@@ -154,3 +155,33 @@ def test_a_daemon_is_compared_with_what_is_left(runner: Runner, tmp_path: Path) 
     assert ("push_rules", "w2") in {
         (one.stream, one.writer) for one in told.findings if one.what == "missing-in-daemon"
     }
+
+
+def test_what_is_wrong_between_two_record_batches_is_named(tmp_path: Path) -> None:
+    """A row that comes twice or too early is wrong wherever the batches of its file end."""
+    archive(str(tmp_path), chained([("push_rules", "w", [[f"@{n}:h"]]) for n in range(6)]))
+    (path,) = paths_of(tmp_path)
+    whole = pq.read_table(tmp_path / path, partitioning=None)
+    listed = ListedFile(
+        path=path, stream="push_rules", bytes=0, rows=6, first_serial=1, last_serial=6, ends_span=True
+    )
+    for order in ([0, 1, 1, 2, 3, 4], [0, 2, 1, 3, 4, 5], [3, 4, 5, 0, 1, 2]):
+        rows = whole.take(order)
+        seen = [FileScan(file=listed) for _ in range(3)]
+        for scan, size in zip(seen, (1, 2, 6), strict=True):
+            last = (-1, -1)
+            for batch in rows.to_batches(size):
+                last = _scan_batch(scan, batch, last)
+
+        assert seen[0].odd
+        assert seen[0] == seen[1] == seen[2]
+
+
+def test_the_last_files_of_overlapping_ones_end_their_span() -> None:
+    bounds = [(1, 5), (2, 9), (3, 9), (10, 12), (11, 11), (20, 30)]
+    files = pa.table(
+        {"first_serial": [first for first, _ in bounds], "last_serial": [last for _, last in bounds]}
+    )
+
+    assert [False, True, True, True, False, True] == rank_files(files)["ends_span"].to_pylist()
+    assert [] == rank_files(files.slice(0, 0))["ends_span"].to_pylist()

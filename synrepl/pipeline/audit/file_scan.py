@@ -25,8 +25,8 @@ ODD_AT_MOST: Final = 50
 
 COLUMNS: Final = ["serial", "stream", "writer", "prev_token", "token", "seq"]
 
-AT_ONCE: Final = 128 * 1024
-"""Rows of a record batch."""
+AT_ONCE: Final = 64 * 1024
+"""Rows of a record batch: few, for the processor's caches."""
 
 DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError)
 """The exceptions that pyarrow raises for damaged Parquet files."""
@@ -70,7 +70,10 @@ class FileProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as the log of the table lists it."""
+    """A file as the log of the table lists it.
+
+    Files whose serials overlap are a span; `ends_span` is true of those that have its last serial.
+    """
 
     path: str
     stream: str
@@ -78,13 +81,14 @@ class ListedFile(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     first_serial: int
     last_serial: int
+    ends_span: bool
 
 
 class FileScan(msgspec.Struct, kw_only=True):
     """The result of a scan. `serials` is the sum of the serials of the facts, modulo `SUM`.
 
-    `unreadable` is the error of reading, if any. `digest` is that of the last row. `strangers` are the
-    streams of rows that belong to another file.
+    `unreadable` is the error of reading, if any. `digest` is that of the last row, if the file ends a span.
+    `strangers` are the streams of rows that belong to another file.
     """
 
     file: ListedFile
@@ -124,8 +128,16 @@ def scan_files(
 
 
 def rank_files(files: Any) -> Any:
-    """Return files (rows of `ArchiveTable.files`) with `rank`, their position in the order of serial."""
-    return files.append_column("rank", pa.array(np.arange(len(files))))
+    """Return files (rows of `ArchiveTable.files`) with `rank`, their position in the order of serial.
+
+    Adds `ends_span`, too (`ListedFile`).
+    """
+    firsts, lasts = (files[name].to_numpy() for name in ("first_serial", "last_serial"))
+    upto = np.maximum.accumulate(lasts)
+    ends = np.flatnonzero(np.append(firsts[1:] > upto[:-1], np.ones(len(files[:1]), bool)))
+    ends_span = lasts == upto[ends][np.searchsorted(ends, np.arange(len(files)))]
+    ranked = files.append_column("rank", pa.array(np.arange(len(files))))
+    return ranked.append_column("ends_span", pa.array(ends_span))
 
 
 def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator[Any]:
@@ -152,7 +164,8 @@ def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator
             for batch in batches:
                 last = _scan_batch(seen, batch, last)
                 yield batch
-            if groups := data.metadata.num_row_groups:
+            groups = data.metadata.num_row_groups
+            if groups and seen.file.ends_span:
                 digests = data.read_row_group(groups - 1, columns=["digest"])["digest"]
                 seen.digest = digests[-1].as_py() if len(digests) else ""
     except DAMAGE as error:
@@ -171,14 +184,17 @@ def _scan_batch(seen: FileScan, batch: Any, before: tuple[int, int]) -> tuple[in
     seen.last = max(seen.last, last) if seen.rows else last
     seen.rows += len(batch)
     seen.facts += int(begins.sum())
-    counted = serial if begins.all() else serial[begins]
-    # In two halves, whose sums fit into 64 bits.
-    high, low = int((counted >> 32).sum()), int((counted & 0xFFFF_FFFF).sum())
-    seen.serials = (seen.serials + (high << 32) + low) % SUM
+    is_plain = bool(begins.all())
+    counted = serial if is_plain else serial[begins]
+    # A sum of more than 64 bits loses the highest ones, which the modulus does too.
+    seen.serials = (seen.serials + int(counted.sum())) % SUM
     known = {seen.file.stream, *seen.strangers}
     seen.strangers += [name for name in pc.unique(batch["stream"]).to_pylist() if name not in known]
-    _scan_order(seen.odd, batch, before)
-    _scan_writers(seen.runs, batch if counted is serial else batch.filter(pa.array(begins)))
+    is_ascending = bool((serial[1:] > serial[:-1]).all())
+    if not (is_plain and is_ascending and serial[0] > before[0]):
+        _scan_order(seen.odd, batch, before)
+    facts = batch if is_plain else batch.filter(pa.array(begins))
+    _scan_writers(seen.runs, facts, is_ascending=is_ascending)
     return int(serial[-1]), int(seq[-1])
 
 
@@ -198,21 +214,24 @@ def _scan_order(odd: list[FileProblem], batch: Any, before: tuple[int, int]) -> 
         odd.append(FileProblem(what=what, writer=writer, token=token, serial=place[0], seq=place[1]))
 
 
-def _scan_writers(runs: dict[str, TokenRun], facts: Any) -> None:
+def _scan_writers(runs: dict[str, TokenRun], facts: Any, *, is_ascending: bool) -> None:
     writers = facts["writer"]
     coded = writers if pa.types.is_dictionary(writers.type) else writers.dictionary_encode()
     codes = coded.indices.to_numpy()
-    order = np.argsort(codes.astype(np.uint16) if len(coded.dictionary) < 1 << 16 else codes, kind="stable")
-    bounds = np.searchsorted(codes[order], np.arange(len(coded.dictionary) + 1)).tolist()
-    columns = [facts[name].to_numpy()[order] for name in ("prev_token", "token", "serial")]
+    # Numbers of 8 or 16 bits are sorted several times as fast.
+    order = np.argsort(codes.astype(np.min_scalar_type(len(coded.dictionary))), kind="stable")
+    bounds = np.append(0, np.cumsum(np.bincount(codes, minlength=len(coded.dictionary)))).tolist()
+    columns = [facts[name].to_numpy()[order] for name in ("prev_token", "token")]
+    serials = facts["serial"].to_numpy()
     for writer, (first, end) in zip(coded.dictionary.to_pylist(), pairwise(bounds), strict=True):
         if first == end:
             continue
-        before, token, serial = (column[first:end] for column in columns)
+        before, token = (column[first:end] for column in columns)
         low, high = int(token.min()), int(token.max())
         run = runs.setdefault(writer, TokenRun(low=low, high=high, last_serial=0))
         run.low, run.high = min(run.low, low), max(run.high, high)
-        run.last_serial = max(run.last_serial, int(serial.max()))
+        last = order[end - 1] if is_ascending else order[first:end]
+        run.last_serial = max(run.last_serial, int(serials[last].max()))
         moves = before != token
         starts, ends = (before, token) if moves.all() else (before[moves], token[moves])
         if len(starts):
