@@ -82,6 +82,9 @@ def pictures(measured: Measurements) -> dict[str, Picture]:
             png = io.BytesIO()
             wide.savefig(png, format="png", dpi=144, facecolor="white")
             drawn[name] = Picture(svg, png.getvalue())
+            # Its parts refer to each other: the garbage collector would free them much later.
+            for figure in (wide, narrow):
+                figure.clear()
     return drawn
 
 
