@@ -21,10 +21,10 @@ from queue import Full, Queue
 from typing import Any, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from synrepl.errors import ConfigError
 from synrepl.pipeline.driver import TASK, Work
+from synrepl.pipeline.exchange import split
 
 Partition = Callable[[], Iterable[Any]]
 """Returns the record batches of a partition; called again, the same ones."""
@@ -103,7 +103,8 @@ class LocalDriver:
 
     def spread(self, rows: Any, count: int) -> "LocalPartitions":
         """Return the rows of a small table in partitions, as `Driver` says."""
-        some = [rows.filter(pc.equal(rows[TASK], number)).to_batches() for number in range(count)]
+        found = dict(split(rows, rows[TASK].to_numpy()))
+        some = [found[number].to_batches() if number in found else [] for number in range(count)]
         return LocalPartitions(self, [partial(iter, batches) for batches in some], rows.schema)
 
     def query(self, statement: str, rows: Any) -> Any:
@@ -222,12 +223,12 @@ class LocalPartitions:
         """Compute the rows at once: whoever reads them may be a task, which must not wait for other tasks."""
         with self._spills(count) as spills:
 
-            def split(number: int) -> None:
+            def distribute(number: int) -> None:
                 for batch in self.parts[number]():
-                    for group, some in _split(batch, column):
-                        spills[group].write(some)
+                    for task, rows in split(batch, batch[column].to_numpy()):
+                        spills[task].write(rows)
 
-            self.driver.run(split, len(self.parts))
+            self.driver.run(distribute, len(self.parts))
         return self._of(spills)
 
     def union(self, other: Any) -> "LocalPartitions":
@@ -323,13 +324,3 @@ def _remove_abandoned(folder: Path) -> None:
 
 def _mapped(part: Partition, work: Work) -> Iterator[Any]:
     return work(iter(part()))
-
-
-def _split(batch: Any, column: str) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a batch by the number that they have in this column."""
-    numbers = pc.unique(batch[column]).to_pylist()
-    if len(numbers) == 1:
-        yield numbers[0], batch
-        return
-    for number in numbers:
-        yield number, batch.filter(pc.equal(batch[column], number))

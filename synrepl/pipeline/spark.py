@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from synrepl.pipeline.driver import TASK, Work
-from synrepl.pipeline.packing import pack, unpack
+from synrepl.pipeline.exchange import pack, unpack
 from synrepl.pipeline.store import BadArchive
 
 PACKED: Final = "`batch` binary NOT NULL"

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pytest
 
 from synrepl.pipeline.driver import TASK, spread
+from synrepl.pipeline.exchange import pack
 from synrepl.pipeline.local import LocalDriver
-from synrepl.pipeline.packing import pack
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.store import BadArchive
 from tests.service.processes import ROOT

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from synrepl.pipeline.archive.table import ArchiveTable
-from synrepl.pipeline.packing import unpack
+from synrepl.pipeline.exchange import unpack
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.snapshot import fold
 from synrepl.pipeline.snapshot.fold import (

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from synrepl.pipeline.archive.files import are_lost
 from synrepl.pipeline.driver import Driver, Partitions
-from synrepl.pipeline.packing import pack, unpack
+from synrepl.pipeline.exchange import pack, unpack
 from synrepl.pipeline.report.fact_scan import joined
 from synrepl.ports.history import EpochStart
 

@@ -7,7 +7,6 @@ positions go from task to task, packed as Arrow data: a row of Spark for each ke
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 from synrepl.errors import RowError
 from synrepl.pipeline.archive.files import are_lost, map_files
 from synrepl.pipeline.driver import TASK, Driver, Partitions
-from synrepl.pipeline.packing import pack, unpack
+from synrepl.pipeline.exchange import pack, split, unpack
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.ports.history import EpochStart
@@ -229,12 +228,8 @@ def find_tombstones(driver: Driver, inputs: FoldInput, files: Any, last: Partiti
 
 def _distribute(positions: Any, tasks: int) -> Any:
     """Return keys as a batch of `FOLDED`: all positions of a key go to the same task."""
-    numbers = _tasks_of(positions["key"].combine_chunks(), tasks)
-    order = np.argsort(numbers, kind="stable")
-    bounds = np.searchsorted(numbers[order], np.arange(tasks + 1)).tolist()
-    positions = positions.take(pa.array(order))
-    packed = [pack(positions.slice(first, last - first)) for first, last in pairwise(bounds)]
-    return pa.record_batch([pa.array(range(tasks), pa.int32()), pa.array(packed, pa.binary())], FOLDED)
+    given = split(positions, _tasks_of(positions["key"].combine_chunks(), tasks))
+    return pa.RecordBatch.from_pylist([{TASK: task, "keys": pack(its)} for task, its in given], FOLDED)
 
 
 def _tasks_of(keys: Any, tasks: int) -> Any:
