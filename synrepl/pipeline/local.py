@@ -114,7 +114,8 @@ class LocalDriver:
 
         settings: dict[str, str | bool | int | float | list[str]] = {
             "threads": self._threads,
-            "memory_limit": f"{self._memory // 2 >> 20}MiB",
+            # The tasks that read for it, and what it takes beside its limit, need the rest.
+            "memory_limit": f"{self._memory // 4 >> 20}MiB",
             "temp_directory": str(self.new_folder()),
             "autoinstall_known_extensions": False,
         }
