@@ -54,9 +54,11 @@ print("done", done.serial, flush=True)
 
 LOCAL_PROGRAM: Final = """
 import sys
+from pathlib import Path
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.replay import replay
+from synrepl.pipeline.report.report import report
 from synrepl.pipeline.snapshot.compact import compact
 from synrepl.pipeline.store import Store
 
@@ -80,6 +82,8 @@ with LocalDriver(threads=2) as driver:
             optimize(driver, Store(place), progress=at)
         case "replay":
             replay(driver, Store(place), other, name="once", progress=at)
+        case "report":
+            report(driver, Store(place), Path(other), progress=at)
 print("done", flush=True)
 """
 
@@ -182,7 +186,8 @@ class ArchiveProcess(JobProcess):
 
 
 class LocalProcess(JobProcess):
-    """One local run of ``compact ARCHIVE SNAPSHOT``, ``optimize ARCHIVE`` or ``replay ARCHIVE URL``.
+    """One local run of ``compact ARCHIVE SNAPSHOT``, ``optimize ARCHIVE``, ``replay ARCHIVE URL`` or ``report
+    ARCHIVE FOLDER``.
 
     It prints ``at`` for each step that it has done, and for each file that it has written.
     """

@@ -1,4 +1,4 @@
-"""Local jobs that are killed at any time: compact, optimize and replay, then run again to their ends."""
+"""Local jobs killed at any time: compact, optimize, replay and report, then run again to their ends."""
 
 import random
 import shutil
@@ -11,6 +11,8 @@ import pytest
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.local import LocalDriver
+from synrepl.pipeline.report.report import PAGE
+from synrepl.pipeline.report.report import report as make_report
 from synrepl.pipeline.snapshot.compact import compact
 from synrepl.pipeline.snapshot.snapshot import read_snapshot
 from synrepl.pipeline.store import Store
@@ -160,3 +162,39 @@ def test_a_killed_replay_goes_on_under_its_name(tmp_path: Path) -> None:
         assert 0 == run.wait(), run.lines
         assert expected == stored()
     report(f"{KILLS} kills of replay, in {runs} runs, after {counts} of {len(expected)} facts")
+
+
+def test_a_killed_report_leaves_whole_files(tmp_path: Path) -> None:
+    """Each is of the former report or of the next; the next page is only beside all of its files."""
+    facts, position, folder = made(), tmp_path / "archive", tmp_path / "report"
+    archive(str(position), facts[: FACTS // 2], batch_facts=BATCH_FACTS)
+    with LocalDriver(threads=2) as driver:
+        make_report(driver, Store(str(position)), tmp_path / "former")
+        shutil.rmtree(position)
+        archive(str(position), facts, batch_facts=BATCH_FACTS)
+        make_report(driver, Store(str(position)), tmp_path / "at-once")
+    former, expected = (files_of(tmp_path / of) for of in ("former", "at-once"))
+    shutil.copytree(tmp_path / "former", folder)
+
+    def check() -> None:
+        found = files_of(folder)
+        assert found[PAGE] in (former[PAGE], expected[PAGE])
+        assert all(data in (former.get(name), expected.get(name)) for name, data in found.items())
+        assert found[PAGE] == former[PAGE] or expected == found
+
+    def again() -> None:
+        assert expected == files_of(folder)
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "former", folder)
+
+    runs = kill(lambda: LocalProcess("report", position, folder), len(expected), check, again)
+    run = LocalProcess("report", position, folder)
+
+    assert 0 == run.wait(), run.lines
+    assert expected == files_of(folder)
+    report(f"{KILLS} kills of report, in {runs} runs; {len(expected)} files")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """What the files hold, without those that a killed process was writing."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
