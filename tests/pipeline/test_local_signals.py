@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from synrepl.cli.command import CliError
-from synrepl.cli.jobs import job_errors
+from synrepl.cli.pipeline_job import job_errors
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
