@@ -117,7 +117,12 @@ def is_local(address: Any) -> bool:
     """Whether this address is on this machine: loopback, or a UNIX socket."""
     if isinstance(address, UNIXAddress):
         return True
-    parsed = ip_of(str(getattr(address, "host", "")))
+    return _is_loopback(str(getattr(address, "host", "")))
+
+
+@lru_cache(maxsize=1_024)
+def _is_loopback(host: str) -> bool:
+    parsed = ip_of(host)
     return parsed is not None and (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
