@@ -107,6 +107,10 @@ def session_settings(master: str | None) -> dict[str, str]:
     if cores is not None:
         # Spark's default of 200 is for clusters: each costs a task, and a file in each stateful stream.
         settings["spark.sql.shuffle.partitions"] = str(max(2, 2 * cores))
+    # Whoever reads a result gets it by partitions, each of which must fit in memory. Small ones are joined.
+    settings["spark.sql.adaptive.coalescePartitions.initialPartitionNum"] = "200"
+    settings["spark.sql.adaptive.coalescePartitions.parallelismFirst"] = "false"
+    settings["spark.sql.adaptive.advisoryPartitionSizeInBytes"] = "8m"
     return settings
 
 
