@@ -126,6 +126,8 @@ def process_settings(
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(scratch),
+        # Results of tasks come at once, not through the block manager, which has lost large ones.
+        "spark.task.maxDirectResultSize": "64m",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
     }
     if _local_cores(master) is None:
