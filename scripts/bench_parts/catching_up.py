@@ -16,7 +16,7 @@ def catch_up(options: Options) -> Iterator[Result]:
     """Measure each way to read the log, and by how much the daemon's memory grows meanwhile."""
     rows = options.scaled(200_000)
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
-        part("log_writers", "--fill", folder, "--rows", rows)
+        part("log_filler", folder, "--upto", rows)
         with daemon(folder) as running:
             before = resident_bytes(running.pid)
             for name, read in (

@@ -1,6 +1,6 @@
-"""Appends to one log on disk by writers that wait for each answer, or fills a log.
+"""Appends to one log on disk by writers that wait for each answer.
 
-python -m scripts.bench_parts.log_writers [--writers N] [--seconds S] [--fill FOLDER --rows N]
+python -m scripts.bench_parts.log_writers [--writers N] [--seconds S] [--row-bytes N] [--folder FOLDER]
 """
 
 import argparse
@@ -12,43 +12,39 @@ from pathlib import Path
 from twisted.internet.defer import Deferred, gatherResults
 
 from scripts.bench_parts.children import open_log, print_and_stop, reactor
-from scripts.bench_parts.measuring import EVENT
+from scripts.bench_parts.measuring import EVENT, event
 from synrepl.storage.log import Log
 
 
 def main() -> None:
-    """Measure appends; with `--fill`, write rows to a log for another benchmark."""
+    """Measure appends to an empty log, or to the one in the folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--writers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--fill", default="")
-    parser.add_argument("--rows", type=int, default=0)
+    parser.add_argument("--row-bytes", type=int, default=0)
+    parser.add_argument("--folder", default="")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
-        Deferred.fromCoroutine(_run(options.fill or folder, options)).addBoth(print_and_stop)
+    with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as empty:
+        Deferred.fromCoroutine(_run(options.folder or empty, options)).addBoth(print_and_stop)
         reactor.run()
 
 
 async def _run(folder: str, options: argparse.Namespace) -> dict[str, float]:
     log = await open_log(folder)
-    started = time.monotonic()
-    if options.fill:
-        for start in range(0, options.rows, 1_000):
-            await log.append("events", "master", [b"[%s]" % EVENT] * min(1_000, options.rows - start))
-    else:
-        until = started + options.seconds
-        await gatherResults([Deferred.fromCoroutine(_write(log, until)) for _ in range(options.writers)])
-    took = time.monotonic() - started
-    found = {"facts_per_second": log.head.serial / took}
+    facts = [b"[%s]" % event(options.row_bytes)]
+    before, started = log.head.serial, time.monotonic()
+    until = started + options.seconds
+    await gatherResults([Deferred.fromCoroutine(_write(log, facts, until)) for _ in range(options.writers)])
+    found = {"facts_per_second": (log.head.serial - before) / (time.monotonic() - started)}
     await log.stop()
-    if not options.fill and options.writers == 1:
+    if options.writers == 1:
         found["bare_per_second"] = _bare(Path(folder, "bare.db"), options.seconds / 2)
     return found
 
 
-async def _write(log: Log, until: float) -> None:
+async def _write(log: Log, facts: list[bytes], until: float) -> None:
     while time.monotonic() < until:
-        await log.append("events", "master", [b"[%s]" % EVENT])
+        await log.append("events", "master", facts)
 
 
 def _bare(path: Path, seconds: float) -> float:

@@ -24,6 +24,7 @@ __all__ = [
     "best",
     "cpu_seconds",
     "daemon",
+    "event",
     "part",
     "peer",
     "resident_bytes",
@@ -38,6 +39,11 @@ EVENT: Final = (
 
 PATIENCE_SECONDS: Final = 120
 TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+def event(row_bytes: int = 0) -> bytes:
+    """Return `EVENT`, with a longer state key if it has fewer bytes than this."""
+    return EVENT.replace(b"@user:here", b"@user:here" + b"x" * (row_bytes - len(EVENT)))
 
 
 class Options(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ def pipeline(options: Options) -> Iterator[Result]:
     """Measure a plain client of Arrow, and then each job with two cores and with one."""
     rows = options.scaled(10_000_000)
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
-        part("pipeline_jobs", "--fill", folder, "--rows", rows, patience=1_200)
+        part("log_filler", folder, "--upto", rows, "--mixed", patience=1_200)
         with daemon(folder, *KEPT) as running:
             before = cpu_seconds(running.pid)
             (seconds,) = best(2, lambda: _arrow(running, rows))

@@ -1,6 +1,5 @@
-"""Times the jobs of the pipeline in one process, or fills a log for them.
+"""Times the jobs of the pipeline in one process.
 
-python -m scripts.bench_parts.pipeline_jobs --fill FOLDER --rows N
 python -m scripts.bench_parts.pipeline_jobs --url URL --folder FOLDER --cores N --engine spark|local
 """
 
@@ -15,76 +14,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from synrepl.ports.history import EMPTY
-from synrepl.storage.engine import SQLEngine
-from synrepl.storage.sqlite import SQLiteDatabase
-from synrepl.streams.digest import chain
-from synrepl.streams.facts import Fact
-
-STREAMS = ("receipts", "events", "caches", "push_rules")
-GROUP = 20_000
-BEGAN_MS = 1_795_219_200_000
-
 
 def main() -> None:
-    """Fill a log, or time the jobs and print the seconds as JSON."""
+    """Time the jobs, and print the seconds as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fill", default="")
-    parser.add_argument("--rows", type=int, default=0)
-    parser.add_argument("--url", default="")
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--engine", default="spark")
     options = parser.parse_args()
-    if options.fill:
-        fill(f"{options.fill}/synrepl.db", options.rows)
-        print("{}")
-    else:
-        print(json.dumps(run(options.url, options.folder, options.cores, options.engine)))
-
-
-def fill(path: str, count: int) -> None:
-    """Write facts of four streams and three writers to a log; about half of the rows repeat a key."""
-    engine = SQLEngine(SQLiteDatabase(path))
-    engine.open()
-    digest, heads, positions = EMPTY, dict.fromkeys(STREAMS, 0), dict[tuple[str, str], int]()
-    facts: list[Fact] = []
-    for serial in range(1, count + 1):
-        stream, writer = STREAMS[serial % 4], f"worker{serial % 3}"
-        heads[stream] += 1
-        made: dict[str, Any] = {
-            "serial": serial,
-            "epoch": 1,
-            "stream": stream,
-            "writer": writer,
-            "prev_token": positions.get((stream, writer), 0),
-            "token": heads[stream],
-            "committed_at_ms": BEGAN_MS + serial * 10,
-            "rows": _rows(stream, serial),
-        }
-        positions[stream, writer] = heads[stream]
-        digest = chain(digest, **made)
-        facts.append(Fact(**made, digest=digest))
-        if len(facts) == GROUP:
-            engine.commit(facts, [])
-            facts = []
-    if facts:
-        engine.commit(facts, [])
-    engine.close()
-
-
-def _rows(stream: str, serial: int) -> bytes:
-    user, room = serial % 7_777, serial % 1_000
-    match stream:
-        case "receipts":
-            return b'[["!r%d:h","m.read","@u%d:h","$e%d",null,{"ts":%d}]]' % (room, user, serial, serial)
-        case "events":
-            row = b'["$e%d:h","!r%d:h","m.room.message",null,null,null,null,false,false]' % (serial, room)
-            return b'[["ev",%b]]' % row
-        case "caches":
-            return b'[["get_rooms_for_user",["@u%d:h"],%d]]' % (user, serial)
-        case _:
-            return b'[["@u%d:h"]]' % (serial % 777)
+    print(json.dumps(run(options.url, options.folder, options.cores, options.engine)))
 
 
 def run(url: str, folder: Path, cores: int, engine: str) -> dict[str, float]:

@@ -36,7 +36,7 @@ def replicas(options: Options) -> Iterator[Result]:
     """Measure a primary and its replicas, each a process; logs are in SQLite, and every commit is synced."""
     rows = options.scaled(300_000)
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
-        part("log_writers", "--fill", folder, "--rows", rows)
+        part("log_filler", folder, "--upto", rows)
         bare = _bare_copy(folder, rows)
         yield Result("SQLite and SHA-256 alone, in one thread", bare, "rows/s")
         with daemon(folder, *FOR_EVER) as primary:
