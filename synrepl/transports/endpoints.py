@@ -30,6 +30,15 @@ LOCAL_TYPES: Final = frozenset({"unix"})
 UNIX_MODE: Final = "600"
 """Default mode of a UNIX socket: other users of the machine must not bypass a secret."""
 
+BACKLOG: Final = "4096"
+"""The most connections that the system holds for a listener until they are accepted, by default; it may allow
+fewer.
+
+Beyond it a client's first packet is dropped, and the client tries again a second later. Twisted's 50 are soon
+reached, as clients connect faster than a daemon accepts: followers that come back together would be served 60
+a second.
+"""
+
 
 def split(description: str) -> tuple[str, list[str], dict[str, str]]:
     """Split an endpoint string into its type, its positional and its named arguments."""
@@ -53,6 +62,8 @@ def server_endpoint(reactor: Any, description: str) -> "IStreamServerEndpoint":
     For invalid strings Twisted raises `ValueError` and others.
     """
     kind, _, named = split(description)
+    if kind in ("tcp", "tls", "unix") and "backlog" not in named:
+        description = f"{description}:backlog={BACKLOG}"
     if kind == "unix" and "mode" not in named:
         description = f"{description}:mode={UNIX_MODE}"
     endpoint: IStreamServerEndpoint = _endpoint("server", reactor, description)

@@ -1,5 +1,7 @@
 """Followers over TCP, UNIX sockets and TLS, as the library connects and serves them. Run by trial."""
 
+import socket
+
 from twisted.internet.error import ConnectionDone, ConnectionLost
 
 from tests.certificates import Authority
@@ -20,6 +22,15 @@ class FollowerTests(World):
         await self.happens("applied", 3)
 
         self.assertEqual([1, 2, 3], self.applied)
+
+    async def test_followers_connect_while_the_server_is_busy(self) -> None:
+        """The system holds many: it drops what is beyond, and a client tries again only after a second."""
+        _, port = await self.serving("tcp:0:interface=127.0.0.1")
+
+        # The reactor accepts none of them, as it does not run meanwhile.
+        for _ in range(100):
+            connected = socket.create_connection(("127.0.0.1", port.getHost().port), timeout=0.9)
+            self.addCleanup(connected.close)
 
     async def test_a_follower_comes_back_to_a_server_that_was_away(self) -> None:
         """It tries again by itself, and pulls over HTTP what it missed."""
