@@ -4,15 +4,16 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from scripts.bench_parts.measuring import EVENT, ROOT, Options, Result, cpu_seconds, daemon, part
 
-__all__ = ["append", "http_append"]
+__all__ = ["CONNECTIONS", "append", "http_append", "stream_appends"]
 
 CONNECTIONS: Final = 64
+TOKENS: Final = b'"tokens":'
 
 
 def append(options: Options) -> Iterator[Result]:
@@ -50,7 +51,10 @@ def http_append(options: Options) -> Iterator[Result]:
             yield Result(f"{name}: CPU of the daemon", cpu, "% of a core")
         yield Result("the least site of Twisted that reads a body", bare, "requests/s")
         yield Result.at_least("1 fact a request / least site", rates[1] / bare * 100, "%", 60)
-        rate = asyncio.run(_stream(running.http, options.seconds))
+        lines = [b'{"stream":"events","facts":[[%s]]}\n' % EVENT] * 100
+        started = time.monotonic()
+        done = asyncio.run(stream_appends(running.http, options.seconds, lambda: lines))
+        rate = done / (time.monotonic() - started)
         yield Result.at_least("a stream of appends of 1 fact", rate, "facts/s", 25_000)
 
 
@@ -66,32 +70,43 @@ def _bare_site() -> Iterator[int]:
             site.kill()
 
 
-async def _stream(port: int, seconds: float) -> float:
-    """Return the facts per second of one connection that sends a line for each, and does not wait."""
+async def stream_appends(
+    port: int, seconds: float, make: Callable[[], list[bytes]], per_second: float | None = None
+) -> int:
+    """Send appends on one connection, a line for each, without waiting for the answers; return how many.
+
+    `make` returns the lines to send together: so often each second, or as often as the daemon takes them.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         b"POST /v1/appends HTTP/1.1\r\nHost: bench\r\nContent-Type: application/x-ndjson\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
     )
-    lines = b'{"stream":"events","facts":[[%s]]}\n' % EVENT * 100
-    part = b"%x\r\n%b\r\n" % (len(lines), lines)
-    sent = answered = 0
+    answering = asyncio.create_task(_count_answers(reader))
+    times = sent = 0
     started = time.monotonic()
-
-    async def write() -> None:
-        nonlocal sent
-        while time.monotonic() < started + seconds:
-            writer.write(part)
-            await writer.drain()
-            sent += 100
-        writer.write(b"0\r\n\r\n")
-
-    writing = asyncio.create_task(write())
-    while answered < sent or not writing.done():
-        answered += (await reader.read(1 << 18)).count(b'"tokens":')
-    await writing
+    while (now := time.monotonic() - started) < seconds and not answering.done():
+        for _ in range(1 if per_second is None else int(now * per_second) - times):
+            lines = make()
+            data = b"".join(lines)
+            writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+            times, sent = times + 1, sent + len(lines)
+        await (writer.drain() if per_second is None else asyncio.sleep(0.001))
+    writer.write(b"0\r\n\r\n")
+    answered = await answering
     writer.close()
-    return answered / (time.monotonic() - started)
+    assert answered == sent, f"{answered} of {sent} appends were answered"
+    return sent
+
+
+async def _count_answers(reader: asyncio.StreamReader) -> int:
+    """Return how many appends were answered with tokens, at the end of the response."""
+    answered, end = 0, b""
+    while not end.endswith(b"0\r\n\r\n") and (data := await reader.read(1 << 18)):
+        # A word may be divided between two reads.
+        answered += (end[-len(TOKENS) + 1 :] + data).count(TOKENS)
+        end = (end + data)[-len(TOKENS) :]
+    return answered
 
 
 async def _load(port: int, facts: int, seconds: float) -> int:
