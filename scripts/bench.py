@@ -31,7 +31,7 @@ from scripts.bench_parts.comparison import (
     measure_in,
     packages_of,
 )
-from scripts.bench_parts.measuring import Options, Result
+from scripts.bench_parts.measuring import Options, Result, number
 
 PARTS: Final = {
     "follower": "following.follower",
@@ -51,8 +51,12 @@ PARTS: Final = {
     "pipeline": "pipeline.pipeline",
     "idle": "idling.idle",
     "watch": "watching.watch",
+    "growth": "growth.growth",
 }
 """Each benchmark: its module in `bench_parts`, and its function."""
+
+LONG: Final = ("pipeline", "growth")
+"""Benchmarks that take minutes, and run only if named."""
 
 
 def benchmark(name: str) -> Callable[[Options], Iterator[Result]]:
@@ -71,12 +75,18 @@ def main() -> int:
     )
     parser.add_argument("--peer", action="store_true", help="let Synapse's own classes do the same work too")
     parser.add_argument("--quick", action="store_true", help="smaller inputs: some two minutes")
-    parser.add_argument("--rows", type=int, metavar="N", help="rows to send, follow and catch up with")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="rows to send, follow and catch up with; of growth, the longest log",
+    )
     parser.add_argument(
         "--only",
         action="append",
         choices=list(PARTS),
-        help="run only this benchmark; may be repeated. The pipeline takes minutes, and runs only if named",
+        help="run only this benchmark; may be repeated. Some take minutes, and run only if named:"
+        f" {', '.join(LONG)}",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to stderr")
     parser.add_argument(
@@ -100,7 +110,7 @@ def main() -> int:
         parser.error(f"--pairs must be {FEWEST_PAIRS} or more: fewer show only large differences")
     # SIGTERM ends the program as Ctrl-C does, so that servers are stopped and folders removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    names = list(dict.fromkeys(given.only or [name for name in PARTS if name != "pipeline"]))
+    names = list(dict.fromkeys(given.only or [name for name in PARTS if name not in LONG]))
     try:
         if given.compare is not None:
             return _compare(given, names)
@@ -166,8 +176,8 @@ def _print_comparison(found: Comparison, ref: str) -> None:
             one.work if one.work != above else "",
             escape(one.what),
             one.unit,
-            _number(one.commit),
-            _number(one.working_tree),
+            number(one.commit),
+            number(one.working_tree),
             f"{one.percent:+z.1f} % ({one.low:+z.1f} to {one.high:+z.1f})",
             f"[{colors.get(one.verdict, 'default')}]{verdict}[/]",
         )
@@ -192,21 +202,17 @@ def _table(found: dict[str, list[Result]]) -> Table:
     table.columns[2].justify = table.columns[4].justify = "right"
     for name, results in found.items():
         for position, one in enumerate(results):
-            verdict = {None: "", True: "[green]ok[/]", False: "[red]short[/]"}[one.is_met]
+            verdict = {None: escape(one.note), True: "[green]ok[/]", False: "[red]short[/]"}[one.is_met]
             table.add_row(
                 name if position == 0 else "",
                 one.what,
-                _number(one.value),
+                "" if one.value is None else number(one.value),
                 one.unit,
                 one.aim,
                 verdict,
                 end_section=position == len(results) - 1,
             )
     return table
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from http.client import HTTPConnection
 
 from scripts.bench_parts.measuring import DaemonProcess, Options, Result, daemon, part, resident_bytes
 
-__all__ = ["catch_up"]
+__all__ = ["catch_up", "changelog"]
 
 
 def catch_up(options: Options) -> Iterator[Result]:
@@ -20,7 +20,7 @@ def catch_up(options: Options) -> Iterator[Result]:
         with daemon(folder) as running:
             before = resident_bytes(running.pid)
             for name, read in (
-                ("HTTP changelog", _changelog),
+                ("HTTP changelog", changelog),
                 ("HTTP rows", _rows),
                 ("HTTP as Synapse asks", _as_synapse),
             ):
@@ -39,9 +39,10 @@ def _seconds(read: object, running: DaemonProcess, rows: int) -> float:
     return time.monotonic() - started
 
 
-def _changelog(running: DaemonProcess, rows: int) -> int:
+def changelog(running: DaemonProcess, rows: int, since: int = 0) -> int:
+    """Read at most so many facts after a serial, and return how many there are."""
     connection = HTTPConnection("127.0.0.1", running.http)
-    connection.request("GET", "/v1/changelog?since=0")
+    connection.request("GET", f"/v1/changelog?since={since}&limit={rows}")
     answer = connection.getresponse()
     seen = 0
     while data := answer.read1(1 << 18):

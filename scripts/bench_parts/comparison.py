@@ -159,7 +159,7 @@ class _Run:
 
     def _keep(self, name: str, side: Side, results: list[Result]) -> None:
         for one in results:
-            if _verdicts(one.unit) is not None:
+            if one.value is not None and _verdicts(one.unit) is not None:
                 series = self.series.setdefault((name, one.what), _Series(one.unit))
                 (series.commit if side == COMMIT else series.working_tree).append(one.value)
 

@@ -17,10 +17,11 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams.catalog import EVENTS, Event
+from synrepl.streams.stream import Stream
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT
 
-__all__ = ["follower"]
+__all__ = ["chunks_of", "follow", "follower", "made_up", "subscribe_plainly"]
 
 CHUNK: Final = 64 * 1024
 """The bytes of one read from a socket."""
@@ -30,9 +31,9 @@ def follower(options: Options) -> Iterator[Result]:
     """Measure a follower, a bare loop and, with `peer`, Synapse's own client at the same lines."""
     rows = options.scaled(50_000)
     lines = made_up(rows)
-    chunks = [lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK)]
+    chunks = chunks_of(lines)
     measures: list[Callable[[], float]] = [
-        *(partial(_follow, chunks, rows, subscribe) for subscribe in (_async, _plain, _batch)),
+        *(partial(follow, chunks, rows, subscribe) for subscribe in (_async, subscribe_plainly, _batch)),
         lambda: _bare(chunks, rows),
     ]
     with tempfile.TemporaryDirectory(prefix="synrepl-bench-") as folder:
@@ -57,11 +58,20 @@ def follower(options: Options) -> Iterator[Result]:
         yield Result.at_least("Synapse / async subscriber", other / coroutine, "x", 40)
 
 
-def made_up(rows: int) -> bytes:
-    """Return the lines of a server that publishes so many events."""
-    lines = [b"SERVER bench\nPOSITION events master 0 0\n"]
-    lines += [b"RDATA events master %d %s\n" % (token, EVENT) for token in range(1, rows + 1)]
+def made_up(rows: int, streams: Sequence[str] = ("events",), run: int = 1) -> bytes:
+    """Return the lines of a server that publishes so many events, in runs of one stream after the other."""
+    names = [name.encode() for name in streams]
+    lines = [b"SERVER bench\n", *(b"POSITION %b master 0 0\n" % name for name in names)]
+    for serial in range(rows):
+        turn, place = divmod(serial, run * len(names))
+        stream, token = names[place // run], turn * run + place % run + 1
+        lines.append(b"RDATA %b master %d %b\n" % (stream, token, EVENT))
     return b"".join(lines)
+
+
+def chunks_of(lines: bytes) -> list[bytes]:
+    """Divide lines as reads from a socket do."""
+    return [lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK)]
 
 
 class _Applied:
@@ -79,11 +89,17 @@ def _async(follower: Follower, applied: _Applied) -> None:
         applied.last = updates
 
 
-def _plain(follower: Follower, applied: _Applied) -> None:
-    @follower.on(EVENTS)
+def subscribe_plainly(
+    follower: Follower, applied: _Applied, streams: Sequence[Stream[Any]] = (EVENTS,)
+) -> None:
+    """Subscribe a plain function to each of these streams."""
+
     def apply(updates: Updates[Any]) -> None:
         applied.facts += 1
         applied.last = updates
+
+    for stream in streams:
+        follower.on(stream)(apply)
 
 
 def _batch(follower: Follower, applied: _Applied) -> None:
@@ -93,7 +109,8 @@ def _batch(follower: Follower, applied: _Applied) -> None:
         applied.last = batch[-1]
 
 
-def _follow(chunks: list[bytes], rows: int, subscribe: Callable[[Follower, _Applied], None]) -> float:
+def follow(chunks: list[bytes], rows: int, subscribe: Callable[[Follower, _Applied], None]) -> float:
+    """Return the CPU microseconds for a row of a follower with these subscribers."""
     clock = Clock()
     metrics = Metrics(CollectorRegistry())
     follower = Follower(instance="bench", clock=clock, metrics=metrics, start="earliest")

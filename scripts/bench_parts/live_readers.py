@@ -37,7 +37,7 @@ def stamped(row_bytes: int = 0) -> bytes:
 
 
 class LiveReaders:
-    """The other process, until `stop`."""
+    """The other process, until `close`."""
 
     def __init__(self, port: int, readers: int, streams: Collection[str] = ()) -> None:
         command = [sys.executable, "-m", "scripts.bench_parts.live_readers", str(port)]
@@ -58,10 +58,10 @@ class LiveReaders:
         found: dict[str, float] = json.loads(output.splitlines()[-1])
         return found
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Kill the process, if it has not ended."""
-        self._process.kill()
-        self._process.communicate()
+        with self._process:
+            self._process.kill()
 
 
 def main() -> None:

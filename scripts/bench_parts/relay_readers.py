@@ -8,9 +8,10 @@ import time
 import urllib.request
 from typing import Any, Final
 
-from scripts.bench_parts.measuring import EVENT
+from scripts.bench_parts.measuring import event
 
 POSTED_AT_ONCE: Final = 500
+POSTED_BYTES: Final = 8 * 1024 * 1024
 
 
 class Reader:
@@ -81,7 +82,7 @@ async def measure(given: argparse.Namespace) -> float:
     started = time.monotonic()
     counting = [asyncio.ensure_future(reader.count(rows)) for reader in readers]
     if given.live:
-        await asyncio.to_thread(post, given.http, rows)
+        await asyncio.to_thread(post, given.http, rows, given.row_bytes)
     await asyncio.gather(*counting)
     seconds = time.monotonic() - started
     for reader in readers:
@@ -89,11 +90,12 @@ async def measure(given: argparse.Namespace) -> float:
     return seconds
 
 
-def post(http: int, rows: int) -> None:
+def post(http: int, rows: int, row_bytes: int) -> None:
     """Post so many facts to the primary."""
-    fact = b"[%b]" % EVENT
-    for trimmed_upto in range(0, rows, POSTED_AT_ONCE):
-        facts = b",".join([fact] * min(POSTED_AT_ONCE, rows - trimmed_upto))
+    fact = b"[%b]" % event(row_bytes)
+    at_once = min(POSTED_AT_ONCE, POSTED_BYTES // len(fact))
+    for done in range(0, rows, at_once):
+        facts = b",".join([fact] * min(at_once, rows - done))
         request = urllib.request.Request(
             f"http://127.0.0.1:{http}/v1/streams/events/facts",
             b'{"facts":[%b]}' % facts,
@@ -114,7 +116,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--http", type=int, required=True)
     parser.add_argument("--replicas", type=int, required=True)
-    parser.add_argument("--live", type=int, default=0)
+    parser.add_argument("--live", type=int, default=0, help="facts to post; else the log is read")
+    parser.add_argument("--row-bytes", type=int, default=0)
     print(json.dumps({"seconds": asyncio.run(measure(parser.parse_args()))}))
 
 

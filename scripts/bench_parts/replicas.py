@@ -23,7 +23,7 @@ from scripts.bench_parts.measuring import (
 from synrepl.replication.replica.join import COMMIT_FACTS
 from synrepl.storage.schema import COLUMNS
 
-__all__ = ["replicas"]
+__all__ = ["FOR_EVER", "join_seconds", "replicas", "status"]
 
 PATIENCE_SECONDS: Final = 100
 LOOK_SECONDS: Final = 0.02
@@ -50,12 +50,18 @@ def replicas(options: Options) -> Iterator[Result]:
 def _join(primary: DaemonProcess, how: str, upstream: str, rows: int) -> Iterator[Result]:
     before = resident_bytes(primary.pid)
     with daemon("", "--upstream", upstream, *FOR_EVER) as replica:
-        idle, started = resident_bytes(replica.pid), time.monotonic()
-        _until(lambda: _serial(replica) >= rows)
-        seconds = time.monotonic() - started
+        idle = resident_bytes(replica.pid)
+        seconds = join_seconds(replica, rows)
         yield Result.at_least(f"JOIN, {how}", rows / seconds, "rows/s", 150_000)
         grown = max(resident_bytes(primary.pid) - before, 0) + resident_bytes(replica.pid) - idle
         yield Result(f"JOIN, {how}: growth of both meanwhile", grown / 2**20, "MiB")
+
+
+def join_seconds(replica: DaemonProcess, rows: int) -> float:
+    """Return how long it takes from now until the replica has so many facts."""
+    started = time.monotonic()
+    _until(lambda: _serial(replica) >= rows)
+    return time.monotonic() - started
 
 
 def _relay(primary: DaemonProcess, rows: int, live: int) -> Iterator[Result]:
@@ -72,7 +78,7 @@ def _relay(primary: DaemonProcess, rows: int, live: int) -> Iterator[Result]:
 
 
 def _relayed(primary: DaemonProcess, replica: DaemonProcess, count: int) -> Iterator[Result]:
-    _until(lambda: _status(replica)["upstream"]["state"] == "live")
+    _until(lambda: status(replica)["upstream"]["state"] == "live")
     direct, relayed = _median_ms(primary, count), _median_ms(replica, count)
     yield Result("a write at the primary, p50", direct, "ms")
     yield Result("a write at a replica, answered once the replica has it, p50", relayed, "ms")
@@ -103,7 +109,8 @@ def _median_ms(running: DaemonProcess, count: int, query: str = "") -> float:
     return statistics.median(found)
 
 
-def _status(running: DaemonProcess) -> dict[str, Any]:
+def status(running: DaemonProcess) -> dict[str, Any]:
+    """Return the status of a daemon."""
     connection = HTTPConnection("127.0.0.1", running.http, timeout=10)
     try:
         connection.request("GET", "/v1/status")
