@@ -47,6 +47,6 @@ def idle(options: Options) -> Iterator[Result]:
         full = resident_bytes(running.pid)
         for connection in connections:
             connection.close()
-    yield Result.at_most("daemon", empty / 2**20, "MiB", 60)
+    yield Result.at_most("daemon", empty / 2**20, "MiB", 45)
     yield Result("twistd with an empty service", _empty_service() / 2**20, "MiB")
     yield Result.at_most("each connection", (full - empty) / CONNECTIONS / 1024, "KiB", 20)

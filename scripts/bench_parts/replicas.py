@@ -52,7 +52,7 @@ def _join(primary: DaemonProcess, how: str, upstream: str, rows: int) -> Iterato
     with daemon("", "--upstream", upstream, *FOR_EVER) as replica:
         idle = resident_bytes(replica.pid)
         seconds = join_seconds(replica, rows)
-        yield Result.at_least(f"JOIN, {how}", rows / seconds, "rows/s", 150_000)
+        yield Result.at_least(f"JOIN, {how}", rows / seconds, "rows/s", 300_000)
         grown = max(resident_bytes(primary.pid) - before, 0) + resident_bytes(replica.pid) - idle
         yield Result(f"JOIN, {how}: growth of both meanwhile", grown / 2**20, "MiB")
 
