@@ -128,13 +128,13 @@ class SocketTests(TestCase):
         """Its pages wait in the log, and the others are answered meanwhile."""
         await self.have(40_000)
         reads: list[int] = []
-        read = self.log.reads.facts
+        read = self.log.reads.text
 
         def counted(**asked: Any) -> Any:
             reads.append(asked["after"])
             return read(**asked)
 
-        self.patch(self.log.reads, "facts", counted)
+        self.patch(self.log.reads, "text", counted)
         slow = socket.create_connection(("127.0.0.1", self.port))
         self.addCleanup(slow.close)
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 262_144)
