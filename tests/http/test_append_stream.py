@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from synrepl.ports.history import Appended
 from synrepl.transports.http import append_stream_routes as stream_module
 from synrepl.transports.http.channel import PROGRESS_SECONDS
+from synrepl.transports.http.large_body import LARGE_BYTES
 from tests.http.builders import BROKEN, SiteCase, Talk, receipt
 
 PATH = "/v1/appends"
@@ -160,6 +161,21 @@ class AppendStreamTests(AppendStreamCase):
             self.assertEqual([before + number for number in range(1, 6)], self.serials(talk))
 
         check()
+
+    def test_a_long_line_is_decoded_in_a_thread(self) -> None:
+        """Nobody else waits for it; those after it keep their order."""
+        users = [[[f"@{'x' * 200}{number}:hs"]] for number in range(1 + LARGE_BYTES // 200)]
+        long = json.dumps({"stream": "push_rules", "facts": users}).encode() + b"\n"
+        api = self.site.resource
+        talk = self.begin()
+        with patch.object(api, "decode_large", wraps=api.decode_large) as decode:
+            self.say(talk, line() + long + line())
+            self.end(talk)
+            for _ in range(50):
+                self.clock.advance(0)
+
+        self.assertEqual([1, 2, 2 + len(users)], self.serials(talk))
+        self.assertEqual(1, decode.call_count)
 
     def test_a_line_that_never_ends_is_refused(self) -> None:
         """Memory is bounded; where the next line begins is not known."""

@@ -23,6 +23,7 @@ from synrepl.transports.http.api import decode_body
 from synrepl.transports.http.api_error import ApiError, api_body
 from synrepl.transports.http.append_routes import (
     MAX_POSTED_FACT,
+    StreamAppend,
     check_new_writer,
     checked_acks,
     checked_names,
@@ -33,6 +34,7 @@ from synrepl.transports.http.append_routes import (
 )
 from synrepl.transports.http.body_stream import BodyStream
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.large_body import LARGE_BYTES
 from synrepl.wire.acks import Acks
 
 MAX_LINE: Final = 2 * MAX_POSTED_FACT
@@ -45,16 +47,13 @@ LINES_AT_ONCE: Final = 200
 """After so many lines others have a turn: about five milliseconds of work."""
 
 
-class LineBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A line: facts of one stream and writer."""
+class AppendLine(StreamAppend, forbid_unknown_fields=True):
+    """A line of the body."""
 
-    stream: str
-    facts: list[msgspec.Raw]
-    writer: str | UnsetType = UNSET
     idempotency_key: str | UnsetType = UNSET
 
 
-_decoder: Final = msgspec.json.Decoder(LineBody)
+_decoder: Final = msgspec.json.Decoder(AppendLine)
 
 
 async def serve(call: Call) -> None:
@@ -136,7 +135,8 @@ class _AppendStream:
 
     async def _append(self, line: bytes) -> "Deferred[Appended]":
         call = self._call
-        one = decode_body(_decoder, line)
+        is_large = len(line) > LARGE_BYTES
+        one = await call.api.decode_large(_decoder, line) if is_large else decode_body(_decoder, line)
         call.check_streams(one.stream)
         writer, key = checked_names(one.writer, one.idempotency_key)
         log, name = call.services.log, call.access.name
