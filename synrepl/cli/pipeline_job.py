@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -188,16 +188,25 @@ def _ending_soon(driver: "LocalDriver") -> Iterator[None]:
                 os._exit(CliError.exit_code)
 
     thread = threading.Thread(target=watch, name="synrepl-signals", daemon=True)
-    before = signal.set_wakeup_fd(writer)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread.start()
     try:
         yield
     finally:
+        _end_tasks(driver)
         signal.set_wakeup_fd(before)
         has_ended.set()
         os.close(writer)
         thread.join()
         os.close(reader)
+
+
+def _end_tasks(driver: "LocalDriver") -> None:
+    """Wait for the tasks, however many signals arrive. `_ending_soon` ends the process if it takes long."""
+    while True:
+        with suppress(KeyboardInterrupt):
+            driver.end_tasks()
+            return
 
 
 def _read_settings(given: Iterable[str]) -> dict[str, str]:

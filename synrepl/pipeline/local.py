@@ -81,16 +81,20 @@ class LocalDriver:
         _remove_abandoned(Path(folder or tempfile.gettempdir()))
         self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder)
         self._lock = _locked(Path(self._folder.name))
-        self._pool = ThreadPoolExecutor(self._threads, "synrepl-task")
+        self._pool = _started_pool(self._threads)
         self._count = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self.end_tasks()
         self._folder.cleanup()
         os.close(self._lock)
+
+    def end_tasks(self) -> None:
+        """Wait for the tasks that have begun; no others begin. If a signal ends the wait, call it again."""
+        self._pool.shutdown(cancel_futures=True)
 
     def remove_files(self) -> None:
         """Remove the files between tasks, even while there are tasks: for a process that ends now."""
@@ -178,6 +182,22 @@ class LocalDriver:
         finally:
             is_over.set()
             _end([future for future, _ in running])
+
+
+def _started_pool(threads: int) -> ThreadPoolExecutor:
+    """Return a pool with all of its threads.
+
+    A pool that starts its threads with its tasks does not know the thread of which a signal interrupts the
+    start, and so does not wait for the task that it runs.
+    """
+    pool = ThreadPoolExecutor(threads, "synrepl-task")
+    are_there = threading.Event()
+    try:
+        for _ in range(threads):
+            pool.submit(are_there.wait)
+    finally:
+        are_there.set()
+    return pool
 
 
 def _take_done(running: set["Future[None]"]) -> None:

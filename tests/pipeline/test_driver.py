@@ -176,6 +176,14 @@ def test_nothing_is_left_of_the_files() -> None:
     assert not folder.parent.exists()
 
 
+def test_no_task_starts_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool would not wait for one of which a signal interrupts the start, nor for its task."""
+    with LocalDriver(threads=2) as driver:
+        rows = spread(driver, numbers(8), 4)
+        monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+        assert 16 == len(rows.map(doubled, NUMBERS).collect())
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

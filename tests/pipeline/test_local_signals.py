@@ -21,6 +21,29 @@ from tests.processes.loading import changelog
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon, Process
 
+IMPATIENT: Final = """
+import signal, threading
+from synrepl.cli.pipeline_job import pipeline_job
+from synrepl.pipeline.local import LocalDriver
+
+@pipeline_job(lambda done: [])
+def job(runner, progress):
+    end_tasks = LocalDriver.end_tasks
+
+    def interrupted(driver):
+        signal.raise_signal(signal.SIGINT)
+        end_tasks(driver)
+
+    LocalDriver.end_tasks = interrupted
+    # As a task of which nobody waits for the result.
+    runner._pool.submit(threading.Event().wait)
+    signal.raise_signal(signal.SIGINT)
+
+import click
+click.command()(job)(["--engine", "local"])
+"""
+"""A job that gets a signal while a task goes on for ever, and others while it waits for that task."""
+
 PROGRAM: Final = """
 import sys, threading
 
@@ -110,6 +133,13 @@ def end_by(number: signal.Signals, run: Process) -> None:
 
         assert 1 == run.wait(), run.lines
         assert ["at work", "Error: interrupted before the job ended"] == run.lines
+
+
+def test_more_signals_do_not_let_it_wait_for_its_tasks(tmp_path: Path) -> None:
+    """Each ends a wait for them, and none the time after which the process ends."""
+    with Process("-c", IMPATIENT, cwd=tmp_path) as run:
+        assert 1 == run.wait(), run.lines
+        assert ["Error: interrupted before the job ended"] == run.lines
 
 
 def finish(run: Process) -> str:
