@@ -1,7 +1,7 @@
 """Encoders: the log in the form that a reader understands, encoded once for all that are sent the same."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.wire import jsontext
 from synrepl.wire.codec import Codec
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.filter import ALL, Filter
@@ -110,7 +109,7 @@ class Encoder(LogEncoder):
             ):
                 continue
             together = list(run)
-            if len(together) == 1 or not self._copy(stream, together, out):
+            if len(together) == 1 or not self._facts(stream, together, out):
                 for fact in together:
                     self._fact(stream, fact, out)
         return b"".join(out)
@@ -119,19 +118,17 @@ class Encoder(LogEncoder):
         """The line of one command."""
         return self._codec.format(command) + b"\n"
 
-    def _copy(self, stream: Stream[Any], facts: Sequence[Fact], out: list[bytes]) -> bool:
-        """Copy the rows of these facts of one writer as they are in the log, as nearly all can be.
+    def _facts(self, stream: Stream[Any], facts: Sequence[Fact], out: list[bytes]) -> bool:
+        """Write these facts of one writer as lines, as nearly all can be.
 
-        Returns False, and does nothing, if one may be too long, needs a conversion, or has no rows.
+        Returns False, and does nothing, if a line may be too long, or a fact has no rows for this release.
         """
         prefix = self._prefix(facts[0].stream, facts[0].writer)
         room = self._codec.max_length - len(prefix) - MAX_TOKEN
-        if not stream.is_canonical_in(self.dialect) or max([len(fact.rows) for fact in facts]) > room:
+        projected = stream.project_facts([fact.rows for fact in facts], self.dialect)
+        if projected is None or not all(projected) or max(map(len, chain.from_iterable(projected))) > room:
             return False
-        split = jsontext.split_all([fact.rows for fact in facts])
-        if split is None or not all(split):
-            return False
-        for fact, rows in zip(facts, split, strict=True):
+        for fact, rows in zip(facts, projected, strict=True):
             for row in rows[:-1]:
                 out += (prefix, BATCH, row, b"\n")
             out += (prefix, b"%d " % fact.token, rows[-1], b"\n")

@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 import msgspec
@@ -241,17 +242,24 @@ class Shapes:
 class Projection(msgspec.Struct, frozen=True):
     """How one kind of row is written for a release.
 
-    `items` are indexes of the row's items, followed by `more`: the JSON texts of the kept fields' defaults,
-    for a row without kept fields, and of the defaults of fields that no newest row has. `head` is what is
-    before the items of a tagged row.
+    `pick` takes what is written from the row's items, followed by `more`: the JSON texts of the kept fields'
+    defaults, for a row without kept fields, and of the defaults of fields that no newest row has. The newest
+    shape has `newest` fields. `head` and `tail` are what is around the items of a tagged row.
     """
 
     head: bytes
-    items: tuple[int, ...]
+    tail: bytes
+    pick: Callable[[list[bytes | msgspec.Raw]], Iterable[bytes | msgspec.Raw]]
     more: list[bytes]
-    is_flat: bool
+    newest: int
     is_spaced: bool
     is_whole: bool
+
+    def text(self, items: list[bytes | msgspec.Raw]) -> bytes:
+        """The text of a row with these items."""
+        if self.more:
+            items = items + self.more[len(items) - self.newest :]
+        return self.head + jsontext.join(self.pick(items), spaced=self.is_spaced) + self.tail
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -329,11 +337,13 @@ class RowKind:
         is_spaced = jsontext.is_spaced(dialect)
         whole = self._final + self.kept
         all_fields = whole + tuple(field for field in shape if field not in whole)
+        head = self.head[:-1] + b", " if self.head and is_spaced else self.head
         return Projection(
-            head=self.head[:-1] + b", " if self.head and is_spaced else self.head,
-            items=tuple(map(all_fields.index, shape)),
+            head=b"" if is_flat else head,
+            tail=b"" if is_flat else self.tail,
+            pick=_picker([*map(all_fields.index, shape)]),
             more=[jsontext.dumps(field.default) for field in all_fields[len(self._final) :]],
-            is_flat=is_flat,
+            newest=len(self._final),
             is_spaced=is_spaced,
             is_whole=shape == self._final and not is_flat and not is_spaced,
         )
@@ -342,11 +352,7 @@ class RowKind:
         """Convert a canonical row of this kind to the text for a release."""
         if projection.is_whole:
             return self.without_kept(canonical)
-        body = canonical[len(self.head) : -1] if self.head else canonical
-        items = jsontext.split_raw(body)
-        items += projection.more[len(items) - len(self._final) :]
-        text = jsontext.join([items[at] for at in projection.items], spaced=projection.is_spaced)
-        return text if projection.is_flat else projection.head + text + self.tail
+        return projection.text(jsontext.split_raw(canonical[len(self.head) : -1] if self.head else canonical))
 
     def without_kept(self, canonical: bytes) -> bytes:
         """Remove from a canonical row the fields that newer releases dropped."""
@@ -367,6 +373,11 @@ class RowKind:
 
     def _is_flat(self, release: Release) -> bool:
         return self.flat.until is not None and release in self.flat
+
+
+def _picker(indexes: list[int]) -> Callable[[Any], Any]:
+    """Return what takes the items with these indexes from a list."""
+    return itemgetter(*indexes) if len(indexes) > 1 else lambda items: [items[at] for at in indexes]
 
 
 def _in_order(final: Shape, gone: list[tuple[str, ShapeField]]) -> Shape:

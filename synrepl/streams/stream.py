@@ -359,9 +359,21 @@ class Stream(Generic[R]):
                 return kind.project(canonical, projection) if projection is not None else None
         raise RowError(stream=self.name, why="not a canonical row of this stream")
 
-    def is_canonical_in(self, dialect: Dialect) -> bool:
-        """Whether this release has all rows in the canonical form, so that they need no conversion."""
-        return (self._projections.get(dialect.release) or self._plan(dialect))[1]
+    def project_facts(self, facts: Sequence[bytes], dialect: Dialect) -> list[list[bytes]] | None:
+        """Convert the canonical rows of several facts, as `project_fact` does each; together that takes half
+        the time. None if it cannot be done together, such as since one is not canonical.
+        """
+        projections, is_whole = self._projections.get(dialect.release) or self._plan(dialect)
+        if is_whole:
+            return jsontext.split_all(facts)
+        split = jsontext.split_all_items(facts, tagged=self._only is None)
+        by_tag = {kind.tag: projection for kind, projection in projections}
+        if split is None or not all(tag in by_tag for rows in split for tag, _ in rows):
+            return None
+        return [
+            [projection.text(items) for tag, items in rows if (projection := by_tag[tag]) is not None]
+            for rows in split
+        ]
 
     def project_fact(self, rows: bytes, dialect: Dialect) -> list[bytes]:
         """Convert the canonical rows of a fact for a release; kinds of row that it lacks are left out."""

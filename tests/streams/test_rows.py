@@ -696,6 +696,28 @@ def test_a_projected_row_can_be_sent_back(data: st.DataObject, name: str, dialec
     assert text == jsontext.dumps(json.loads(text), spaced=jsontext.is_spaced(dialect))
 
 
+@settings(deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(ROWS)), dialect=st.sampled_from(RELEASES))
+def test_several_facts_are_projected_as_each_alone(data: st.DataObject, name: str, dialect: Dialect) -> None:
+    """A reader that is far behind gets the same bytes as one that is near."""
+    stream = TABLE[name]
+    rows = ROWS[name].map(lambda value: stream.canonical(list(value)))
+    facts = data.draw(st.lists(st.lists(rows, min_size=1, max_size=3).map(jsontext.join), max_size=3))
+
+    together = stream.project_facts(facts, dialect)
+
+    assert together is not None
+    assert [stream.project_fact(fact, dialect) for fact in facts] == [
+        [*map(bytes, rows)] for rows in together
+    ]
+
+
+@pytest.mark.parametrize("fact", [b'[["no",[]]]', b'["ev"]', b"{}", b"[" * 3_000])
+def test_facts_of_which_one_is_broken_are_not_projected_together(fact: bytes) -> None:
+    """One by one it is found which."""
+    assert EVENTS.project_facts([b"[" + EV + b"]", fact], LEGACY) is None
+
+
 JUNK = st.one_of(
     st.binary(max_size=40),
     VALUE.map(lambda value: json.dumps(value).encode()),
