@@ -70,15 +70,14 @@ class FeedPosition(msgspec.Struct, frozen=True):
 
 
 class PageStep(msgspec.Struct, frozen=True):
-    """Read the facts with ``after < serial <= upto`` that pass the filter: about `limit` rows, and of an
-    atomic append all.
+    """Read facts with ``after < serial <= upto`` that pass the filter: a page.
 
-    `receipts`: the receipts of these facts are requested, and there may be some.
+    The last atomic append is read whole. `receipts`: the receipts of these facts are requested, and there may
+    be some.
     """
 
     after: int
     upto: int
-    limit: int
     filter: Filter
     receipts: bool
 
@@ -243,8 +242,11 @@ class Feed:
         return group
 
     def _page(self, upto: int) -> PageStep:
-        limit = PAGE_ROWS if self.left is None else min(PAGE_ROWS, self.left)
-        return PageStep(self.serial, upto, limit, self.filter, self.needs_receipts)
+        return PageStep(self.serial, upto, self.filter, self.needs_receipts)
+
+    def at_most(self, facts: int) -> int:
+        """Return how many facts a page of so many may have: no more than the reader still wants."""
+        return facts if self.left is None else min(facts, self.left)
 
     def _ephemeral_step(self) -> EphemeralStep:
         ring, log, passes = self._ring, self._log, self.filter.passes
@@ -334,7 +336,11 @@ class LogPage(msgspec.Struct, frozen=True):
 async def read_page(log: "Log", feed: Feed, step: PageStep) -> LogPage | None:
     """Read this page and advance the feed. None if the log was trimmed or replaced meanwhile."""
     facts, upto = await log.reads.facts(
-        after=step.after, upto=step.upto, limit=step.limit, filter=step.filter, scanned=SLICE_SERIALS
+        after=step.after,
+        upto=step.upto,
+        limit=feed.at_most(PAGE_ROWS),
+        filter=step.filter,
+        scanned=SLICE_SERIALS,
     )
     receipts = await log.reads.receipts(step.after, upto, feed.seen) if step.receipts else ()
     digest = facts[-1].digest if facts and facts[-1].serial == upto else None

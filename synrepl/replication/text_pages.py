@@ -4,6 +4,8 @@ The database writes lines in C, in the reading thread, while the reactor serves 
 become objects first and lines then, both with the interpreter's lock.
 """
 
+from typing import Final
+
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import SLICE_SERIALS, Feed, PageStep
 from synrepl.replication.ring import WRITE_BYTES
@@ -11,23 +13,26 @@ from synrepl.storage.log import Log
 from synrepl.storage.sql import TextForm
 from synrepl.streams.facts import decode_facts
 
+PAGE_FACTS: Final = 2_000
+"""Facts per page: a few milliseconds in the reading thread, and one in the reactor's."""
+
 
 async def read_text_page(
     log: Log,
     feed: Feed,
     step: PageStep,
     *,
-    limit: int,
+    facts: int | None = None,
     form: TextForm = "json",
     size: int = WRITE_BYTES,
 ) -> bytes | None:
-    """Read a page of so many facts as text and advance the feed; None if the log was trimmed or replaced
-    meanwhile. The rows of several facts have at most `size` bytes.
+    """Read a page of so many `facts` (None: `PAGE_FACTS`) as text and advance the feed; None if the log was
+    trimmed or replaced meanwhile. The rows of several facts have at most `size` bytes.
     """
     text, upto = await log.reads.text(
         after=step.after,
         upto=step.upto,
-        limit=limit,
+        limit=feed.at_most(facts or PAGE_FACTS),
         filter=step.filter,
         form=form,
         size=size,
@@ -44,7 +49,7 @@ class LineEncoder(LogEncoder):
     """An encoder for readers of lines of JSON: those of a page are the text of the database."""
 
     async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes | None:
-        text = await read_text_page(log, feed, step, limit=step.limit)
+        text = await read_text_page(log, feed, step)
         if text is None:
             return None
         receipts = await log.reads.receipts(step.after, feed.serial, feed.seen) if step.receipts else ()

@@ -254,12 +254,12 @@ class ChangelogTests(SiteCase):
         talk = self.talk()
         talk.transport.is_slow = True
         talk.say(self.request("GET", CHANGELOG))
-        self.wait(self.log.trim(1_500, lambda *_: None, 10_000))
+        self.wait(self.log.trim(2_500, lambda *_: None, 10_000))
         assert talk.transport.producer is not None
         talk.transport.producer.resumeProducing()
 
         self.assertTrue(talk.transport.is_aborted)
-        self.assertEqual(1_000, len(talk.answer().lines()))
+        self.assertEqual(2_000, len(talk.answer().lines()))
         talk.leave()
 
     def test_writers_choose_too(self) -> None:
@@ -351,7 +351,7 @@ class ChangelogTests(SiteCase):
 
     def test_a_slow_reader_is_read_for_no_further(self) -> None:
         """Memory stays flat: the next page is read when there is room for it."""
-        for _ in range(3):
+        for _ in range(6):
             self.post("receipts", *[[receipt()]] * 900)
         talk = self.talk()
         talk.transport.is_slow = True
@@ -363,8 +363,8 @@ class ChangelogTests(SiteCase):
                 assert talk.transport.producer is not None
                 talk.transport.producer.resumeProducing()
 
-        self.assertEqual([(1, 1_000), (2, 2_000), (3, 2_700)], seen)
-        self.assertEqual(2_700, len(talk.answer().lines()))
+        self.assertEqual([(1, 2_000), (2, 4_000), (3, 5_400)], seen)
+        self.assertEqual(5_400, len(talk.answer().lines()))
 
     def test_an_answer_ends_at_the_head_that_it_names(self) -> None:
         """However fast the log grows while a slow reader reads."""

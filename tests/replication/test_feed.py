@@ -202,7 +202,7 @@ def test_a_page_that_was_cut_is_gone_on_with() -> None:
     log.commit(3)
     log.commit(3)
     feed = log.feed()
-    assert PageStep(0, 6, 1_000, feed.filter, False) == feed.next()
+    assert PageStep(0, 6, feed.filter, False) == feed.next()
     assert feed.advance(4, 4, "d4")
 
     assert FeedPosition(1, 4, "d4") == feed.position

@@ -21,6 +21,7 @@ from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.access import LOCAL, Right
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication import feed as feed_module
+from synrepl.replication import text_pages as pages_module
 from synrepl.replication.relay import leases as leases_module
 from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
@@ -273,16 +274,18 @@ class ReplicaSimulation(SeededRun):
     @contextmanager
     def _small_pages(self) -> Iterator[None]:
         """So that little has many parts."""
-        before = feed_module.PAGE_ROWS, joining_module.COMMIT_FACTS, replica_module.FLUSH_FACTS
+        before = feed_module.PAGE_ROWS, pages_module.PAGE_FACTS
+        flushed = joining_module.COMMIT_FACTS, replica_module.FLUSH_FACTS
         leases_module.CHECK_SECONDS, checked = 0.5, leases_module.CHECK_SECONDS  # type: ignore[misc]
         try:
-            feed_module.PAGE_ROWS = self.page_rows  # type: ignore[misc]
+            feed_module.PAGE_ROWS = pages_module.PAGE_FACTS = self.page_rows  # type: ignore[misc]
             joining_module.COMMIT_FACTS = self.commit_facts  # type: ignore[misc]
             replica_module.FLUSH_FACTS = self.commit_facts  # type: ignore[misc]
             yield
         finally:
             leases_module.CHECK_SECONDS = checked  # type: ignore[misc]
-            feed_module.PAGE_ROWS, joining_module.COMMIT_FACTS, replica_module.FLUSH_FACTS = before  # type: ignore[misc]
+            feed_module.PAGE_ROWS, pages_module.PAGE_FACTS = before  # type: ignore[misc]
+            joining_module.COMMIT_FACTS, replica_module.FLUSH_FACTS = flushed  # type: ignore[misc]
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

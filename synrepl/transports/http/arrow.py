@@ -65,8 +65,7 @@ class ArrowEncoder(LogEncoder):
 
     async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes | None:
         """Encode the next facts as one record batch; nothing if no fact of these serials is selected."""
-        limit = PAGE_FACTS if feed.left is None else min(PAGE_FACTS, feed.left)
-        text = await read_text_page(log, feed, step, limit=limit, form="fields", size=PAGE_BYTES)
+        text = await read_text_page(log, feed, step, facts=PAGE_FACTS, form="fields", size=PAGE_BYTES)
         return text and await self._run(lambda: _batch(text, self._checked))
 
 

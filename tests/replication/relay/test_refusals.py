@@ -5,7 +5,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from synrepl.ports.access import Access, Key, Keyring
-from synrepl.replication import feed as feed_module
+from synrepl.replication import text_pages as pages_module
 from synrepl.replication.relay.leases import MAX_LEASES
 from synrepl.replication.retention import keys_of
 from synrepl.wire.commands import RemoteServerUp
@@ -393,7 +393,7 @@ def test_a_lease_that_ends_while_it_is_served_is_reported() -> None:
 
 def test_a_lease_that_ends_in_the_middle_of_a_snapshot_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first half is of another age than its second, and no digest tells."""
-    monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
+    monkeypatch.setattr(pages_module, "PAGE_FACTS", 5)
     cluster = FakeCluster()
     a = cluster.node("a")
     cluster.wrote(a, 40)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from twisted.internet.defer import Deferred
 
-from synrepl.replication import feed as feed_module
+from synrepl.replication import text_pages as pages_module
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Auth, Hello, Welcome
 from synrepl.wire.position import LogPosition
@@ -64,14 +64,14 @@ def test_heartbeats_go_on_while_a_filter_lets_nothing_through() -> None:
     cluster = FakeCluster()
     delay = [0.001]
     a = cluster.node("a", ring_bytes=1, disk_delay=lambda: delay[0])
-    before, feed_module.PAGE_ROWS = feed_module.PAGE_ROWS, 5  # type: ignore[misc]
+    before, pages_module.PAGE_FACTS = pages_module.PAGE_FACTS, 5  # type: ignore[misc]
     try:
         cluster.wrote(a, 500)
         delay[0] = 0.1
         raw = subscribed(cluster, "a", filter=Filter.of(streams=("to_device",), writers=("nobody",)))
         cluster.pass_(12)
     finally:
-        feed_module.PAGE_ROWS = before  # type: ignore[misc]
+        pages_module.PAGE_FACTS = before  # type: ignore[misc]
 
     assert [] == raw.blocks("facts")
     assert len(raw.lines("HEARTBEAT")) > 10

@@ -10,7 +10,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogSnapshot
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
-from synrepl.replication import feed as feed_module
+from synrepl.replication import text_pages as pages_module
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.relay import Relay, attach
@@ -99,7 +99,7 @@ class Replica:
         self.node.relays.channel = lambda: channel
         self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
-        monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
+        monkeypatch.setattr(pages_module, "PAGE_FACTS", 5)
 
     def bring(self, state: RelayState) -> None:
         """Go as far as this state, and stay there."""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from synrepl.ports.history import LogSnapshot
-from synrepl.replication import feed as feed_module
+from synrepl.replication import text_pages as pages_module
 from synrepl.replication.relay.block_encoder import facts_block
 from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica import join as joining_module
@@ -26,7 +26,7 @@ FACTS = 40
 @pytest.fixture(autouse=True)
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that little has many parts."""
-    monkeypatch.setattr(feed_module, "PAGE_ROWS", 5)
+    monkeypatch.setattr(pages_module, "PAGE_FACTS", 5)
     monkeypatch.setattr(joining_module, "COMMIT_FACTS", 5)
 
 
