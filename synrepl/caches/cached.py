@@ -60,13 +60,13 @@ class Cache:
 
     def invalidate(self, keys: Sequence[WireKey], *, is_counted: bool = True) -> None:
         """Drop what these keys mean (`Entries.invalidate`) from every set of entries, and count them."""
-        are_full = bool(self._sets)
-        for reference in list(self._sets.values()):
+        are_full = True
+        for reference in [*self._sets.values()]:
             if (entries := reference()) is not None:
                 are_full &= entries.invalidate(keys)
         if is_counted:
             self.counters.invalidations += len(keys)
-            if not are_full:
+            if not (are_full and self._sets):
                 self.counters.misshapen += sum(key is not None and not self.shape.fits(key) for key in keys)
 
     def info(self) -> CacheInfo:

@@ -16,7 +16,7 @@ A hit only notes when the entry was used. To keep the entries in the order of us
 look-up, and only a full cache needs that order: `Entries._evict` sorts them, once for many evictions.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Generator, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -158,7 +158,7 @@ class Entries:
         # The keys under each prefix, for trees; the dicts are ordered sets.
         self._below: dict[Key, dict[Key, None]] = {}
         # The number of keys by the position of their first argument that is not a string.
-        self._texts_until = [0] * shape.length
+        self._texts_until: Counter[int] = Counter()
         # The keys in the order of use when `Counters.calls` was `_ordered_at`, without those evicted since.
         self._oldest: deque[Key] = deque()
         self._ordered_at = 0
@@ -228,13 +228,13 @@ class Entries:
         Returns whether all keys were as long as those of the entries, or None.
         """
         are_full = True
-        length = self.shape.length
-        has_only_values = not (self.shape.tree or self._computing or any(self._texts_until))
+        length, drop_value = self.shape.length, self.values.pop
+        has_only_values = not (self.shape.tree or self._computing or self._texts_until)
         for key in keys:
             if key is None:
                 self.clear()
             elif has_only_values and len(key) == length:
-                self.values.pop(key, None)
+                drop_value(key, None)
             else:
                 are_full &= len(key) == length
                 self._invalidate(key)
@@ -244,7 +244,7 @@ class Entries:
         # Writers do not agree on the text of an argument that is not a string (None: `null`, `None`, nothing
         # at all?), so any string in its position may mean it. Searching for entries that are surely not meant
         # would take time linear in the entries. Positions after the end of the key do not matter.
-        if not self.shape.fits(key) or any(self._texts_until[: len(key)]):
+        if not self.shape.fits(key) or min(self._texts_until, default=len(key)) < len(key):
             self.clear()
         elif len(key) == self.shape.length:
             self.drop(key)
@@ -264,7 +264,7 @@ class Entries:
         self._oldest.clear()
         self._computing.clear()
         self._below.clear()
-        self._texts_until = [0] * self.shape.length
+        self._texts_until.clear()
 
     # A key is listed while it has a value or a computation.
 
@@ -290,6 +290,8 @@ class Entries:
         texts = _texts(key)
         if texts < len(key):
             self._texts_until[texts] -= 1
+            if not self._texts_until[texts]:
+                del self._texts_until[texts]
 
 
 def _texts(key: Key) -> int:

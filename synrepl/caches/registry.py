@@ -2,18 +2,15 @@
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
 from synrepl.caches.cached import Cache, CachedCoroutine, CachedFunction, CacheInfo, CacheSettings
 from synrepl.caches.entries import IWaiter, WireKey
-from synrepl.caches.vintage import Drop, Invalidation, Unreadable, Vintage
+from synrepl.caches.vintage import Drop, Invalidation, Unreadable, Vintage, invalidations
 from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
-
-Drops = Mapping[str, Sequence[WireKey]]
-"""The keys to drop of each cache; None for all of it."""
 
 
 class NameCounts(dict[str, int]):
@@ -127,20 +124,21 @@ class CacheRegistry:
         declared = frozenset().union(*(cache.streams for cache in self._caches.values()))
         return declared | {"caches"} | frozenset(self.vintage.implications)
 
-    def apply(self, stream: str, rows: Sequence[Any]) -> Drops:
+    def apply(self, stream: str, rows: Sequence[Any]) -> Sequence[Drop]:
         """Drop the entries that the typed rows of one fact invalidate.
 
-        Returns the keys that it invalidated, by cache, for `repeat`. If the vintage's code raises, every
-        cache that the stream can reach is emptied; the error passes on.
+        Returns what it dropped, for `repeat`. If the vintage's code raises, every cache that the stream can
+        reach is emptied; the error passes on.
         """
-        drops: defaultdict[str, list[WireKey]] = defaultdict(list)
+        drops: list[Drop] = []
         try:
             for row in rows:
                 if stream == "caches":
                     self._expand_row(row, drops)
                 else:
-                    for drop in self.vintage.implied_drops(stream, row):
-                        _add(drops, drop)
+                    drops += self.vintage.implied_drops(stream, row)
+            if len(rows) > 1:
+                drops = _by_cache(drops)
             self._drop(drops)
         except Exception:
             self.invalidate_stream(stream)
@@ -148,7 +146,7 @@ class CacheRegistry:
         self._notify(drops)
         return drops
 
-    def repeat(self, drops: Drops) -> None:
+    def repeat(self, drops: Sequence[Drop]) -> None:
         """Drop once more what `apply` returned, as subscribers may have filled caches since.
 
         The counters do not count it again.
@@ -158,7 +156,7 @@ class CacheRegistry:
 
     def invalidate_stream(self, stream: str) -> None:
         """Drop all entries of every cache that the stream can reach, as facts of the stream may be lost."""
-        drops: Drops = {name: [None] for name in self._caches if stream in self.routes(name)}
+        drops: list[Drop] = [(name, None) for name in self._caches if stream in self.routes(name)]
         self._drop(drops)
         self._notify(drops)
 
@@ -169,10 +167,10 @@ class CacheRegistry:
         """
         if cache not in self._caches:
             raise ConfigError(f"there is no cache named {cache}")
-        self._drop({cache: [key]})
-        self._notify({cache: [key]})
+        self._drop([(cache, key)])
+        self._notify([(cache, key)])
 
-    def _expand_row(self, row: Any, drops: defaultdict[str, list[WireKey]]) -> None:
+    def _expand_row(self, row: Any, drops: list[Drop]) -> None:
         name = row.cache_func
         self.seen.add(name)
         if name not in self._caches and not self.vintage.is_alias(name):
@@ -182,24 +180,23 @@ class CacheRegistry:
                 if isinstance(drop, Unreadable):
                     self.unreadable.add(name)
                 else:
-                    _add(drops, drop)
+                    drops.append(drop)
         except ValueError:
             self.misshapen.add(name)
             # It invalidates something, but it is unknown what.
-            for cache in sorted(self.vintage.reaches(name)):
-                drops[cache].append(None)
+            drops += [(cache, None) for cache in sorted(self.vintage.reaches(name))]
 
-    def _drop(self, drops: Drops, *, is_counted: bool = True) -> None:
-        for name, keys in drops.items():
+    def _drop(self, drops: Sequence[Drop], *, is_counted: bool = True) -> None:
+        for name, keys in drops:
             if (cache := self._caches.get(name)) is not None:
-                cache.invalidate(keys, is_counted=is_counted)
+                cache.invalidate(keys if isinstance(keys, list) else (keys,), is_counted=is_counted)
 
-    def _notify(self, drops: Drops) -> None:
+    def _notify(self, drops: Sequence[Drop]) -> None:
         if self.on_invalidation:
-            for cache, keys in drops.items():
-                for key in keys:
+            for drop in drops:
+                for invalidation in invalidations(drop):
                     for subscriber in self.on_invalidation:
-                        subscriber(Invalidation(cache, key))
+                        subscriber(invalidation)
 
     def routes(self, cache: str) -> frozenset[str]:
         """The streams of `cached` and of the vintage that can invalidate a cache. Raises KeyError."""
@@ -220,12 +217,15 @@ class CacheRegistry:
         return self._caches[name]
 
 
-def _add(drops: defaultdict[str, list[WireKey]], drop: Drop) -> None:
-    cache, keys = drop
-    if isinstance(keys, list):
-        drops[cache] += keys
-    else:
-        drops[cache].append(keys)
+def _by_cache(drops: Iterable[Drop]) -> list[Drop]:
+    """Collect the keys of each cache, which drops many faster together. Those of one row are too few."""
+    collected: defaultdict[str, list[WireKey]] = defaultdict(list)
+    for cache, keys in drops:
+        if isinstance(keys, list):
+            collected[cache] += keys
+        else:
+            collected[cache].append(keys)
+    return list(collected.items())
 
 
 def _is_defined_in_class(function: Callable[..., Any]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from synrepl.caches.entries import WireKey
 from synrepl.errors import ConfigError
 from synrepl.wire import jsontext
 
@@ -34,7 +35,7 @@ class Invalidation(msgspec.Struct, frozen=True):
     key: tuple[str, ...] | None
 
 
-Drop = tuple[str, tuple[str, ...] | list[tuple[str, ...]] | None]
+Drop = tuple[str, WireKey | list[WireKey]]
 """A cache, and a key or a list of keys to drop; None: all entries."""
 
 
@@ -182,7 +183,7 @@ class Vintage:
             if isinstance(drop, Unreadable):
                 unreadable(drop)
             else:
-                yield from _invalidations(drop)
+                yield from invalidations(drop)
 
     def drops(self, cache_func: str, keys: Sequence[str] | None) -> Iterable[Drop | Unreadable]:
         """What `expand` yields, as pairs of a cache and its keys, and the keys that an alias cannot read.
@@ -203,7 +204,7 @@ class Vintage:
     def implied_by(self, stream: str, row: Any) -> Iterator[Invalidation]:
         """The invalidations that a typed row of a stream implies."""
         for drop in self.implied_drops(stream, row):
-            yield from _invalidations(drop)
+            yield from invalidations(drop)
 
     def implied_drops(self, stream: str, row: Any) -> Iterable[Drop]:
         """What `implied_by` yields, as pairs of a cache and its keys."""
@@ -255,7 +256,7 @@ def _examples(name: str, yields: Iterable[Iterable[Drop | Unreadable]]) -> tuple
         for drop in drops:
             if isinstance(drop, Unreadable):
                 raise ConfigError(f"{name} cannot read its sample {drop.key!r}; pass readable samples=")
-            for example in _invalidations(drop):
+            for example in invalidations(drop):
                 if not isinstance(example.key, tuple | None):
                     raise ConfigError(
                         f"{name} yields {example.key!r} as a key, which must be a tuple or None"
@@ -264,7 +265,8 @@ def _examples(name: str, yields: Iterable[Iterable[Drop | Unreadable]]) -> tuple
     return tuple(found)
 
 
-def _invalidations(drop: Drop) -> list[Invalidation]:
+def invalidations(drop: Drop) -> list[Invalidation]:
+    """The single invalidations of a drop."""
     cache, keys = drop
     return [Invalidation(cache, key) for key in (keys if isinstance(keys, list) else [keys])]
 

@@ -5,7 +5,9 @@ of events. `LEGACY` is that of 1.0: only the alias for room state.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 
+from synrepl.caches.entries import WireKey
 from synrepl.caches.vintage import PACKED, Drop, Unreadable, Vintage, pack, unpack
 from synrepl.streams.catalog import Backfilled, Event, State, StateAll
 
@@ -15,8 +17,8 @@ _SLIDING_SYNC = "get_sliding_sync_rooms_for_user_from_membership_snapshots"
 _LOCAL_ROOMS = "_get_rooms_for_local_user_where_membership_is_inner"
 
 
-def _each(caches: Iterable[str], keys: tuple[str, ...] | list[tuple[str, ...]] | None) -> Iterator[Drop]:
-    return ((cache, keys) for cache in caches)
+def _each(caches: Iterable[str], keys: WireKey | list[WireKey]) -> Iterator[Drop]:
+    return zip(caches, repeat(keys))
 
 
 _MEMBERS_OF_ROOM = (
@@ -39,7 +41,7 @@ _STATE_OF_ROOM = (
 @NEWEST.alias("cs_cache_fake")
 def current_state(room_id: str, *changed: str) -> Iterator[Drop]:
     """The state of a room changed, including the membership of `changed`."""
-    users = list(dict.fromkeys(changed))
+    users = dict.fromkeys(changed)
     if users:
         servers = sorted({user.partition(":")[2] for user in users})
         yield from _each(("is_host_joined", "is_host_invited"), [(room_id, server) for server in servers])

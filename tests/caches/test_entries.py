@@ -286,4 +286,4 @@ def test_entries_are_as_the_model_says(setup: tuple[Shape, int, list[tuple[str, 
             for end in range(1, len(key)):
                 below.setdefault(key[:end], set()).add(key)
         assert below == {prefix: set(keys) for prefix, keys in entries._below.items()}
-        assert sum(any(not isinstance(a, str) for a in key) for key in listed) == sum(entries._texts_until)
+        assert sum(any(not isinstance(a, str) for a in key) for key in listed) == entries._texts_until.total()

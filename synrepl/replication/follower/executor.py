@@ -1,11 +1,12 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from synrepl.caches.registry import CacheRegistry, Drops
+from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintage import Drop
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks, step_eagerly
@@ -87,7 +88,7 @@ class StreamExecutor:
         self._steps: list[Step] = []
         self._caches: CacheRegistry | None = None
         # What the fact that is being applied invalidates; None if that could not be found out.
-        self._dropped: Drops | None = None
+        self._dropped: Sequence[Drop] | None = None
         # What the machine waits for. It is void once `_turn` has changed.
         self._current: Deferred[StreamEvent] | None = None
         self._turn = 0
