@@ -107,7 +107,7 @@ class StreamIntake:
         return (
             not mode.collects_rows
             and not self._batching
-            and None not in run.tokens
+            and all(run.tokens)  # no token is None; a run with token 0 is applied row by row too
             and run.instance not in self._dropping
             and (run.instance in mode.ready or mode.accepts_writer(run.instance))
         )
