@@ -156,9 +156,12 @@ class Metrics:
 
     def count_commands(self, commands: Iterable[Command | RdataRun]) -> None:
         """Count received commands, by name."""
+        counts: dict[str, int] = {}
         for command in commands:
-            name = "RDATA" if isinstance(command, RdataRun) else command.NAME
-            self._command_counter(name).inc(len(command.rows) if isinstance(command, RdataRun) else 1)
+            name, count = ("RDATA", len(command.rows)) if isinstance(command, RdataRun) else (command.NAME, 1)
+            counts[name] = counts.get(name, 0) + count
+        for name, count in counts.items():
+            self._command_counter(name).inc(count)
 
     def count_facts(self, facts: Sequence[Fact]) -> None:
         """Count the bytes of committed facts by stream, and cache invalidations by cache."""
