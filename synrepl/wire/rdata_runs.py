@@ -31,7 +31,7 @@ class RdataRun(msgspec.Struct, frozen=True):
 
 
 class RunParser:
-    """Parses runs as one release writes RDATA (`form`). Unusual lines are left to `form`."""
+    """Parses RDATA as one release writes it (`form`). Unusual lines are left to `form`."""
 
     def __init__(self, form: CommandForm) -> None:
         names = [field.name for field in form.fields]
@@ -41,15 +41,22 @@ class RunParser:
         self._default_instance = next(f.default for f in form.command.FIELDS if f.name == "instance")
         self._read_token = form.fields[-2].kind.parse
 
-    def read(self, lines: Sequence[bytes], start: int) -> RdataRun | None:
-        """Parse the run that starts at this line; None if fewer than two lines belong together."""
+    def read(self, lines: Sequence[bytes], start: int) -> RdataRun | Rdata | None:
+        """Parse the run that starts at this line, or this line if it is alone; None if a line is unusual."""
         first = lines[start]
         head = first.split(b" ", self._words + 1)
         if len(head) != self._words + 2 or not all(head):
             return None
         prefix = first[: len(first) - len(head[-1])]
+        stream = head[1].decode()
+        instance = head[2].decode() if self._has_instance else self._default_instance
         if start + 1 >= len(lines) or not lines[start + 1].startswith(prefix):
-            return None
+            word, _, row = head[-1].partition(b" ")
+            try:
+                token = self._read_token(word)
+            except ValueError:
+                return None
+            return Rdata(stream=stream, instance=instance, token=token, row=row) if row else None
         words: list[bytes] = []
         rows: list[bytes] = []
         for line in islice(lines, start, None):
@@ -64,12 +71,7 @@ class RunParser:
         tokens = self._tokens(words)
         if len(tokens) < 2:
             return None
-        return RdataRun(
-            stream=head[1].decode(),
-            instance=head[2].decode() if self._has_instance else self._default_instance,
-            tokens=tokens,
-            rows=rows[: len(tokens)],
-        )
+        return RdataRun(stream=stream, instance=instance, tokens=tokens, rows=rows[: len(tokens)])
 
     def _tokens(self, words: list[bytes]) -> list[int | None]:
         """Parse the tokens up to the first invalid one."""

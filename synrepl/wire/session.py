@@ -324,9 +324,9 @@ class Session:
         runs = self._codec.runs
         while index < len(lines):
             line = lines[index]
-            if runs is not None and line.startswith(b"RDATA ") and (run := runs.read(lines, index)):
-                deliver(run)
-                index += len(run.rows)
+            if runs is not None and line.startswith(b"RDATA ") and (found := runs.read(lines, index)):
+                deliver(found)
+                index += len(found.rows) if isinstance(found, RdataRun) else 1
                 continue
             if line:
                 deliver(self._note(parse(line), line))

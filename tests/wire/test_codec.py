@@ -307,6 +307,13 @@ class TestRuns:
             stream="a", instance="w", tokens=[1, None, 2], rows=[b"[1]", b"[2]", b"[3]"]
         )
 
+    def test_a_line_that_is_alone_is_one_command(self) -> None:
+        """Where streams alternate, a line is parsed once, and as the form parses it."""
+        lines = [b"RDATA a w 1 [1]", b"RDATA b w batch [2]"]
+
+        assert self.parser(CURRENT).read(lines, 0) == Rdata(stream="a", instance="w", token=1, row=b"[1]")
+        assert self.parser(CURRENT).read(lines, 1) == Rdata(stream="b", instance="w", token=None, row=b"[2]")
+
     def test_a_release_without_writers_has_the_default_one(self) -> None:
         """All legacy rows are of the master."""
         assert self.parser(LEGACY).read([b"RDATA a 1 [1, 2]", b"RDATA a 2 [3]"], 0) == RdataRun(
@@ -326,6 +333,7 @@ class TestRuns:
     def test_odd_lines_are_left_to_the_form(self, second: bytes) -> None:
         """The form explains the error."""
         assert self.parser(CURRENT).read([b"RDATA a w 1 [1]", second], 0) is None
+        assert self.parser(CURRENT).read([second], 0) is None
 
     @pytest.mark.parametrize("token", [b"007", b"-3", b"9223372036854775807"])
     def test_unusual_tokens_are_read_as_the_form_reads_them(self, token: bytes) -> None:
@@ -334,7 +342,7 @@ class TestRuns:
 
         run = self.parser(CURRENT).read(lines, 0)
 
-        assert run is not None
+        assert isinstance(run, RdataRun)
         assert [1, int(token)] == run.tokens
 
     def test_the_good_lines_before_an_odd_one_still_make_a_run(self) -> None:
@@ -343,7 +351,7 @@ class TestRuns:
 
         run = self.parser(CURRENT).read(lines, 0)
 
-        assert run is not None
+        assert isinstance(run, RdataRun)
         assert [1, 2] == run.tokens
 
 
