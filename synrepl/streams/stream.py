@@ -273,10 +273,10 @@ class Stream(Generic[R]):
         Accepts the shape of any known release; if several fit, that of `dialect` wins. Kept fields of older
         releases become extra attributes. Raises `RowError`.
         """
+        found: R | None = None
         if self._only is not None:
             found = self._only.read(data, dialect.release)
         else:
-            found = None
             for head, length, shapes in self._tagged:
                 # The text between the tag and the last bracket is the row proper, whole and unchanged.
                 if data.startswith(head) and data[-1] == 93:
@@ -286,7 +286,7 @@ class Stream(Generic[R]):
                 found = self._read_oddly_tagged(data, dialect.release)
         if found is None:
             self._refuse(data, dialect.release)
-        return typing.cast(R, found)
+        return found
 
     def decode_many(self, texts: list[bytes], dialect: Dialect) -> list[R]:
         """Decode rows as `decode` does, for less than half the cost if all have one kind's newest shape."""
