@@ -15,7 +15,7 @@ import pytest
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.exchange import unpack
 from synrepl.pipeline.runner import Runner, driver_of
-from synrepl.pipeline.snapshot import fold
+from synrepl.pipeline.snapshot import fold, part_writer
 from synrepl.pipeline.snapshot.fold import (
     SERIAL_AT,
     FoldInput,
@@ -185,8 +185,9 @@ def test_a_range_is_written_as_a_file_of_whole_facts(tmp_path: Path) -> None:
 
 
 def test_a_task_writes_several_files_of_whole_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fact is in two files, and none is lost, wherever the batches of the files that are read end."""
+    """No fact is in two files, and none is lost, wherever the batches that are read and copied end."""
     monkeypatch.setattr(fold, "BATCH_ROWS", 5)
+    monkeypatch.setattr(part_writer, "COPY_ROWS", 4)
     inputs, kept = fold_input(tmp_path), [serial for serial in range(1, 61) if serial % 5]
     facts = chained(
         [(("pushers", "push_rules")[number % 3 % 2], "w", ROWS[number % 3 % 2]) for number in range(60)]

@@ -64,6 +64,33 @@ def map_files(driver: Driver, files: Any, work: Work, schema: Any) -> Partitions
     return spread(driver, files.sort_by([("rows", "descending")]), tasks).map(work, schema)
 
 
+class RowFile:
+    """A Parquet file of rows, which is made in memory: its checksum is known before it is written."""
+
+    def __init__(self, schema: Any) -> None:
+        self._waiting: list[Any] = []
+        self._data = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(self._data, schema, **PARQUET)
+
+    def add(self, rows: Any) -> None:
+        """Add a record batch. Rows wait until they fill a row group."""
+        self._waiting.append(rows)
+        while sum(map(len, self._waiting)) >= GROUP_ROWS:
+            self._write()
+
+    def finish(self) -> Any:
+        """Return the file, as an Arrow buffer."""
+        if self._waiting:
+            self._write()
+        self._writer.close()
+        return self._data.getvalue()
+
+    def _write(self) -> None:
+        rows = pa.Table.from_batches(self._waiting)
+        self._writer.write_table(rows.slice(0, GROUP_ROWS))
+        self._waiting = rows.slice(GROUP_ROWS).to_batches()
+
+
 class WrittenFile(msgspec.Struct, kw_only=True):
     """A file, with the highest token of each writer by epoch, and the epoch and digest of its last fact.
 
@@ -138,13 +165,11 @@ def write_files(store: Store, rows: Iterable[Any]) -> Iterator[WrittenFile]:
 
 
 class _File:
-    """A file being written: compressed in memory, as its checksum is in its name."""
+    """A file being written, whose checksum is in its name."""
 
     def __init__(self, stream: str, date: str) -> None:
         self._written = WrittenFile(stream=stream, date=date)
-        self._waiting: list[Any] = []
-        self._data = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(self._data, ROWS, **PARQUET)
+        self._rows = RowFile(ROWS)
 
     def add(self, rows: Any) -> None:
         made = self._written
@@ -165,21 +190,12 @@ class _File:
             of_epoch = made.tokens.setdefault(found["epoch"], {})
             writer, token = found["writer"], found["token_max"]
             of_epoch[writer] = max(token, of_epoch.get(writer, token))
-        self._waiting.append(rows)
-        if sum(map(len, self._waiting)) >= GROUP_ROWS:
-            self._write()
+        self._rows.add(rows)
 
     def finish(self, store: Store) -> WrittenFile:
-        self._write()
-        self._writer.close()
-        made, data = self._written, self._data.getvalue()
+        made, data = self._written, self._rows.finish()
         name = f"{made.first_serial:012d}-{sha256(data).hexdigest()}.parquet"
         made.path = f"stream={quote(made.stream, safe='')}/date={made.date}/{name}"
         made.bytes = data.size
         store.write(made.path, data)
         return made
-
-    def _write(self) -> None:
-        if self._waiting:
-            self._writer.write_table(pa.Table.from_batches(self._waiting), row_group_size=GROUP_ROWS)
-        self._waiting = []

@@ -32,7 +32,7 @@ from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
 FILE_ROWS: Final = 256 * 1024
-"""Approximate number of keys per file; the rows of a file are in memory while it is written."""
+"""Approximate number of keys per file; the file is in memory, compressed, while it is written."""
 
 TASK_ROWS: Final = 16 * 1024
 """Minimum number of keys per file of a small snapshot, which is split so that all cores write."""

@@ -6,15 +6,16 @@ is kept if a kept fact has an older row of its key.
 """
 
 import uuid
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from synrepl.pipeline.source.rows import GROUP_ROWS, PARQUET, ROWS
+from synrepl.pipeline.archive.files import RowFile
+from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
 
@@ -41,25 +42,31 @@ class PartFile(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 0
 
 
-def write_part(store: Store, folder: str, rows: Any) -> bytes:
-    """Write rows (`LAST`, by serial and seq) as a file, atomically. Return its `PartFile` as JSON."""
-    first = rows["serial"][0].as_py()
+def write_part(store: Store, folder: str, batches: Iterable[Any]) -> PartFile | None:
+    """Write record batches (`LAST`, by serial and seq) as a file, atomically; None if there are no rows."""
+    file = RowFile(LAST)
+    count = facts = keys = first = last = 0
+    for rows in batches:
+        file.add(rows)
+        first, last = first or rows["serial"][0].as_py(), rows["serial"][-1].as_py()
+        count += len(rows)
+        facts += pc.sum(pc.equal(rows["seq"], 0)).as_py()
+        keys += pc.sum(rows["last"]).as_py()
+    data = file.finish()
+    if not count:
+        return None
     name = f"{folder}/part-{first:012d}-{uuid.uuid4().hex[:12]}.parquet"
-    made = pa.BufferOutputStream()
-    pq.write_table(rows, made, row_group_size=GROUP_ROWS, **PARQUET)
-    data = made.getvalue()
     store.write(name, data)
-    part = PartFile(
+    return PartFile(
         path=name,
-        rows=len(rows),
-        facts=pc.sum(pc.equal(rows["seq"], 0)).as_py(),
+        rows=count,
+        facts=facts,
         sha256=sha256(data).hexdigest(),
         bytes=data.size,
         first_serial=first,
-        last_serial=rows["serial"][-1].as_py(),
-        keys=pc.sum(rows["last"]).as_py() or 0,
+        last_serial=last,
+        keys=keys,
     )
-    return msgspec.json.encode(part)
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
