@@ -69,6 +69,7 @@ def pictures(measured: Measurements) -> dict[str, Picture]:
     if measured.covers is None:
         return {}
     from matplotlib import style
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     drawn = {}
     with style.context(STYLE), warnings.catch_warnings():
@@ -78,6 +79,9 @@ def pictures(measured: Measurements) -> dict[str, Picture]:
             wide, narrow = chart(measured, True), chart(measured, False)
             if wide is None or narrow is None:
                 continue
+            for figure in (wide, narrow):
+                # Not by the style: each file of the figure would be laid out, and drawn twice for that.
+                ConstrainedLayoutEngine().execute(figure)
             svg = _inline(wide, name, "wide", label) + _inline(narrow, name, "narrow", label)
             png = io.BytesIO()
             wide.savefig(png, format="png", dpi=144, facecolor="white")
