@@ -91,6 +91,8 @@ def bucket_size(upto: int) -> int:
 class FoldInput(msgspec.Struct, frozen=True):
     """Reader of the input in tasks: files of an archive, and the parts of its previous snapshot.
 
+    A task decodes in its own thread: there is a task for each core, which the threads of Arrow would share.
+
     Rows that the epoch starts `lost` have discarded are left out; of parts, all rows of the streams `whole`
     are left out. The files arrive as record batches with the columns of `ArchiveTable.files`, `is_part`, and
     `after`: only facts with a greater serial are read.
@@ -139,7 +141,7 @@ class FoldInput(msgspec.Struct, frozen=True):
         with self._open(file) as data:
             for groups in _row_groups(data.metadata, serials):
                 # First the smallest column: there may be nothing to read.
-                found = data.read_row_groups(groups, ["serial"])["serial"].to_numpy()
+                found = data.read_row_groups(groups, ["serial"], use_threads=False)["serial"].to_numpy()
                 first, end = np.searchsorted(serials, (found.min(), found.max() + 1))
                 is_its = np.isin(found, serials[first:end]) & (found > file["after"])
                 if not is_its.any():
@@ -148,7 +150,7 @@ class FoldInput(msgspec.Struct, frozen=True):
                     rows = data.read_row_groups(groups, ROWS.names).filter(pa.array(is_its)).sort_by("serial")
                     yield from self._without_lost(rows, file).combine_chunks().to_batches()
                     continue
-                for batch in data.iter_batches(BATCH_ROWS, groups, ROWS.names):
+                for batch in data.iter_batches(BATCH_ROWS, groups, ROWS.names, use_threads=False):
                     is_kept, is_its = is_its[: len(batch)], is_its[len(batch) :]
                     rows = batch if is_kept.all() else batch.filter(pa.array(is_kept))
                     yield self._without_lost(rows, file)
@@ -158,13 +160,14 @@ class FoldInput(msgspec.Struct, frozen=True):
 
         The column `stream` is a dictionary.
         """
+        of_lost = ["epoch", "token"] if self.lost else []
         for file in (file for batch in batches for file in batch.to_pylist()):
             columns = ["serial", "seq", "stream", "key"]
             if with_text and (file["is_part"] or file["stream"] in with_text):
                 columns.append("row")
             with self._open(file, read_dictionary=["stream"]) as data:
                 for group in range(data.num_row_groups):
-                    rows = data.read_row_group(group, [*columns, *(("epoch", "token") if self.lost else ())])
+                    rows = data.read_row_group(group, [*columns, *of_lost], use_threads=False)
                     if file["after"]:
                         rows = rows.filter(pc.greater(rows["serial"], file["after"]))
                     yield self._without_lost(rows, file).select(columns)
