@@ -33,7 +33,7 @@ def run(url: str, folder: Path, cores: int, engine: str) -> dict[str, float]:
     """
     from synrepl.pipeline.archive.archive import archive
     from synrepl.pipeline.audit.audit import audit
-    from synrepl.pipeline.local import LocalDriver
+    from synrepl.pipeline.local import LocalDriver, use_system_memory
     from synrepl.pipeline.snapshot.compact import compact
     from synrepl.pipeline.store import Store
     from synrepl.pipeline.tables.tables import update_tables
@@ -50,6 +50,7 @@ def run(url: str, folder: Path, cores: int, engine: str) -> dict[str, float]:
 
     with ExitStack() as stack:
         if engine == "local":
+            use_system_memory()
             runner: Any = stack.enter_context(LocalDriver(threads=cores))
         else:
             runner = _start_spark(url, cores, timed)

@@ -64,6 +64,14 @@ def memory_bytes(text: str) -> int:
     return int(found[1]) * UNITS[found[2]]
 
 
+def use_system_memory() -> None:
+    """Let Arrow allocate memory from the C library, in a process that only runs jobs.
+
+    Arrow's own pool keeps more of what is freed: a process that compacts 10,000,000 facts has a fifth more.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
 class LocalDriver:
     """Runs tasks in `threads` threads, until the end of its context.
 
