@@ -85,6 +85,9 @@ NAMES_AT_ONCE = 10_000
 TEXT_SERIALS = 5_000
 """The most facts in one text: about a megabyte, which fits a CPU cache; more is slower per fact."""
 
+MEASURED_FIRST: Final = 50
+"""Of so many facts the sizes are added first, before those of a whole text."""
+
 TEXT_BYTES: Final = 8 * 1024 * 1024
 """The most bytes of rows in a text of several facts, unless the reader wants fewer."""
 
@@ -444,25 +447,14 @@ class SQLEngine:
     ) -> tuple[bytes, int]:
         """Read in bulk: at most `limit` facts, and at most `TEXT_SERIALS`, as one text of this form, a line
         each, or more, up to the end of an atomic append. About `scanned` serials are examined (None:
-        `SCANNED_AT_ONCE`). Returns the text and the last serial examined.
-
-        A range of several serials is halved until its rows have at most `size` bytes.
+        `SCANNED_AT_ONCE`). The rows of several facts have at most `size` bytes. Returns the text and the last
+        serial examined.
         """
         dialect = self._dialect
         with self._reading("read") as connection:
-            limit = min(limit, TEXT_SERIALS)
             upto = self._whole(connection, after + (scanned or SCANNED_AT_ONCE), upto)
-            while True:
-                upto, where, values = self._range(connection, after, upto, filter)
-                found = connection.execute(
-                    f"SELECT sum(size) FROM (SELECT {dialect.text_bytes} AS size FROM facts WHERE {where}"
-                    " ORDER BY serial LIMIT ?) AS sizes",
-                    (*values, limit),
-                ).fetchone()[0]
-                half = self._whole(connection, after + (upto - after) // 2, upto)
-                if (found or 0) <= size or upto - after <= 1 or half == upto:
-                    break
-                upto = half
+            upto, where, values = self._range(connection, after, upto, filter)
+            limit = self._fitting(connection, where, values, min(limit, TEXT_SERIALS), size)
             lines = (
                 f"SELECT count(*), max(serial), {dialect.joined} FROM"
                 f" (SELECT serial, {dialect.lines[form]} AS line FROM facts WHERE {where} ORDER BY serial"
@@ -477,6 +469,26 @@ class SQLEngine:
                 texts += [rest[2]] if rest[0] else []
                 last = end
         return b"".join(map(bytes, texts)), last
+
+    def _fitting(
+        self, connection: SQLConnection, where: str, values: Sequence[object], limit: int, size: int
+    ) -> int:
+        """Return how many of these facts to read, at most `limit`: one, or so many that their rows have at
+        most `size` bytes.
+
+        The first facts tell how many that may be.
+        """
+        measure = (
+            f"SELECT count(*), sum(size) FROM (SELECT {self._dialect.text_bytes} AS size FROM facts"
+            f" WHERE {where} ORDER BY serial LIMIT ?) AS sizes"
+        )
+        count = min(limit, MEASURED_FIRST)
+        while True:
+            there, found = connection.execute(measure, (*values, count)).fetchone()
+            is_all = there < count or count == limit
+            if there <= 1 or (is_all and found <= size):
+                return limit
+            count = limit = min(limit, max(1, there * size // found))
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
         """Measure the first `limit` facts that pass the filter, in at most `SCANNED_AT_ONCE` serials.

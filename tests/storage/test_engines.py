@@ -755,6 +755,29 @@ class SQLiteTests(OverSQLite, Contract):
         self.assertEqual(100, sum(sizes))
         self.assertLess(max(sizes), 10)
 
+    def test_no_text_of_several_facts_is_larger_than_asked(self) -> None:
+        """Whatever the first facts are like: small ones before large ones, the reverse, and one by one."""
+        engine = self.again()
+        engine.open()
+        facts: list[Fact] = []
+        for length in [1] * 120 + [900] + [1] * 60 + [90] * 70 + [1, 500] * 9:
+            previous = facts[-1] if facts else None
+            facts.append(fact_after(previous, "events", len(facts) + 1, b'["%s"]' % (b"a" * length)))
+        engine.commit(facts, [])
+
+        for size in (1, 100, 600, 2_000, 50_000):
+            for streams in (None, {"events"}):
+                read: list[Fact] = []
+                while len(read) < len(facts):
+                    text, after = engine.read_text(
+                        after=len(read), upto=999, limit=150, filter=Filter.of(streams=streams), size=size
+                    )
+                    page = list(decode_facts(text))
+                    self.assertEqual(after, page[-1].serial)
+                    self.assertTrue(len(page) == 1 or sum(len(fact.rows) for fact in page) <= size)
+                    read += page
+                self.assertEqual(facts, read)
+
     def test_a_page_of_some_streams_costs_no_more_when_much_follows(self) -> None:
         """A follower that is behind asks for page after page: sorting the rest for each takes hours."""
         self.filled(5000)
