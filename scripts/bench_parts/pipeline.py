@@ -33,8 +33,8 @@ def pipeline(options: Options) -> Iterator[Result]:
             cpu = (cpu_seconds(running.pid) - before) / 2
             yield Result.at_least("daemon to Arrow, plain client", rows / seconds, "rows/s", 150_000)
             yield Result("the daemon's CPU", cpu / rows * 1e6, "us/row")
-            two = _jobs(running, folder, 2)
-            local = _jobs(running, folder, 2, "local")
+            two = _jobs(running, folder, 2, "--tables")
+            local = _jobs(running, folder, 2, "--tables", engine="local")
             fold, look, count = _duckdb(Path(folder), options.rounds)
             one = _jobs(running, folder, 1)
     yield Result("starting Spark", two["start"] + two["first query"], "s")
@@ -71,9 +71,11 @@ def _local_results(
     yield Result("local engine: most memory", local["memory"], "MiB")
 
 
-def _jobs(running: DaemonProcess, folder: str, cores: int, engine: str = "spark") -> dict[str, float]:
+def _jobs(
+    running: DaemonProcess, folder: str, cores: int, *more: str, engine: str = "spark"
+) -> dict[str, float]:
     url = f"http://127.0.0.1:{running.http}"
-    arguments = ("--url", url, "--folder", folder, "--cores", cores, "--engine", engine)
+    arguments = ("--url", url, "--folder", folder, "--cores", cores, "--engine", engine, *more)
     return part("pipeline_jobs", *arguments, patience=1_200)
 
 

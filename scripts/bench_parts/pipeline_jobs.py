@@ -1,6 +1,6 @@
 """Times the jobs of the pipeline in one process.
 
-python -m scripts.bench_parts.pipeline_jobs --url URL --folder FOLDER --cores N --engine spark|local
+python -m scripts.bench_parts.pipeline_jobs --url URL --folder FOLDER [--cores N] [--engine local] [--tables]
 """
 
 import argparse
@@ -22,11 +22,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--engine", default="spark")
+    parser.add_argument("--tables", action="store_true", help="the job tables too, twice")
     options = parser.parse_args()
-    print(json.dumps(run(options.url, options.folder, options.cores, options.engine)))
+    print(json.dumps(run(options)))
 
 
-def run(url: str, folder: Path, cores: int, engine: str) -> dict[str, float]:
+def run(options: argparse.Namespace) -> dict[str, float]:
     """Return seconds: of each job's first run and best later run; of Spark also of its start and first query.
 
     Of the local engine there is the most memory of the process too, in MiB (`memory`).
@@ -38,6 +39,7 @@ def run(url: str, folder: Path, cores: int, engine: str) -> dict[str, float]:
     from synrepl.pipeline.store import Store
     from synrepl.pipeline.tables.tables import update_tables
 
+    url, folder, cores, engine = options.url, options.folder, options.cores, options.engine
     # The threads, or the Python of Spark's tasks and Java, share these cores.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     found: dict[str, float] = {}
@@ -56,11 +58,13 @@ def run(url: str, folder: Path, cores: int, engine: str) -> dict[str, float]:
             runner = _start_spark(url, cores, timed)
         position, into = Store(str(folder / "archive")), Store(str(folder / "snapshot"))
         for kind in (" cold", "", ""):
-            for name in ("archive", "snapshot", "tables"):
+            for name in ("archive", "snapshot"):
                 shutil.rmtree(folder / name, ignore_errors=True)
             timed(f"archive{kind}", lambda: archive(runner, url, position))
             timed(f"compact{kind}", lambda: compact(runner, position, into, full=True))
             timed(f"audit{kind}", lambda: audit(runner, position))
+        for kind in (" cold", "") if options.tables else ():
+            shutil.rmtree(folder / "tables", ignore_errors=True)
             timed(f"tables{kind}", lambda: update_tables(runner, position, str(folder / "tables")))
     found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return found

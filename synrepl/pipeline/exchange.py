@@ -23,10 +23,11 @@ def split(rows: Any, numbers: Any) -> Iterator[tuple[int, Any]]:
         yield number, rows.slice(first, size)
 
 
-def pack(rows: Any) -> bytes:
+def pack(rows: Any, *, compression: str | None = None) -> bytes:
     """Return a table or a record batch as bytes."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
         stream.write(rows)
     return bytes(sink.getvalue())
 

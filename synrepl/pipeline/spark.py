@@ -93,4 +93,6 @@ def frame_of(session: SparkSession, table: Any) -> DataFrame:
 
 def _pack_batches(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
-        yield pa.record_batch({"batch": pa.array([pack(batch)], pa.binary())})
+        # Java has several copies of a result at once, and its size of a partition is that of compressed rows.
+        packed = pack(batch, compression="lz4")
+        yield pa.record_batch({"batch": pa.array([packed], pa.binary())})
