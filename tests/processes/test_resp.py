@@ -48,12 +48,12 @@ def publish(client: Client, name: str, *lines: str) -> None:
         client.redis.publish(name, line)
 
 
-def lines_until(client: Client, count: int) -> list[str]:
-    """The next rows that the client hears, so many."""
+def lines_until(client: Client, count: int, command: str = "RDATA") -> list[str]:
+    """The next lines with this command that the client hears, so many."""
     found: list[str] = []
     while len(found) < count:
         message = client.message()
-        if message.startswith("RDATA"):
+        if message.startswith(command):
             found.append(message)
     return found
 
@@ -109,9 +109,10 @@ def test_two_writers_mix_their_batches(tmp_path: Path) -> None:
         member = cluster.add("n0", "--resp", f"tcp:{port}:interface=127.0.0.1")
         name = member.status()["server_name"]
         reader, one, two, three = (Client(port) for _ in range(4))
+        reader.subscribe(name)
         publish(one, name, "POSITION events w1 1 1")
         publish(two, name, "POSITION events w2 1 1")
-        reader.subscribe(name)
+        lines_until(reader, 2, "POSITION")  # they wait for the log, and the rows of a writer for them
         for number in range(3):
             publish(one, name, f"RDATA events w1 batch {EVENT % number}")
             publish(two, name, f"RDATA events w2 batch {EVENT % number}")
