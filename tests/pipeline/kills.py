@@ -94,6 +94,7 @@ class JobProcess:
     def __init__(self, program: str, *arguments: str) -> None:
         self.lines: list[str] = []
         self._changed = threading.Condition()
+        self._has_closed = False
         # What a killed one leaves.
         self._folder = tempfile.mkdtemp(prefix="synrepl-kills-")
         self._process = subprocess.Popen(
@@ -121,16 +122,15 @@ class JobProcess:
                 self.lines.append(line.rstrip())
                 self._changed.notify_all()
         with self._changed:
+            self._has_closed = True
             self._changed.notify_all()
 
     def wait_for(self, word: str, *, times: int = 1) -> None:
         """Until it has said so; or has ended."""
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    sum(line.startswith(word) for line in self.lines) >= times
-                    or self._process.poll() is not None
-                ),
+                # Its output ends before the system knows that it has ended.
+                lambda: sum(line.startswith(word) for line in self.lines) >= times or self._has_closed,
                 PATIENCE_SECONDS,
             )
 
@@ -140,7 +140,7 @@ class JobProcess:
         If it ended before, it has done its work.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._process.poll() is not None, seconds)
+            self._changed.wait_for(lambda: self._has_closed, seconds)
         self.kill()
         assert self.is_done or self._process.returncode == -signal.SIGKILL, self.lines
         return not self.is_done
