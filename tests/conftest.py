@@ -6,6 +6,7 @@ run by default all the same.
 
 import gc
 import importlib.metadata
+import os
 import re
 from functools import cache
 from typing import Final
@@ -14,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No test may fail because the machine is busy: by default Hypothesis judges examples by the time they take.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+_untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", _untimed, max_examples=30)
+settings.register_profile("all", _untimed, max_examples=100)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 # Before each test pytest asks which Twisted is installed, and reads its description anew: a millisecond.
 importlib.metadata.version = cache(importlib.metadata.version)
@@ -36,12 +39,15 @@ SLOW: Final = (
     "http/test_status_page_chromium",
     "service/test_daemon",
     "service/test_limits",
+    "service/test_serve.py::test_a_mistake",
     "service/test_signals",
     "storage/test_kill",
     # A Java of their own, or pictures.
     "pipeline/test_clusters",
     "pipeline/test_damage",
+    "pipeline/test_day",
     "pipeline/test_frames",
+    "pipeline/test_installed",
     "pipeline/test_local_kills",
     "pipeline/test_local_memory",
     "pipeline/test_local_signals",
@@ -50,6 +56,7 @@ SLOW: Final = (
     "pipeline/test_session.py::test_a_whole_life",
     "pipeline/test_session.py::test_a_spark_that_cannot_start",
     "pipeline/test_source.py::test_the_source_travels",
+    "pipeline/test_tables.py::test_kills",
     "pipeline/test_without_spark.py::test_a_job",
     # Models of random operations, where another one runs on the engine in memory.
     "storage/test_log_model.py::AdoptModelOnSQLiteTests",
@@ -59,6 +66,9 @@ SLOW: Final = (
     # What a simulation needs to be believed.
     "simulation/test_seeds",
     "simulation/test_promises.py::test_bad_luck",
+    "simulation/test_acks_promises.py::test_everything_happens",
+    "simulation/test_channel_promises.py::test_bad_luck",
+    "simulation/test_channel_promises.py::test_each_rule_is_needed",
     "simulation/test_broker_promises.py::test_bad_luck",
     "simulation/test_replica_promises.py::test_bad_luck",
     "simulation/test_replica_promises.py::test_lightning",

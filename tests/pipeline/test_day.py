@@ -26,7 +26,7 @@ FACTS = 4_000
 RETAINED = ("--retain-seconds", "999999999")
 
 
-@pytest.mark.story
+@pytest.mark.parametrize("runner", ["local", pytest.param("spark", marks=pytest.mark.story)], indirect=True)
 def test_a_recorded_day_is_archived_audited_folded_and_drawn(runner: Runner, tmp_path: Path) -> None:
     """What real peers sent has every shape that rows have; nothing of it may be odd to any job."""
     fill_day(tmp_path / "synrepl.db", FACTS)

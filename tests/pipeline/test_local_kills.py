@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.local import LocalDriver
@@ -68,7 +66,6 @@ def kill(
     return runs
 
 
-@pytest.mark.story
 def test_a_killed_compact_leaves_the_former_snapshot_or_the_next(tmp_path: Path) -> None:
     """Never a part of one; run again, it makes what one run makes, and removes what killed ones left."""
     facts, position, snapshot = made(), tmp_path / "archive", tmp_path / "snapshot"

@@ -99,7 +99,6 @@ def test_a_package_index(tmp_path: Path, redis: RedisServer) -> None:
 RECEIPT = '["!r:hs","m.read","@ada:hs","$e",null,{}]\n'
 
 
-@pytest.mark.story
 def test_streams_of_the_configuration(tmp_path: Path) -> None:
     """A start declares them; a later start that declares them otherwise is refused in one line."""
     path = tmp_path / "synrepl.yaml"

@@ -22,8 +22,7 @@ def is_live(daemon: Daemon) -> bool:
     return bool(upstream and upstream["state"] == "live")
 
 
-@pytest.mark.story
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.story)])
 def test_an_orderly_promotion_leaves_no_errors(host: str, tmp_path: Path) -> None:
     """Whatever name the settings of the replica have for its upstream: the new primary must notify it."""
     folders = [tmp_path / name for name in ("first", "second", "third")]

@@ -292,7 +292,7 @@ class Contract(Case):
         max_size=20,
     )
 
-    EXAMPLES = 100
+    EXAMPLES = settings().max_examples
 
     def test_any_log_keeps_the_newest_of_each_key_and_all_beyond_its_beginning(self) -> None:
         """Whatever was committed and trimmed, in whatever order and slices, with restarts between."""

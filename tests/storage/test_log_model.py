@@ -167,7 +167,7 @@ class LogMachine(RuleBasedStateMachine):
                 answer.addErrback(lambda failure: None)
 
 
-LogMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LogMachine.TestCase.settings = settings(stateful_step_count=40)
 LogModelTests = LogMachine.TestCase
 
 
@@ -430,6 +430,6 @@ class PostgresAdoptMachine(AdoptMachine):
 AdoptModelInMemoryTests = MemoryAdoptMachine.TestCase
 AdoptModelOnSQLiteTests = SQLiteAdoptMachine.TestCase
 AdoptModelOnPostgresTests = PostgresAdoptMachine.TestCase
-AdoptModelInMemoryTests.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AdoptModelInMemoryTests.settings = settings(stateful_step_count=40)
 AdoptModelOnSQLiteTests.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 AdoptModelOnPostgresTests.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)

@@ -588,7 +588,7 @@ WORDS = [
     dialect=st.sampled_from([AUTO, LEGACY, MIDDLE, CURRENT]),
     side=st.sampled_from([SERVER, CLIENT]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 def test_nothing_that_a_peer_sends_makes_a_session_raise(
     pieces: list[bytes], cuts: list[int], dialect: Dialect | None, side: Side
 ) -> None:
