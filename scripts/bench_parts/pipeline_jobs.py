@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     """
     from synrepl.pipeline.archive.archive import archive
     from synrepl.pipeline.audit.audit import audit
-    from synrepl.pipeline.local import LocalDriver, use_system_memory
+    from synrepl.pipeline.local import LocalDriver, prepare_process
     from synrepl.pipeline.snapshot.compact import compact
     from synrepl.pipeline.store import Store
     from synrepl.pipeline.tables.tables import update_tables
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> dict[str, float]:
 
     with ExitStack() as stack:
         if engine == "local":
-            use_system_memory()
+            prepare_process()
             runner: Any = stack.enter_context(LocalDriver(threads=cores))
         else:
             runner = _start_spark(url, cores, timed)

@@ -227,12 +227,12 @@ def _start_spark(memory: str, options: Mapping[str, Any]) -> "SparkSession":
 
 def _local_driver(memory: str) -> "LocalDriver":
     try:  # an extra
-        from synrepl.pipeline.local import LocalDriver, memory_bytes, use_system_memory
+        from synrepl.pipeline.local import LocalDriver, memory_bytes, prepare_process
     except ImportError as error:
         raise ConfigError(
             f"the pipeline is not installed ({error}): run pip install 'synrepl[archive]'"
         ) from error
-    use_system_memory()
+    prepare_process()
     return LocalDriver(memory=memory_bytes(memory))
 
 
