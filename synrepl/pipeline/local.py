@@ -69,13 +69,10 @@ def memory_bytes(text: str) -> int:
 
 
 def prepare_process() -> None:
-    """Prepare a process that only runs jobs.
+    """Let the garbage collector run rarely, in a process that only runs jobs.
 
-    Arrow allocates memory from the C library: its own pool keeps more of what is freed, a fifth more in a
-    process that compacts 10,000,000 facts. The garbage collector runs rarely: it would look again and again
-    through all that imports have made, which was a tenth of the time of a small job.
+    It would look again and again through all that imports have made: a tenth of the time of a small job.
     """
-    pa.set_memory_pool(pa.system_memory_pool())
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
@@ -329,7 +326,7 @@ class _Spill:
     def read(self) -> Iterator[Any]:
         """Yield the batches."""
         if self._writer is not None:
-            with pa.memory_map(str(self._name)) as source, pa.ipc.open_stream(source) as stream:
+            with pa.OSFile(str(self._name)) as source, pa.ipc.open_stream(source) as stream:
                 yield from stream
 
     def remove(self) -> None:
