@@ -137,6 +137,8 @@ class LocalDriver:
         }
         connection = duckdb.connect(config=settings)
         connection.execute("SET TimeZone = 'UTC'")
+        # Where Python runs no file, DuckDB shows a bar on standard output, before the result of a job.
+        connection.execute("SET enable_progress_bar = false")
         for name, meaning in FUNCTIONS.items():
             connection.execute(f"CREATE MACRO {name} AS {meaning}")
         connection.register("rows", pa.RecordBatchReader.from_batches(rows.schema, iter(rows)))

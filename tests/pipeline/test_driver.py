@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -250,6 +250,31 @@ def test_statements_have_the_functions_of_both(runner: Runner) -> None:
         None if sent is None else round(sent.timestamp() * 1000) for sent in found["sent"].to_pylist()
     ]
     assert [AT, AT] == [found.schema.field(name).type for name in ("hour", "sent")]
+
+
+ASKING: Final = """
+import pyarrow as pa
+from synrepl.pipeline.driver import spread
+from synrepl.pipeline.local import LocalDriver
+
+with LocalDriver(threads=1) as driver:
+    rows = spread(driver, pa.table({"value": [1]}), 1)
+    found = driver.query("SELECT current_setting('enable_progress_bar') AS bar FROM {rows}", rows)
+    print(found.read_all().to_pylist())
+"""
+
+
+def test_a_long_query_shows_no_bar() -> None:
+    """DuckDB would print it to standard output in a notebook, or where Python runs no file as here."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASKING],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "[{'bar': False}]\n" == done.stdout
 
 
 def test_rows_of_a_table_stay_where_their_number_says(runner: Runner) -> None:
