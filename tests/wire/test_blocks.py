@@ -149,10 +149,8 @@ def test_only_received_bytes_of_a_block_take_memory() -> None:
 def test_a_block_in_parts_is_joined_without_a_second_copy() -> None:
     """The largest blocks are as large as all other memory of a replica."""
     data = b"x" * 2**24 + b"\n"
-    parts = [
-        encode_block("facts", 1, data)[position : position + 65_536]
-        for position in range(0, len(data) + 90, 65_536)
-    ]
+    block = encode_block("facts", 1, data)
+    parts = [block[position : position + 65_536] for position in range(0, len(block), 65_536)]
     buffer = BlockBuffer()
     tracemalloc.start()
     try:
