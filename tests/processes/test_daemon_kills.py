@@ -23,7 +23,7 @@ from tests.processes.loading import (
 )
 from tests.service.processes import Daemon
 
-KILLS = size(5, 50)
+KILLS = size(8, 50)
 WRITERS = 4
 STREAMS = ("events", "receipts", "to_device", "events")
 ENOUGH_ACKNOWLEDGED = 30

@@ -12,7 +12,7 @@ from tests.processes.loading import Asker, Recorder, ids_of, report, size
 from tests.processes.test_tail_kills import BATCH, Posting
 from tests.service.processes import Daemon
 
-KILLS = size(3, 50)
+KILLS = size(5, 50)
 FACTS = size(10_000, 100_000)
 
 

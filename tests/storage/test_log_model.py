@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -167,7 +167,9 @@ class LogMachine(RuleBasedStateMachine):
                 answer.addErrback(lambda failure: None)
 
 
-LogMachine.TestCase.settings = settings(stateful_step_count=40)
+EXAMPLES: Final = settings().max_examples * 3 // 2
+
+LogMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
 LogModelTests = LogMachine.TestCase
 
 
@@ -430,6 +432,6 @@ class PostgresAdoptMachine(AdoptMachine):
 AdoptModelInMemoryTests = MemoryAdoptMachine.TestCase
 AdoptModelOnSQLiteTests = SQLiteAdoptMachine.TestCase
 AdoptModelOnPostgresTests = PostgresAdoptMachine.TestCase
-AdoptModelInMemoryTests.settings = settings(stateful_step_count=40)
+AdoptModelInMemoryTests.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
 AdoptModelOnSQLiteTests.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 AdoptModelOnPostgresTests.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
