@@ -106,7 +106,7 @@ class BlockingClient:
         self._timeout = timeout
         self._tries_all = tries_all
         self._parts = dict(map(_parse, split_urls(url)))
-        self.addresses = AddressList(list(self._parts), (0.0,))
+        self.addresses = AddressList(list(self._parts))
         self._use()
 
     @property

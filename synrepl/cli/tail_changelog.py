@@ -17,7 +17,7 @@ from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer, sleep
+from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace
 from synrepl.transports.http.client import ChangelogClient, FirstAnswer
 from synrepl.transports.http.http_client import decode_json
@@ -59,7 +59,8 @@ class ChangelogTail:
     def __init__(self, output: TailOutput, options: TailOptions) -> None:
         self._output = output
         self._options = options
-        self._addresses = AddressList(options.endpoints, RETRY_SECONDS)
+        self._addresses = AddressList(options.endpoints)
+        self._backoff = Backoff(RETRY_SECONDS)
         self._names = {public_url(one).rstrip("/"): one for one in options.endpoints}
         self._changelog = ChangelogClient(output.reactor, options.endpoints[0], secret=options.credentials)
         self._epoch = 0
@@ -92,6 +93,7 @@ class ChangelogTail:
                     await self._connect()
                 await self._read_page()
                 self._addresses.succeeded()
+                self._backoff.reset()
             except ApiResponseError as error:
                 has_others = len(self._names) > 1
                 if error.code == "fork" or (error.code == "ahead_of_log" and not has_others):
@@ -173,9 +175,9 @@ class ChangelogTail:
         self._is_connected = False
         self._output.write_event("disconnected", address=self._url, reason=str(error))
         named = [self._names[url.rstrip("/")] for url in moved_to if url.rstrip("/") in self._names]
-        seconds = self._addresses.failed(fault, moved_to=named)
+        is_new_round = self._addresses.failed(fault, moved_to=named)
         self._changelog.base_url = self._addresses.current.rstrip("/")
-        await sleep(self._output.reactor, seconds)
+        await sleep(self._output.reactor, self._backoff.next() if is_new_round else 0.0)
 
     def _move(self, position: ChangelogPlace) -> None:
         self._position = position

@@ -132,6 +132,10 @@ class Backoff:
         """Start again with the first delay: an attempt succeeded."""
         self.failures = 0
 
+    def exhaust(self) -> None:
+        """Go on with the longest delay: a retry soon is pointless."""
+        self.failures = max(self.failures, len(self._delays))
+
 
 def doubling(first: float, longest: float) -> tuple[float, ...]:
     """Return delays of which each doubles the one before, up to `longest`.

@@ -184,8 +184,8 @@ class ConnectedFollower:
             expected_server="hs",
             clock=self.network.clock,
             metrics=self.metrics,
-            spread=lambda: 1.0,  # the simulation is the only source of chance
         )
+        self._factory.jitter = 0.0  # the simulation is the only source of chance
         self._endpoint = MemoryEndpoint(self.network, self.name, self.daemon.address_for(self.dialect))
 
     def start(self) -> None:

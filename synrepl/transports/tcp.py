@@ -1,6 +1,5 @@
 """Replication over TCP or any other Twisted endpoint."""
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.rights import command_operation, refusal
-from synrepl.ports.time import Timer, doubling
+from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.forks import is_later
 from synrepl.replication.holdings import ReadRefusal
@@ -45,9 +44,6 @@ MAX_CONNECTIONS: Final = 10_000
 """Limit of connections per listener: far more than the largest deployment has workers, and few enough to
 leave file descriptors and memory (some 3 kB each) for the rest of the daemon.
 """
-
-RETRY_SECONDS: Final = doubling(0.4, 10.0)
-"""The pauses between two rounds of a follower's addresses."""
 
 PATIENCE_SECONDS: Final = 3.0
 """How long a follower with several addresses waits for a server to greet before it tries the next one."""
@@ -282,7 +278,16 @@ class _ClientSide(ConnectionOwner):
 
 @dataclass(eq=False, repr=False)
 class FollowerFactory(ReconnectingClientFactory):
-    """Keeps one follower connected to one of several servers, until `stop`. `AddressList` chooses which one.
+    """Keeps one follower connected to one of several servers, until `stop`.
+
+    The pauses between its attempts are those of Twisted's `ReconnectingClientFactory`: from `initialDelay` on
+    each is `factor` times the one before, up to `maxDelay` seconds, with its `jitter`. `AddressList` only
+    chooses the address. In a round each address is tried once, without a pause.
+
+    >>> class PatientFactory(FollowerFactory):
+    ...     maxDelay = 60.0
+    >>> FollowerFactory.initialDelay, round(FollowerFactory.factor, 2), FollowerFactory.maxDelay
+    (0.4, 2.72, 10)
 
     An address works once the first POSITION is applied, not when the socket opens: a peer that accepts and
     then drops connections must not be flooded with new ones, as by workers of 1.66
@@ -291,8 +296,9 @@ class FollowerFactory(ReconnectingClientFactory):
     with each address before it is tried.
     """
 
-    factor = 1.0  # `AddressList` decides about the pauses
-    jitter = 0.0
+    initialDelay = delay = 0.4
+    # Twisted's own, an hour, is meant for clients that nobody waits for.
+    maxDelay = 10
     noisy = False
     _logger = Logger()
 
@@ -303,14 +309,12 @@ class FollowerFactory(ReconnectingClientFactory):
     clock: Any
     metrics: Metrics
     keepalive: Keepalive = KEEPALIVE
-    spread: Callable[[], float] = lambda: random.uniform(0.7, 1.3)
-    """A factor for each pause, so that followers that were disconnected together come back apart."""
     on_attempt: Callable[[str], object] = lambda address: None
     protocol: type[ReplicationProtocol] = field(default=ReplicationProtocol, init=False)
 
     def __post_init__(self) -> None:
         self._limited_logger = LimitedLogger(self._logger, self.clock)
-        self.addresses = AddressList([ONLY], RETRY_SECONDS, jitter=self.spread)
+        self.addresses = AddressList([ONLY])
         self.current: ReplicationProtocol | None = None
         self._endpoints: Mapping[str, IStreamClientEndpoint] = {}
         self._names: dict[str, str] = {}
@@ -329,7 +333,7 @@ class FollowerFactory(ReconnectingClientFactory):
         The keys of `endpoints` are their addresses. `urls` has the HTTP addresses of the same servers.
         """
         self._endpoints = endpoints if isinstance(endpoints, Mapping) else {ONLY: endpoints}
-        self.addresses = AddressList(list(self._endpoints), RETRY_SECONDS, jitter=self.spread)
+        self.addresses = AddressList(list(self._endpoints))
         self._names = {address: address for address in self._endpoints}
         self._names |= {url.rstrip("/"): address for address, url in urls.items()}
         self.connector = EndpointConnector(self._endpoints, self)
@@ -371,9 +375,11 @@ class FollowerFactory(ReconnectingClientFactory):
         self._patience_timer.stop()
 
     def resetDelay(self) -> None:
-        self.addresses.succeeded()
-        self.retries = 0
-        self._callID = None
+        """Note that the current address works: its first POSITION is applied."""
+        # After `stop` Twisted's own would begin to try again.
+        if self.continueTrying:
+            self.addresses.succeeded()
+            super().resetDelay()
 
     def stop(self) -> None:
         """Stop reconnecting, and close the current connection."""
@@ -392,11 +398,20 @@ class FollowerFactory(ReconnectingClientFactory):
         super().clientConnectionFailed(connector, reason)
 
     def retry(self, connector: Any = None) -> None:
+        if not self.continueTrying:
+            return
         fault = Fault.UNREACHABLE if self._moved is None else fault_of(self._moved.code)
         moved_to = [self._names[one] for one in self._named_addresses() if one in self._names]
         self.metrics.reconnects.inc()
-        self.delay = self.addresses.failed(fault, moved_to=moved_to)
-        super().retry(connector)
+        if self.addresses.failed(fault, moved_to=moved_to):
+            super().retry(connector)
+        else:
+            self._callID = self.clock.callLater(0, self._try_next, connector or self.connector)
+
+    def _try_next(self, connector: Any) -> None:
+        """Try the next address of this round."""
+        self._callID = None
+        connector.connect()
 
     def _lost(self, protocol: ReplicationProtocol, reason: Failure) -> None:
         self.current = None

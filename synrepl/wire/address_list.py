@@ -1,11 +1,11 @@
-"""AddressList: which of several servers of one log to try next, and when. It does no I/O.
+"""AddressList: which of several servers of one log to try next. It does no I/O, and knows no time.
 
 Everything that has several addresses decides with it: followers over TCP, replicas, readers over HTTP,
 commands and the Spark source (which sends this module to its tasks).
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from synrepl.errors import ConfigError
@@ -47,23 +47,20 @@ class AddressList:
     The caller tries `current`, and calls `succeeded` once it works, or `failed` when the attempt or the
     connection ends. In a round each address is tried once: those that an operator must repair (fenced,
     stopped) last, those with another fault before them, each in order of preference. The address that a
-    server named comes first. The pause before the next round is the next of `delays` (seconds; the last one
-    repeats) times `jitter()`. Within a round there is no pause.
+    server named comes first. Within a round there is no pause; before the next one the caller pauses.
 
     Raises `ConfigError` without addresses, or if one is given twice.
 
-    >>> servers = AddressList(["a", "b"], [1.0, 2.0])
+    >>> servers = AddressList(["a", "b"])
     >>> servers.failed(Fault.FENCED), servers.current
-    (0.0, 'b')
+    (False, 'b')
     >>> servers.failed(), servers.current
-    (1.0, 'b')
+    (True, 'b')
     >>> servers.failed(), servers.current
-    (0.0, 'a')
+    (False, 'a')
     """
 
-    def __init__(
-        self, addresses: Sequence[str], delays: Sequence[float], *, jitter: Callable[[], float] = lambda: 1.0
-    ) -> None:
+    def __init__(self, addresses: Sequence[str]) -> None:
         if not addresses:
             raise ConfigError("no address is given: give at least one")
         for number, address in enumerate(addresses):
@@ -74,41 +71,30 @@ class AddressList:
         """The address to try, or in use."""
         self.faults: dict[str, Fault] = {}
         """Why each address was left last; without those that worked or were not tried."""
-        self._delays = delays
-        self._jitter = jitter
-        self.failed_rounds = 0
-        """The rounds since the last success."""
         self._left = list(self.addresses[1:])
         self._is_working = False
 
     def succeeded(self) -> None:
         """`current` works."""
         self.faults.pop(self.current, None)
-        self.failed_rounds = 0
         self._is_working = True
 
-    def exhaust(self) -> None:
-        """Go on with the longest pause: a retry soon is pointless."""
-        self.failed_rounds = max(self.failed_rounds, len(self._delays))
-
-    def failed(self, fault: Fault = Fault.UNREACHABLE, *, moved_to: Sequence[str] = ()) -> float:
-        """Move on from `current`; return the seconds to wait before the next attempt.
+    def failed(self, fault: Fault = Fault.UNREACHABLE, *, moved_to: Sequence[str] = ()) -> bool:
+        """Move on from `current`; return whether a new round begins, before which the caller pauses.
 
         `moved_to`: the addresses under which the primary is known to `current`. One that is not in the list
         is ignored: a server must not send its followers elsewhere.
         """
         self.faults[self.current] = fault
         was_working, self._is_working = self._is_working, False
-        pause = 0.0
-        if was_working or not self._left:
-            # Also after a connection that worked: two servers that drop every connection are not hammered.
-            pause = self._delays[min(self.failed_rounds, len(self._delays) - 1)] * self._jitter()
-            self.failed_rounds += 1
+        # Also after a connection that worked: two servers that drop every connection are not hammered.
+        is_new_round = was_working or not self._left
+        if is_new_round:
             self._left = sorted(self.addresses, key=self._rank)
         named = next((one for one in moved_to if one in self._left), None)
         self.current = named or self._left[0]
         self._left.remove(self.current)
-        return pause
+        return is_new_round
 
     def _rank(self, address: str) -> int:
         fault = self.faults.get(address)

@@ -42,6 +42,7 @@ class Pair:
             clock=self.cluster.clock,
             metrics=self.daemon.metrics,
         )
+        self.factory.jitter = 0.0
         self.factory.connect(MemoryEndpoint(self.cluster.network, "daemon", "server"))
         self.cluster.pass_(2)
         assert self.follower.is_connected

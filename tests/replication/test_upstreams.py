@@ -47,9 +47,9 @@ class Worker:
             expected_server="hs",
             clock=cluster.clock,
             metrics=Metrics(CollectorRegistry()),
-            spread=lambda: 1.0,
             on_attempt=self._use,
         )
+        self._factory.jitter = 0.0
         self._factory.connect({one: MemoryEndpoint(cluster.network, name, one) for one in names})
 
     def _use(self, address: str) -> None:

@@ -71,9 +71,10 @@ class Worker:
             expected_server="hs",
             clock=run.clock,
             metrics=Metrics(CollectorRegistry()),
-            spread=lambda: run.luck.uniform(0.7, 1.3),
             on_attempt=use,
         )
+        self._factory.jitter = 0.0  # Twisted's is not of this run's seed
+        self._factory.initialDelay = self._factory.delay = 0.4 * run.luck.uniform(0.7, 1.3)
         self._factory.connect({one: MemoryEndpoint(run.network, self.name, one) for one in self._addresses})
 
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-"""Which address is next, and when."""
+"""Which address is next."""
 
 import pytest
 
@@ -9,7 +9,7 @@ FENCED, STOPPED, NOT_READY, AWAY = Fault.FENCED, Fault.STOPPED, Fault.NOT_READY,
 
 
 def listed(*addresses: str) -> AddressList:
-    return AddressList(addresses or ("a", "b", "c"), [1.0, 2.0, 4.0])
+    return AddressList(addresses or ("a", "b", "c"))
 
 
 @pytest.mark.parametrize(
@@ -34,21 +34,18 @@ def test_each_round_tries_every_address_once_and_those_of_no_use_last(
     assert tried == seen
 
 
-def test_there_is_a_pause_between_rounds_only_and_it_grows() -> None:
-    """An address that works is found without one."""
+def test_a_round_ends_when_each_address_was_tried() -> None:
+    """An address that works is found without a pause."""
     servers = listed()
 
-    assert [servers.failed() for _ in range(12)] == [0, 0, 1, 0, 0, 2, 0, 0, 4, 0, 0, 4]
+    assert [servers.failed() for _ in range(6)] == [False, False, True] * 2
 
 
-def test_a_single_address_is_retried_later_and_later() -> None:
-    """As if there were no list; a success starts again."""
+def test_each_attempt_at_a_single_address_is_a_round() -> None:
+    """As if there were no list."""
     servers = listed("a")
-    before = [servers.failed() for _ in range(4)]
-    servers.succeeded()
 
-    assert [1, 2, 4, 4] == before
-    assert [servers.failed() for _ in range(3)] == [1, 2, 4]
+    assert [servers.failed() for _ in range(3)] == [True, True, True]
 
 
 def test_a_lost_server_that_worked_is_tried_after_the_unknown_ones() -> None:
@@ -67,12 +64,12 @@ def test_a_lost_server_that_worked_is_tried_after_the_unknown_ones() -> None:
 
 def test_two_servers_that_drop_every_connection_that_worked_are_not_hammered() -> None:
     """Each loss costs a pause."""
-    servers, pauses = listed("a", "b"), []
+    servers, is_new_round = listed("a", "b"), []
     for _ in range(10):
         servers.succeeded()
-        pauses.append(servers.failed())
+        is_new_round.append(servers.failed())
 
-    assert [1.0] * 10 == pauses
+    assert [True] * 10 == is_new_round
 
 
 def test_the_address_that_a_server_names_is_next_if_it_is_in_the_list() -> None:
@@ -89,14 +86,14 @@ def test_the_address_that_a_server_names_is_next_if_it_is_in_the_list() -> None:
 def test_two_servers_that_name_each_other_are_asked_once_a_round() -> None:
     """Without this rule they would be asked without a pause."""
     servers = listed("a", "b")
-    pauses, tried = [], []
+    is_new_round, tried = [], []
     for _ in range(6):
         other = "b" if servers.current == "a" else "a"
         tried.append(servers.current)
-        pauses.append(servers.failed(FENCED, moved_to=[other]))
+        is_new_round.append(servers.failed(FENCED, moved_to=[other]))
 
     assert ["a", "b", "a", "b", "a", "b"] == tried
-    assert [0, 1, 0, 2, 0, 4] == pauses
+    assert [False, True] * 3 == is_new_round
 
 
 def test_what_was_learnt_of_an_address_is_forgotten_when_it_works() -> None:
@@ -116,7 +113,7 @@ def test_what_was_learnt_of_an_address_is_forgotten_when_it_works() -> None:
 def test_a_list_has_each_address_once(addresses: list[str]) -> None:
     """And at least one."""
     with pytest.raises(ConfigError):
-        AddressList(addresses, [1.0])
+        AddressList(addresses)
 
 
 @pytest.mark.parametrize(

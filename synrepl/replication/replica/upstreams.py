@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from synrepl.ports.time import doubling
+from synrepl.ports.time import Backoff, doubling
 from synrepl.replication.addresses import Address
 from synrepl.replication.replica.conversation import IUpstream
 from synrepl.wire.address_list import AddressList, Fault
@@ -17,8 +17,8 @@ class Upstreams:
 
     def __init__(self, upstreams: Sequence[IUpstream], jitter: Callable[[], float]) -> None:
         self._by_address = {str(one.where): one for one in upstreams}
-        delays = doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS)
-        self._addresses = AddressList(list(self._by_address), delays, jitter=jitter)
+        self._addresses = AddressList(list(self._by_address))
+        self._backoff = Backoff(doubling(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS), jitter=jitter)
         self.current = upstreams[0]
 
     @property
@@ -29,25 +29,26 @@ class Upstreams:
     @property
     def is_first_failure(self) -> bool:
         """Whether not all of them have failed since the last success: repeated failures are not logged."""
-        return self._addresses.failed_rounds == 0
+        return self._backoff.failures == 0
 
     def succeeded(self) -> None:
         """Note that the one in use works."""
         self._addresses.succeeded()
+        self._backoff.reset()
 
     def failed(self, fault: Fault, moved_to: str) -> float:
         """Note that the one in use has failed, and use the next. Returns the seconds to wait before that.
 
         `moved_to` is the address to which it redirects, or empty.
         """
-        pause = self._addresses.failed(fault, moved_to=self.at(moved_to))
+        is_new_round = self._addresses.failed(fault, moved_to=self.at(moved_to))
         if len(self._by_address) > 1:
             self.current = self._by_address[self._addresses.current]
-        return pause
+        return self._backoff.next() if is_new_round else 0.0
 
     def retry_seldom(self) -> None:
         """Wait as long as after many failures: an operator must mend the cause."""
-        self._addresses.exhaust()
+        self._backoff.exhaust()
 
     def at(self, address: str) -> list[str]:
         """Return those that are reached at this address."""

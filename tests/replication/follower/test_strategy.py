@@ -82,8 +82,8 @@ class Setup:
             expected_server="hs",
             clock=self.clock,
             metrics=self.metrics,
-            spread=lambda: 1.0,
         )
+        self.factory.jitter = 0.0
         self.factory.connect(MemoryEndpoint(self.network, "worker", "master"))
         self.wait()
         self.master.says("SERVER hs", "PING 1")
