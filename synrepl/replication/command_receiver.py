@@ -16,7 +16,7 @@ from synrepl.ports.rights import command_refusals
 from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import PING, CommandOrigin, Numbered, command_of
 from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.wire.commands import FederationAck, Ping, RemoteServerUp
+from synrepl.wire.commands import FROM_ALL_PROCESSES, FederationAck, Ping
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import is_name
 
@@ -124,7 +124,7 @@ class CommandReceiver:
             if why := command_refusals(access).get(type(command)):
                 raise RemoteProtocolError(why)
             self._metrics.count_commands([command])
-            if isinstance(command, RemoteServerUp):
+            if isinstance(command, FROM_ALL_PROCESSES):
                 self._broadcast(command, source)
             self._follower_commands.received(origin, command)
         except RemoteProtocolError as error:

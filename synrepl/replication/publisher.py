@@ -32,7 +32,14 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import EpochNotice, Error, Name, RemoteServerUp, Replicate, Rewind
+from synrepl.wire.commands import (
+    FROM_ALL_PROCESSES,
+    EpochNotice,
+    Error,
+    Name,
+    Replicate,
+    Rewind,
+)
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.extension import EpochMark, FollowerName
 from synrepl.wire.filter import Filter
@@ -120,12 +127,11 @@ class ServedFollower:
                         self._pending[command.stream] = command
                     else:
                         self._answer(command)
-                case RemoteServerUp():
-                    self._publisher.broadcast(command, but=self)
-                    follower_commands.received(self._connection, command)
                 case RdataRun():
                     raise AssertionError("a follower cannot send RDATA")
                 case _:
+                    if isinstance(command, FROM_ALL_PROCESSES):
+                        self._publisher.broadcast(command, but=self)
                     follower_commands.received(self._connection, command, self.name)
         self._update_reading()
 

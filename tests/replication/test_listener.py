@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from twisted.logger import capturedLogs, formatEvent
@@ -15,8 +14,8 @@ from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.commands import FORWARDED
 from synrepl.wire.dialect import CURRENT, LEGACY
 from synrepl.wire.grammar import Command
-from synrepl.wire.session import AUTO
 from tests.raw_peer import RawPeer, raw_client
+from tests.replication.listeners import listener
 
 READER = Key(name="reader", secret=None, rights=frozenset({Right.READ}))
 WRITER = Key(name="writer", secret=None, rights=frozenset({Right.WRITE}))
@@ -45,17 +44,6 @@ def logged() -> Iterator[list[str]]:
     with capturedLogs() as events:
         yield lines
     lines += [formatEvent(event) for event in events]
-
-
-def listener(
-    one: Cluster, address: str, made_by: type[PublisherFactory] = PublisherFactory, **options: Any
-) -> PublisherFactory:
-    daemon = one.daemon
-    factory = made_by(
-        daemon.publisher, server_name="hs", dialect=AUTO, clock=one.clock, metrics=daemon.metrics, **options
-    )
-    one.network.listen(address, factory)
-    return factory
 
 
 def connect(one: Cluster, address: str = "daemon", name: str = "raw") -> RawPeer:

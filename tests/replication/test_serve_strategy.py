@@ -11,7 +11,9 @@ from synrepl.testing import Cluster
 from synrepl.transports.connection import STALLED_SECONDS
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.commands import LockReleased, UserIp
+from synrepl.wire.dialect import NEWEST
 from tests.raw_peer import RawPeer, raw_client
+from tests.replication.listeners import listener
 
 EVENT = ["ev", ["$e", "!r", "m.room.message", None, None, None, None, False, False]]
 STATE = ["state", ["!r", "m.room.topic", "", "$e"]]
@@ -273,6 +275,21 @@ class TestUpstream:
         one.settle(0.1)
 
         assert [peer.hears() for peer in (sender, other, old)] == [[], ["REMOTE_SERVER_UP example.org"], []]
+
+    def test_lock_released_goes_to_the_others_whose_release_knows_it(self) -> None:
+        """Workers that wait for the lock would otherwise wait for their own poll."""
+        one = cluster()
+        listener(one, "new", dialect=NEWEST)
+        sender = client(one, "REPLICATE", address="new", name="sender")
+        other = client(one, "REPLICATE", address="new", name="other")
+        old = client(one, "REPLICATE", name="old")
+        for peer in (sender, other, old):
+            peer.hears()
+
+        sender.says('LOCK_RELEASED ["i","n","k"]')
+        one.settle(0.1)
+
+        assert [peer.hears() for peer in (sender, other, old)] == [[], ['LOCK_RELEASED ["i","n","k"]'], []]
 
     def test_a_federation_ack_lets_memory_go_up_to_the_slowest_sender(self) -> None:
         """Two senders; what one of them lacks must stay."""
