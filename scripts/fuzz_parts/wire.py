@@ -131,7 +131,7 @@ class NativeTarget(Target):
         kinds = set()
         try:
             for piece in pieces(text, seed):
-                kinds |= {type(found).__name__ for found in reader.receive(piece)}
+                kinds |= {type(found).__name__ for found in reader.runs(piece)}
         except RemoteProtocolError as error:
             return sorted(kinds), error.why[:20]
         return sorted(kinds), ""

@@ -123,6 +123,7 @@ class FollowerSender(Sender):
         self._commands: deque[Command] = deque(maxlen=MAX_COMMANDS)
         self._is_reading_linear = False
         self._positions_requested = False
+        self._at_head: Callable[[], object] | None = None
 
     def replicate(self, command: Replicate) -> None:
         """Answer REPLICATE. Before 1.13, a request for an unknown stream ends the connection."""
@@ -218,6 +219,11 @@ class FollowerSender(Sender):
         self._commands.append(command)
         self.pump()
 
+    def call_at_head(self, called: Callable[[], object]) -> None:
+        """Call this once, when nothing is left to send."""
+        self._at_head = called
+        self.pump()
+
     def pump(self) -> None:
         self.is_waiting = False
         super().pump()
@@ -263,6 +269,9 @@ class FollowerSender(Sender):
             self._write(self._position_lines(self.encoder.streams()))
             return True
         self.is_waiting = not self._linear_streams
+        if self._at_head is not None and not self._is_reading_linear:
+            called, self._at_head = self._at_head, None
+            called()
         return False
 
     def _step_live(self, feed: Feed) -> bool:

@@ -98,6 +98,10 @@ class ServedFollower:
         self.is_synrepl = False
         self._is_comparing = False
         """Whether the epochs of the follower and of the log are being compared: POSITIONs wait."""
+        self._has_asked = False
+        """Whether a REPLICATE was received."""
+        self._close: Callable[[], object] | None = None
+        """Closes the connection of a follower that sends nothing more."""
         self._comparison: Deferred[None] | None = None
 
     def dialect_known(self, dialect: Dialect) -> None:
@@ -122,6 +126,7 @@ class ServedFollower:
                     self._introduce(FollowerName.parse(command.name))
                     follower_commands.received(self._connection, command)
                 case Replicate():
+                    self._has_asked = True
                     self._name(command)
                     if self._paused or self._is_comparing or command.stream in self._answered_streams:
                         self._pending[command.stream] = command
@@ -226,6 +231,8 @@ class ServedFollower:
                 break  # the next turn will come
             self._answer(self._pending.pop(stream))
         self._update_reading()
+        if self._close is not None and not self._pending and self.sender is not None:
+            self.sender.call_at_head(self._close)
 
     def _update_reading(self) -> None:
         """Stop reading the connection while a REPLICATE waits for room; resume afterwards."""
@@ -236,6 +243,16 @@ class ServedFollower:
                 self._connection.pause_reading()
             else:
                 self._connection.resume_reading()
+
+    def half_closed(self, close: Callable[[], object]) -> bool:
+        """The follower sends nothing more: call `close` once it has what it asked for, up to the head.
+
+        Returns False if it has asked for nothing.
+        """
+        if self._has_asked:
+            self._close = close
+            self._answer_waiting()
+        return self._has_asked
 
     def pause(self) -> None:
         """The transport's buffer is full."""

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Final
 
-from twisted.internet.interfaces import IPushProducer, ISSLTransport
-from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer, ISSLTransport
+from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
+from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -19,14 +20,15 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
-from synrepl.transports.failures import address_text, describe_failure
+from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
 from synrepl.transports.send_buffer import immediate_write
 from synrepl.wire.blocks import Payload
+from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.records import RecordWriter
-from synrepl.wire.session import Action, Close, Deliver, DeliverBlock, Send, Session
+from synrepl.wire.session import LINE_TOO_LONG, Action, Close, Deliver, Send, Session
 
 PIECE_BYTES: Final = 2 * 1024
 """Received bytes that are handled at once: a hundred short commands take up to 15 milliseconds."""
@@ -68,6 +70,13 @@ class ConnectionOwner:
     def resume(self) -> None:
         """Send again: the transport's buffer has room."""
 
+    def half_closed(self) -> bool:
+        """The peer sends nothing more. Return whether the owner closes once the peer has what it asked for.
+
+        Otherwise the connection is closed now.
+        """
+        return False
+
     def failed(self, why: str) -> None:
         """An error closes the connection; `lost` follows when it is closed."""
 
@@ -75,10 +84,36 @@ class ConnectionOwner:
         """The connection is closed."""
 
 
-@implementer(IPushProducer)
+@implementer(IPushProducer, IHalfCloseableProtocol)
 @dataclass(eq=False, repr=False)
-class ReplicationProtocol(Protocol):
-    """Passes lines and blocks between a transport and a `Session`, which implements the protocol."""
+class ReplicationProtocol(LineOnlyReceiver):
+    """Passes lines and blocks between a transport and a `Session`, which implements the protocol.
+
+    A subclass that overrides `lineReceived` sees each line, as with any `LineOnlyReceiver`. A factory uses it
+    as its `protocol`:
+
+    >>> from twisted.internet.testing import StringTransport
+    >>> from synrepl.testing import Cluster
+    >>> from synrepl.transports.tcp import PublisherFactory
+    >>> class Listing(ReplicationProtocol):
+    ...     def lineReceived(self, line: bytes) -> None:
+    ...         print(line.decode())
+    ...         super().lineReceived(line)
+    >>> class ListingFactory(PublisherFactory):
+    ...     protocol = Listing
+    >>> hs = Cluster()
+    >>> factory = ListingFactory(
+    ...     hs.daemon.publisher, server_name="hs", dialect=None, clock=hs.clock, metrics=hs.daemon.metrics
+    ... )
+    >>> protocol = factory.buildProtocol(None)
+    >>> protocol.makeConnection(StringTransport())
+    >>> protocol.dataReceived(b"NAME worker1\\nREPLICATE events NOW\\n")
+    NAME worker1
+    REPLICATE events NOW
+
+    Where nobody overrides it, all lines of a read go to the session at once, as a call for each line costs
+    more than reading a row. Blocks of the native dialect are no lines: `lineReceived` does not see them.
+    """
 
     session: Session
     make_owner: Callable[["ReplicationProtocol"], ConnectionOwner]
@@ -95,7 +130,15 @@ class ReplicationProtocol(Protocol):
     on_lost: Callable[["ReplicationProtocol", Failure], None] = lambda lost, reason: None
     transport: Any = field(default=None, init=False)
     """An ITransport and IConsumer; of most endpoints also an ITCPTransport."""
+    delimiter = b"\n"
+    MAX_LENGTH = MAX_LENGTH
+    _reads_by_line: ClassVar = False
+    """Whether a subclass overrides `lineReceived`. It is found once per class, not per read."""
     _logger: ClassVar = Logger()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._reads_by_line = cls.lineReceived is not ReplicationProtocol.lineReceived
 
     def __post_init__(self) -> None:
         self.access: Access | None = LOCAL
@@ -109,8 +152,9 @@ class ReplicationProtocol(Protocol):
         """Writes to the transport, at once if possible: each group of facts is written to each follower."""
         self._is_dialect_reported = False
         self._is_reading = True
-        self._pending: deque[bytes | Failure] = deque()
-        """What waits for its turn: received pieces, and at last the loss of the connection."""
+        self._is_half_closed = False
+        self._pending: deque[bytes | Failure | None] = deque()
+        """What waits for its turn: received pieces, their end (None), and the loss of the connection."""
         self._paused_at = 0.0
         self._close_reason = ""
         self._timer = Timer(self.clock, self._tick)
@@ -135,7 +179,7 @@ class ReplicationProtocol(Protocol):
             pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
             self._take_turns(self.queue, *pieces)
 
-    def _take_turns(self, queue: TurnQueue, *events: bytes | Failure) -> None:
+    def _take_turns(self, queue: TurnQueue, *events: bytes | Failure | None) -> None:
         """Handle these events now, or as much as this turn has time for; nothing is read until it is all."""
         is_waiting = bool(self._pending)
         self._pending += events
@@ -161,12 +205,69 @@ class ReplicationProtocol(Protocol):
         event = self._pending.popleft()
         if isinstance(event, bytes):
             self._receive(event)
+        elif event is None:
+            self._half_close()
         else:
             self._lose(event)
 
     def _receive(self, data: bytes) -> None:
         self.metrics.bytes.counts["in"] += len(data)
-        self._perform(self.session.receive_data(data))
+        violation = ""
+        try:
+            for run in self.session.split(data):
+                if isinstance(run, Payload):
+                    self.owner.block(run)
+                elif self._reads_by_line:
+                    self._receive_by_line(run)
+                else:
+                    self._perform(self.session.receive(run))
+        except RemoteProtocolError as error:
+            violation = error.why
+        if violation:
+            # Outside of the handler: the traceback of the error would keep the whole block in memory.
+            self.fail(violation)
+
+    def _receive_by_line(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            if self.session.closed:
+                return
+            if len(line) > self.MAX_LENGTH:
+                self.lineLengthExceeded(line)
+            else:
+                self.lineReceived(line)
+
+    def lineReceived(self, line: bytes) -> None:
+        """Give a line, without its end, to the session.
+
+        A subclass that overrides this sees each line in order, and calls up to have it handled. Lines after
+        one that closed the connection are not seen. Rows are then read several times slower.
+        """
+        self._perform(self.session.receive([line]))
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        """Send ERROR, and close."""
+        self.fail(LINE_TOO_LONG)
+
+    def sendLine(self, line: bytes) -> None:
+        """Send a line, given without its end. A closed connection drops it."""
+        self.write(line + self.delimiter)
+
+    def readConnectionLost(self) -> None:
+        if self.queue is None:
+            self._half_close()
+        else:
+            self._take_turns(self.queue, None)
+
+    def writeConnectionLost(self) -> None:
+        """Do nothing: only the peer closes one half of a connection."""
+
+    def _half_close(self) -> None:
+        if self._is_half_closed or self.session.closed:
+            return
+        self._is_half_closed = True
+        if not self.owner.half_closed():
+            self._close_reason = PEER_CLOSED
+            self._disconnect()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.queue is None:
@@ -226,7 +327,7 @@ class ReplicationProtocol(Protocol):
 
     def close(self) -> None:
         """Flush written data, then close without ERROR."""
-        self._close_reason = "closed by this process"
+        self._close_reason = PEER_CLOSED if self._is_half_closed else "closed by this process"
         self._disconnect()
 
     def abort(self) -> None:
@@ -275,8 +376,6 @@ class ReplicationProtocol(Protocol):
                     self._write(data)
                 case Deliver(commands):
                     self._deliver(commands)
-                case DeliverBlock(payload):
-                    self._deliver_block(payload)
                 case Close(why):
                     self.metrics.errors_sent.inc()
                     if self.logs_closing:
@@ -304,16 +403,6 @@ class ReplicationProtocol(Protocol):
             self._logger.failure("protocol error of this process: closing {peer}", peer=self._peer())
             self._perform(self.session.fail(f"internal error: {error.why}"))
 
-    def _deliver_block(self, payload: Payload) -> None:
-        violation = ""
-        try:
-            self.owner.block(payload)
-        except RemoteProtocolError as error:
-            violation = error.why
-        if violation:
-            # Outside of the handler: the traceback of the error would keep the whole block in memory.
-            self._perform(self.session.fail(violation))
-
     def _report_dialect(self) -> None:
         if not self._is_dialect_reported and self.session.dialect is not None:
             self._is_dialect_reported = True
@@ -328,6 +417,8 @@ class ReplicationProtocol(Protocol):
             self.session.restart_timeout()
             if self.session.side is SERVER and self.clock.seconds() - self._paused_at >= STALLED_SECONDS:
                 self.fail(f"the responses to your commands were not read for {STALLED_SECONDS:g} seconds")
+        elif self._is_half_closed:
+            self.session.restart_timeout()
         self._perform(self.session.tick())
         if not self.session.closed:
             self._arm()

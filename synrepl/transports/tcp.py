@@ -145,6 +145,10 @@ class _ServerSide(ConnectionOwner):
             self._protocol.send(Moved(code=why.code, native=native or None, http=http or None))
         self._protocol.fail(why.message)
 
+    def half_closed(self) -> bool:
+        owner = self._owner
+        return isinstance(owner, ServedFollower) and owner.half_closed(self._protocol.close)
+
     def pause(self) -> None:
         self._owner.pause()
 

@@ -85,24 +85,27 @@ class BlockBuffer:
         self._data = bytearray()
         self._checksum: Any = None
 
-    def receive(self, data: bytes) -> list[bytes | Payload]:
-        """Return the lines and blocks that are now complete.
+    def runs(self, data: bytes) -> Iterator[list[bytes] | Payload]:
+        """Yield the blocks that are now complete, and the lines between them as runs.
 
-        Raises RemoteProtocolError for malformed input; do not use it after that.
+        Raises RemoteProtocolError for malformed input, once what came before it is yielded. Do not use the
+        buffer after that.
         """
         found: list[bytes | Payload] = []
+        violation = ""
         at = 0
-        while at < len(data):
-            at = self._lines(data, at, found) if self._block is None else self._part(data, at, found)
-        return found
-
-    def runs(self, data: bytes) -> Iterator[list[bytes] | Payload]:
-        """Yield what `receive` returns, with adjacent lines as one run."""
-        for kind, items in groupby(self.receive(data), type):
+        try:
+            while at < len(data):
+                at = self._lines(data, at, found) if self._block is None else self._part(data, at, found)
+        except RemoteProtocolError as error:
+            violation = error.why
+        for kind, items in groupby(found, type):
             if kind is Payload:
                 yield from cast("Iterator[Payload]", items)
             else:
                 yield cast("list[bytes]", list(items))
+        if violation:
+            raise RemoteProtocolError(violation)
 
     def _lines(self, data: bytes, at: int, found: list[bytes | Payload]) -> int:
         """Read lines up to the next block announcement, or all of them; return the end position."""

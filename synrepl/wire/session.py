@@ -1,6 +1,6 @@
 """Sessions: one side of a connection, sans I/O.
 
-A session receives bytes and the time, and returns actions: bytes to send, commands to deliver, close. The
+A session receives lines and the time, and returns actions: bytes to send, commands to deliver, close. The
 driver (TCP, HTTP, Redis, a test, the simulator) moves the bytes, and performs the actions in order. Because
 it neither reads a clock nor owns a socket, a test can say at which microsecond a peer falls silent, and the
 simulator can let an hour pass in milliseconds, through the same code that runs in production.
@@ -43,6 +43,8 @@ AUTO: Final = None
 The first dialect that can parse the command wins.
 """
 
+LINE_TOO_LONG: Final = f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
+
 MAX_TEXT: Final = 1_000
 """The most characters of an ERROR that are sent or shown."""
 
@@ -57,12 +59,6 @@ class Send(msgspec.Struct, frozen=True):
     """Write these bytes."""
 
     data: bytes
-
-
-class DeliverBlock(msgspec.Struct, frozen=True):
-    """Give this block to the owner of the connection. If it is invalid, call `Session.fail`."""
-
-    payload: Payload
 
 
 class Deliver(msgspec.Struct, frozen=True):
@@ -83,14 +79,14 @@ class Warn(msgspec.Struct, frozen=True):
     why: str
 
 
-Action = Send | Deliver | DeliverBlock | Close | Warn
+Action = Send | Deliver | Close | Warn
 
 
 class Keepalive(msgspec.Struct, frozen=True):
     """Timeouts of a session, in seconds. The defaults of PING are those of every release.
 
     * `ping_seconds`: send PING after sending nothing for this long
-    * `timeout_seconds`: a replica's upstream, or a peer that has ever sent PING, times out after this silence
+    * `timeout_seconds`: a replica, its upstream, and a peer that ever sent PING time out after this silence
     * `request_seconds`: a server closes a connection without a request after this long, unless the peer sends
       PING; 0: never
     * `handshake_seconds`: a replica must finish HELLO and AUTH within it
@@ -160,30 +156,21 @@ class Session:
         hello = Server(server_name=self._name) if self.side is SERVER else Name(name=self._name)
         return [Send(self.encode([hello, self._ping()]))]
 
-    def receive_data(self, data: bytes) -> Iterator[Action]:
-        """Process received bytes, which may end anywhere.
+    def split(self, data: bytes) -> Iterator[list[bytes] | Payload]:
+        """Split received bytes, which may end anywhere, into runs of lines (for `receive`) and blocks.
 
-        Each action must be performed before the next one is requested: it may decide how the bytes after it
-        are read (`read_records`).
+        Each must be handled before the next one is requested: it may decide how the bytes after it are read
+        (`read_records`), or close the session, which ends the iterator. Raises RemoteProtocolError, after
+        what came before, for a malformed block or record.
         """
         if self.closed:
             return
         # A large block may take longer than the timeout.
         self._last_received = self._seconds()
-        violation = ""
-        try:
-            for run in self._framing.runs(data):
-                if self.closed:
-                    return
-                if isinstance(run, Payload):
-                    yield DeliverBlock(run)
-                else:
-                    yield from self.receive(run)
-        except RemoteProtocolError as error:
-            violation = error.why
-        if violation:
-            # Outside of the handler: the traceback of the error would keep the whole block in memory.
-            yield from self.fail(violation)
+        for run in self._framing.runs(data):
+            if self.closed:
+                return
+            yield run
 
     def read_records(self, key: bytes) -> None:
         """Take all bytes after the handshake out of records with this key."""
@@ -196,22 +183,29 @@ class Session:
         # Free an incomplete block, which may be large.
         self._framing = LineBuffer()
 
-    def receive(self, lines: Sequence[bytes]) -> list[Action]:
-        """Process received lines; on a shared channel, messages."""
+    def receive(self, lines: Sequence[bytes]) -> Iterator[Action]:
+        """Process received lines; on a shared channel, messages.
+
+        Each action must be performed before the next one is requested. Otherwise a bad line would close the
+        session before the commands in front of it are carried out.
+        """
         if self.closed or not lines:
-            return []
+            return
         self._last_received = self._seconds()
         if self.side is BROKER:
-            return self._receive_shared(lines)
+            yield from self._receive_shared(lines)
+            return
         commands: list[Command | RdataRun] = []
         good, why = _good_lines(lines)
         try:
             self._read(lines[:good], commands)
-            if why:
-                raise RemoteProtocolError(why)
         except RemoteProtocolError as error:
-            return [Deliver(commands), *self.fail(error.why)]
-        return [Deliver(commands)] if commands else []
+            why = error.why
+        # Also without commands: the lines may have shown the peer's dialect.
+        if commands or why:
+            yield Deliver(commands)
+        if why:
+            yield from self.fail(why)
 
     def tick(self) -> list[Action]:
         """Do what is due: PING, or time out. Call it at `deadline()` or later, at any frequency."""
@@ -246,6 +240,8 @@ class Session:
     def authenticated(self) -> None:
         """Note that the peer, a replica, has finished HELLO and AUTH."""
         self._is_introduced = True
+        # Every replica sends PING or ACK, so its silence is a failure.
+        self._peer_pings = True
 
     # `tick` and `deadline` share these sums: a rounding error between them would make a driver spin.
 
@@ -417,7 +413,7 @@ def _good_lines(lines: Sequence[bytes]) -> tuple[int, str]:
         return len(lines), ""
     for index, line in enumerate(lines):
         if len(line) > MAX_LENGTH:
-            return index, f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
+            return index, LINE_TOO_LONG
         if line.endswith(b"\r"):
             return index, "a line must end with LF alone, not with CR LF"
         try:

@@ -149,6 +149,12 @@ class RawReplica(Protocol):
         """These lines."""
         self._send("".join(f"{line}\n" for line in lines).encode())
 
+    def wait(self, cluster: Passing, seconds: int) -> None:
+        """Let this time pass, and send PING as every replica does."""
+        for _ in range(0, seconds, 5):
+            self.say("PING 1")
+            cluster.pass_(5)
+
     def tell(self, word: str, message: Any) -> None:
         """A word and what belongs to it."""
         self._send(word.encode() + b" " + msgspec.json.encode(message) + b"\n")

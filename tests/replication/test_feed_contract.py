@@ -12,7 +12,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.relay import attach
 from synrepl.replication.settings import RelaySettings
-from synrepl.wire.blocks import BlockBuffer
+from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
     Auth,
@@ -136,8 +136,8 @@ class RelayPeer(Peer):
 
     def write(self, data: bytes) -> None:
         """Take up these blocks."""
-        for block in self.blocks.receive(data):
-            assert not isinstance(block, bytes)
+        for block in self.blocks.runs(data):
+            assert isinstance(block, Payload)
             lines = [json.loads(line) for line in bytes(block.data).splitlines()]
             if block.kind == "held":
                 self.take([{"held": lines}])

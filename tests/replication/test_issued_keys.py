@@ -340,7 +340,7 @@ def test_the_block_of_keys_is_read_as_it_was_written() -> None:
     record = make_record("x")
     limits = {"streams": ("s",), "instances": ("w1", "w2")}
     keys = [IssuedKey(name="a", rights=(Right.READ,), record=record, made_ms=1, revoked_ms=2, **limits)]
-    (payload,) = BlockBuffer().receive(keys_block(keys))
+    (payload,) = BlockBuffer().runs(keys_block(keys))
 
     assert isinstance(payload, Payload)
     assert read_keys_block(payload.data) == keys
@@ -351,7 +351,7 @@ def test_a_record_from_before_there_were_instances_is_read() -> None:
     """The key may publish under any name, as before."""
     line = msgspec.json.encode(VALID) + b"\n"
     (key,) = read_keys_block(line)
-    (payload,) = BlockBuffer().receive(keys_block([key]))
+    (payload,) = BlockBuffer().runs(keys_block([key]))
 
     assert key.instances is None
     assert isinstance(payload, Payload)

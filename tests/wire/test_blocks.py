@@ -29,20 +29,28 @@ STREAM = b"SERVER hs\n" + encode_block("facts", 2, b"one\ntwo\n") + encode_block
 FOUND = [b"SERVER hs", Payload("facts", 2, b"one\ntwo\n"), Payload("held", 0, b""), b"PING 5"]
 
 
+def received(buffer: BlockBuffer, data: bytes) -> list[bytes | Payload]:
+    """The lines and blocks that are now complete."""
+    found: list[bytes | Payload] = []
+    for run in buffer.runs(data):
+        found += [run] if isinstance(run, Payload) else run
+    return found
+
+
 def announced(size: int, *, digest: str = "0" * 64, lines: int = 1, kind: str = "facts") -> bytes:
     return f"BLOCK {kind} {lines} {size} {digest}\n".encode()
 
 
 def test_lines_and_blocks_come_out_in_order() -> None:
     """Complete, and with the lines after them."""
-    assert FOUND == BlockBuffer().receive(STREAM)
+    assert FOUND == received(BlockBuffer(), STREAM)
 
 
 def test_byte_by_byte_is_the_same() -> None:
     """Chunks may end anywhere."""
     buffer = BlockBuffer()
 
-    assert FOUND == [found for byte in STREAM for found in buffer.receive(bytes([byte]))]
+    assert FOUND == [found for byte in STREAM for found in received(buffer, bytes([byte]))]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
@@ -51,15 +59,29 @@ def test_any_chunks_give_the_same(places: list[int]) -> None:
     cuts = [0, *sorted(places), len(STREAM)]
     buffer = BlockBuffer()
 
-    assert FOUND == [found for first, last in pairwise(cuts) for found in buffer.receive(STREAM[first:last])]
+    assert FOUND == [
+        found for first, last in pairwise(cuts) for found in received(buffer, STREAM[first:last])
+    ]
+
+
+@pytest.mark.parametrize("bad", [b"x" * (MAX_LENGTH + 1), announced(3) + b"abc", b"BLOCK facts one\n"])
+def test_what_comes_before_malformed_bytes_is_read(bad: bytes) -> None:
+    """All came in one read: a command is not lost because its peer's next bytes are wrong."""
+    runs = BlockBuffer().runs(STREAM + bad)
+    found: list[list[bytes] | Payload] = []
+
+    with pytest.raises(RemoteProtocolError):
+        found.extend(runs)
+
+    assert [[FOUND[0]], FOUND[1], FOUND[2], [FOUND[3]]] == found
 
 
 def test_an_unfinished_line_waits() -> None:
     """Its end may come later, or never."""
     buffer = BlockBuffer()
 
-    assert [] == buffer.receive(b"PIN")
-    assert [b"PING 1"] == buffer.receive(b"G 1\n")
+    assert [] == received(buffer, b"PIN")
+    assert [b"PING 1"] == received(buffer, b"G 1\n")
 
 
 def test_a_corrupted_block_is_detected() -> None:
@@ -67,34 +89,34 @@ def test_a_corrupted_block_is_detected() -> None:
     data = encode_block("facts", 1, b"abc\n").replace(b"abc", b"abd")
 
     with pytest.raises(RemoteProtocolError, match="corrupted in transit"):
-        BlockBuffer().receive(data)
+        received(BlockBuffer(), data)
 
 
 @pytest.mark.parametrize("size", [-1, MAX_BLOCK + 1])
 def test_a_block_of_an_impossible_size_is_rejected(size: int) -> None:
     """A size beyond memory or below zero must not be waited for."""
     with pytest.raises(RemoteProtocolError, match="a block has at most"):
-        BlockBuffer().receive(announced(size))
+        received(BlockBuffer(), announced(size))
 
 
 def test_a_line_without_an_end_is_rejected() -> None:
     """Before it fills the memory."""
     with pytest.raises(RemoteProtocolError, match="a line has at most"):
-        BlockBuffer().receive(b"x" * (MAX_LENGTH + 1))
+        received(BlockBuffer(), b"x" * (MAX_LENGTH + 1))
 
 
 def test_an_invalid_announcement_is_rejected() -> None:
     """The bytes after it could not be distinguished from lines."""
     with pytest.raises(RemoteProtocolError):
-        BlockBuffer().receive(b"BLOCK facts one two three\n")
+        received(BlockBuffer(), b"BLOCK facts one two three\n")
 
 
 def test_the_checksum_is_that_of_the_bytes() -> None:
     """It can be recomputed from the bytes."""
     data = b"abc\n"
 
-    assert [Payload("facts", 1, data)] == BlockBuffer().receive(
-        announced(len(data), digest=sha256(data).hexdigest()) + data
+    assert [Payload("facts", 1, data)] == received(
+        BlockBuffer(), announced(len(data), digest=sha256(data).hexdigest()) + data
     )
 
 
@@ -102,14 +124,14 @@ def test_the_checksum_is_that_of_the_bytes() -> None:
 def test_a_block_of_too_many_lines_is_rejected(lines: int) -> None:
     """Each line becomes objects, which are many times as large as a short line."""
     with pytest.raises(RemoteProtocolError, match="a block has at most 65536 lines"):
-        BlockBuffer().receive(announced(100, lines=lines))
+        received(BlockBuffer(), announced(100, lines=lines))
 
 
 def test_a_held_block_may_be_larger_than_a_page() -> None:
     """It cannot be split, as it shows which writers restarted."""
     with pytest.raises(RemoteProtocolError, match="a block has at most"):
-        BlockBuffer().receive(announced(MAX_HELD + 1, kind="held"))
-    assert [] == BlockBuffer().receive(announced(MAX_HELD, kind="held"))
+        received(BlockBuffer(), announced(MAX_HELD + 1, kind="held"))
+    assert [] == received(BlockBuffer(), announced(MAX_HELD, kind="held"))
 
 
 def test_a_large_block_with_more_lines_than_announced_is_rejected() -> None:
@@ -117,7 +139,7 @@ def test_a_large_block_with_more_lines_than_announced_is_rejected() -> None:
     data = b"\n" * (COUNTED_BYTES + 1)
 
     with pytest.raises(RemoteProtocolError, match="exceeds its"):
-        BlockBuffer().receive(encode_block("facts", 7, data))
+        received(BlockBuffer(), encode_block("facts", 7, data))
 
 
 def test_messages_of_a_channel_are_no_lines() -> None:
@@ -125,7 +147,7 @@ def test_messages_of_a_channel_are_no_lines() -> None:
     data = message(b"hs", b"x") * 200_000
     assert len(data) > blocks_module.COUNTED_BYTES
 
-    (found,) = BlockBuffer().receive(encode_block("channel", 0, data))
+    (found,) = received(BlockBuffer(), encode_block("channel", 0, data))
 
     assert isinstance(found, Payload)
     assert found.data == data
@@ -136,9 +158,9 @@ def test_only_received_bytes_of_a_block_take_memory() -> None:
     buffer = BlockBuffer()
     tracemalloc.start()
     try:
-        buffer.receive(announced(MAX_BLOCK))
+        received(buffer, announced(MAX_BLOCK))
         for _ in range(32):
-            buffer.receive(b"x" * 65_536)
+            received(buffer, b"x" * 65_536)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -154,7 +176,7 @@ def test_a_block_in_parts_is_joined_without_a_second_copy() -> None:
     buffer = BlockBuffer()
     tracemalloc.start()
     try:
-        found = [one for part in parts for one in buffer.receive(part)]
+        found = [one for part in parts for one in received(buffer, part)]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -189,7 +211,7 @@ def test_a_flood_of_short_lines_is_split_in_linear_time(flood: bytes) -> None:
 
     def cost(size: int) -> int:
         data = ReadBytes(flood * (size // len(flood)))
-        operations = count_operations(lambda: BlockBuffer().receive(data))
+        operations = count_operations(lambda: received(BlockBuffer(), data))
         return operations + data.read
 
     # Looking again at, or copying, the rest of the data for each line would cost four times as much.
@@ -198,7 +220,7 @@ def test_a_flood_of_short_lines_is_split_in_linear_time(flood: bytes) -> None:
 
 def test_empty_lines_are_skipped() -> None:
     """They are dropped before they are parsed."""
-    assert [b"PING 1"] == BlockBuffer().receive(b"\n\nPING 1\n\n\n")
+    assert [b"PING 1"] == received(BlockBuffer(), b"\n\nPING 1\n\n\n")
 
 
 @given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"") + b"\n")))
@@ -206,7 +228,7 @@ def test_lines_are_split_into_blocks(lines: list[bytes]) -> None:
     """Only a block of one line exceeds the limit, and no byte changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks_module, "BLOCK_BYTES", 12)
-        found = BlockBuffer().receive(encode_blocks("facts", b"".join(lines)))
+        found = received(BlockBuffer(), encode_blocks("facts", b"".join(lines)))
 
     payloads = [one for one in found if isinstance(one, Payload)]
     assert b"".join(lines) == b"".join(one.data for one in payloads)

@@ -14,7 +14,7 @@ from synrepl.wire.native import (
     Subscribe,
 )
 from synrepl.wire.position import LogPosition
-from synrepl.wire.session import AUTO, Session
+from synrepl.wire.session import AUTO, Action, Session
 
 
 def len_of(integer: int) -> str:
@@ -29,6 +29,10 @@ def digits_of(integer: int) -> str:
 HELLO = b'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'
 
 
+def receive(session: Session, lines: list[bytes]) -> list[Action]:
+    return list(session.receive(lines))
+
+
 def server(dialect: Dialect | None = AUTO) -> Session:
     return Session(SERVER, dialect, name="hs", seconds=lambda: 1000.0)
 
@@ -38,9 +42,9 @@ def test_hello_makes_a_connection_native(before: list[bytes]) -> None:
     """One port serves replicas, too; the first NAME and PING of a client do not show its kind."""
     session = server()
 
-    session.receive(before)
+    receive(session, before)
     assert session.dialect is None
-    session.receive([HELLO])
+    receive(session, [HELLO])
 
     assert NATIVE == session.dialect
     assert not session.closed
@@ -50,9 +54,9 @@ def test_hello_makes_a_connection_native(before: list[bytes]) -> None:
 def test_a_follower_stays_one(line: bytes) -> None:
     """A peer that sent a command of followers does not become a replica."""
     session = server()
-    session.receive([line])
+    receive(session, [line])
 
-    session.receive([HELLO])
+    receive(session, [HELLO])
 
     assert NATIVE != session.dialect
     with pytest.raises(LocalProtocolError):

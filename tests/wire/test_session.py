@@ -1,14 +1,15 @@
 """Sessions, without a connection."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synrepl.errors import LocalProtocolError
-from synrepl.wire.blocks import encode_block
+from synrepl.errors import LocalProtocolError, RemoteProtocolError
+from synrepl.wire.blocks import Payload, encode_block
 from synrepl.wire.codec import MAX_LENGTH, LineBuffer
 from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
@@ -19,7 +20,6 @@ from synrepl.wire.session import (
     Action,
     Close,
     Deliver,
-    DeliverBlock,
     Keepalive,
     Send,
     Session,
@@ -53,7 +53,22 @@ def client(dialect: Dialect = CURRENT, expected: str | None = "hs", time: Time |
     return Session(CLIENT, dialect, name="worker 1", seconds=time or Time(), expected_server=expected)
 
 
-def delivered(actions: list[Action]) -> list[Command]:
+def receive(session: Session, lines: list[bytes]) -> list[Action]:
+    return list(session.receive(lines))
+
+
+def read(session: Session, data: bytes) -> list[Action | Payload]:
+    """What the session makes of these bytes, as a driver takes it."""
+    found: list[Action | Payload] = []
+    try:
+        for run in session.split(data):
+            found += [run] if isinstance(run, Payload) else session.receive(run)
+    except RemoteProtocolError as error:
+        found += session.fail(error.why)
+    return found
+
+
+def delivered(actions: Sequence[Action | Payload]) -> list[Command]:
     commands: list[Command] = []
     for action in actions:
         if isinstance(action, Deliver):
@@ -86,13 +101,11 @@ class TestBytes:
         data = b"PING 1\n" + WELCOME
         data += encode_block("facts", 1, b"{}\nPING 2\n") + b"PING 3\n"
         session = self.native()
-        actions = [
-            action
-            for at in range(0, len(data), size)
-            for action in session.receive_data(data[at : at + size])
+        actions: list[Action | Payload] = [
+            action for at in range(0, len(data), size) for action in read(session, data[at : at + size])
         ]
 
-        blocks = [action.payload.data for action in actions if isinstance(action, DeliverBlock)]
+        blocks = [action.data for action in actions if isinstance(action, Payload)]
         assert [b"{}\nPING 2\n"] == blocks
         assert [Ping(text="1"), Ping(text="3")] == [
             one for one in delivered(actions) if isinstance(one, Ping)
@@ -103,22 +116,22 @@ class TestBytes:
         """What came before was valid."""
         session = self.native()
         data = WELCOME + b"BLOCK facts 1 3 00\n{}\n"
-        *before, send, close = session.receive_data(data)
+        *before, send, close = read(session, data)
 
         assert ["WELCOME"] == [command.NAME for command in delivered(before)]
         assert isinstance(send, Send)
         assert isinstance(close, Close)
         assert session.closed
-        assert [] == list(session.receive_data(b"PING 2\n"))
+        assert [] == read(session, b"PING 2\n")
 
     def test_nothing_is_read_after_the_end_even_of_the_same_bytes(self) -> None:
         """The owner closes while it handles the first of two lines."""
         session = self.native()
-        actions = session.receive_data(WELCOME + b"PING 1\n")
-        next(actions)
+        runs = session.split(WELCOME + b"PING 1\n")
+        next(runs)
         session.end()
 
-        assert [] == list(actions)
+        assert [] == list(runs)
 
 
 class TestGreeting:
@@ -137,13 +150,13 @@ class TestGreeting:
         session = client(expected="hs")
 
         assert "wrong server_name: the server is other, expected hs" == error_text(
-            session.receive([b"SERVER other"])
+            receive(session, [b"SERVER other"])
         )
         assert session.closed
 
     def test_a_client_without_an_expected_server_accepts_any(self) -> None:
         """A tool like tail may connect to any server."""
-        assert delivered(client(expected=None).receive([b"SERVER x"])) == [Server(server_name="x")]
+        assert delivered(receive(client(expected=None), [b"SERVER x"])) == [Server(server_name="x")]
 
     def test_a_client_cannot_detect_its_own_dialect(self) -> None:
         """Only a server can wait for the first command."""
@@ -179,7 +192,7 @@ class TestDialects:
         """One port serves old and new followers at once, and netcat."""
         session = server()
 
-        actions = session.receive([b"NAME n", line])
+        actions = receive(session, [b"NAME n", line])
 
         assert not session.closed
         assert dialect == session.dialect
@@ -188,14 +201,14 @@ class TestDialects:
     def test_a_detected_dialect_does_not_change(self) -> None:
         """A connection has one dialect."""
         session = server()
-        session.receive([b"REPLICATE events NOW"])
+        receive(session, [b"REPLICATE events NOW"])
 
-        assert "token must be a 64-bit integer or NOW" in error_text(session.receive([b"REPLICATE x y"]))
+        assert "token must be a 64-bit integer or NOW" in error_text(receive(session, [b"REPLICATE x y"]))
 
     def test_a_line_that_no_dialect_can_parse_is_rejected(self) -> None:
         """A person at netcat who mistypes a token gets an error, not another stream."""
         assert (
-            error_text(server().receive([b"REPLICATE events abc"]))
+            error_text(receive(server(), [b"REPLICATE events abc"]))
             == "cannot parse REPLICATE: token must be a 64-bit integer or NOW, not 'abc'"
         )
 
@@ -203,7 +216,7 @@ class TestDialects:
         """A follower of a current release asks for streams that are sent on request."""
         for line in (b"REPLICATE +packages", b"REPLICATE +packages +seen"):
             session = server()
-            [deliver] = session.receive([line])
+            [deliver] = receive(session, [line])
 
             assert session.dialect == CURRENT
             assert deliver.commands[0].named == line.decode().replace("+", "").split()[1:]  # type: ignore[union-attr]
@@ -248,7 +261,7 @@ class TestKeepalive:
         """Its process or its network failed."""
         time = Time()
         session = server(time=time)
-        session.receive([ping])
+        receive(session, [ping])
 
         time.now += 24.9
         assert not session.closed
@@ -261,9 +274,9 @@ class TestKeepalive:
         """A busy client need not ping."""
         time = Time()
         session = server(time=time)
-        session.receive([b"PING 1"])
+        receive(session, [b"PING 1"])
         time.now += 20
-        session.receive([b"NAME x"])
+        receive(session, [b"NAME x"])
         time.now += 20
         session.tick()
 
@@ -273,7 +286,7 @@ class TestKeepalive:
         """A person at netcat does not type PING."""
         time = Time()
         session = server(time=time)
-        session.receive([b"REPLICATE"])
+        receive(session, [b"REPLICATE"])
         time.now += 100_000
         session.tick()
 
@@ -321,7 +334,7 @@ class TestKeepalive:
         start = time.now
         actions: list[Action] = []
         while time.now < start + 1000 and not session.closed:
-            session.receive([line for at, line in received if start + at == time.now])
+            receive(session, [line for at, line in received if start + at == time.now])
             if time.now >= session.deadline():
                 actions = session.tick()
             if not session.closed:
@@ -349,7 +362,7 @@ class TestKeepalive:
         patient = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=0))
         quick = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=2))
         replica = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=0))
-        replica.receive([HELLO])
+        receive(replica, [HELLO])
         assert quick.deadline() == 1002.0
 
         time.now += 2
@@ -360,16 +373,16 @@ class TestKeepalive:
         patient.tick()
         assert not patient.closed
 
-    def test_an_authenticated_replica_may_be_silent(self) -> None:
-        """It has its own heartbeats."""
+    def test_a_silent_replica_times_out(self) -> None:
+        """It sends PING and ACK. One that never sent either was still listed as idle after a minute."""
         time = Time()
         session = server(time=time)
-        session.receive([HELLO])
+        receive(session, [HELLO])
         session.authenticated()
-        time.now += 1000
-        session.tick()
+        time.now += 25
 
-        assert not session.closed
+        assert session.deadline() <= time.now
+        assert "ping timeout" == error_text(session.tick())
 
     def test_a_client_does_not_time_out_its_server(self) -> None:
         """A server need not send anything."""
@@ -386,7 +399,7 @@ class TestKeepalive:
         session = Session(
             SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(ping_seconds=1, timeout_seconds=3)
         )
-        session.receive([b"PING 1"])
+        receive(session, [b"PING 1"])
 
         assert session.deadline() == 1001.0
         time.now += 3
@@ -396,7 +409,7 @@ class TestKeepalive:
         """While a slow subscriber pauses reading, the peer's pings wait in a buffer."""
         time = Time()
         session = client(time=time)
-        session.receive([b"PING 1"])
+        receive(session, [b"PING 1"])
         time.now += 100
         session.restart_timeout()
         session.tick()
@@ -450,7 +463,7 @@ def test_bad_input_gets_a_clear_error_and_the_close(
     """Real peers close without an ERROR for half of these."""
     session = server(CURRENT) if side is SERVER else client()
 
-    assert error_text(session.receive(lines)).startswith(text)
+    assert error_text(receive(session, lines)).startswith(text)
     assert session.closed
 
 
@@ -461,26 +474,26 @@ def test_commands_before_bad_input_are_delivered(
     """Commands after it are not."""
     session = server(CURRENT) if side is SERVER else client()
 
-    actions = session.receive([b"PING 1", *lines, b"PING 2"])
+    actions = receive(session, [b"PING 1", *lines, b"PING 2"])
 
     assert delivered(actions) == [Ping(text="1")]
-    assert session.receive([b"PING 3"]) == []
+    assert receive(session, [b"PING 3"]) == []
 
 
 def test_blank_lines_are_ignored() -> None:
     """As documented, although no release with TCP does it."""
     session = server()
 
-    assert session.receive([b"", b"PING 1", b"", b""]) == [Deliver([Ping(text="1")])]
+    assert receive(session, [b"", b"PING 1", b"", b""]) == [Deliver([Ping(text="1")])]
 
 
 def test_the_error_for_a_long_line_names_the_limit() -> None:
     """16,384 bytes, on every release. The lines before it are delivered."""
     session = server()
     longest = b"NAME " + b"x" * (MAX_LENGTH - 5)
-    assert delivered(session.receive([longest, b"PING 1"]))[1:] == [Ping(text="1")]
+    assert delivered(receive(session, [longest, b"PING 1"]))[1:] == [Ping(text="1")]
 
-    found, *actions = session.receive([b"PING 2", longest + b"x"])
+    found, *actions = receive(session, [b"PING 2", longest + b"x"])
 
     assert delivered([found]) == [Ping(text="2")]
     assert error_text(actions) == f"Line length exceeded: a line has at most {MAX_LENGTH} bytes"
@@ -493,8 +506,8 @@ def test_a_long_line_is_found_wherever_it_stands(before: list[int], after: list[
     """The lines are not looked at one by one; those before it are delivered."""
     lengths = [*before, MAX_LENGTH + excess, *after]
 
-    actions = client().receive(
-        [b"PING ".ljust(length, b"1")[:length] if length > 5 else b"" for length in lengths]
+    actions = receive(
+        client(), [b"PING ".ljust(length, b"1")[:length] if length > 5 else b"" for length in lengths]
     )
 
     good = len(before) if excess > 0 else len(lengths)
@@ -506,13 +519,15 @@ def test_an_error_of_the_peer_is_delivered_and_the_connection_kept() -> None:
     """Its sender closes the connection."""
     session = client()
 
-    assert session.receive([b"ERROR server shutting down"]) == [Deliver([Error(text="server shutting down")])]
+    assert receive(session, [b"ERROR server shutting down"]) == [
+        Deliver([Error(text="server shutting down")])
+    ]
     assert not session.closed
 
 
 def test_an_error_of_the_peer_is_safe_to_show() -> None:
     """It is shown in logs and terminals."""
-    (error,) = delivered(client().receive([b"ERROR a\x1b[2J\tb " + b"x" * 2_000]))
+    (error,) = delivered(receive(client(), [b"ERROR a\x1b[2J\tb " + b"x" * 2_000]))
 
     assert isinstance(error, Error)
     assert error.text.startswith("a\\x1b[2J b x")
@@ -544,7 +559,7 @@ def test_rows_in_a_run_are_delivered_in_order_between_other_commands() -> None:
         b"RDATA caches w 9 [9]",
     ]
 
-    assert delivered(session.receive(lines)) == [
+    assert delivered(receive(session, lines)) == [
         Rdata(stream="events", instance="w", token=1, row=b"[1]"),
         Rdata(stream="events", instance="w", token=2, row=b"[2]"),
         Position(stream="events", instance="w", prev_token=2, token=5),
@@ -564,12 +579,12 @@ def test_what_a_client_sends_is_checked_on_sending() -> None:
 def test_user_sync_reads_the_same_whatever_the_release() -> None:
     """All forms become one command."""
     legacy, current = server(), server()
-    legacy.receive([b"REPLICATE events NOW"])
+    receive(legacy, [b"REPLICATE events NOW"])
 
-    assert delivered(legacy.receive([b"USER_SYNC @a:b end 7"])) == [
+    assert delivered(receive(legacy, [b"USER_SYNC @a:b end 7"])) == [
         UserSync(user_id="@a:b", is_syncing=False, last_sync_ms=7)
     ]
-    assert delivered(current.receive([b"USER_SYNC i @a:b end 7"])) == [
+    assert delivered(receive(current, [b"USER_SYNC i @a:b end 7"])) == [
         UserSync(instance_id="i", user_id="@a:b", is_syncing=False, last_sync_ms=7)
     ]
 
@@ -601,7 +616,7 @@ def test_nothing_that_a_peer_sends_makes_a_session_raise(
 
     for start, end in pairwise(places):
         chunk = data[start:end]
-        for action in (actions := session.receive(lines.receive(chunk))):
+        for action in (actions := receive(session, lines.receive(chunk))):
             if isinstance(action, Close):
                 closes += 1
                 error_text(actions)
@@ -639,7 +654,7 @@ class TestSharedChannel:
         ]
         messages = [message for pair in zip(bad, [*good, *good], strict=False) for message in pair]
 
-        actions = self.channel().receive(messages)
+        actions = receive(self.channel(), messages)
 
         assert len(bad) == sum(isinstance(action, Warn) for action in actions)
         assert ["REPLICATE", "NEW_ACTIVE_TASK", "RDATA", "REPLICATE", "NEW_ACTIVE_TASK"] == [
@@ -648,14 +663,14 @@ class TestSharedChannel:
 
     def test_a_line_end_in_a_message_cannot_end_a_line(self) -> None:
         """It is white space in JSON, or an attack."""
-        (action,) = self.channel().receive([b'RDATA typing w 3 ["!r:hs",\r\n[]]'])
+        (action,) = receive(self.channel(), [b'RDATA typing w 3 ["!r:hs",\r\n[]]'])
 
         assert [Rdata(stream="typing", instance="w", token=3, row=b'["!r:hs",  []]')] == delivered([action])
-        assert isinstance(self.channel().receive([b"REMOTE_SERVER_UP a\nRDATA"])[0], Warn)
+        assert isinstance(receive(self.channel(), [b"REMOTE_SERVER_UP a\nRDATA"])[0], Warn)
 
     def test_a_message_that_is_not_utf8_is_invalid(self) -> None:
         """Also if the bytes are within a row."""
-        assert [Warn("a message is not UTF-8")] == self.channel().receive([b"RDATA typing w 3 [\xff]"])
+        assert [Warn("a message is not UTF-8")] == receive(self.channel(), [b"RDATA typing w 3 [\xff]"])
 
     def test_messages_may_be_longer_than_lines(self) -> None:
         """Real processes have no limit for messages."""
@@ -665,4 +680,4 @@ class TestSharedChannel:
         line = session.encode([Rdata(stream="typing", instance="w", token=3, row=row)])
 
         assert line == b"RDATA typing w 3 " + row + b"\n"
-        assert len(delivered(session.receive([line[:-1]]))) == 1
+        assert len(delivered(receive(session, [line[:-1]]))) == 1

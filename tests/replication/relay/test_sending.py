@@ -69,7 +69,7 @@ def test_heartbeats_go_on_while_a_filter_lets_nothing_through() -> None:
         cluster.wrote(a, 500)
         delay[0] = 0.1
         raw = subscribed(cluster, "a", filter=Filter.of(streams=("to_device",), writers=("nobody",)))
-        cluster.pass_(12)
+        raw.wait(cluster, 15)
     finally:
         pages_module.PAGE_FACTS = before  # type: ignore[misc]
 
@@ -280,7 +280,7 @@ def test_digests_are_answered_one_by_one_and_only_as_they_are_taken() -> None:
     assert link.client._buffered > 5_000
 
     raw.transport.resumeProducing()
-    cluster.pass_(100)
+    raw.wait(cluster, 100)
     assert 40 == len(raw.lines("DIGESTS_ARE"))
     assert link.server._reading
     assert not raw.is_lost

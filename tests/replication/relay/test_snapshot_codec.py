@@ -35,7 +35,7 @@ receipts = st.lists(
 
 
 def payload(data: bytes) -> Payload:
-    (found,) = BlockBuffer().receive(data)
+    (found,) = BlockBuffer().runs(data)
     assert isinstance(found, Payload)
     return found
 
@@ -95,7 +95,7 @@ SNAPSHOT = LogSnapshot(
 def test_a_large_snapshot_goes_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A day's receipts are more than a block holds; all is there when the place has come."""
     monkeypatch.setattr(blocks_module, "BLOCK_BYTES", 300)
-    payloads = [one for one in BlockBuffer().receive(snapshot_block(SNAPSHOT)) if isinstance(one, Payload)]
+    payloads = [one for one in BlockBuffer().runs(snapshot_block(SNAPSHOT)) if isinstance(one, Payload)]
     decoder = SnapshotDecoder()
 
     found = [decoder.receive(one.data) for one in payloads]
