@@ -69,6 +69,7 @@ class AppendStreamTests(AppendStreamCase):
         answer = talk.answer()
         self.assertTrue(answer.is_whole)
         self.assertEqual((200, "application/x-ndjson"), (answer.status, answer.headers["content-type"]))
+        self.assertEqual("no", answer.headers["x-accel-buffering"])
         self.assertEqual(["master", "w2"], [fact.writer for fact in self.engine.facts])
 
     def test_the_connection_serves_the_next_request(self) -> None:

@@ -289,6 +289,13 @@ class FollowingTests(FollowCase):
         self.clock.advance(60)
         self.assertEqual([], self.flushLoggedErrors())
 
+    def test_proxies_are_told_to_pass_lines_on_as_they_come(self) -> None:
+        """nginx held back all of it: no head, no fact and no heartbeat within 25 seconds."""
+        answer = self.follow().answer()
+
+        self.assertEqual("no", answer.headers["x-accel-buffering"])
+        self.assertEqual("no-store, no-transform", answer.headers["cache-control"])
+
     def test_head_gives_no_lines(self) -> None:
         """As with every GET, and it ends."""
         answer = self.ask("HEAD", FOLLOW)

@@ -34,6 +34,7 @@ from synrepl.transports.http.append_routes import (
 )
 from synrepl.transports.http.body_stream import BodyStream
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.headers import forbid_buffering
 from synrepl.transports.http.large_body import LARGE_BYTES
 from synrepl.wire.acks import Acks
 
@@ -89,8 +90,7 @@ class _AppendStream:
         """Handle all lines, and answer the last one."""
         request = self._call.request
         request.setHeader(b"content-type", NDJSON.encode())
-        # nginx passes the lines on as they come, as other proxies do without being told.
-        request.setHeader(b"x-accel-buffering", b"no")
+        forbid_buffering(request)
         request.write(b"")
         try:
             async with self._call.streaming(self):

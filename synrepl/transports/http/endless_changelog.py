@@ -15,6 +15,7 @@ from synrepl.transports.http.call import Call
 from synrepl.transports.http.changelog_answer import write_head
 from synrepl.transports.http.changelog_lines import HeartbeatLine, MovedLine, encode_line, line_encoder
 from synrepl.transports.http.changelog_query import ChangelogQuery, query_feed, stop_error
+from synrepl.transports.http.headers import forbid_buffering
 from synrepl.transports.http.server import Services
 from synrepl.wire.grammar import Command
 
@@ -37,6 +38,7 @@ class EndlessChangelog:
         write_head(call, NDJSON, log.head.serial)
         if request.method == b"HEAD":
             return
+        forbid_buffering(request)
         # Flush the headers: there may be nothing else to send for a while.
         request.write(b"")
         answer = _EndlessAnswer(call, query, query.digest or await log.reads.digest(query.since))

@@ -19,6 +19,16 @@ def header(request: Any, name: str) -> str | None:
     return value[-1] if value else None
 
 
+def forbid_buffering(request: Any) -> None:
+    """Ask proxies to pass an answer without an end on as it comes.
+
+    nginx needs X-Accel-Buffering, and holds even the head back without it. Other proxies need only
+    Cache-Control, which keeps them from compressing the answer.
+    """
+    request.setHeader(b"x-accel-buffering", b"no")
+    request.setHeader(b"cache-control", b"no-store, no-transform")
+
+
 # `Content-Digest` (RFC 9530) detects corrupted bodies between daemons: TCP checksums and bad proxies let a
 # changed byte through now and then, and forwarded facts have no digest of their own yet.
 

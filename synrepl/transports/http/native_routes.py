@@ -24,6 +24,7 @@ from synrepl.replication.relay.relay import Relay, attach
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.headers import forbid_buffering
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -65,14 +66,9 @@ async def connect(call: Call) -> None:
     )
     transport = _HttpTransport(call.request, call.access, protocol, services.clock)
     name = secrets.token_hex(ID_BYTES)
-    for header, value in (
-        (CONNECTION, name),
-        ("Content-Type", OCTETS),
-        ("Cache-Control", "no-store, no-transform"),
-        # nginx passes the bytes on as they come, as other proxies do without being told.
-        ("X-Accel-Buffering", "no"),
-    ):
-        call.request.setHeader(header.encode(), value.encode())
+    call.request.setHeader(CONNECTION.encode(), name.encode())
+    call.request.setHeader(b"content-type", OCTETS.encode())
+    forbid_buffering(call.request)
     call.request.write(b"")
     transports[name] = transport
     try:
