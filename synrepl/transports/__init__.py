@@ -1,1 +1,1 @@
-"""Transports: TCP, Redis and HTTP."""
+"""Transports: TCP, Redis, HTTP and RESP."""
