@@ -291,7 +291,7 @@ def _stream(stream: Stream[Any]) -> Iterator[str]:
         yield f"Releases: {_span(_both(stream.span, kind.span))}.{flat} Key: {_key(stream, kind.row)}."
         yield ""
         yield from _table(
-            ("field", "type", "releases", "default"),
+            ("field", "type", "releases", "in rows of other releases"),
             [
                 (
                     f"`{field.name}`",

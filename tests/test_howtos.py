@@ -394,6 +394,16 @@ def test_printed_output_is_compared_with_the_page(shown: str, printed: str, is_a
     assert is_accepted == accepts(shown, printed, is_whole=True)
 
 
+def test_the_follower_of_own_streams_passes_its_test(tmp_path: Path) -> None:
+    """The two programs of the page are one test."""
+    program = "".join(blocks("docs/howto/own-streams.md", "python"))
+    (tmp_path / "test_packages.py").write_text(program, "utf-8")
+
+    ended = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_packages.py")
+
+    assert "1 passed" in ended.stdout, ended.stdout
+
+
 def test_own_streams_are_as_printed(tmp_path: Path) -> None:
     """Every command, at a daemon that has just started, and what it prints."""
     from tests.service.processes import Daemon

@@ -273,13 +273,14 @@ class Cluster:
     >>> worker.tokens("typing")
     [1]
 
-    The method `follower` connects a follower of your own.
+    The method `follower` connects a follower of your own. Streams of your own are in the daemon's `table`:
+    ``Cluster(table=StreamTable.default() | {BADGES})``. The other arguments are those of `FakeDaemon`.
     """
 
-    def __init__(self, **daemon: Any) -> None:
+    def __init__(self, *, table: StreamTable | None = None, **daemon: Any) -> None:
         self.clock = HeapClock()
         self.network = Network(self.clock)
-        self.daemon = FakeDaemon(self.network, **daemon)
+        self.daemon = FakeDaemon(self.network, table=table or StreamTable.default(), **daemon)
         self.workers: list[FakeWorker] = []
         self._run(self.daemon.start())
 
