@@ -327,3 +327,18 @@ def test_a_replica_is_not_sent_what_it_does_not_know() -> None:
 
     assert 1 == sum(block.lines for block in raw.blocks("facts"))
     assert [] == [*raw.blocks("ephemeral"), *raw.blocks("held"), *raw.lines("PEERS")]
+
+
+def test_a_replica_that_falls_silent_is_lost_even_if_it_never_sent_ping() -> None:
+    """It was listed as idle, and its relay as live, for as long as its socket stood open."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    raw = subscribed(cluster, "a")
+    cluster.pass_(1)
+    before = a.relays.status()[0]["state"]
+
+    cluster.pass_(10)
+
+    assert "lost" != before
+    assert "lost" == a.relays.status()[0]["state"]
+    assert raw.is_lost
