@@ -50,6 +50,7 @@ from synrepl.storage.schema import (
 from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection, TextForm, placeholders
 from synrepl.storage.trimming import trim_slice
 from synrepl.storage.whole_appends import WholeAppends
+from synrepl.storage.write_check import check_writes
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact, take_rows, take_tokens
@@ -171,6 +172,7 @@ class SQLEngine:
                     tables = database.tables(connection)
                     steps = migrations(self._dialect.flavor)
                     migrate(connection.execute, tables, steps, database.name)
+                    check_writes(connection, self._dialect, database.name)
                     self._reload(connection)
                     self._check_head(connection)
                     database.check_recorded(connection)

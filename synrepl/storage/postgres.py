@@ -54,6 +54,8 @@ class PostgresConnection:
 
     def __init__(self, raw: "psycopg.Connection[Row]") -> None:
         self.raw = raw
+        self._types: dict[bytes, list[int]] = {}
+        """The types of the columns of each insertion."""
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> Any:
         """Execute a statement; gives a cursor over its result."""
@@ -72,11 +74,15 @@ class PostgresConnection:
 
     def insert(self, table: str, columns: str, rows: Iterable[Row]) -> None:
         """Insert these rows, all of them new."""
-        # Measured against executemany: as fast for groups of 1 and 20 facts, twice as fast for 1000.
-        with (
-            self.raw.cursor() as cursor,
-            cursor.copy(f"COPY {table} ({columns}) FROM STDIN".encode()) as copy,
-        ):
+        # Measured against executemany: as fast for groups of 1 and 20 facts, twice as fast for 1000. In
+        # binary, as what the text of a value means depends on settings of the server.
+        statement = f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)".encode()
+        types = self._types.get(statement)
+        if types is None:
+            found = self.raw.execute(f"SELECT {columns} FROM {table} LIMIT 0".encode())
+            types = self._types[statement] = [column.type_code for column in found.description or ()]
+        with self.raw.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.set_types(types)
             for row in rows:
                 copy.write_row(row)
 

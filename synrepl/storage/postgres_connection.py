@@ -6,6 +6,7 @@ psycopg is an extra; it is imported for the first connection.
 import os
 import select
 import socket
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -36,6 +37,11 @@ LIMITS: Final = [
     "lock_timeout",
     "transaction_timeout",
 ]
+
+SETTINGS: Final = {"standard_conforming_strings": "on", "bytea_output": "hex"}
+"""Settings that decide what bytes and strings in a statement or an answer mean. The server, a database or a
+role may have others, for old applications.
+"""
 
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
@@ -100,6 +106,8 @@ class PostgresAddress:
                 database.execute(
                     "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (LIMITS,)
                 )
+                for name, value in SETTINGS.items():
+                    database.execute("SELECT set_config(%s, %s, false)", (name, value))
             except BaseException:
                 database.close()
                 raise
@@ -112,6 +120,9 @@ class PostgresAddress:
             yield
         except UnicodeEncodeError as error:
             raise InvalidValue(op=op, why="a text has a lone surrogate", stream=stream) from error
+        except (OverflowError, struct.error) as error:
+            # Of psycopg's fast and its plain implementation, for a number in a binary COPY.
+            raise InvalidValue(op=op, why="a number has more than 64 bits", stream=stream) from error
         except _psycopg().Error as error:
             state = error.sqlstate or ("08" if isinstance(error, _psycopg().OperationalError) else "")
             why = " ".join(str(error).split()) or type(error).__name__

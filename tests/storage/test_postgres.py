@@ -35,6 +35,25 @@ ROOT = Path(__file__).parents[2]
 A, B, C = (rows(text) for text in "abc")
 
 
+HOSTILE_SETTINGS = (
+    "standard_conforming_strings = off",
+    "bytea_output = escape",
+    "client_encoding = LATIN1",
+    "backslash_quote = off",
+    "escape_string_warning = off",
+    "quote_all_identifiers = on",
+    "search_path = nowhere",
+    "transform_null_equals = on",
+    "default_transaction_isolation = serializable",
+    "default_transaction_deferrable = on",
+    "timezone = 'Pacific/Kiritimati'",
+    "datestyle = 'German'",
+    "extra_float_digits = -15",
+    "default_with_oids = off",
+)
+"""What operators keep for old applications, in the database or the role."""
+
+
 def of_postgres(engine: SQLEngine) -> PostgresDatabase:
     """The engine's database."""
     assert isinstance(engine.database, PostgresDatabase)
@@ -197,6 +216,37 @@ class StartTests(PostgresCase):
         ]
 
         self.assertEqual(["on", "0", "0", "0"], found)
+
+    def test_what_others_have_set_does_not_change_what_is_stored(self) -> None:
+        """Rows were acknowledged and stored as the text of an escape: they and the log were lost."""
+        name = self.url.partition("?")[0].rpartition("/")[2]
+        (fact,) = facts_after(None, ("events", "w'1\\", 0, 1))
+        for setting in HOSTILE_SETTINGS:
+            with self.subTest(setting):
+                shared_server().execute(f"ALTER DATABASE {name} SET {setting}")
+                self.addCleanup(shared_server().execute, f"ALTER DATABASE {name} RESET ALL")
+                engine = self.opened()
+                engine.commit([fact], [])
+                engine.close()
+
+                self.assertEqual([fact], self.kept())
+                self.opened().close()
+                self.execute("DROP SCHEMA synrepl CASCADE")
+                shared_server().execute(f"ALTER DATABASE {name} RESET ALL")
+
+    def test_a_server_that_stores_something_else_is_refused_at_the_start(self) -> None:
+        """Whatever its reason: nothing is acknowledged that cannot be read."""
+
+        class Garbling(PostgresConnection):
+            def insert(self, table: str, columns: str, rows: Any) -> None:
+                super().insert(table, columns, ((*row[:6], row[6] + b" ", *row[7:]) for row in rows))
+
+        self.patch(postgres, "PostgresConnection", Garbling)
+
+        error = self.error(self.again().open)
+
+        self.assertIn("gives back another fact than was written (its rows differ)", error.why)
+        self.assertEqual([], self.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'synrepl'"))
 
     def test_a_server_that_is_not_there_is_reported(self) -> None:
         """The first thing to go wrong in every installation."""
