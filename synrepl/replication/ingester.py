@@ -17,7 +17,7 @@ from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.storage.log import Log
-from synrepl.streams.facts import NO_ROWS
+from synrepl.streams.facts import LOST, NO_ROWS
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.commands import Replicate
@@ -82,6 +82,8 @@ class Ingester:
     without limit, so a stream's facts are stored in order.
 
     A writer's silence (POSITION without rows) is stored as a fact without rows, which records its position.
+    What a follower has lost, since a row cannot be read or no source has it, is stored as `LOST`: the log
+    shows the hole then, and does not certify that nothing was there.
 
     In an ordered kept stream, a writer whose position is below its own facts in the log has lost them: its
     database was restored from a backup. A new epoch starts, and `lost` is called with the stream.
@@ -181,6 +183,9 @@ class Ingester:
     def _on_event(self, event: FollowerEvent) -> None:
         if event.kind == "position":
             self._on_position(event.stream, event.writer, event.token)
+        elif event.kind == "lost" and event.stream in self.table:
+            if not self.table[event.stream].ephemeral:
+                self._add(event.stream, event.writer, event.token, LOST)
         elif event.kind == "restarted" and event.stream in self.table:
             if self.table[event.stream].ephemeral:
                 # Pending facts from before the restart are void.

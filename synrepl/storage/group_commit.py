@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from synrepl.ports.history import Appended, AppendKey, AppendReceipt
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.digest import chain
-from synrepl.streams.facts import NO_ROWS, Fact
+from synrepl.streams.facts import LOST, NO_ROWS, Fact
 
 FACT_BYTES = 300
 """The approximate size of a fact besides its rows, in memory and on disk, in bytes."""
@@ -81,7 +81,8 @@ def build_group(
 
     Unless it is assigned already, a token is the next of its stream over all writers. An assigned fact up to
     its writer's position is skipped, unless `_AssignedFilter` stores it or it is a new writer's empty fact at
-    token 0. `prev_token` is the writer's previous token (0 if none); in a late fact it is the fact's own.
+    token 0. `prev_token` is the writer's previous token (0 if none); in a late fact, and in one that is
+    `LOST`, it is the fact's own.
     """
     epoch, serial, digest = head.epoch, head.serial, head.digest
     allocated: dict[str, int] = {}
@@ -128,7 +129,12 @@ def build_group(
             else:
                 is_initial = False
             is_late = token <= prev_token and not is_initial
-            if is_late or (stream_filter is not None and token <= highest):
+            is_lost = submitted == LOST
+            if is_lost:
+                rows = NO_ROWS
+                if is_late:
+                    continue
+            elif is_late or (stream_filter is not None and token <= highest):
                 stored_rows = (
                     None
                     if stream_filter is None
@@ -137,11 +143,11 @@ def build_group(
                 if stored_rows is None:
                     continue
                 rows = stored_rows
-            if is_late:
-                prev_token = token
-            else:
+            if not is_late:
                 previous[stream, writer] = token
                 highest = max(highest, token)
+            if is_late or is_lost:
+                prev_token = token
             serial += 1
             digest = chain(
                 digest,

@@ -437,7 +437,8 @@ class Log:
         `facts` are ``(writer, token, canonical rows)``, those of each writer in order of token. Facts up to
         the writer's position are skipped. In an unordered stream such a fact is stored as a late one, and the
         position stays, if its token is at least 1 and it has rows that are not stored under this token yet. A
-        fact without rows (``[]``) says that the writer wrote nothing since its last fact. In an `any_writer`
+        fact without rows (``[]``) says that the writer wrote nothing since its last fact, and one that is
+        `LOST` that what it wrote could not be got. In an `any_writer`
         stream, a fact that is not late, and that another writer already sent, is stored without its rows.
 
         Facts of calls in one iteration of the reactor usually share a commit.

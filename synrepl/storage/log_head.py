@@ -48,7 +48,7 @@ class LogHead:
         fact = None
         for fact in facts:
             # A late fact leaves the position alone: its writer is beyond its token already.
-            if fact.prev_token < fact.token or not fact.token:
+            if fact.prev_token < fact.token or not fact.token or fact.is_lost:
                 self.positions.setdefault(fact.stream, {})[fact.writer] = fact.token
             if fact.token > self.allocated.get(fact.stream, 0):
                 self.allocated[fact.stream] = fact.token

@@ -15,6 +15,9 @@ from synrepl.wire.position import LogPosition
 NO_ROWS: Final = b"[]"
 """The rows of a fact that only certifies the position of its writer."""
 
+LOST: Final = b""
+"""In place of the rows of a fact that nobody could read or fetch, when it is given to the log."""
+
 
 class Fact(msgspec.Struct, frozen=True):
     """The rows under one token; never split.
@@ -27,6 +30,10 @@ class Fact(msgspec.Struct, frozen=True):
 
     A fact with rows whose `prev_token` equals its token is late, as happens in unordered streams: its writer
     had already reached that token. It claims nothing about earlier tokens and moves no position.
+
+    A fact without rows whose `prev_token` equals its token says that facts of this writer are lost: it wrote
+    more after its previous fact, up to this token, and this log could not get it. So the chain of
+    `prev_token` has a hole there, and certifies nothing about it (`is_lost`).
     """
 
     serial: int
@@ -38,6 +45,11 @@ class Fact(msgspec.Struct, frozen=True):
     rows: bytes
     committed_at_ms: int
     digest: str
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether facts of this writer up to this token are lost. Only kept streams record that."""
+        return self.prev_token == self.token and self.rows == NO_ROWS and self.serial != 0
 
     @property
     def position(self) -> LogPosition:

@@ -162,7 +162,7 @@ class DirectCatchUp:
             raise NotConnected("connection lost")
         updates = map(jsontext.split, page.updates)
         rows = ((int(token), row) for token, row in updates)
-        return MissedFacts.of_rows(rows, page.upto, limited=page.limited)
+        return MissedFacts.of_rows(rows, page.upto, limited=page.limited, lost=page.lost)
 
 
 @dataclass(eq=False, repr=False)

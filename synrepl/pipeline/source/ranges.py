@@ -314,11 +314,15 @@ class CompletenessCheck:
 
     def _check_chains(self, facts: Any) -> None:
         names = ("stream", "writer", "prev_token", "token", "epoch")
-        for stream, writer, claimed, token, epoch in zip(
-            *(facts[name].to_pylist() for name in names), strict=True
+        has_rows = pc.not_equal(facts["rows"], "[]").to_pylist()
+        for stream, writer, claimed, token, epoch, is_late in zip(
+            *(facts[name].to_pylist() for name in names), has_rows, strict=True
         ):
             if claimed >= token:
-                continue  # Late facts have no predecessor to check.
+                # Late facts have no predecessor to check, and one without rows says that the log has lost it.
+                if not is_late:
+                    self._last[stream, writer] = token, epoch
+                continue
             # The predecessor of the first fact lies before the range; only later facts are checked.
             before, epoch_before = self._last.get((stream, writer), (claimed, epoch))
             if claimed > before and epoch == epoch_before:

@@ -39,7 +39,9 @@ class FollowerEvents:
                 # What the stream does next must not depend on a subscriber.
                 self._logger.failure("a subscriber of {kind} events failed", kind=event.kind)
 
-    def report_failure(self, error: Exception, stream: str, owner: str = "") -> None:
+    def report_failure(
+        self, error: Exception, stream: str, owner: str = "", *, writer: str = "", token: int = 0
+    ) -> None:
         """Report an error to the operator. `owner` names the code that failed, in words."""
         if isinstance(error, RowError) and self._metrics is not None:
             self._metrics.rows_refused.labels(stream).inc()
@@ -48,19 +50,34 @@ class FollowerEvents:
             FollowerEvent(
                 kind="error",
                 stream=stream,
-                writer=gap.writer if gap is not None else "",
-                token=gap.want if gap is not None else 0,
+                writer=gap.writer if gap is not None else writer,
+                token=gap.want if gap is not None else token,
                 text=str(error) if isinstance(error, ReplicationError) else f"{owner}{of} failed: {error!r}",
                 error=error,
             )
         )
 
     def gap_lost(self, gap: GapError) -> None:
-        """Remember a gap that was skipped as unrecoverable, and count it."""
+        """Remember a gap that was skipped as unrecoverable, count it, and say so."""
         self.lost_gaps.append((self._clock.seconds(), gap))
         del self.lost_gaps[:-MAX_LOST_GAPS]
         if self._metrics is not None:
             self._metrics.gaps_lost.inc()
+        self.emit(
+            FollowerEvent(
+                kind="lost", stream=gap.stream, writer=gap.writer, token=gap.want, text=str(gap), error=gap
+            )
+        )
+
+    def fact_lost(self, stream: str, writer: str, token: int, error: Exception) -> None:
+        """A fact cannot be decoded, or its source has lost it: report the error, and a gap that is lost."""
+        self.report_failure(error, stream, writer=writer, token=token)
+        if self._metrics is not None:
+            self._metrics.gaps_detected.inc()
+        if not isinstance(error, GapError):
+            why = str(error)
+            error = GapError(stream=stream, writer=writer, have=token - 1, want=token, why=why)
+        self.gap_lost(error)
 
     def _seconds(self) -> float:
         return self._clock.given.seconds() if self._clock.given is not None else 0.0

@@ -6,12 +6,13 @@ from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, Final, cast
 
-from synrepl.errors import RowError
+from synrepl.errors import GapError, ReplicationError, RowError
 from synrepl.replication.follower.gaps import StreamGaps
 from synrepl.replication.follower.history import ORDERED, PositionStep, StreamHistory
 from synrepl.replication.follower.modes import Mode
 from synrepl.replication.follower.updates import Batch, RawFact, Updates
 from synrepl.streams.batches import Batches
+from synrepl.streams.facts import LOST
 from synrepl.streams.stream import Stream, row
 from synrepl.wire import jsontext
 from synrepl.wire.commands import Position, Rdata, Rewind
@@ -20,6 +21,10 @@ from synrepl.wire.rdata_runs import RdataRun
 
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """If the queued rows of one stream exceed this, reading is paused or they are dropped (`StreamIntake`)."""
+
+
+LOST_ROWS: Final = [LOST]
+"""In place of the rows of a fact that its source has lost."""
 
 
 class StreamIntake:
@@ -150,8 +155,9 @@ class PendingFacts:
     always alone.
 
     A repetition that may be an equal fact of a lost history is applied to the caches again, if the stream has
-    some. `is_repetition`: one was taken last. `failure`: why the fact at which `take` or `take_batches` ended
-    cannot be decoded. `reached`: where the facts being applied move the positions, by writer.
+    some. `is_repetition`: one was taken last. `failure`: the writer, the token and the error of the fact at
+    which `take` or `take_batches` ended, as it cannot be had. `reached`: where the facts being applied move
+    the positions, by writer.
     """
 
     def __init__(self, stream: str, history: StreamHistory, gaps: StreamGaps) -> None:
@@ -159,7 +165,7 @@ class PendingFacts:
         self.decode_many: Callable[[list[bytes]], list[Any]] = list
         self.most = 1
         self.is_repetition = False
-        self.failure: RowError | None = None
+        self.failure: tuple[str, int, ReplicationError] | None = None
         self.reached: dict[str, int] = {}
         self.run: Iterator[tuple[int, Any]] | None = None
         self.queue: deque[RawFact] = deque()
@@ -274,10 +280,10 @@ class PendingFacts:
             if not has_late_facts and token <= known:
                 queue.popleft()
                 continue
-            failure = None
+            failure: ReplicationError | None = None
             try:
-                updates = Updates(self._stream, writer, token, self.decode_many(rows))
-            except RowError as error:
+                updates = Updates(self._stream, writer, token, self._decode(writer, token, rows))
+            except (RowError, GapError) as error:
                 if batch:
                     return
                 failure = error
@@ -295,11 +301,18 @@ class PendingFacts:
                 self.is_repetition = True
             queue.popleft()
             if failure is not None:
-                self.failure = failure
+                self.failure = writer, token, failure
                 return
             yield updates
             if (step := reached.pop(writer, None)) is not None:
                 tokens[writer] = step
+
+    def _decode(self, writer: str, token: int, rows: list[bytes]) -> list[Any]:
+        """Decode the rows of a fact. Raises RowError, and GapError if the source has lost the fact."""
+        if rows == LOST_ROWS:
+            why = "the source has lost what it wrote up to there"
+            raise GapError(stream=self._stream, writer=writer, have=token - 1, want=token, why=why)
+        return self.decode_many(rows)
 
     def _reach_late(self, writer: str, token: int, known: int) -> None:
         """Note where a fact that may be late moves the position, which is `known`."""

@@ -78,6 +78,9 @@ class StreamReports:
             case Reported.GAP_LOST:
                 assert isinstance(report.error, GapError)
                 self._events.gap_lost(report.error)
+            case Reported.FACT_LOST:
+                assert report.error is not None
+                self._events.fact_lost(stream, writer, token, report.error)
             case Reported.ERROR:
                 assert report.error is not None
                 self.report_failure(report.error, stream)

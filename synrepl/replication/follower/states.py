@@ -117,6 +117,7 @@ class Reported(enum.Enum):
     GAP_DETECTED = "facts are missing"
     GAP_REPAIRED = "no facts are missing any more"
     GAP_LOST = "the missing facts cannot be fetched; the stream continues without them"
+    FACT_LOST = "the fact cannot be decoded, or its source has lost it; the stream continues without it"
     ERROR = "an error that the operator must know"
     FULL = "the queue is full: stop reading from the server"
     EMPTY = "the queue is empty again: read from the server"

@@ -7,11 +7,12 @@ decided in `modes`, which facts are new in `facts`, what is requested and repeat
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Final
 
 from synrepl.errors import LocalProtocolError, ReplicationError
 from synrepl.replication.follower import states
-from synrepl.replication.follower.facts import PendingFacts, StreamIntake
+from synrepl.replication.follower.facts import LOST_ROWS, PendingFacts, StreamIntake
 from synrepl.replication.follower.gaps import MAX_ATTEMPTS, GapRepair, StreamGaps
 from synrepl.replication.follower.history import QUIET_SECONDS, PositionStep, StreamHistory
 from synrepl.replication.follower.modes import Mode, Verdict, mode_for
@@ -197,7 +198,8 @@ class StreamMachine:
         facts = self.facts
         steps = facts.finish() if facts.reached else []
         if facts.failure is not None:
-            self._actions.append(Report(Reported.ERROR, error=facts.failure))
+            writer, token, error = facts.failure
+            self._actions.append(Report(Reported.FACT_LOST, writer, token, error))
             facts.failure = None
             self._skip(steps[0] if steps else None)
         else:
@@ -216,6 +218,9 @@ class StreamMachine:
         self._unblock()
         try:
             facts = repair.received(page)
+            if page.lost:
+                lost = [(upto, LOST_ROWS) for _, upto in page.lost]
+                facts = sorted([*facts, *lost], key=itemgetter(0))
         except ReplicationError as error:
             self._fetch_failed(states.FetchFailed(error))
         else:

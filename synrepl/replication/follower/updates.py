@@ -52,18 +52,27 @@ class NowhereToFetch(NotConnected):
 class MissedFacts(msgspec.Struct, frozen=True):
     """A page of missing facts: ``(token, rows as JSON texts)``, in the order to apply them.
 
-    `upto` is the token up to which the page is complete. `limited`: more facts follow.
+    `upto` is the token up to which the page is complete, but for what the source has `lost`: facts after the
+    first up to the second token of each pair. `limited`: more facts follow.
     """
 
     facts: list[tuple[int, list[bytes]]]
     upto: int
     limited: bool
+    lost: Sequence[tuple[int, int]] = ()
 
     @classmethod
-    def of_rows(cls, rows: Iterable[tuple[int, bytes]], upto: int, *, limited: bool) -> "MissedFacts":
+    def of_rows(
+        cls,
+        rows: Iterable[tuple[int, bytes]],
+        upto: int,
+        *,
+        limited: bool,
+        lost: Sequence[tuple[int, int]] = (),
+    ) -> "MissedFacts":
         """Make a page of rows with their tokens. Adjacent rows of one token are a fact."""
         facts = [(token, [row for _, row in group]) for token, group in groupby(rows, key=itemgetter(0))]
-        return cls(facts, upto, limited)
+        return cls(facts, upto, limited, lost)
 
 
 class ICatchUp(Protocol):
@@ -85,6 +94,8 @@ class FollowerEvent(msgspec.Struct, frozen=True):
     * ``restarted``: `writer` restarted `stream`, and its tokens begin again;
     * ``went_back``: the position of `writer` in `stream` fell to `token`: its later facts are lost, although
       they may have been delivered (`text` says so);
+    * ``lost``: facts of `writer` up to `token` cannot be read or fetched, and are skipped; `error` says which
+      ones, and why;
     * ``moved``: the server must not be followed any more, or not now; `text` says why, and where it says that
       the primary is;
     * ``error``: `text` is the message, `error` the exception, if any.
@@ -94,7 +105,7 @@ class FollowerEvent(msgspec.Struct, frozen=True):
     """
 
     kind: Literal[
-        "connected", "disconnected", "server", "position", "restarted", "went_back", "moved", "error"
+        "connected", "disconnected", "server", "position", "restarted", "went_back", "lost", "moved", "error"
     ]
     text: str = ""
     stream: str = ""

@@ -93,6 +93,8 @@ class _UpdatesAnswer(msgspec.Struct):
     updates: list[tuple[int, msgspec.Raw]]
     upto_token: int
     limited: bool
+    lost: list[tuple[int, int]] = []
+    """Of a synrepl daemon only."""
 
 
 class _Allocated(msgspec.Struct):
@@ -106,7 +108,8 @@ def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
             f"{url} answered that there are more rows after token {after}, but sent none"
         )
     rows = ((token, bytes(row)) for token, row in response.updates)
-    return MissedFacts.of_rows(rows, response.upto_token, limited=response.limited)
+    lost = [(first, last) for first, last in response.lost if after <= first < last]
+    return MissedFacts.of_rows(rows, response.upto_token, limited=response.limited, lost=lost)
 
 
 class FirstAnswer(msgspec.Struct, frozen=True):

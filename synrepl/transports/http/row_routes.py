@@ -4,7 +4,7 @@ Requests for streams and writers that this daemon does not hold are refused.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -126,20 +126,24 @@ def _worker_dialect(request: Any) -> Dialect | None:
 class RowPage(msgspec.Struct, frozen=True):
     """A page: `updates` are ``[token,row]`` texts; up to the token `upto` no row is missing.
 
-    `limited`: more rows follow.
+    `limited`: more rows follow. `lost`: pairs of tokens; facts after the first up to the second are lost.
     """
 
     updates: list[bytes]
     upto: int
     limited: bool
+    lost: Sequence[tuple[int, int]] = ()
 
     def body(self, upto_name: bytes) -> bytes:
         """Encode the response, with `upto` under this name."""
-        return b'{"updates":[%s],"%s":%d,"limited":%s}' % (
+        # Synapse's workers ignore a member that they do not know.
+        lost = b',"lost":%b' % msgspec.json.encode(self.lost) if self.lost else b""
+        return b'{"updates":[%s],"%s":%d,"limited":%s%s}' % (
             b",".join(self.updates),
             upto_name,
             self.upto,
             b"true" if self.limited else b"false",
+            lost,
         )
 
 
@@ -166,8 +170,11 @@ async def read_page(
         stream=stream.name, writer=writer, after=after, upto=upto, serial=log.head.serial, limit=limit
     )
     updates: list[bytes] = []
+    lost: list[tuple[int, int]] = []
     last = after
     for fact in facts:
+        if fact.is_lost:
+            lost.append((last, fact.token))
         rows = texts(fact.rows)
         if updates and len(updates) + len(rows) > limit and fact.token != last:
             limited = True
@@ -175,4 +182,4 @@ async def read_page(
         head = b"[%d," % fact.token
         updates += [head + row + b"]" for row in rows]
         last = fact.token
-    return RowPage(updates, last if limited else upto, limited)
+    return RowPage(updates, last if limited else upto, limited, lost)

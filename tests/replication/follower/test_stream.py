@@ -592,7 +592,7 @@ class TestBatches:
 
         assert machine.batches == [[11, 12], [14]]
         assert [one.about for one in actions if isinstance(one, Report)] == [
-            Reported.ERROR,
+            Reported.FACT_LOST,
             Reported.ADVANCED,
         ]
         assert actions.count(Invalidate()) == 1
@@ -613,7 +613,7 @@ class TestBatches:
         facts = [(12, [b"[]"]), (13, [b"bad"])]
         actions = machine.hears(MissedFacts(facts=facts, upto=13, limited=False))
 
-        assert Reported.ERROR in [one.about for one in actions if isinstance(one, Report)]
+        assert Reported.FACT_LOST in [one.about for one in actions if isinstance(one, Report)]
         assert machine.batches == []
 
     def test_a_repetition_is_alone(self) -> None:
