@@ -7,9 +7,6 @@ from synrepl.streams.declaration import Declaration as Declaration  # noqa: PLC0
 from synrepl.streams.stream import Bool, BoolSpelling, Checksum, Gone, Since, Size, Stream, row
 from synrepl.wire import jsontext
 
-RECENT: Final = "1.67"
-"""A release after 1.66, at the latest 1.163; which one is unknown (docs/reference/peers.md#row-shapes)."""
-
 
 # Events of rooms, and changes of their current state.
 @row(tag="ev", flat_until="0.99.4")
@@ -37,7 +34,7 @@ class State:
     event_id: str | None
 
 
-@row(tag="state-all", since=RECENT)
+@row(tag="state-all", since="1.96")
 class StateAll:
     """Much of a room's current state changed: read all of it again."""
 
@@ -135,7 +132,7 @@ class Receipt:
     receipt_type: str
     user_id: str
     event_id: str
-    thread_id: Annotated[str | None, Since(RECENT, default=None)]
+    thread_id: Annotated[str | None, Since("1.69", default=None)]
     data: dict[str, Any]
 
 
@@ -223,8 +220,8 @@ class DeviceList:
     """
 
     user_id: str
-    is_signature: Annotated[Bool, Since(RECENT, default=False)]
-    hosts_calculated: Annotated[Bool, Since(RECENT, default=False)]
+    is_signature: Annotated[Bool, Since("1.76", default=False)]
+    hosts_calculated: Annotated[Bool, Since("1.110", default=False)]
 
 
 DEVICE_LISTS = Stream(
@@ -259,7 +256,7 @@ class Federation:
 FEDERATION = Stream("federation", Federation, key=None, monotonic=False, ephemeral=True)
 
 
-# Users' tags of rooms (until 1.67; then part of account_data).
+# Users' tags of rooms (until 1.76; then part of account_data).
 @row
 class TagAccountData:
     """The tags of a room changed. Masters write `data` as a string of JSON."""
@@ -269,7 +266,7 @@ class TagAccountData:
     data: str | dict[str, Any]
 
 
-TAG_ACCOUNT_DATA = Stream("tag_account_data", TagAccountData, key=("user_id", "room_id"), until="1.67")
+TAG_ACCOUNT_DATA = Stream("tag_account_data", TagAccountData, key=("user_id", "room_id"), until="1.76")
 
 
 @row
@@ -303,7 +300,7 @@ class Group:
 GROUPS = Stream("groups", Group, key=("group_id", "user_id"), since="0.24", until="1.61")
 
 
-# Signatures of other users' keys (from 1.6 until 1.67; then part of device_lists).
+# Signatures of other users' keys (from 1.6 until 1.76; then part of device_lists).
 @row
 class UserSignature:
     """A user signed keys of other users."""
@@ -311,7 +308,7 @@ class UserSignature:
     user_id: str
 
 
-USER_SIGNATURE = Stream("user_signature", UserSignature, key="user_id", since="1.6", until="1.67")
+USER_SIGNATURE = Stream("user_signature", UserSignature, key="user_id", since="1.6", until="1.76")
 
 
 @row
@@ -328,7 +325,7 @@ def _profile_key(row: ProfileUpdate) -> tuple[Hashable, ...]:
     return (row.user_id, row.action, jsontext.dumps(row.affected_fields).decode("ascii"))
 
 
-PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_profile_key, any_writer=True, since=RECENT)
+PROFILE_UPDATES = Stream("profile_updates", ProfileUpdate, key=_profile_key, any_writer=True, since="1.159")
 
 
 @row
@@ -340,7 +337,7 @@ class StickyEvent:
 
 
 STICKY_EVENTS = Stream(
-    "sticky_events", StickyEvent, key=("room_id", "event_id"), any_writer=True, since=RECENT
+    "sticky_events", StickyEvent, key=("room_id", "event_id"), any_writer=True, since="1.148"
 )
 
 
@@ -358,7 +355,7 @@ THREAD_SUBSCRIPTIONS = Stream(
     ThreadSubscription,
     key=("user_id", "room_id", "event_id"),
     any_writer=True,
-    since=RECENT,
+    since="1.135",
 )
 
 
@@ -369,7 +366,7 @@ class UnPartialStatedRoom:
     room_id: str
 
 
-UN_PARTIAL_STATED_ROOM = Stream("un_partial_stated_room", UnPartialStatedRoom, key="room_id", since=RECENT)
+UN_PARTIAL_STATED_ROOM = Stream("un_partial_stated_room", UnPartialStatedRoom, key="room_id", since="1.74")
 
 
 @row
@@ -381,7 +378,7 @@ class UnPartialStatedEvent:
 
 
 UN_PARTIAL_STATED_EVENT = Stream(
-    "un_partial_stated_event", UnPartialStatedEvent, key="event_id", since=RECENT
+    "un_partial_stated_event", UnPartialStatedEvent, key="event_id", since="1.75"
 )
 
 
@@ -395,7 +392,7 @@ class QuarantinedMedia:
 
 
 QUARANTINED_MEDIA = Stream(
-    "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), any_writer=True, since=RECENT
+    "quarantined_media", QuarantinedMedia, key=("origin", "media_id"), any_writer=True, since="1.152"
 )
 
 
