@@ -274,7 +274,6 @@ class Daemon(Service):
             append_refusal=lambda stream, writer: (
                 (self.declared.refusal(stream, writer) if self.declared is not None else "")
                 or ingest.refusal(stream, writer)
-                or (self.replication.relays.promises.refusal(stream) if self.replication is not None else "")
             ),
             server_name=self.settings.server_name if self.settings.is_named else "",
             logger=Logger(namespace="synrepl.storage"),

@@ -104,6 +104,12 @@ class Metrics:
         self.rows_refused = counter(
             "rows_refused", "Refused rows: no known release writes them in this form.", ["stream"]
         )
+        self.facts_refused = counter(
+            "facts_refused",
+            "Refused rows and POSITIONs from a channel or a followed server, of a stream that takes none from"
+            " there.",
+            ["stream"],
+        )
         self.facts_appended = counter("facts_appended", "Facts taken into the log, also ephemeral ones.")
         self.oldest_unfinished_id_age = gauge(
             "oldest_unfinished_id_age_seconds",

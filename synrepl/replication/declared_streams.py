@@ -13,6 +13,7 @@ from synrepl.streams.catalog import DECLARATIONS
 from synrepl.streams.declaration import Declaration, difference, stream_of
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.facts import Fact
+from synrepl.streams.origin import Origin
 from synrepl.streams.stream import Stream
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
@@ -41,7 +42,6 @@ class DeclaredStreams:
         self._table = table
         self._instance = instance
         self._lock = DeferredLock()
-        self._is_declaring = False
         log.subscribe(self._on_committed)
 
     async def load(self) -> None:
@@ -86,20 +86,13 @@ class DeclaredStreams:
             limits = f"at most {MAX_STREAMS} streams can be declared, {MAX_EPHEMERAL} of them ephemeral"
             raise ConfigError(f"stream {name} would be one too many: {limits}")
         fact = DECLARATIONS.canonical_fact([wanted])  # type: ignore[list-item]  # `row` makes a struct
-        self._is_declaring = True
-        try:
-            # With a key: after an append with an uncertain outcome, an equal one is not stored again.
-            key = f"declaration {sha256(fact).hexdigest()}"
-            appended = self._log.append(DECLARATIONS.name, self._instance, [fact], key=key)
-        finally:
-            self._is_declaring = False
-        await appended
+        # With a key: after an append with an uncertain outcome, an equal one is not stored again.
+        key = f"declaration {sha256(fact).hexdigest()}"
+        await self._log.append(DECLARATIONS.name, self._instance, [fact], key=key, origin=Origin.DAEMON)
         return True
 
     def refusal(self, stream: str, writer: str) -> str:
         """Why this writer cannot append to this stream; empty if it can."""
-        if stream == DECLARATIONS.name and not self._is_declaring:
-            return "it holds declarations only: use synrepl streams create, or POST /v1/streams"
         declared = self.declared.get(stream)
         if declared is None or not declared.writers or writer in declared.writers:
             return ""

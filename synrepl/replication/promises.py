@@ -26,6 +26,7 @@ from synrepl.ports.response_errors import NotForwarded
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import PROMISES, Promise
 from synrepl.streams.facts import Fact
+from synrepl.streams.origin import Origin
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
 from synrepl.wire.dialect import NEWEST
@@ -111,7 +112,6 @@ class PromiseKeeper:
         self.settled: StoredPromise | None = None
         """The newest promise that each of its replicas has on disk."""
         self._is_loaded = False
-        self._is_promising = False
         self._lock = DeferredLock()
         self.log.on_replaced(self._forget)
 
@@ -134,11 +134,6 @@ class PromiseKeeper:
                 self._is_loaded = True
             if not self._holds(acks):
                 await self._store(acks)
-
-    def refusal(self, stream: str) -> str:
-        """Why nobody else can append to this stream; empty if it is another one."""
-        is_own = stream == PROMISES.name and not self._is_promising
-        return "it holds what the daemon promises to appends with acks" if is_own else ""
 
     def _holds(self, acks: Acks) -> bool:
         newest = self.newest
@@ -164,12 +159,7 @@ class PromiseKeeper:
             kind="acks", acks=[str(one) for one in promised], replicas=[list(one) for one in replicas]
         )
         fact = PROMISES.canonical_fact([promise])  # type: ignore[list-item]  # `row` makes a struct
-        self._is_promising = True
-        try:
-            stored = self.log.append(PROMISES.name, self.instance, [fact])
-        finally:
-            self._is_promising = False
-        appended = await stored
+        appended = await self.log.append(PROMISES.name, self.instance, [fact], origin=Origin.DAEMON)
         serial = appended.first_serial
         assert serial is not None
         digest = await self.log.reads.digest(serial) or ""

@@ -1,15 +1,26 @@
 """What is checked of an append before anything of it is queued."""
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, append_error
-from synrepl.streams.catalog import ATOMIC_APPENDS
+from synrepl.streams.catalog import ATOMIC_APPENDS, DECLARATIONS, FILES, PROMISES, takes
+from synrepl.streams.origin import Origin
 
 MAX_NAME_BYTES = 1024
 """Limit for stream names, writer names and idempotency keys."""
 MAX_OWNER_BYTES = 512
 """Limit for the owner of an idempotency key: with a stream and a key it fits in a PostgreSQL index entry."""
+
+
+_WAYS_OUT: Final = {
+    ATOMIC_APPENDS.name: "the daemon itself writes it, with each atomic append",
+    DECLARATIONS.name: "it holds declarations only: use synrepl streams create, or POST /v1/streams",
+    FILES.name: "its facts are appended over HTTP only",
+    PROMISES.name: "it holds what the daemon promises to appends with acks",
+}
+"""Why a stream does not take facts from everywhere."""
 
 
 class AppendChecks:
@@ -33,10 +44,13 @@ class AppendChecks:
             self._valid_names.add(name)
         return None
 
+    @staticmethod
+    def check_origin(stream: str, origin: Origin) -> StorageError | None:
+        """Whether the stream takes facts that come in this way."""
+        return None if takes(stream, origin) else GivenElsewhere(stream=stream, why=_WAYS_OUT[stream])
+
     def check_writer(self, stream: str, writer: str) -> StorageError | None:
         """Whether this writer may append facts without tokens to this stream now."""
-        if stream == ATOMIC_APPENDS.name:
-            return GivenElsewhere(stream=stream, why="the daemon itself writes it, with each atomic append")
         if stream in self._assigned:
             return GivenElsewhere(stream=stream, why=self._assigned[stream])
         if why := self._append_refusal(stream, writer):

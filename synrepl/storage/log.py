@@ -42,6 +42,7 @@ from synrepl.storage.staged_copy import (
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, opening_rows
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.facts import Fact
+from synrepl.streams.origin import Origin
 
 MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0
@@ -356,15 +357,17 @@ class Log:
         key: str | None = None,
         owner: str = "",
         part: int = 0,
+        origin: Origin = Origin.APPEND,
     ) -> "Deferred[Appended]":
         """Append facts, each the canonical JSON array of its rows. Fires when durable; if ephemeral, at once.
 
         Fails with `StorageError`. Nothing is stored in that case, unless the message says that it may be.
         With an idempotency `key` a retry gets the first response: for `RECEIPT_MS`, in an ephemeral stream
         until the next boot or `ephemeral.RECEIPTS` later keys. The key of another request gives `KeyReused`.
-        The key belongs to the stream, the `owner` and the `part` of a batch (`AppendKey`).
+        The key belongs to the stream, the `owner` and the `part` of a batch (`AppendKey`). `origin` is the
+        way in which the facts came: some streams take only those of the daemon's own code.
         """
-        refusal = self._check_request(stream, writer)
+        refusal = self._check_request(stream, writer, origin)
         if refusal is not None:
             return fail(refusal)
         if self.write_barrier is not None:
@@ -404,7 +407,8 @@ class Log:
         """
         sources = [(stream, writer) for stream, writer, facts in appends for _ in facts]
         for stream, writer in dict.fromkeys(sources):
-            refusal = self._check_request(stream, writer) or self._checks.check_writer(stream, writer)
+            refusal = self._check_request(stream, writer, Origin.APPEND)
+            refusal = refusal or self._checks.check_writer(stream, writer)
             if refusal is None and stream in self.ephemeral.streams:
                 refusal = append_error(stream, "its facts are in memory, and cannot be part of one append")
             if refusal is None and self.write_barrier is not None:
@@ -444,7 +448,7 @@ class Log:
         Facts of calls in one iteration of the reactor usually share a commit.
         """
         for writer in {writer for writer, _, _ in facts}:
-            refusal = self._check_request(stream, writer)
+            refusal = self._check_request(stream, writer, Origin.SOURCE)
             if refusal is not None:
                 return fail(refusal)
         if stream in self.ephemeral.streams:
@@ -464,7 +468,7 @@ class Log:
         Subscribers get a fact without rows at token 0. Raises `StorageError` for a kept stream, or if the log
         is closed or lost.
         """
-        refusal = self._check_request(stream, writer)
+        refusal = self._check_request(stream, writer, Origin.SOURCE)
         if refusal is None and stream not in self.ephemeral.streams:
             why = "only writers of ephemeral streams can be reset: positions in a kept stream never go back"
             refusal = StorageError(op="reset_writer", why=why, stream=stream)
@@ -472,10 +476,13 @@ class Log:
             raise refusal
         self._notify([self.ephemeral.streams[stream].reset_writer(writer, self._now_ms())])
 
-    def _check_request(self, stream: str, writer: str) -> StorageError | None:
+    def _check_request(self, stream: str, writer: str, origin: Origin) -> StorageError | None:
         if not self._committer.is_open:
             return append_error(stream, "the log is not open", retryable=True)
-        return self._committer.lost or self._checks.check_names(stream, writer)
+        checks = self._checks
+        return (
+            self._committer.lost or checks.check_names(stream, writer) or checks.check_origin(stream, origin)
+        )
 
     async def flush(self) -> None:
         """Wait until all earlier writes succeeded or failed. Raises `StorageError` if the log is closed."""

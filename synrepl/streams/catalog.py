@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from typing import Annotated, Any, Final, Literal
 
 from synrepl.streams.declaration import Declaration as Declaration  # noqa: PLC0414  # exported
+from synrepl.streams.origin import Origin
 from synrepl.streams.stream import Bool, BoolSpelling, Checksum, Gone, Since, Size, Stream, row
 from synrepl.wire import jsontext
 
@@ -424,11 +425,18 @@ class File:
 
 
 # Only the native dialect has this stream: peers that speak a release of Synapse do not receive it.
-FILES = Stream("files", File, key="name", tombstone=lambda row: row.action == "delete", since="999.0")
+FILES = Stream(
+    "files",
+    File,
+    key="name",
+    tombstone=lambda row: row.action == "delete",
+    since="999.0",
+    origin=Origin.APPEND,
+)
 
 
 # Declarations of operators' own streams; like `FILES`, only the native dialect has this stream.
-DECLARATIONS = Stream("declarations", Declaration, key="name", since="999.0")
+DECLARATIONS = Stream("declarations", Declaration, key="name", since="999.0", origin=Origin.DAEMON)
 
 
 # What was promised to appends that wait for replicas; only the native dialect has this stream.
@@ -447,7 +455,7 @@ class Promise:
     replicas: list[list[str]]
 
 
-PROMISES = Stream("promises", Promise, key="kind", since="999.0")
+PROMISES = Stream("promises", Promise, key="kind", since="999.0", origin=Origin.DAEMON)
 
 
 # Before the facts of each atomic append; only the native dialect has this stream.
@@ -460,11 +468,19 @@ class AtomicAppend:
     facts: int
 
 
-ATOMIC_APPENDS = Stream("atomic_appends", AtomicAppend, since="999.0")
+ATOMIC_APPENDS = Stream("atomic_appends", AtomicAppend, since="999.0", origin=Origin.DAEMON)
 
 
 # In the order of declaration, which is that in which masters announce positions.
 ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))
+
+_ORIGINS: Final = {stream.name: stream.origin for stream in ALL}
+
+
+def takes(stream: str, origin: Origin) -> bool:
+    """Whether the stream of this name takes facts that come in this way. An unknown stream takes all."""
+    return origin >= _ORIGINS.get(stream, Origin.SOURCE)
+
 
 PUBLIC: Final = frozenset(
     {"ALL", *(name for name, value in list(vars().items()) if isinstance(value, Stream))}

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Generic, Literal, NoReturn, TypeVar, dataclas
 import msgspec
 
 from synrepl.errors import ConfigError, RowError
+from synrepl.streams.origin import Origin
 from synrepl.streams.shapes import (
     BoolSpelling,
     Declared,
@@ -195,6 +196,7 @@ class Stream(Generic[R]):
       filter the rows of such a stream by writer (docs/reference/peers.md#redis-repeated).
     * `on_request`: over TCP only followers that name the stream receive it; it never goes onto Redis.
     * `files`: the fields that refer to a stored file (`FileReference`, or None).
+    * `origin`: the least trusted way in which facts may come into a daemon's log (`Origin`).
     * `tombstone`: a function that tells whether a row deletes its key, or one for each kind of row that can.
       None: no row does. `lasting_heads` are the first bytes of the kinds of rows that cannot.
     * `since`, `until`: the releases that have the stream, as ``"1.67"``; the attribute is `span`.
@@ -227,6 +229,7 @@ class Stream(Generic[R]):
         any_writer: bool = False,
         on_request: bool = False,
         files: tuple[str, ...] = (),
+        origin: Origin = Origin.SOURCE,
         tombstone: Callable[[R], bool] | Mapping[type[Any], Callable[[Any], bool]] | None = None,
         since: str = "",
         until: str = "",
@@ -243,6 +246,7 @@ class Stream(Generic[R]):
         self.any_writer = any_writer
         self.on_request = on_request
         self.files = files
+        self.origin = origin
         self.span = span(since=since, until=until)
         classes = typing.get_args(rows) if isinstance(rows, UnionType) else (rows,)
         self._kinds = [self._kind(cls, list(gone)) for cls in classes]

@@ -7,6 +7,7 @@ from synrepl.errors import ConfigError
 from synrepl.ports.access import Access, Key, Keyring, Right
 from synrepl.replication.declared_streams import MAX_EPHEMERAL, MAX_STREAMS, DeclaredStreams
 from synrepl.streams.declared import DaemonStreams, StreamBody
+from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
@@ -174,8 +175,8 @@ class DeclaringTests(StreamCase):
     def test_of_two_declarations_the_newest_counts(self) -> None:
         """Every copy takes the same one, also a copy that was trimmed: that has only the newest."""
         self.declare()
-        self.declared._is_declaring = True
-        self.assertEqual(200, self.post("declarations", [["packages", [], "kept", None, []]]).status)
+        fact = b'[["packages",[],"kept",null,[]]]'
+        self.wait(self.log.append("declarations", "master", [fact], origin=Origin.DAEMON))
 
         for one in (self.declared, self.later()):
             self.assertEqual([], one.declared["packages"].key)
@@ -189,7 +190,6 @@ class DeclaringTests(StreamCase):
         self.log = self.make_log()
         self.wait(self.log.start())
         self.declared._log = self.log
-        self.declared._is_declaring = True
         other = DeclaredStreams(self.log, DaemonStreams(StreamTable.default()), instance="other")
         self.wait(other.declare(StreamBody(name="packages", key="id").declaration()))
         self.wait(self.declared.load())

@@ -539,10 +539,3 @@ class TestPromises:
         setup.done(setup.append("1"))
 
         assert (["1"], ["b"]) == self.promises(setup.a)[-1]
-
-    def test_nobody_else_may_write_it(self) -> None:
-        """An empty list of replicas would make every promotion one without questions."""
-        setup = Setup("b")
-
-        assert "it holds what" in setup.a.relays.promises.refusal("promises")
-        assert "" == setup.a.relays.promises.refusal("push_rules")

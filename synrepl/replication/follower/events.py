@@ -57,6 +57,16 @@ class FollowerEvents:
             )
         )
 
+    def facts_refused(self, stream: str, count: int) -> None:
+        """Count and report facts of a stream that takes none from a channel or a followed server."""
+        if self._metrics is not None:
+            self._metrics.facts_refused.labels(stream).inc(count)
+        text = (
+            f"refused facts of {stream} from a channel or a followed server: a daemon takes them from its own"
+            " code or from appends only; whoever sends them is mistaken or forges"
+        )
+        self.emit(FollowerEvent(kind="error", stream=stream, text=text))
+
     def gap_lost(self, gap: GapError) -> None:
         """Remember a gap that was skipped as unrecoverable, count it, and say so."""
         self.lost_gaps.append((self._clock.seconds(), gap))

@@ -121,7 +121,10 @@ class FollowedServer:
         self._last_received = clock.seconds()
         for command in commands:
             if type(command) is Rdata or type(command) is RdataRun or type(command) is Position:
-                executor = executors.get(command.stream) or self.streams.unfollowed(command.stream)
+                executor = executors.get(command.stream)
+                if executor is None:
+                    rows = len(command.rows) if type(command) is RdataRun else 1
+                    executor = self.streams.unfollowed(command.stream, rows)
                 if executor is not None:
                     executor.handle(command)
                 if type(command) is not Position:

@@ -17,6 +17,8 @@ from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import BatchSubscriber, FollowerEvent, Subscriber
 from synrepl.replication.strategies import FollowStrategy
 from synrepl.streams.batches import Batches
+from synrepl.streams.catalog import takes
+from synrepl.streams.origin import Origin
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
@@ -81,7 +83,8 @@ class FollowedStreams:
         self.saver.check_subscriber(subscriber)
         self._subscribers.append(subscriber)
         for stream in self.table:
-            self.executor(stream).subscribe(subscriber)
+            if not self._is_closed(stream.name):
+                self.executor(stream).subscribe(subscriber)
         self.follow_caches()
 
     @property
@@ -134,11 +137,18 @@ class FollowedStreams:
                 executor.attach_caches(self.caches)
                 self.caches.invalidate_stream(stream.name)
 
-    def unfollowed(self, name: str) -> StreamExecutor | None:
-        """Return the executor for rows of a stream that is not followed yet; None to ignore them.
+    def _is_closed(self, name: str) -> bool:
+        """Whether this follower stores facts in a log, and the stream takes none from such a follower."""
+        return self.canonical and not takes(name, Origin.SOURCE)
+
+    def unfollowed(self, name: str, rows: int) -> StreamExecutor | None:
+        """Return the executor for `rows` rows of a stream that is not followed yet; None to ignore them.
 
         The first rows of an unknown stream are reported.
         """
+        if self._is_closed(name):
+            self.events.facts_refused(name, rows)
+            return None
         if name in self.table or name in self._unknown or len(self._unknown) >= MAX_UNKNOWN:
             return None
         if self.raw and self._subscribers:

@@ -7,6 +7,8 @@ import msgspec
 
 from synrepl.errors import ConfigError
 from synrepl.storage.id_tables import IdStream, IdTable, identifier
+from synrepl.streams.catalog import takes
+from synrepl.streams.origin import Origin
 
 Template = Any
 """The template of one row: the name of a column, None, ``{"json": column}`` for a column with JSON text,
@@ -75,6 +77,8 @@ def _stream(config: Any, default_writer: str) -> TableStream:
     if not isinstance(config, Mapping) or not isinstance(config.get("stream"), str):
         raise ConfigError(f"needs the name of a stream, `stream: NAME`, in {config!r}")
     name = config["stream"]
+    if not takes(name, Origin.SOURCE):
+        raise ConfigError(f"(stream {name}): its facts come from this daemon alone, not from tables")
     _check_keys(name, config, STREAM_KEYS)
     several = config.get("tables", [{key: config[key] for key in TABLE_KEYS if key in config}])
     if not isinstance(several, list) or not several:
