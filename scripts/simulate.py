@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from tests.simulation.acks import AcksSimulation  # noqa: E402  # after the path
 from tests.simulation.broker import BrokerSimulation  # noqa: E402
 from tests.simulation.channel import ChannelSimulation  # noqa: E402
+from tests.simulation.forgers import ForgerySimulation  # noqa: E402
 from tests.simulation.replicas import ReplicaSimulation  # noqa: E402
 from tests.simulation.workers import Simulation  # noqa: E402
 
@@ -33,6 +34,7 @@ WORLDS: Final = {
     "broker": BrokerSimulation,
     "replicas": ReplicaSimulation,
     "acks": AcksSimulation,
+    "forgers": ForgerySimulation,
     "channel": ChannelSimulation,
 }
 
