@@ -32,6 +32,8 @@ WHAT_TO_DO: Final = {
     "others_ahead": "promote the replica with the highest serial; or, if it cannot be promoted, use --force"
     " --lose-acknowledged: facts that only the others have are then left behind",
     "replicas_silent": "start these replicas again; or, if they are lost, use --force --lose-acknowledged",
+    "promises_unproven": "use --believe WRITER with the name that the primary had, or --believe '' to ignore"
+    " all of these promises",
     "files_missing": "wait until the files are fetched, or use --force to leave them behind",
 }
 """The advice for error codes of a refused promotion."""
@@ -47,9 +49,24 @@ WHAT_TO_DO: Final = {
     is_flag=True,
     help="With --force: do not ask replicas whether they have acknowledged facts that this one lacks.",
 )
+@click.option(
+    "--believe",
+    "believed",
+    metavar="WRITER",
+    multiple=True,
+    help="If the log has promises of several writers: that of the primary. Those of others are ignored; of"
+    " all, with an empty name. Repeatable.",
+)
 @click.option("--yes", is_flag=True, help="Promote a fenced daemon by --force without confirmation.")
 @output_option('{"role", "epoch", "serial"}, or {"error", "message", ...}')
-def promote(daemon: DaemonTarget, force: bool, lose_acknowledged: bool, yes: bool, output: Output) -> None:
+def promote(
+    daemon: DaemonTarget,
+    force: bool,
+    lose_acknowledged: bool,
+    believed: tuple[str, ...],
+    yes: bool,
+    output: Output,
+) -> None:
     """Make the replica at URL the primary.
 
     Without --force, the primary first stops accepting facts. The replica must catch up within 30 seconds,
@@ -67,6 +84,10 @@ def promote(daemon: DaemonTarget, force: bool, lose_acknowledged: bool, yes: boo
     if lose_acknowledged and not force:
         raise click.UsageError("--lose-acknowledged needs --force")
     url = daemon.url
+    body: dict[str, Any] = {"force": force, "lose_acknowledged": lose_acknowledged}
+    if believed:
+        # Only then: a daemon of an earlier release does not know the field.
+        body["believe"] = [writer for writer in believed if writer]
     if force:
         _confirm_if_fenced(daemon, yes=yes)
     try:
@@ -74,7 +95,7 @@ def promote(daemon: DaemonTarget, force: bool, lose_acknowledged: bool, yes: boo
             daemon.connect(TIMEOUT_SECONDS),
             daemon.connect(5.0),
             PROMOTE.request(),
-            json.dumps({"force": force, "lose_acknowledged": lose_acknowledged}).encode(),
+            json.dumps(body).encode(),
             _format_progress,
         )
     except HttpError as error:
@@ -132,6 +153,9 @@ def _refusal(url: str, error: HttpError, *, is_json: bool) -> CliError:
         _tell(f"ahead: {where}: serial {one['serial']} of epoch {one['epoch']}")
         for fact in one["facts"]:
             _tell("  serial {serial}: {stream} {writer} {token}".format(**fact))
+    for one in error.body.get("promises", []):
+        acks = ", ".join(one["acks"])
+        _tell(f"promise: serial {one['serial']} of epoch {one['epoch']} by {one['writer']}, acks {acks}")
     for one in error.body.get("silent", []):
         _tell(f"silent: {one['name']} ({one['address'] or 'no address'})")
     return CliError(f"{url}: {error.code}: {error.message}" + (f"; what to do: {advice}" if advice else ""))

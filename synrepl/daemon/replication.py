@@ -25,6 +25,7 @@ from synrepl.ports.time import ExpiryClock
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
+from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.replica.states import ReplicaState
@@ -166,6 +167,9 @@ class ReplicationServices:
         await self.roles.started()
         self.retention.start()
         self._warn_of_filter()
+        primary = self._settings.instance_name if self.roles.role == PRIMARY else ""
+        warning = warn_of_unproven(self._log, self._logger, primary=primary)
+        self._tasks.start(warning, "looking for forged facts")
 
     def _warn_of_filter(self) -> None:
         if held := self.holdings.describe():

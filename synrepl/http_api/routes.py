@@ -523,11 +523,13 @@ PROMOTE: Final = Route(
     "POST",
     "/v1/promote",
     "Make this replica the primary; with `force`, without asking the old one, and with `lose_acknowledged`,"
-    " without asking replicas either.",
+    " without asking replicas either. `believe` lists the writers whose promises count, after"
+    " `promises_unproven`.",
     right="administer",
     errors=(
         *("not_a_replica", "promoting", "moved", "filtered", "not_whole", "upstream_away"),
         *("behind", "handover_refused", "fenced", "files_missing", "others_ahead", "replicas_silent"),
+        "promises_unproven",
     ),
     max_body=64 * KIB,
     examples=(

@@ -23,9 +23,11 @@ from twisted.logger import Logger
 
 from synrepl.errors import RowError
 from synrepl.ports.response_errors import NotForwarded
+from synrepl.replication.own_facts import read_stream
 from synrepl.storage.log import Log
+from synrepl.storage.provenance import reign_of
 from synrepl.streams.catalog import PROMISES, Promise
-from synrepl.streams.facts import Fact
+from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.origin import Origin
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
@@ -51,6 +53,7 @@ class StoredPromise(msgspec.Struct, frozen=True):
     digest: str
     acks: tuple[Acks, ...]
     replicas: tuple[PromisedReplica, ...]
+    writer: str
 
     def covers(self, acks: Acks) -> bool:
         """Whether whoever checks this promise also finds facts that so few, or these, have acknowledged."""
@@ -65,17 +68,31 @@ class StoredPromise(msgspec.Struct, frozen=True):
 
 async def newest_promise(log: Log) -> StoredPromise | None:
     """Return the newest promise in the log; None if there is none. Raises `StorageError`."""
-    name = PROMISES.name
-    token = log.linear_position(name)
-    if not token:
-        return None
-    facts, _ = await log.reads.tokens(
-        stream=name, writer=None, after=token - 1, upto=token, serial=log.head.serial, limit=1
-    )
-    return _read(facts[-1]) if facts else None
+    return max(await newest_promises(log), key=lambda one: one.serial, default=None)
+
+
+async def newest_promises(log: Log) -> list[StoredPromise]:
+    """Return the newest promise of each writer under the primary that has promised last.
+
+    There is one writer, unless somebody forged promises (`storage/provenance.py`). Raises `StorageError`.
+    """
+    found: dict[str, StoredPromise] = {}
+    reign = 0
+    async for fact in read_stream(log, PROMISES.name):
+        promise, its_reign = _read(fact), reign_of(fact.epoch, log.head.epoch_starts)
+        if promise is None or its_reign < reign:
+            continue
+        if its_reign > reign:
+            reign, found = its_reign, {}
+        known = found.get(promise.writer)
+        if known is None or known.serial < promise.serial:
+            found[promise.writer] = promise
+    return sorted(found.values(), key=lambda one: one.serial)
 
 
 def _read(fact: Fact) -> StoredPromise | None:
+    if fact.rows == NO_ROWS:
+        return None
     try:
         row: Any = PROMISES.decode(jsontext.split(fact.rows)[-1], NEWEST)
         acks = tuple(map(Acks.parse, row.acks))
@@ -83,7 +100,7 @@ def _read(fact: Fact) -> StoredPromise | None:
     except (RowError, ValueError, TypeError):
         Logger().error("cannot read the promise of serial {serial}", serial=fact.serial)
         return None
-    return StoredPromise(fact.serial, fact.epoch, fact.digest, acks, replicas)
+    return StoredPromise(fact.serial, fact.epoch, fact.digest, acks, replicas, fact.writer)
 
 
 class IPromised(Protocol):
@@ -163,7 +180,7 @@ class PromiseKeeper:
         serial = appended.first_serial
         assert serial is not None
         digest = await self.log.reads.digest(serial) or ""
-        self.newest = StoredPromise(serial, appended.epoch, digest, tuple(promised), replicas)
+        self.newest = StoredPromise(serial, appended.epoch, digest, tuple(promised), replicas, self.instance)
 
     @property
     def is_settled(self) -> bool:

@@ -265,6 +265,12 @@ _ROLES: Final = {
         "start them, or promote with `lose_acknowledged`",
         retryable=True,
     ),
+    "promises_unproven": ErrorCode(
+        409,
+        "the log has promises of several writers, listed in `promises`, of which one at most was primary",
+        "say whose promises count: `believe`, a list of writers; an empty one ignores all",
+        False,
+    ),
     "files_missing": ErrorCode(
         409,
         "this copy lacks files, listed in `missing` with names and checksums",

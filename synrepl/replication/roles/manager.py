@@ -1,6 +1,6 @@
 """Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -293,7 +293,13 @@ class RoleManager:
 
     # -- promotion -----------------------------------------------------------------------------------------
 
-    async def promote(self, *, force: bool = False, lose_acknowledged: bool = False) -> EpochStart:
+    async def promote(
+        self,
+        *,
+        force: bool = False,
+        lose_acknowledged: bool = False,
+        believed: Collection[str] | None = None,
+    ) -> EpochStart:
         """Become primary, in a new epoch. Raises `CannotPromote`, and `StorageError` if it cannot be saved.
 
         A replica must have a complete copy without a filter. Without `force`, the old primary first stops
@@ -303,7 +309,8 @@ class RoleManager:
         primary too: the operator asserts that there is no other primary.
 
         With `force` no fact is left behind that replicas acknowledged to an append (`PromiseCheck`), unless
-        `lose_acknowledged`.
+        `lose_acknowledged`. If several writers promised, and only one of them can have been primary, those
+        that are `believed` count (`PromiseCheck.prove`).
         """
         if self.role == FENCED:
             if not force:
@@ -312,7 +319,7 @@ class RoleManager:
                 if self.role != FENCED:
                     raise CannotPromote("promoting", f"this daemon is {self.role} now, no longer fenced")
                 if not lose_acknowledged:
-                    await self._promise_check.check()
+                    await self._promise_check.check(await self._promise_check.prove(believed))
                 return await self._begin_as_primary([self._primary])
         replica = self.replica
         if self.role != REPLICA or replica is None:
@@ -328,10 +335,11 @@ class RoleManager:
         self._is_promoting = True
         try:
             old, followed = replica.primary, replica.upstream.where
+            promise = None if lose_acknowledged else await self._promise_check.prove(believed)
             if not force:
                 await self.candidate.catch_up(old)
             elif not lose_acknowledged:
-                await self._promise_check.check()
+                await self._promise_check.check(promise)
             async with self._changing:
                 if self.replica is not replica and not force:
                     raise CannotPromote("moved", "this replica began to follow another daemon meanwhile")

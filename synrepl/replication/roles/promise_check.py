@@ -24,7 +24,7 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.addresses import Address
-from synrepl.replication.promises import PromisedReplica, StoredPromise, newest_promise
+from synrepl.replication.promises import PromisedReplica, StoredPromise, newest_promises
 from synrepl.replication.roles.messages import CannotPromote, IPeerClient, NewerFact, PeerStatus
 from synrepl.storage.log import Log
 from synrepl.wire.acks import Acks
@@ -63,9 +63,38 @@ class PromiseCheck:
     take_revoked: Callable[[Collection[str]], Awaitable[list[str]]]
     _logger = Logger()
 
-    async def check(self) -> None:
-        """Raises `CannotPromote` if an acknowledged fact would be, or could be, given up; `StorageError`."""
-        promise = await newest_promise(self.log)
+    async def prove(self, believed: Collection[str] | None) -> StoredPromise | None:
+        """Return the newest promise of the primary, or of the writers that an operator believes.
+
+        Raises `CannotPromote` if several writers promised, of which one at most was primary, and no operator
+        has said whom to believe (None); and `StorageError`.
+        """
+        promises = await newest_promises(self.log)
+        if len(promises) > 1 and believed is None:
+            newest = promises[-MAX_ASKED:]
+            listed = ", ".join(f"{printable(one.writer)} (serial {one.serial})" for one in newest)
+            why = (
+                "promises of several writers are in the log, since a release up to 26.11 stored what anybody"
+                f" published; one of them, at most, was the primary: {listed}"
+            )
+            told = [
+                {
+                    "serial": one.serial,
+                    "epoch": one.epoch,
+                    "writer": one.writer,
+                    "acks": list(map(str, one.acks)),
+                }
+                for one in newest
+            ]
+            raise CannotPromote("promises_unproven", why, more={"promises": told})
+        counted = [one for one in promises if believed is None or one.writer in believed]
+        return counted[-1] if counted else None
+
+    async def check(self, promise: StoredPromise | None) -> None:
+        """Ask whether an acknowledged fact would be given up, by what was promised (`prove`).
+
+        Raises `CannotPromote` if one would be, or could be, given up; and `StorageError`.
+        """
         promised = () if promise is None else promise.replicas
         others = [one for one in promised if one.uuid != self.log.uuid]
         addresses = [Address.parse(one.address) for one in promised]

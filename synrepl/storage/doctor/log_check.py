@@ -1,19 +1,29 @@
 """The check of a log: no serial missing, all digests right, each position that of the last fact."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from synrepl.ports.history import EpochStart
 from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.doctor.complaints import Complaint
 from synrepl.storage.ids.database import Flavor
-from synrepl.storage.schema import COLUMNS, VERSION, load_bounds
+from synrepl.storage.provenance import NAMED, MarkCheck, unproven
+from synrepl.storage.schema import COLUMNS, EPOCH_START_COLUMNS, VERSION, load_bounds
 from synrepl.storage.sql import execute
 from synrepl.streams.facts import Fact
+from synrepl.wire.text import printable
 
 AT_ONCE: Final = 5_000
 NEWEST: Final = 10_000
 """The number of newest facts that a quick check covers."""
 
+SHOWN: Final = 5
+"""The number of facts that a complaint lists."""
+
+FORGED: Final = (
+    "a daemon of a release up to 26.11 stored what somebody published as its own; a promotion asks whom to"
+    " believe (manual: howto/replicas)"
+)
 RESTORE: Final = "restore the log from a copy; continuing it would do more damage"
 
 Ask = Callable[..., Any]
@@ -45,7 +55,7 @@ def check_log(
     if after != floor.serial:
         found = ask("SELECT digest FROM {}facts WHERE serial = ?", after).fetchone()
         digest = found[0] if found else None
-    chain = ChainCheck(discarded, after, digest)
+    chain, marks, own = ChainCheck(discarded, after, digest), MarkCheck(), list[Fact]()
     whole = whole and not floor.serial
     total = max(0, last - after)
     while after < last:
@@ -57,13 +67,18 @@ def check_log(
         ]
         for fact in facts:
             chain.add(fact)
+            marks.add(fact)
+        own += [fact for fact in facts if fact.stream in NAMED]
         after = facts[-1].serial
         progress(len(facts), total)
+    marks.end()
+    starts = [EpochStart(*row) for row in ask(f"SELECT {EPOCH_START_COLUMNS} FROM {{}}epoch_starts")]
     positions = {
         (stream, writer): token
         for stream, writer, token in ask("SELECT stream, writer, token FROM {}positions")
     }
-    return chain.checked, _complaints(chain, positions, whole=whole)
+    complaints = _complaints(chain, positions, whole=whole) + list(_unproven(unproven(own, starts), marks))
+    return chain.checked, complaints
 
 
 def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
@@ -108,7 +123,23 @@ def _complaints(chain: ChainCheck, positions: dict[tuple[str, str], int], *, who
     return found
 
 
-def _more(found: list[int], what: str) -> str:
+def _unproven(facts: list[Fact], marks: MarkCheck) -> Iterator[Complaint]:
+    """The complaints about facts of the daemon's own streams that it may not have written."""
+    for stream in NAMED:
+        if named := [fact for fact in facts if fact.stream == stream]:
+            listed = ", ".join(f"{fact.serial} by {printable(fact.writer)}" for fact in named[:SHOWN])
+            text = (
+                f"{stream} has facts of several writers between two promotions, where one daemon was primary:"
+                f" serial {listed}{_more(named, 'facts')}"
+            )
+            yield _complaint("unproven_facts", text, FORGED)
+    if marks.wrong:
+        listed = ", ".join(map(str, marks.wrong[:SHOWN]))
+        text = f"the marks of atomic appends at serial {listed}{_more(marks.wrong, 'marks')} have other facts"
+        yield _complaint("unproven_facts", f"{text} after them than those they were stored with", FORGED)
+
+
+def _more(found: Sequence[object], what: str) -> str:
     return f" ({len(found):,} such {what})" if len(found) > 1 else ""
 
 

@@ -15,10 +15,14 @@ from synrepl.transports.http.replica_routes import refusal_error
 
 
 class PromoteBody(msgspec.Struct, forbid_unknown_fields=True):
-    """With `force`, the old primary is not asked; with `lose_acknowledged`, neither are replicas."""
+    """With `force`, the old primary is not asked; with `lose_acknowledged`, neither are replicas.
+
+    `believe` are the writers whose promises count, if the log has those of several (`promises_unproven`).
+    """
 
     force: bool = False
     lose_acknowledged: bool = False
+    believe: list[str] | None = None
 
 
 class PromoteAnswer(msgspec.Struct, frozen=True):
@@ -74,7 +78,9 @@ class DroppedLease(msgspec.Struct, frozen=True):
 
 async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
     """Promote this replica to primary."""
-    epoch_start = await call.roles.promote(force=body.force, lose_acknowledged=body.lose_acknowledged)
+    epoch_start = await call.roles.promote(
+        force=body.force, lose_acknowledged=body.lose_acknowledged, believed=body.believe
+    )
     return PromoteAnswer("primary", epoch_start.epoch, epoch_start.serial)
 
 

@@ -703,3 +703,15 @@ def test_a_homeserver_on_sqlite(tmp_path: Path) -> None:
     assert ("synapse", []) == (found.kind, found.streams)
     assert [("note", "no_sequences")] == kinds(found)
     assert found.is_healthy
+
+
+def test_facts_that_no_primary_can_have_written_are_named(place: Place) -> None:
+    """One daemon is primary in an epoch; releases up to 26.11 stored what others published, too."""
+    place.make_log(
+        ("promises", "master", 0, 1), ("promises", "persister1", 0, 10), ("declarations", "master", 0, 1)
+    )
+
+    found = place.examine().complaints
+
+    assert ["unproven_facts", "unproven_facts"] == [one.kind for one in found]
+    assert "serial 1 by master, 2 by persister1 (2 such facts)" in found[0].text
