@@ -111,7 +111,8 @@ class Settings(
     )
     stale_seconds: float = setting(
         "60s",
-        "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz).",
+        "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz), as is"
+        " one that has not compared its copy with its upstream since the start.",
         parse=duration,
     )
     trust_stale_keys: bool = setting(

@@ -349,10 +349,8 @@ class ReplicationServices:
             return "joining", f"this replica has no complete copy yet{why}", replica.since
         if replica.state is ReplicaState.STOPPED:
             return "stopped", replica.why, replica.since
-        lag = replica.lag_seconds()
-        if lag > self._settings.stale_seconds:
-            why = f"this copy may lack the facts of the last {lag:.0f} seconds"
-            return "stale", why, self._reactor.seconds() - lag
+        if why := replica.staleness(self._settings.stale_seconds):
+            return "stale", why, self._reactor.seconds() - replica.lag_seconds()
         return None
 
     def _doubt_of_keys(self) -> str:

@@ -668,9 +668,8 @@ STATUS: Final = Route(
     "status.status",
     "GET",
     "/v1/status",
-    "Read the status of the daemon, at most a second old.",
+    "Read the status of the daemon.",
     stream=SEEN_STREAMS,
-    is_cached=True,
     answer=shapes.STATUS,
 )
 RECENT: Final = Route(

@@ -25,8 +25,8 @@ STATES: Final = {
     "stopped": "this copy is ahead of its upstream, or its history differs: an operator must decide (resync)",
     "fenced": "another daemon is primary; this one refuses appends",
     "joining": "this replica has no complete copy yet, and answers no reads",
-    "stale": "this replica was last up to date longer ago than --stale-seconds and may lack newer facts; its"
-    " facts are still sent",
+    "stale": "this replica was last up to date longer ago than --stale-seconds, or has not compared its copy"
+    " with its upstream since the start; it may lack newer facts, and its facts are still sent",
     "handing over": "another daemon is becoming primary; appends are refused for a moment",
     "behind": "an upstream, a table or Redis cannot be read, facts or files are missing, or there is another"
     " error; stored facts are still sent",

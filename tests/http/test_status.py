@@ -152,6 +152,12 @@ class StatusTests(SiteCase):
             [(one["serial"], one["stream"], one["rows"]) for one in recent],
         )
 
+    def test_a_status_has_each_write_that_was_answered(self) -> None:
+        """Whoever asks twice in a second sees what happened in between: readers wait for a serial so."""
+        for serial in range(1, 11):
+            self.receipts(1)
+            self.assertEqual(serial, self.get("/v1/status").json()["serial"])
+
     def test_the_worst_follower_gives_the_lag(self) -> None:
         """An average would hide the one that matters."""
         self.follower("well")

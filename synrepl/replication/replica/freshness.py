@@ -12,13 +12,15 @@ class Freshness:
 
     `head` is the highest serial that the upstream is known to have, `progress` how far a join or the catching
     up has come (None: neither is under way), `heartbeat` the last one. `fresh_at` is when the copy last had
-    everything.
+    everything. `is_compared` tells whether the upstream has accepted the copy's position since the start:
+    before, the copy may have facts that the upstream has lost.
     """
 
     def __init__(self, log: Log, clock: IClock) -> None:
         self.head = 0
         self.progress: Progress | None = None
         self.heartbeat: Heartbeat | None = None
+        self.is_compared = False
         self._log = log
         self._clock = clock
         self.fresh_at = clock.seconds()
@@ -31,6 +33,7 @@ class Freshness:
     def subscribed(self, head: int) -> None:
         """Note that the catching up begins; `head` is the upstream's serial."""
         serial = self._log.head.serial
+        self.is_compared = True
         self.head = head
         self.progress = Progress(serial, head, self._clock.seconds(), serial)
 

@@ -422,6 +422,13 @@ class Replica:
         is_fresh = self.state is ReplicaState.LIVE and not self.freshness.lag_rows()
         return 0.0 if is_fresh else self.freshness.lag_seconds()
 
+    def staleness(self, stale_seconds: float) -> str:
+        """Why this copy may not be what the primary has now; empty if it is, or was `stale_seconds` ago."""
+        if not self.freshness.is_compared:
+            return "this copy was not compared with its upstream since the start"
+        lag = self.lag_seconds()
+        return f"this copy may lack the facts of the last {lag:.0f} seconds" if lag > stale_seconds else ""
+
     @property
     def is_whole(self) -> bool:
         """Whether there is a complete copy to serve, even a stale one."""
