@@ -153,12 +153,17 @@ class IssuedKeys:
             await self._store([*self.all, key])
             return key, f"{name}.{secret}"
 
-    async def revoke(self, name: str) -> IssuedKey | None:
-        """Revoke a key for good. None if there is no valid key of this name. Raises `StorageError`."""
+    async def revoke(
+        self, name: str, *, may: Callable[[IssuedKey], bool] = lambda key: True
+    ) -> IssuedKey | None:
+        """Revoke a key for good, if the asker `may`. None without a valid one of this name that it may.
+
+        Raises `StorageError`.
+        """
         async with self._lock:
             self._check_open()
             known = next((one for one in self.all if one.name == name and one.revoked_ms is None), None)
-            if known is None:
+            if known is None or not may(known):
                 return None
             revoked = replace(known, revoked_ms=self._now_ms())
             await self._store([revoked if one is known else one for one in self.all])

@@ -1,5 +1,8 @@
 """Issued keys over HTTP: who may make them, and what they then allow."""
 
+import json
+from urllib.parse import quote
+
 from synrepl.ports.access import Key, Keyring, Right
 from tests.http.builders import Answer
 from tests.http.test_replica_routes import CopiesCase
@@ -65,6 +68,34 @@ class KeyTests(CopiesCase):
         assert self.make(b'{"name":"x","streams":["receipts"]}', "limited").status == 200
         assert self.make(b'{"name":"y","rights":["read"]}', "admin").status == 200
         assert self.make(b'{"name":"z","instances":["w1"]}', "worker").status == 200
+
+    def test_who_could_not_have_made_a_key_neither_sees_nor_revokes_it(self) -> None:
+        """Each key by each maker: what may be made, is listed and revoked, and nothing else."""
+        bodies = {
+            name: (rights, streams, instances)
+            for rights in (["read"], ["read", "replicate"], ["administer"])
+            for streams in (None, ["receipts"], ["events"])
+            for instances in (None, ["w1"])
+            if (name := f"{'-'.join(rights)}.{streams}.{instances}".replace("'", "").replace(" ", ""))
+        }
+        for secret in ("admin", "limited", "worker", "shared"):
+            made = {}
+            for name, (rights, streams, instances) in bodies.items():
+                fields = {"name": name, "rights": rights, "streams": streams, "instances": instances}
+                body = json.dumps(fields).encode()
+                may = self.make(body, secret).status == 200
+                if not may:
+                    assert self.make(body).status == 200
+                made[name] = may
+            listed = self.as_(secret, "GET", "/v1/keys").json()["keys"]
+            seen = {one["name"] for one in listed if one["revoked"] is None}
+            assert {name for name, may in made.items() if may} == seen, secret
+            assert 0 < len(seen) < len(made) or secret == "shared"
+            for name, may in made.items():
+                answer = self.as_(secret, "DELETE", f"/v1/keys/{quote(name)}")
+                assert answer.status == (200 if may else 404), (secret, name)
+                if not may:
+                    assert self.as_("shared", "DELETE", f"/v1/keys/{quote(name)}").status == 200
 
     def test_a_key_publishes_under_the_names_that_it_was_made_with(self) -> None:
         """Without any, or with null, under every name."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.ports.access import IssuedKey, Right
+from synrepl.ports.access import Access, IssuedKey, Right
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.wire.text import printable
@@ -52,9 +52,11 @@ class AddedKey(msgspec.Struct, frozen=True):
 
 
 async def list_all(call: Call) -> KeysAnswer:
-    """List the issued keys, in the order in which they were made."""
+    """List the issued keys that the peer could have made, in the order in which they were made."""
     issued = call.registry.issued
-    return KeysAnswer(list(map(_fields, issued.all)), list(issued.lost))
+    seen = [one for one in issued.all if not _excess(call.access, one.rights, one.streams, one.instances)]
+    names = {one.name for one in seen}
+    return KeysAnswer(list(map(_fields, seen)), [name for name in issued.lost if name in names])
 
 
 async def add(call: Call, body: KeyBody) -> AddedKey:
@@ -64,7 +66,8 @@ async def add(call: Call, body: KeyBody) -> AddedKey:
         rights.add(Right.READ)
     if not rights:
         raise ApiError("bad_request", "a key needs a right")
-    _check_within(call, rights, body)
+    if why := _excess(call.access, rights, body.streams, body.instances):
+        raise ApiError("no_rights", why)
     try:
         key, secret = await call.registry.issued.add(body.name, rights, body.streams, body.instances)
     except ConfigError as error:
@@ -73,24 +76,32 @@ async def add(call: Call, body: KeyBody) -> AddedKey:
 
 
 async def revoke(call: Call) -> KeyFields:
-    """Revoke a key, and disconnect the peers that have proved it."""
-    name = call.path["name"]
-    revoked = await call.registry.issued.revoke(name)
+    """Revoke a key that the peer could have made, and disconnect the peers that have proved it."""
+    name, own = call.path["name"], call.access
+    revoked = await call.registry.issued.revoke(
+        name, may=lambda one: not _excess(own, one.rights, one.streams, one.instances)
+    )
     if revoked is None:
-        why = f"there is no valid issued key {printable(name)}; synrepl keys list shows them"
+        # Also of a key beyond the peer's own: its name is not for the peer to know.
+        why = (
+            f"there is no valid issued key {printable(name)} that one's own key could have made; synrepl keys"
+            " list shows them"
+        )
         raise ApiError("unknown_key", why)
     return _fields(revoked)
 
 
-def _check_within(call: Call, rights: Iterable[Right], body: KeyBody) -> None:
-    own = call.access
-    excess = sorted(set(rights) - own.rights)
-    if excess:
-        raise ApiError("no_rights", f"a key can only be made with rights of one's own: not {excess[0]}")
-    if not _is_within(body.streams, own.streams):
-        raise ApiError("no_rights", "a key can only be made for streams that one's own key may see")
-    if not _is_within(body.instances, own.instances):
-        raise ApiError("no_rights", "a key can only be made for instances that one's own key may publish as")
+def _excess(
+    own: Access, rights: Iterable[Right], streams: Iterable[str] | None, instances: Iterable[str] | None
+) -> str:
+    """Why a peer may not make such a key, nor see or revoke one that exists; empty if it may."""
+    if excess := sorted(set(rights) - own.rights):
+        return f"a key can only be made with rights of one's own: not {excess[0]}"
+    if not _is_within(streams, own.streams):
+        return "a key can only be made for streams that one's own key may see"
+    if not _is_within(instances, own.instances):
+        return "a key can only be made for instances that one's own key may publish as"
+    return ""
 
 
 def _is_within(names: Iterable[str] | None, own: frozenset[str] | None) -> bool:
