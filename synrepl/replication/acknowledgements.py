@@ -12,7 +12,9 @@ choices.md.)
 
 Counted are the replicas that are connected to this daemon and have subscribed, as only for those this daemon
 knows that their copy is a part of its own log; that are promised (`promises.py`), so that a promotion finds
-what they have; and that copy the stream and the writer.
+what they have; and that copy the stream and the writer. For a number only whole copies count: a copy with a
+filter cannot be promoted, and whoever may see one stream could acknowledge whatever it likes. Who names a
+replica has chosen it.
 """
 
 from bisect import insort
@@ -38,6 +40,10 @@ class IAcknowledger(IPromised, Protocol):
     """A subscribed replica of this daemon."""
 
     name: str
+
+    @property
+    def is_whole_copy(self) -> bool:
+        """Whether it copies all streams and writers."""
 
     def holds(self, stream: str, writer: str) -> bool:
         """Whether it copies this writer's facts of this stream."""
@@ -119,12 +125,14 @@ class Acknowledgements:
         if acks.names:
             at = {one.name: one.acknowledged for one in holding}
             return min(at.get(name, 0) for name in acks.names)
-        serials = sorted((one.acknowledged for one in holding), reverse=True)
+        serials = sorted((one.acknowledged for one in holding if one.is_whole_copy), reverse=True)
         return serials[acks.number - 1] if len(serials) >= acks.number > 0 else 0
 
     def _timed_out(self, acks: Acks, source: Source, serial: int) -> NotForwarded:
         have = sorted(
-            one.name for one in self.replicas() if one.holds(*source) and one.acknowledged >= serial
+            one.name
+            for one in self.replicas()
+            if one.holds(*source) and one.acknowledged >= serial and (acks.names or one.is_whole_copy)
         )
         why = (
             f"the facts are on the disk of this daemon, up to serial {serial}, and of"

@@ -129,10 +129,25 @@ def test_a_copy_without_the_stream_does_not_count() -> None:
     setup = Setup("b", "c", b={"upstream_streams": ("receipts",)}, c={"upstream_writers": ("other",)})
 
     with pytest.raises(NotForwarded) as refused:
+        setup.done(setup.append("b", timeout=3))
+    assert [] == refused.value.more["acknowledged"]
+
+    setup.done(setup.append("c", writer="other"))
+
+
+def test_only_a_whole_copy_counts_for_a_number() -> None:
+    """Whoever has a key for one stream can acknowledge what it likes; a copy of it cannot be promoted."""
+    setup = Setup("b", "f", f={"upstream_streams": ("push_rules",)})
+    setup.prime("f")
+    setup.prime("1")
+    setup.replicas["b"].kill()
+    setup.cluster.pass_(1)
+
+    with pytest.raises(NotForwarded) as refused:
         setup.done(setup.append("1", timeout=3))
     assert [] == refused.value.more["acknowledged"]
 
-    setup.done(setup.append("1", writer="other"))
+    setup.done(setup.append("f"))
 
 
 def test_what_is_acknowledged_before_the_admission_does_not_count() -> None:
@@ -389,7 +404,7 @@ class TestPromotion:
 
     def test_a_copy_of_the_stream_is_ahead(self) -> None:
         """It acknowledged a fact, and cannot be promoted: an operator decides, and is shown the fact."""
-        setup = self.lost("c", "f", f={"upstream_streams": ("push_rules",)})
+        setup = self.lost("c", "f", f={"upstream_streams": ("push_rules",)}, acks="f")
         refused = self.refusal(setup, "c")
 
         (ahead,) = refused.more["ahead"]

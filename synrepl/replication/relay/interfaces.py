@@ -76,6 +76,10 @@ class IRelay(Protocol):
     def sent(self) -> LogPosition:
         """Everything selected up to this position was sent."""
 
+    @property
+    def is_whole_copy(self) -> bool:
+        """Whether the replica copies all streams and writers."""
+
     def holds(self, stream: str, writer: str) -> bool:
         """Whether the replica copies this writer's facts of this stream."""
 

@@ -104,6 +104,11 @@ class Relay:
         """Whether the replica has subscribed, and is still connected."""
         return self._machine.accepts(native.Ack)
 
+    @property
+    def is_whole_copy(self) -> bool:
+        """Whether the replica copies all streams and writers."""
+        return self._filter.is_open
+
     def holds(self, stream: str, writer: str) -> bool:
         """Whether the replica copies this writer's facts of this stream."""
         return self._filter.passes(stream, writer)
