@@ -15,15 +15,20 @@ import msgspec
 
 from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.json_lines import JsonLines, OutputClosed
-from synrepl.cli.options import DaemonTarget, ParsedType, daemon_options, duration_option, send
+from synrepl.cli.options import (
+    DaemonTarget,
+    ParsedType,
+    daemon_options,
+    duration_option,
+    other_primary,
+    send,
+)
 from synrepl.cli.progress import Advance
-from synrepl.cli.tables import address
 from synrepl.errors import suggest
 from synrepl.http_api.routes import APPEND, STATUS
 from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
-from synrepl.wire.error_codes import moved_to
 from synrepl.wire.text import printable
 
 BATCH: Final = 500
@@ -65,9 +70,8 @@ def post_facts(
         is_unsent &= error.is_unsent
         if client.has_several or not isinstance(error, HttpError):
             return  # the address of the primary may be among the others
-        if primary := address(moved_to(error.body)):
-            why = f"{error}; the primary is at {primary}: use its --url"
-            raise HttpError(error.status, error.code, why, {"retryable": False}) from error
+        if where := other_primary(error):
+            raise HttpError(error.status, error.code, f"{error}{where}", {"retryable": False}) from error
 
     try:
         request = APPEND.request(stream, acks=acks, timeout=timeout)

@@ -16,11 +16,13 @@ import msgspec
 from synrepl import http_client
 from synrepl.cli.command import CliError, Option
 from synrepl.cli.contexts import Contexts
+from synrepl.cli.tables import address
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_client import split_urls
 from synrepl.ports.settings import duration_or_zero
 from synrepl.wire.dialect import NEWEST, Dialect
+from synrepl.wire.error_codes import moved_to
 from synrepl.wire.text import printable_values
 
 DEFAULT_URL: Final = "http://127.0.0.1:9093"
@@ -72,7 +74,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return send(client, request, body, self.retry_delays(60.0))
         except http_client.REQUEST_ERRORS as error:
-            raise CliError(f"{client.url}: {error}") from error
+            raise CliError(f"{client.url}: {error}{other_primary(error)}") from error
 
     def retry_delays(self, patience: float) -> Iterator[float]:
         """Yield the seconds before each retry, for `timeout` or `patience` seconds; none without `retry`."""
@@ -84,6 +86,12 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
 
         found: dict[str, Any] = self.ask(STATUS.request())
         return found
+
+
+def other_primary(error: Exception) -> str:
+    """Where the primary is, as the end of a message, if the response names another daemon; else empty."""
+    primary = address(moved_to(error.body)) if isinstance(error, http_client.HttpError) else ""
+    return f"; the primary is at {primary}: use its --url" if primary else ""
 
 
 def send(

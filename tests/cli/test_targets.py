@@ -243,6 +243,25 @@ def test_an_append_tells_what_it_knows() -> None:
         post(Daemon(ConnectError("broke off"), refused, refused))
 
 
+def test_every_command_names_the_primary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a replica refuses: its answer says where the primary is."""
+
+    def refuse(client: BlockingClient, *arguments: object) -> None:
+        raise HttpError(503, "replica", "no", {"moved_to": "tcp:rome:9092 http://rome:9093"})
+
+    monkeypatch.setattr(BlockingClient, "json", refuse)
+
+    commands = (
+        ("streams", "create", "packages", "--untyped"),
+        ("keys", "add", "laptop"),
+        ("keys", "revoke", "laptop"),
+    )
+    for command in commands:
+        result = run(*command, "--url", BERLIN)
+        assert result.exit_code == 1
+        assert "the primary is at tcp:rome:9092, http://rome:9093: use its --url" in result.output
+
+
 def test_a_table_is_never_cut() -> None:
     """However long its texts are; numbers are aligned right, and a style has no width."""
     rows = [("a" * 200, click.style("live", "green"), 5, "x"), ("b", "away", 12_345, "y")]

@@ -47,6 +47,7 @@ FILE = b"a picture"
 WRITES = (
     ("POST", "/v1/streams/{stream}/facts", b'{"facts":[[["@new"]]]}'),
     ("POST", "/v1/facts", b'{"appends":[{"stream":"to_device","facts":[[["@new"]]]}]}'),
+    ("POST", "/v1/facts", b'{"atomic":true,"appends":[{"stream":"to_device","facts":[[["@new"]]]}]}'),
     ("PUT", f"/v1/files/sha256/{checksum(FILE)}", FILE),
 )
 
@@ -249,6 +250,8 @@ def writer_of(cluster: FakeCluster, node: FakeNode, method: str, path: str, body
     if is_replica and code == "upstream_away":
         # No HTTP leads to the primaries of these nodes.
         return "passed on"
+    if code == "not_primary":
+        assert answer.json()["moved_to"]
     if code in WAYS_OUT:
         assert WAYS_OUT[code] in answer.json()["message"], answer.json()["message"]
         assert answer.json()["moved_to"]

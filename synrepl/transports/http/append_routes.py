@@ -172,7 +172,8 @@ def refuse_on_replica(call: Call, way_out: str) -> None:
     if services.write_forwarder is not None and services.write_forwarder.is_active():
         if services.roles is not None and (stopped := services.roles.forwarding_refusal("")) is not None:
             raise stopped
-        raise ApiError("not_primary", f"this daemon is a replica: {way_out}")
+        primary = "" if services.roles is None else str(services.roles.primary)
+        raise ApiError("not_primary", f"this daemon is a replica: {way_out}", moved_to=primary)
 
 
 async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Append]:
