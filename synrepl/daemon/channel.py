@@ -12,6 +12,8 @@ from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA
 from synrepl.storage.log import Log
+from synrepl.streams.catalog import takes
+from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
 from synrepl.transports.resp.server import RespServer
 
@@ -108,6 +110,8 @@ class ChannelServices:
         """
         stream, writer = source
         if stream not in self._table or self._table[stream].ephemeral or self._table[stream].on_request:
+            return True
+        if not takes(stream, Origin.SOURCE):
             return True
         if not self._publisher.holdings.filter.passes(stream, writer):
             return True

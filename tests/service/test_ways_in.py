@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from synrepl.config import Settings
+from synrepl.daemon.channel import ChannelServices
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.access import Keyring
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts
+from synrepl.replication.roles.messages import PRIMARY
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.tables.layout import table_streams
 from synrepl.streams.facts import NO_ROWS
@@ -201,6 +203,41 @@ class WaysInTests(SiteCase):
         """Else a forged promise lets an acknowledged fact be lost, and a forged mark stops the replicas."""
         for stream, row in FORGED.items():
             self.walk({**self.appends(), **self.sources()}, stream, row)
+
+    def test_a_row_that_is_never_stored_holds_back_no_other(self) -> None:
+        """With `durable-only` a row is passed on once it is on disk: this one never will be."""
+        port = RespServer(self.clock, keys=Keyring(), metrics=self.metrics)
+        settings = {"resp": ["tcp:6379:interface=127.0.0.1"], "resp_ack": "durable-only"}
+        replication: Any = SimpleNamespace(roles=SimpleNamespace(role=PRIMARY))
+        channels = ChannelServices(
+            Settings.build({"server_name": "hs.example", "instance_name": "us", **settings}),
+            self.clock,
+            self.log,
+            self.publisher,
+            replication,
+            table=self.table,
+            metrics=self.metrics,
+            server=port,
+        )
+        self.addCleanup(channels.stop)
+        channels.update()
+        made = self.manager(resp_server=port, **settings)
+        assert made.resp is not None
+        made.resp.start()
+        hears, says = (Client(SimpleNamespace(server=port)) for _ in range(2))  # type: ignore[arg-type]
+        hears.ask("SUBSCRIBE", "hs.example")
+        for line in (
+            "POSITION promises w1 1 1",
+            'RDATA promises w1 2 ["acks",["1"],[]]',
+            "POSITION push_rules w1 1 1",
+            'RDATA push_rules w1 2 ["@ada:hs"]',
+        ):
+            says.ask("PUBLISH", "hs.example", line)
+        self.pass_time()
+
+        self.assertIn("@ada:hs", hears.say(b""))
+        assert port.channel is not None
+        self.assertFalse(port.channel.is_stuck)
 
     def test_files_are_appended_only(self) -> None:
         """A publisher of another right must not name, or delete, files."""

@@ -54,6 +54,8 @@ class FollowedStreams:
                 "a follower cannot have both `external_position` and `caches`: the caches would miss external"
                 " facts; leave one out"
             )
+        # Streams whose facts a log does not take from a follower are as unknown to it.
+        self.table = StreamTable(stream for stream in self.table if not self._is_closed(stream.name))
         self.executors: dict[str, StreamExecutor] = {}
         self.batches: Batches[bytes] = Batches()
         self.added: Callable[[Stream[Any], StreamExecutor, bool], None] | None = None
@@ -83,8 +85,7 @@ class FollowedStreams:
         self.saver.check_subscriber(subscriber)
         self._subscribers.append(subscriber)
         for stream in self.table:
-            if not self._is_closed(stream.name):
-                self.executor(stream).subscribe(subscriber)
+            self.executor(stream).subscribe(subscriber)
         self.follow_caches()
 
     @property
