@@ -1,12 +1,12 @@
 """Reads the facts of the daemon's own streams, and names those that may be forged."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from twisted.logger import Logger
 
 from synrepl.storage.log import Log
-from synrepl.storage.provenance import NAMED, reign_of, unproven
+from synrepl.storage.provenance import NAMED, newest_by_writer, unproven
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, end_of
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.facts import Fact
@@ -19,15 +19,14 @@ SHOWN: Final = 10
 """The number of facts that a warning names."""
 
 
-async def read_stream(log: Log, stream: str) -> AsyncIterator[Fact]:
-    """Read all facts of a kept stream, in the order of their tokens. Raises `StorageError`."""
+async def read_stream(log: Log, stream: str) -> AsyncIterator[Sequence[Fact]]:
+    """Read all facts of a kept stream, in the order of their tokens, page by page. Raises `StorageError`."""
     after, upto, has_more = 0, log.linear_position(stream), True
     while has_more and after < upto:
         facts, has_more = await log.reads.tokens(
             stream=stream, writer=None, after=after, upto=upto, serial=log.head.serial, limit=PAGE_FACTS
         )
-        for fact in facts:
-            yield fact
+        yield facts
         after = facts[-1].token if facts else upto
 
 
@@ -47,12 +46,12 @@ async def warn_of_unproven(log: Log, logger: Logger, *, primary: str) -> None:
             serial=is_open[-1].serial,
             count=max(map(end_of, is_open)) - head,
         )
-    newest: dict[tuple[str, int, str], Fact] = {}
+    starts = log.head.epoch_starts
+    newest: list[Fact] = []
     for stream in NAMED:
-        async for fact in read_stream(log, stream):
-            # One of each writer is enough, and somebody may have forged any number.
-            newest[stream, reign_of(fact.epoch, log.head.epoch_starts), fact.writer] = fact
-    found = unproven(newest.values(), log.head.epoch_starts, primary=primary)
+        async for facts in read_stream(log, stream):
+            newest = newest_by_writer([*newest, *facts], starts)
+    found = unproven(newest, starts, primary=primary)
     if not found:
         return
     logger.warn(

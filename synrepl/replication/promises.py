@@ -78,15 +78,16 @@ async def newest_promises(log: Log) -> list[StoredPromise]:
     """
     found: dict[str, StoredPromise] = {}
     reign = 0
-    async for fact in read_stream(log, PROMISES.name):
-        promise, its_reign = _read(fact), reign_of(fact.epoch, log.head.epoch_starts)
-        if promise is None or its_reign < reign:
-            continue
-        if its_reign > reign:
-            reign, found = its_reign, {}
-        known = found.get(promise.writer)
-        if known is None or known.serial < promise.serial:
-            found[promise.writer] = promise
+    async for facts in read_stream(log, PROMISES.name):
+        for fact in facts:
+            promise, its_reign = _read(fact), reign_of(fact.epoch, log.head.epoch_starts)
+            if promise is None or its_reign < reign:
+                continue
+            if its_reign > reign:
+                reign, found = its_reign, {}
+            known = found.get(promise.writer)
+            if known is None or known.serial < promise.serial:
+                found[promise.writer] = promise
     return sorted(found.values(), key=lambda one: one.serial)
 
 

@@ -61,6 +61,24 @@ def audited(runner: Runner, place: Path, **more: Any) -> AuditResult:
     return told
 
 
+def test_facts_that_no_primary_may_have_written_are_named(runner: Runner, tmp_path: Path) -> None:
+    """One daemon is primary in an epoch. The archive itself is right, and its audit ends well."""
+    promise = [["acks", ["1"], []]]
+    given: list[Given] = [
+        ("promises", "master", promise),
+        ("promises", "persister1", promise),
+        ("push_rules", "persister1", [["@a:b"]]),
+    ]
+    archive(str(tmp_path), chained(given))
+
+    told = audited(runner, tmp_path)
+
+    assert [("unproven-fact", "master", 1), ("unproven-fact", "persister1", 2)] == [
+        (one.what, one.writer, one.first_serial) for one in told.findings
+    ]
+    assert told.is_clean
+
+
 def named(findings: Sequence[AuditFinding]) -> Told:
     """What, stream, writer, tokens and serials."""
     return [

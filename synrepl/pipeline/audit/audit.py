@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from synrepl.http_api.routes import DIGESTS
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive.files import map_files
+from synrepl.pipeline.archive.files import map_files, read_files
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.comparison import Comparison, compare
 from synrepl.pipeline.audit.explanation import explain
@@ -23,6 +23,8 @@ from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import Store
+from synrepl.storage.provenance import NAMED, newest_by_writer, unproven
+from synrepl.streams.facts import NO_ROWS, Fact
 
 RETENTION_HOURS: Final = 168
 
@@ -34,6 +36,8 @@ COUNTED: Final = pa.schema(
     [("stream", pa.string()), ("writer", pa.string()), *((name, pa.int64()) for name in HOW)]
 )
 """The facts of a writer: their number, and their lowest and highest tokens and serials."""
+
+OWN: Final = pa.schema([ROWS.field(name) for name in ("serial", "epoch", "stream", "writer", "token", "row")])
 
 DIGESTED: Final = pa.schema([ROWS.field("serial"), ROWS.field("digest")])
 
@@ -75,6 +79,7 @@ def audit(
         progress("files", len(files), len(files))
     with _phase("rows", seconds):
         explain(driver, compared, progress)
+        _name_unproven(compared)
     if url is not None:
         with _phase("daemon", seconds):
             with closing(BlockingClient(url, secret=secret, ca_file=ca_file)) as client:
@@ -166,6 +171,30 @@ def _first(client: BlockingClient, ours: Mapping[int, str], after: int | None, u
         floor = max((one for one in probes if theirs[one] in (None, ours[one])), default=0)
         left = [serial for serial in left if floor < serial < upto]
     return upto, last_equal is not None and (last_equal == upto - 1 or upto - 1 not in ours)
+
+
+def _name_unproven(compared: Comparison) -> None:
+    """Name the newest facts of each writer that no primary may have written (`storage/provenance.py`)."""
+    table = compared.table
+    files = compared.readable(1, table.end.last_serial)
+    paths = files.filter(pc.is_in(files["stream"], pa.array(NAMED)))["path"].to_pylist()
+    starts = table.end.epoch_starts
+    newest: list[Fact] = []
+    for batch in read_files(table.store, paths, OWN):
+        facts = [
+            Fact(serial, epoch, stream, writer, 0, token, NO_ROWS if row is None else b"[0]", 0, "")
+            for serial, epoch, stream, writer, token, row in zip(
+                *(batch[name].to_pylist() for name in OWN.names), strict=True
+            )
+        ]
+        newest = newest_by_writer([*newest, *facts], starts)
+    for one in unproven(newest, starts):
+        why = (
+            f"{one.stream} is the daemon's own: one of several writers under one primary, or without rows,"
+            " this fact may be forged; a release up to 26.11 stored what anybody published"
+        )
+        tokens, serials = (one.token,), (one.serial,)
+        compared.report("unproven-fact", why, one.stream, one.writer, tokens, serials)
 
 
 def _report_beyond(driver: Driver, head: int, compared: Comparison) -> None:
