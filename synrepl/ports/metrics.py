@@ -55,9 +55,7 @@ class Metrics:
         self.lag_rows = gauge("replication_lag_rows", "Facts that the process furthest behind lacks.")
         self.gaps_detected = counter("gaps_detected", "Gaps found: facts were missing.")
         self.gaps_repaired = counter("gaps_repaired", "Gaps repaired: the missing facts were fetched.")
-        self.gaps_lost = counter(
-            "gaps_lost", "Gaps given up: the facts are nowhere, or cannot be read."
-        )
+        self.gaps_lost = counter("gaps_lost", "Gaps given up: the facts are nowhere, or cannot be read.")
         self.rows = busy_counter("rows", "Rows taken into the log, whether read or not.", label="stream")
         self.channel_conflicts = counter(
             "channel_conflicts",
