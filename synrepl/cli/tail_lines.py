@@ -218,7 +218,7 @@ class EventPrinter:
             case "error" | "moved" if event.text not in self._errors:
                 if len(self._errors) < MAX_ERRORS:
                     self._errors.add(event.text)
-                where = {"stream": event.stream, "writer": event.writer}
+                where = {"stream": event.stream, "writer": event.writer, "token": event.token}
                 text = event.text + self._advice(event)
                 self._write_error(text, {key: value for key, value in where.items() if value})
 

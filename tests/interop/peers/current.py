@@ -96,14 +96,14 @@ class Http:
 class HomeServer:
     """As much of a homeserver as replication asks for."""
 
-    def __init__(self, server_name, instance, data_handler, syncing=(), http=None):
+    def __init__(self, server_name, instance, data_handler, syncing=(), http=None, writers=()):
         worker_app = None if instance == "master" else "synapse.app.generic_worker"
         host, _, port = (http or "127.0.0.1:1").rpartition(":")
         self.config = Section(
             redis=Section(redis_enabled=False),
             server=Section(server_name=server_name, replication_torture_level=None),
             worker=Section(
-                instance_map={},
+                instance_map={name: Section(host=host, port=int(port)) for name in writers},
                 run_background_tasks=worker_app is None,
                 send_federation=False,
                 worker_app=worker_app,
@@ -206,7 +206,9 @@ class Client:
                 report("connect_failed", reason=reason.getErrorMessage())
                 DirectTcpReplicationClientFactory.clientConnectionFailed(self, connector, reason)
 
-        self._hs = HomeServer(options.server_name, options.name, DataHandler(), options.syncing, options.http)
+        self._hs = HomeServer(
+            options.server_name, options.name, DataHandler(), options.syncing, options.http, options.writer
+        )
         self._handler = self._hs.get_replication_command_handler()
         for stream in self._handler.get_streams().values():
             self._feed(stream, options.start.get(stream.NAME, options.start.get("all", 0)))

@@ -1,11 +1,11 @@
 """A release's own replication client. See README.md one folder up.
 
 peer_client.py HOST:PORT --server-name S [--name N] [--from STREAM=TOKEN]... [--syncing USER]...
-               [--http HOST:PORT]
+               [--http HOST:PORT] [--writer NAME]...
 
 ``--from`` says where this client believes to be (`all` for every stream); a legacy client otherwise says NOW,
-a current one 0. ``--http`` is where a current client fetches what it missed; otherwise it is told that there
-was nothing.
+a current one 0. ``--http`` is where a current client fetches what it missed, of the main process and of each ``--writer``;
+otherwise it is told that there was nothing.
 """
 
 import argparse
@@ -28,6 +28,7 @@ def main():
     parser.add_argument("--from", dest="start", action="append", default=[], type=start_of)
     parser.add_argument("--syncing", action="append", default=[])
     parser.add_argument("--http")
+    parser.add_argument("--writer", action="append", default=[])
     options = parser.parse_args()
     options.start = dict(options.start)
     host, _, port = options.target.rpartition(":")
