@@ -4,7 +4,7 @@ Each finding is sound: what a healthy homeserver may show for the time of an ins
 why. Times are those of the looks, in seconds of a monotonic clock.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
@@ -17,18 +17,18 @@ from synrepl.inspection.looks import (
     Heard,
     Look,
     MetricsLook,
-    OpenTransaction,
 )
 from synrepl.inspection.streams import WIRE, WRITER_KEYS
-
-HELD_SECONDS: Final = 10.0
-"""A position that stands still for so long, while ids are taken, is held."""
+from synrepl.inspection.transactions import (
+    HELD_SECONDS,
+    LATENESS_SECONDS,
+    find_held,
+    find_lock_waits,
+    oldest_transaction,
+)
 
 HEARING_SECONDS: Final = 5.0
 """What was stored is heard of within so many seconds."""
-LATENESS_SECONDS: Final = 0.5
-"""By so much looks may be closer than they should be."""
-
 BEHIND_EVENTS: Final = 1_000
 """A consumer so many ids behind the events, and not moving, is behind."""
 WAITING_SECONDS: Final = 60.0
@@ -40,7 +40,8 @@ def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = 
     return [
         *_never_announced(homeserver, looks, has_asked=has_asked),
         *_not_received(looks),
-        *_held(looks),
+        *find_held(looks),
+        *find_lock_waits(looks),
         *_not_running(homeserver, looks),
         *_processes(homeserver, looks),
         *_channel(homeserver, looks, has_asked=has_asked),
@@ -49,12 +50,18 @@ def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = 
     ]
 
 
-def unseen(homeserver: Homeserver, looks: Sequence[Look]) -> list[Unseen]:
-    """What could not be looked at, each with what to give."""
+def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Finding] = ()) -> list[Unseen]:
+    """What could not be looked at, each with what to give. What `findings` say already is left out."""
+    kinds = {one.kind for one in findings}
     found = [Unseen(what="configuration", why=note) for note in homeserver.notes]
     last = looks[-1] if looks else Look(at=0.0)
     if homeserver.database is not None and last.database is not None:
         found += [Unseen(what="database", why=why) for why in last.database.unread]
+        if last.database.locked_out and "waiting_for_lock" not in kinds:
+            parts = ", ".join(last.database.locked_out)
+            found.append(
+                Unseen(what="database", why=f"another session has locked what is needed for {parts}")
+            )
     if last.heard is not None and last.heard.trouble:
         found.append(Unseen(what="Redis", why=last.heard.trouble))
     found += [
@@ -199,99 +206,7 @@ def _receive_remedy(name: str, look: MetricsLook) -> str:
     )
 
 
-# -- held --------------------------------------------------------------------------------------------------
-
-
-def _held(looks: Sequence[Look]) -> Iterator[Finding]:
-    """Ids go on, and the writer's position does not; with the oldest transaction as the reason.
-
-    Rows that a writer committed above its position show that it waits for an earlier id. Without rows, a
-    sequence that moved while no position of the stream did is held if a transaction is open for as long: a
-    sequence alone may be above all positions of a healthy stream.
-    """
-    databases = [look.database for look in looks if look.database is not None]
-    if len(databases) < 3 or databases[-1].at - databases[0].at < HELD_SECONDS:
-        return
-    first, later, last = databases[0], databases[1], databases[-1]
-    still = last.at - first.at
-    for stream, sequence in sorted(later.sequences.items()):
-        writers = {
-            writer: position
-            for writer, position in first.positions.get(stream, {}).items()
-            if last.positions.get(stream, {}).get(writer) == position
-        }
-        committed: dict[str, list[int]] = {}
-        for row in later.rows:
-            if row.stream == stream and row.token > writers.get(row.writer, row.token):
-                committed.setdefault(row.writer, []).append(row.token)
-        reason = _oldest(last.sessions, still)
-        for writer, tokens in sorted(committed.items()):
-            yield _hold(
-                stream,
-                writer,
-                still,
-                f"{writer} committed {stream} {min(tokens)} to {max(tokens)}, and its position stays at"
-                f" {writers[writer]}: it waits for an earlier id",
-                reason,
-                count=len(tokens),
-            )
-        all_still = bool(writers) and len(writers) == len(last.positions.get(stream, {}))
-        if (
-            not committed
-            and all_still
-            and reason is not None
-            and sequence > first.sequences.get(stream, sequence)
-        ):
-            yield _hold(
-                stream,
-                next(iter(writers)) if len(writers) == 1 else "",
-                still,
-                f"ids of {stream} are taken up to {sequence}, and no writer's position moves beyond"
-                f" {max(writers.values())}",
-                reason,
-                count=sequence - first.sequences.get(stream, sequence),
-            )
-
-
-def _hold(
-    stream: str, writer: str, still: float, why: str, reason: OpenTransaction | None, *, count: int
-) -> Finding:
-    if reason is None:
-        because = "; no transaction is open for as long"
-        remedy = f"look at the log of {writer or 'the writers'}; a restart of it gives up its unfinished ids"
-    else:
-        because = f"; the oldest transaction is open for {reason.seconds:.0f} s: {_describe(reason)}"
-        blocker = reason.waits_for[0] if reason.waits_for else reason.pid
-        remedy = (
-            f"end what holds it: SELECT pg_terminate_backend({blocker}) ends that session"
-            " (look first what it is)"
-        )
-    return Finding(
-        kind="held",
-        stream=WIRE.get(stream, stream),
-        writer=writer,
-        process=writer,
-        since_seconds=round(still, 1),
-        count=count,
-        why=why + because,
-        remedy=remedy,
-        command="SELECT pid, application_name, state, xact_start, query FROM pg_stat_activity"
-        " ORDER BY xact_start",
-    )
-
-
-def _oldest(sessions: Iterable[OpenTransaction], seconds: float) -> OpenTransaction | None:
-    """The session to blame: one that waits for a lock, else the oldest open transaction."""
-    old = [one for one in sessions if one.seconds >= seconds - 1.0]
-    return next((one for one in old if one.waits_for), old[0] if old else None)
-
-
-def _describe(session: OpenTransaction) -> str:
-    who = f"session {session.pid}" + (f" ({session.program})" if session.program else "")
-    if session.waits_for:
-        blockers = ", ".join(map(str, session.waits_for))
-        return f"{who} waits for a lock ({session.lock}) that session {blockers} holds"
-    return f"{who} is idle in its transaction" if session.is_idle else f"{who} is working"
+# -- writers that do not run ---------------------------------------------------------------------------------
 
 
 def _not_running(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
@@ -307,7 +222,7 @@ def _not_running(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Find
     if before.database is None or last.database is None:
         return
     still = last.at - before.at
-    if _oldest(last.database.sessions, still) is not None:
+    if oldest_transaction(last.database.sessions, still) is not None:
         return  # an id may be in flight
     for stream, positions in sorted(before.database.positions.items()):
         wire = WIRE.get(stream, "")

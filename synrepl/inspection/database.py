@@ -16,17 +16,21 @@ from synrepl.inspection.looks import (
     FailingPushers,
     OpenTransaction,
 )
+from synrepl.inspection.transactions import MAX_STATEMENT, ROW, statement_head
 from synrepl.storage.databases import Database
-from synrepl.storage.doctor.examination import present_streams, reason_of
+from synrepl.storage.doctor.examination import is_locked_out, present_streams, reason_of
 from synrepl.storage.doctor.holds import read_positions
 from synrepl.storage.doctor.synapse import MARKS, Catalog, read_catalog
 from synrepl.storage.id_tables import IdStream
 from synrepl.storage.ids.database import IdDatabase
+from synrepl.wire.text import printable
 
 STATEMENT_SECONDS: Final = 2.0
 MAX_ROWS: Final = 1_000
 """The most rows read of one table between two looks."""
 MAX_SESSIONS: Final = 100
+MAX_TABLES: Final = 5
+"""The most tables that are named of those that one session has locked."""
 MAX_APPSERVICES: Final = 200
 MAX_WRITERS: Final = 10_000
 
@@ -36,16 +40,43 @@ UNIX_SECONDS: Final = {
     "postgresql": "extract(epoch FROM clock_timestamp())",
     "sqlite": "strftime('%s', 'now')",
 }
-SESSIONS: Final = """
+# Sessions that wait, those that they wait for, those that keep others from a table, and old transactions.
+# Without rights, a user sees no more of another user's session than its number and its names. Only since 14 a
+# server says when a wait began; it began no sooner than its statement. Waits for advisory locks hold up no
+# homeserver; a new index waits for the end of old transactions (virtualxid) while others go on.
+SESSIONS: Final = f"""
+    WITH waits AS (
+        SELECT locks.pid, pg_blocking_pids(locks.pid) AS blockers,
+            CASE WHEN locks.relation IS NOT NULL THEN locks.relation::regclass::text
+                WHEN locks.locktype = 'transactionid' THEN '{ROW}' ELSE locks.locktype END AS lock,
+            (to_jsonb(locks) ->> 'waitstart')::timestamptz AS since
+        FROM pg_locks AS locks
+        WHERE NOT locks.granted AND locks.locktype NOT IN ('advisory', 'virtualxid')
+            AND locks.pid <> pg_backend_pid()
+    ), exclusive AS (
+        SELECT locks.pid, array_agg(relation.oid::regclass::text ORDER BY relation.relname) AS tables
+        FROM pg_locks AS locks JOIN pg_class AS relation ON relation.oid = locks.relation
+        WHERE locks.granted AND locks.mode = 'AccessExclusiveLock'
+            AND locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND relation.relkind IN ('r', 'p') AND relation.relpersistence = 'p' AND relation.oid >= 16384
+            AND locks.pid <> pg_backend_pid()
+        GROUP BY locks.pid
+    )
     SELECT activity.pid, activity.application_name, extract(epoch FROM now() - activity.xact_start),
-        activity.state LIKE 'idle in transaction%%', pg_blocking_pids(activity.pid),
-        coalesce((SELECT coalesce(locks.relation::regclass::text, locks.locktype) FROM pg_locks AS locks
-            WHERE locks.pid = activity.pid AND NOT locks.granted LIMIT 1), '')
-    FROM pg_stat_activity AS activity
-    WHERE activity.datname = current_database() AND activity.xact_start IS NOT NULL
-        AND activity.pid <> pg_backend_pid() AND activity.backend_type = 'client backend'
-        AND now() - activity.xact_start > interval '1 second'
-    ORDER BY activity.xact_start LIMIT %s
+        activity.usename, activity.state LIKE 'idle in transaction%%', waits.blockers, waits.lock,
+        CASE WHEN waits.pid IS NULL THEN NULL
+            ELSE extract(epoch FROM now() - coalesce(waits.since, activity.query_start)) END,
+        exclusive.tables[:{MAX_TABLES}], left(activity.query, {10 * MAX_STATEMENT})
+    FROM pg_stat_activity AS activity LEFT JOIN waits USING (pid) LEFT JOIN exclusive USING (pid)
+    WHERE activity.datname = current_database() AND (
+        waits.pid IS NOT NULL OR exclusive.pid IS NOT NULL
+        OR activity.pid IN (SELECT unnest(blockers) FROM waits)
+        OR activity.pid <> pg_backend_pid() AND activity.backend_type = 'client backend'
+            AND now() - activity.xact_start > interval '1 second')
+    ORDER BY CASE WHEN waits.pid IS NOT NULL THEN 1
+            WHEN activity.pid IN (SELECT unnest(blockers) FROM waits) THEN 0
+            WHEN exclusive.pid IS NOT NULL THEN 2 ELSE 3 END, activity.xact_start
+    LIMIT %s
 """
 
 
@@ -103,7 +134,7 @@ class DatabaseViewer:
         if self._catalog is None:
             self._catalog = read_catalog(cursor, self.database.flavor)
             self._streams = present_streams(self._catalog) if self.database.flavor == "postgresql" else ()
-        catalog, unread = self._catalog, dict[str, None]()
+        catalog, unread, locked_out = self._catalog, dict[str, None](), dict[str, None]()
         if missing := [mark for mark in MARKS if mark not in catalog.tables]:
             raise StorageError(
                 op="inspect",
@@ -115,11 +146,18 @@ class DatabaseViewer:
             try:
                 return self.database.savepoint(cursor, "inspect", work)
             except StorageError as error:
-                unread[f"{what}: {reason_of(error)}"] = None
+                if is_locked_out(error):
+                    locked_out[what] = None
+                else:
+                    unread[f"{what}: {reason_of(error)}"] = None
                 return otherwise
 
         at = self.clock()
-        # First: what is stored later is then above it.
+        # First: what follows may have to wait for them.
+        sessions: list[OpenTransaction] = []
+        if self.database.flavor == "postgresql":
+            sessions = part("sessions", _sessions, [])
+        # Before the rest: what is stored later is then above it.
         positions: dict[str, dict[str, int]] = part("positions", read_positions, {})
         sequences: dict[str, int] = {}
         rows: list[CommittedRow] = []
@@ -132,9 +170,6 @@ class DatabaseViewer:
             known = None if before is None else before.sequences.get(stream.name)
             if known is not None and known < value:
                 rows += part(stream.name, _rows_between(stream, catalog, known, value), [])
-        sessions: list[OpenTransaction] = []
-        if self.database.flavor == "postgresql":
-            sessions = part("sessions", _sessions, [])
         return DatabaseLook(
             at=at,
             positions=positions,
@@ -143,6 +178,7 @@ class DatabaseViewer:
             sessions=sessions,
             consumers=_read_consumers(catalog.tables, UNIX_SECONDS[self.database.flavor], part),
             unread=tuple(unread),
+            locked_out=tuple(locked_out),
         )
 
 
@@ -183,17 +219,27 @@ def _rows_between(
 
 def _sessions(cursor: Any) -> list[OpenTransaction]:
     cursor.execute(SESSIONS, (MAX_SESSIONS,))
-    return [
+    found = [
         OpenTransaction(
             pid=pid,
-            program=program or "",
-            seconds=float(seconds),
+            program=printable(program or ""),
+            seconds=_seconds(age),
+            user=printable(user or ""),
             is_idle=bool(is_idle),
             waits_for=tuple(waits_for or ()),
-            lock=lock,
+            lock=printable(lock or ""),
+            wait_seconds=_seconds(waited),
+            locked=tuple(printable(one) for one in locked or ()),
+            # Of another user, without rights, there is no age, and a remark in place of the statement.
+            statement="" if age is None else statement_head(statement or ""),
         )
-        for pid, program, seconds, is_idle, waits_for, lock in cursor.fetchall()
+        for pid, program, age, user, is_idle, waits_for, lock, waited, locked, statement in cursor.fetchall()
     ]
+    return sorted(found, key=lambda one: one.seconds or 0.0, reverse=True)
+
+
+def _seconds(given: Any) -> float | None:
+    return None if given is None else max(0.0, float(given))
 
 
 def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any]) -> Consumers:

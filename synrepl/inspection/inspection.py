@@ -73,6 +73,7 @@ class Inspection:
         self._metrics = MetricsScraper(reactor)
         self._viewer: DatabaseViewer | None = None
         self._unseen: list[Unseen] = []
+        self._locked_out = ""
         self._seconds = LONG_SECONDS * (2 if asks else 1)
         self._began = 0.0
 
@@ -112,10 +113,12 @@ class Inspection:
             findings = compare(self._homeserver, looks, has_asked=True)
             there = {(one.kind, one.stream, one.process) for one in findings}
             mended = [one for one in before if (one.kind, one.stream, one.process) not in there]
+        if self._locked_out and not any(one.kind == "waiting_for_lock" for one in findings):
+            self._miss("sequences", self._locked_out)
         return InspectionReport(
             homeserver=self._homeserver,
             findings=[*findings, *complaints],
-            unseen=[*self._unseen, *unseen(self._homeserver, looks)],
+            unseen=[*self._unseen, *unseen(self._homeserver, looks, findings)],
             seen=_count(looks),
             mended=mended,
             looks=looks,
@@ -144,6 +147,8 @@ class Inspection:
                 self._miss(
                     "sequences", complaint.text + (f": {complaint.remedy}" if complaint.remedy else "")
                 )
+            elif complaint.kind == "locked_out":
+                self._locked_out = complaint.text
         return [
             _finding(one) for one in diagnosis.complaints if one.severity == "error" and one.kind in DOCTORS
         ]

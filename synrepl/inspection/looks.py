@@ -11,16 +11,23 @@ Positions = Mapping[str, Mapping[str, int]]
 class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A session of the database with an open transaction.
 
-    `seconds` is the age of the transaction. `is_idle`: it waits for its client. `waits_for` are the sessions
-    that block it, and `lock` the table or kind of its lock; empty if it waits for none.
+    `seconds` is the age of the transaction; None if this user may not see it. `is_idle`: it waits for its
+    client. `waits_for` are the sessions that block it (0: a prepared transaction), `lock` is the table or
+    kind of the lock, and `wait_seconds` says for how long it has waited; they are empty if it waits for none.
+    `locked` are the tables that it has locked for everybody. `statement` is the beginning of its last
+    statement, without any literal.
     """
 
     pid: int
     program: str
-    seconds: float
+    seconds: float | None
+    user: str = ""
     is_idle: bool = False
     waits_for: tuple[int, ...] = ()
     lock: str = ""
+    wait_seconds: float | None = None
+    locked: tuple[str, ...] = ()
+    statement: str = ""
 
 
 class CommittedRow(msgspec.Struct, frozen=True):
@@ -76,7 +83,8 @@ class Consumers(msgspec.Struct, frozen=True, kw_only=True):
 class DatabaseLook(msgspec.Struct, frozen=True, kw_only=True):
     """The database at `at` (seconds of a monotonic clock).
 
-    `rows` are rows that were committed since the look before. `unread` are parts that could not be read.
+    `rows` are rows that were committed since the look before. `unread` are parts that could not be read, each
+    with the reason; `locked_out` are those that another session had locked.
     """
 
     at: float
@@ -86,6 +94,7 @@ class DatabaseLook(msgspec.Struct, frozen=True, kw_only=True):
     sessions: Sequence[OpenTransaction] = ()
     consumers: Consumers = Consumers()
     unread: Sequence[str] = ()
+    locked_out: Sequence[str] = ()
 
 
 class MetricsLook(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from synrepl.errors import ConfigError, StorageError
@@ -16,6 +16,9 @@ from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.sqlite_errors import map_sqlite_errors
 
 T = TypeVar("T")
+
+LOCK_SECONDS: Final = 10.0
+"""The longest wait for a lock before something is read in a database of others."""
 
 
 def engine_for(url: str) -> SQLEngine:
@@ -33,7 +36,7 @@ class Database:
 
     `name` can be shown, `flavor` is its dialect; `what` names PostgreSQL sessions. With `statement_seconds`
     it belongs to others: its session settings stay as they are, and no statement of a transaction takes
-    longer; 0 is no limit.
+    longer; 0 is no limit. Reading waits half as long for a lock, and `LOCK_SECONDS` at most.
     """
 
     def __init__(
@@ -141,6 +144,10 @@ class Database:
             cursor = connection.cursor()
             if self._statement_seconds is not None:
                 cursor.execute(f"SET LOCAL statement_timeout = {int(self._statement_seconds * 1000)}")
+                if postgres == "REPEATABLE_READ":
+                    # Shorter, so that a lock is never taken for a slow statement.
+                    patience = min(self._statement_seconds / 2 or LOCK_SECONDS, LOCK_SECONDS)
+                    cursor.execute(f"SET LOCAL lock_timeout = {int(patience * 1000)}")
             return cursor
         cursor = connection.cursor()
         # By itself, Python begins a transaction at the first write, and none for reads.

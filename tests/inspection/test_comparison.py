@@ -196,8 +196,9 @@ class TestHeld:
     def test_rows_above_a_position_that_stands_still(self) -> None:
         """With the session that waits, and who blocks it."""
         seen = looks(9, 9, 9, sequences=(10, 12, 12), rows=self.ROWS, sessions=(self.SESSION,))
-        (finding,) = compare(SERVER, seen)
+        finding, wait = compare(SERVER, seen)
 
+        assert "waiting_for_lock" == wait.kind
         assert self.BLOCKED == (finding.kind, finding.stream, finding.writer)
         assert (
             "session 7 (synapse-w1) waits for a lock (receipts_linearized) that session 8 holds"
@@ -231,7 +232,7 @@ class TestHeld:
         """No row is committed yet."""
         seen = looks(9, 9, 9, sequences=(10, 12, 12), sessions=(self.SESSION,))
 
-        assert ["held"] == [kind for kind, *_ in found(SERVER, seen)]
+        assert ["held", "waiting_for_lock"] == [kind for kind, *_ in found(SERVER, seen)]
 
     @pytest.mark.parametrize(
         "sessions", [(), (msgspec.structs.replace(SESSION, seconds=3.0),)], ids=["none", "a young one"]

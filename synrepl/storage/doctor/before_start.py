@@ -43,6 +43,9 @@ SAY_SECONDS: Final = 10.0
 
 BEHIND: Final = frozenset(("sequence_behind_positions", "sequence_behind_tables"))
 
+NOT_LOOKED_AT: Final = frozenset(("not_examined", "locked_out"))
+"""Kinds of complaints about parts that could not be read."""
+
 REMEDY: Final = "add --apply, or run the statement, as the owner of the sequence"
 
 NO_TABLES: Final = Complaint(
@@ -85,9 +88,7 @@ class StartReport(msgspec.Struct, frozen=True):
     def may_start(self) -> bool | None:
         """Whether the homeserver would start, and reuse no id. None: a part could not be read."""
         kinds = {one.kind for one in self.diagnosis.complaints if one.severity == "error"}
-        if kinds == {"not_examined"}:
-            return None
-        return not kinds
+        return None if kinds and kinds <= NOT_LOOKED_AT else not kinds
 
 
 @dataclasses.dataclass(eq=False)
@@ -132,7 +133,7 @@ class StartCheck:
                 # Rows above the sequence alone are no reason to refuse: the homeserver raises it by itself.
                 severity: Severity = "error" if one.stream in refused else "note"
                 complaints.append(msgspec.structs.replace(one, severity=severity, remedy=REMEDY))
-            elif one.kind == "not_examined":
+            elif one.kind in NOT_LOOKED_AT:
                 complaints.append(one)
         return self._diagnosis(found.streams, complaints)
 

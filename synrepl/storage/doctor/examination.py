@@ -21,6 +21,7 @@ from synrepl.storage.schema import OLDER_LOG_HINT
 ORDER: Final = ("error", "warning", "note")
 HARMLESS: Final = ("unknown_writer", "sequence_unused")
 LOG: Final = "the log"
+LOCK_NOT_AVAILABLE: Final = "55P03"
 STOPPED: Final = "stop the homeserver, run the statement, start it"
 FIX: Final = "run synrepl doctor --fix; synrepl's id generators make the same repair when a writer starts"
 
@@ -104,12 +105,16 @@ class Doctor:
         streams = _merged(found, self.streams)
         complaints: list[Complaint] = []
         unread: dict[str, list[str]] = {}
+        locked_out: list[str] = []
 
         def look(name: str, work: Callable[[Any], list[Complaint]]) -> None:
             try:
                 complaints.extend(self.database.savepoint(cursor, "look", work))
             except StorageError as error:
-                unread.setdefault(reason_of(error), []).append(name)
+                if is_locked_out(error):
+                    locked_out.append(name)
+                else:
+                    unread.setdefault(reason_of(error), []).append(name)
 
         checked: int | None = None
 
@@ -127,6 +132,8 @@ class Doctor:
         if catalog.has_older_log and self.has_log:
             complaints.append(OLDER_SCHEMA)
         complaints += [_unread(reason, names) for reason, names in unread.items()]
+        if locked_out:
+            complaints.append(_locked_out(locked_out))
         if is_synapse and not has_numbers:
             complaints.append(NO_SEQUENCES)
         has_ours = catalog.has_log or catalog.has_older_log or streams or "synrepl_writers" in catalog.tables
@@ -301,11 +308,26 @@ def _unread(reason: str, names: Sequence[str]) -> Complaint:
     )
 
 
+def _locked_out(names: Sequence[str]) -> Complaint:
+    return Complaint(
+        severity="error",
+        kind="locked_out",
+        stream=names[0] if len(names) == 1 and names[0] != LOG else "",
+        text=f"not examined, since another session has locked its tables: {', '.join(names)}",
+        remedy="synrepl inspect --homeserver names that session; when it has ended, run this again",
+    )
+
+
 def reason_of(error: StorageError) -> str:
     """The database's own words for a failure, or else the error's, in one line."""
     cause = error.__cause__
     message = getattr(getattr(cause, "diag", None), "message_primary", None) or cause or error.why
     return " ".join(str(message).split())
+
+
+def is_locked_out(error: StorageError) -> bool:
+    """Whether the failure is that another session keeps a lock on a table."""
+    return getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE
 
 
 def _quoted(text: str) -> str:
