@@ -13,7 +13,7 @@ from synrepl.inspection.looks import Heard
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.member import ChannelMember
-from synrepl.transports.redis.address import RedisAddress
+from synrepl.transports.redis.address import RedisAddress, RedisWords
 from synrepl.transports.redis.connections import RedisRefused
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata
@@ -23,6 +23,16 @@ from synrepl.wire.text import printable
 
 SUBSCRIBE_SECONDS: Final = 3.0
 """So long a subscription is awaited before looks are made without it."""
+WORDS: Final = RedisWords(
+    missing_login="set redis.password (or redis.password_path) in homeserver.yaml",
+    wrong_login="check redis.password (or redis.password_path) in homeserver.yaml",
+    needless_login="remove redis.password from homeserver.yaml",
+    use_tls="set redis.use_tls to true in homeserver.yaml",
+    use_no_tls="set redis.use_tls to false in homeserver.yaml",
+    give_ca="set redis.ca_file in homeserver.yaml",
+    give_certificate="set redis.certificate_file and redis.private_key_file in homeserver.yaml",
+)
+"""What a homeserver's configuration calls the settings."""
 MAX_WRITERS: Final = 2_000
 """The most pairs of stream and writer that are kept: any process on the channel can name some."""
 
@@ -46,7 +56,8 @@ def redis_address(settings: RedisSettings) -> RedisAddress:
             "hosts": ((settings.host, settings.port),),
             "tls": settings.is_tls,
         }
-    return RedisAddress(**where, **files, username=settings.username, given_password=settings.password)
+    login: dict[str, Any] = {"username": settings.username, "given_password": settings.password}
+    return RedisAddress(**where, **files, **login, words=WORDS)
 
 
 class Announcement(NamedTuple):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
+from synrepl.html.humanize import counted
 from synrepl.inspection.configuration import MAIN, Homeserver
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.looks import (
@@ -38,6 +39,7 @@ WAITING_SECONDS: Final = 60.0
 def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = False) -> list[Finding]:
     """Find what is wrong in these looks, the earliest first. `has_asked`: REPLICATE was published."""
     return [
+        *_unreachable(homeserver, looks),
         *_never_announced(homeserver, looks, has_asked=has_asked),
         *_not_received(looks),
         *find_held(looks),
@@ -62,14 +64,56 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
             found.append(
                 Unseen(what="database", why=f"another session has locked what is needed for {parts}")
             )
-    if last.heard is not None and last.heard.trouble:
+    if last.database_trouble and "database_unreachable" not in kinds:
+        found.append(Unseen(what="database", why=last.database_trouble))
+    if last.heard is not None and last.heard.trouble and "redis_unreachable" not in kinds:
         found.append(Unseen(what="Redis", why=last.heard.trouble))
+    named = {one.process for one in findings if one.kind in ("fewer_subscribers", "silent_process")}
     found += [
         Unseen(what=f"metrics of {name}", why=look.trouble)
         for name, look in last.metrics.items()
-        if look.trouble
+        if look.trouble and name not in named
     ]
     return found
+
+
+# -- what cannot be asked ----------------------------------------------------------------------------------
+
+
+def _unreachable(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
+    """A database or a Redis that could not be asked, twice: nothing is known of it, and that is no good sign.
+
+    A Redis that processes are connected to runs: it is not reachable from here.
+    """
+    if len(looks) < 2:
+        return
+    before, last = looks[-2:]
+    if before.database_trouble and last.database_trouble:
+        yield Finding(
+            kind="database_unreachable",
+            since_seconds=round(last.at - before.at, 1),
+            why=f"the database cannot be asked: {last.database_trouble}",
+            remedy=last.database_hint or "start it, or correct `database` in homeserver.yaml",
+        )
+    if _is_redis_down(looks):
+        assert last.heard is not None
+        names = [name for name, look in sorted(last.metrics.items()) if look.connections == 0]
+        without = (
+            f"; {', '.join(names)} {'have' if len(names) > 1 else 'has'} no connection to it" if names else ""
+        )
+        yield Finding(
+            kind="redis_unreachable",
+            since_seconds=round(last.at - before.at, 1),
+            count=len(names) or None,
+            why=f"Redis cannot be asked: {last.heard.trouble}{without}: processes hear nothing of each other",
+            remedy="start it, or correct `redis` in homeserver.yaml, and restart what does not come back",
+        )
+
+
+def _is_redis_down(looks: Sequence[Look]) -> bool:
+    if len(looks) < 2 or not all(look.heard is not None and look.heard.trouble for look in looks[-2:]):
+        return False
+    return not any(look.connections for look in looks[-1].metrics.values())
 
 
 # -- written and announced ---------------------------------------------------------------------------------
@@ -281,7 +325,12 @@ def _processes(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Findin
                 why=f"{name} did not answer, twice: {last.trouble}",
                 remedy=f"look whether {name} is stopped (kill -CONT), or busy; else restart it",
             )
-        if homeserver.redis is not None and last.connections == 0 and before.connections == 0:
+        if (
+            homeserver.redis is not None
+            and last.connections == 0
+            and before.connections == 0
+            and not _is_redis_down(looks)
+        ):
             yield Finding(
                 kind="not_connected",
                 process=name,
@@ -296,7 +345,7 @@ def _channel(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool) 
     if not heards or heards[-1] is not looks[-1].heard:
         return
     last = heards[-1]
-    yield from _subscribers(homeserver, heards)
+    yield from _subscribers(homeserver, heards, [look for look in looks if look.metrics])
     yield from _unknown_writers(homeserver, last)
     if has_asked:
         for (stream, writer), answers in sorted(last.answers.items()):
@@ -314,18 +363,46 @@ def _channel(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool) 
                 return
 
 
-def _subscribers(homeserver: Homeserver, heards: Sequence[Heard]) -> Iterator[Finding]:
-    """Fewer at each count than the processes whose files were given; others may listen as well."""
+def _subscribers(
+    homeserver: Homeserver, heards: Sequence[Heard], measured: Sequence[Look]
+) -> Iterator[Finding]:
+    """Fewer at each count than the processes whose files were given; others may listen as well.
+
+    Of those that are missing, the ones are known whose machine says, twice, that nothing listens there.
+    """
     counts = [heard.subscribers for heard in heards if heard.subscribers is not None]
     expected = [one.name for one in homeserver.processes if one.file]
-    if len(counts) >= 2 and max(counts) < len(expected):
+    if len(counts) < 2 or max(counts) >= len(expected):
+        return
+    missing = len(expected) - max(counts)
+    why = (
+        f"{max(counts)} of the {counted(len(expected), 'process', 'processes')} in the files listen on Redis"
+    )
+    command = f"redis-cli PUBSUB NUMSUB {homeserver.server_name}"
+    gone = [
+        name
+        for name in expected
+        if len(measured) > 1
+        and all(
+            name in look.metrics and look.metrics[name].is_refused for look in (measured[0], measured[-1])
+        )
+    ]
+    for name in gone[:missing]:
         yield Finding(
             kind="fewer_subscribers",
-            count=len(expected) - max(counts),
-            why=f"{max(counts)} processes listen on Redis, and the files name {len(expected)}:"
-            f" {', '.join(expected)}",
+            process=name,
+            count=1,
+            why=f"{why}, and {name} does not run: {measured[-1].metrics[name].trouble}",
+            remedy=f"start {name}; its log says why it ended",
+            command=command,
+        )
+    if missing > len(gone):
+        yield Finding(
+            kind="fewer_subscribers",
+            count=missing - len(gone),
+            why=f"{why}: {', '.join(name for name in expected if name not in gone)} should",
             remedy="look which one does not run, or has lost its connection to Redis",
-            command=f"redis-cli PUBSUB NUMSUB {homeserver.server_name}",
+            command=command,
         )
 
 

@@ -40,6 +40,8 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "never_announced": "a writer stores positions of a stream, and announces nothing on Redis",
         "not_received": "a process lacks what others had at the look before",
         "held": "ids are taken, or rows committed, and the writer's position stands still",
+        "database_unreachable": "the homeserver's database cannot be asked",
+        "redis_unreachable": "the homeserver's Redis cannot be asked",
         "waiting_for_lock": "a session of the database waits for a lock, or a table is locked for everybody",
         "writer_not_running": "a configured writer does not run, and all wait for an id that was given up",
         "sequence_behind_positions": "a sequence is below stored positions: the homeserver does not start",

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.errors import StorageError
 from synrepl.inspection.channel import ChannelMonitor
 from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import Homeserver
@@ -73,12 +73,18 @@ class Inspection:
         self._metrics = MetricsScraper(reactor)
         self._viewer: DatabaseViewer | None = None
         self._unseen: list[Unseen] = []
-        self._locked_out = ""
+        self._database_error: StorageError | None = None
+        """Why the settings of the database are of no use."""
+        self._sequences_unread = ""
+        self._sequences_locked = ""
         self._seconds = LONG_SECONDS * (2 if asks else 1)
         self._began = 0.0
 
     async def run(self) -> InspectionReport:
-        """Inspect. What cannot be looked at is told in the report; raises nothing but a bug."""
+        """Inspect. What cannot be looked at is told in the report.
+
+        Raises `StorageError` if the driver of the database is not installed.
+        """
         homeserver = self._homeserver
         self._began = self._reactor.seconds()
         channel = None
@@ -113,8 +119,11 @@ class Inspection:
             findings = compare(self._homeserver, looks, has_asked=True)
             there = {(one.kind, one.stream, one.process) for one in findings}
             mended = [one for one in before if (one.kind, one.stream, one.process) not in there]
-        if self._locked_out and not any(one.kind == "waiting_for_lock" for one in findings):
-            self._miss("sequences", self._locked_out)
+        kinds = {one.kind for one in findings}
+        if self._sequences_locked and "waiting_for_lock" not in kinds:
+            self._miss("sequences", self._sequences_locked)
+        if self._sequences_unread and "database_unreachable" not in kinds:
+            self._miss("sequences", self._sequences_unread)
         return InspectionReport(
             homeserver=self._homeserver,
             findings=[*findings, *complaints],
@@ -132,15 +141,17 @@ class Inspection:
             return []
         try:
             database = open_database(settings)
-        except ReplicationError as error:
-            self._miss("database", str(error))
+        except StorageError as error:
+            if isinstance(error.__cause__, ImportError):
+                raise
+            self._database_error = error
             return []
         self._viewer = DatabaseViewer(database, self._reactor.seconds)
         doctor = Doctor(database, now=self._reactor.seconds, has_log=False, only_indexed=True)
         try:
             diagnosis = await self._in_thread(doctor.examine)
         except StorageError as error:
-            self._miss("sequences", str(error))
+            self._sequences_unread = error.why
             return []
         for complaint in diagnosis.complaints:
             if complaint.kind == "not_examined":
@@ -148,7 +159,7 @@ class Inspection:
                     "sequences", complaint.text + (f": {complaint.remedy}" if complaint.remedy else "")
                 )
             elif complaint.kind == "locked_out":
-                self._locked_out = complaint.text
+                self._sequences_locked = complaint.text
         return [
             _finding(one) for one in diagnosis.complaints if one.severity == "error" and one.kind in DOCTORS
         ]
@@ -157,19 +168,26 @@ class Inspection:
         self, channel: ChannelMonitor | None, before: DatabaseLook | None, *, has_metrics: bool = False
     ) -> Look:
         at = self._reactor.seconds()
-        database = None
+        database, failed = None, self._database_error
         if self._viewer is not None:
             try:
                 database = await self._in_thread(lambda viewer: viewer.look(before), self._viewer)
             except StorageError as error:
-                self._miss("database", str(error))
+                failed = error
         found: dict[str, MetricsLook] = {}
         if has_metrics:
             found = await self._metrics.look_at(self._homeserver.processes)
             if channel is not None:
                 await channel.count_subscribers()
         heard = None if channel is None else channel.heard()
-        return Look(at=at, database=database, heard=heard, metrics=found)
+        return Look(
+            at=at,
+            database=database,
+            database_trouble="" if failed is None else failed.why,
+            database_hint="" if failed is None else failed.hint,
+            heard=heard,
+            metrics=found,
+        )
 
     async def _ask(self, channel: ChannelMonitor) -> None:
         """Publish REPLICATE; again if an answer came twice, which only a second process explains then."""

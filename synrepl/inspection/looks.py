@@ -138,9 +138,14 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was seen at one moment. A part that was not looked at is None, or not there."""
+    """All that was seen at one moment. A part that was not looked at is None, or not there.
+
+    `database_trouble` says why the database could not be asked, and `database_hint` what to do about it.
+    """
 
     at: float
     database: DatabaseLook | None = None
+    database_trouble: str = ""
+    database_hint: str = ""
     heard: Heard | None = None
     metrics: Mapping[str, MetricsLook] = {}

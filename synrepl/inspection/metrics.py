@@ -120,8 +120,14 @@ class MetricsScraper:
         """Read the page of one process. What goes wrong is told in the look."""
         address = process.metrics
         if address is None:
-            why = "its files name no metrics (a listener of type metrics, and enable_metrics: true)"
-            return MetricsLook(at=self._clock(), trouble=f"{why}; give --metrics {process.name}=URL")
+            if not process.file:
+                why = "its file was not given: add --worker FILE with its configuration"
+            else:
+                why = (
+                    "its files name no metrics (a listener of type metrics, and enable_metrics: true); give"
+                    f" --metrics {process.name}=URL"
+                )
+            return MetricsLook(at=self._clock(), trouble=why)
         page = MetricsPage()
 
         async def read() -> None:

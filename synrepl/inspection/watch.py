@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.errors import StorageError
 from synrepl.inspection.channel import ChannelMonitor
 from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import Homeserver
@@ -54,7 +54,8 @@ class HomeserverWatch:
         self._pages: deque[dict[str, MetricsLook]] = deque(maxlen=2)
         self._count = 0
         self._since: dict[tuple[str, str, str, str], float] = {}
-        self._missing: list[Unseen] = []
+        self._database_error: StorageError | None = None
+        """Why the database could not be asked last."""
 
     def start(self) -> None:
         """Begin to look."""
@@ -66,8 +67,8 @@ class HomeserverWatch:
             try:
                 database = open_database(self._homeserver.database)
                 self._viewer = DatabaseViewer(database, self._reactor.seconds)
-            except ReplicationError as error:
-                self._missing.append(Unseen(what="database", why=str(error)))
+            except StorageError as error:
+                self._database_error = error
         self._tasks.start(self._begin(), "looking")
 
     async def stop(self) -> None:
@@ -91,7 +92,7 @@ class HomeserverWatch:
         }
 
     def _unseen(self) -> Sequence[Unseen]:
-        return [*self._missing, *unseen(self._homeserver, list(self._looks))]
+        return unseen(self._homeserver, list(self._looks), self.findings)
 
     async def _begin(self) -> None:
         """Look once the channel hears: what is announced before can never be told from what is not."""
@@ -112,16 +113,26 @@ class HomeserverWatch:
         database = None
         before = self._looks[-1].database if self._looks else None
         if (viewer := self._viewer) is not None:
-            self._missing = []
+            self._database_error = None
             try:
                 database = await self._thread.run(lambda: viewer.look(before))
             except StorageError as error:
-                self._missing = [Unseen(what="database", why=str(error))]
+                self._database_error = error
         if has_metrics:
             await self._read_metrics()
         heard = None if self._channel is None else self._channel.heard()
         pages = self._pages[-1] if self._pages else {}
-        self._looks.append(Look(at=at, database=database, heard=heard, metrics=pages))
+        failed = self._database_error
+        self._looks.append(
+            Look(
+                at=at,
+                database=database,
+                database_trouble="" if failed is None else failed.why,
+                database_hint="" if failed is None else failed.hint,
+                heard=heard,
+                metrics=pages,
+            )
+        )
         self._compare()
 
     async def _read_metrics(self) -> None:

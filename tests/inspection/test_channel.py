@@ -5,9 +5,13 @@ from types import SimpleNamespace
 import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
+from zope.interface import implementer
 
-from synrepl.inspection.channel import MAX_WRITERS, ChannelMonitor
+from synrepl.inspection.channel import MAX_WRITERS, ChannelMonitor, redis_address
 from synrepl.inspection.configuration import RedisSettings
+from synrepl.transports.redis.connections import explain, tls_words
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
@@ -102,3 +106,54 @@ def test_names_are_safe_to_show() -> None:
     ((_, writer),) = heard.heard().rows
 
     assert writer.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "setting"),
+    [
+        ("NOAUTH Authentication required.", "set redis.password"),
+        ("WRONGPASS invalid username-password pair", "check redis.password"),
+        ("ERR AUTH <password> called without any password configured", "remove redis.password"),
+    ],
+)
+def test_a_refusal_names_the_settings_of_the_homeserver(refusal: str, setting: str) -> None:
+    """Not those of a URL, which its operator has never written."""
+    said = explain(refusal, redis_address(RedisSettings()).words)
+
+    assert setting in said
+    assert "password_file" not in said
+
+
+def test_words_on_tls_name_the_settings_of_the_homeserver() -> None:
+    """Each of them."""
+    words = tls_words(redis_address(RedisSettings()).words)
+
+    assert "redis.use_tls" in words.not_tls
+    assert "redis.ca_file" in words.trust
+    assert "redis.certificate_file and redis.private_key_file" in words.show
+
+
+@pytest.mark.parametrize("host", ["a\x1b]0;owned\x07", "a b", "." * 300, "\u202e", "redis://:secret@host"])
+def test_a_host_that_can_be_no_name_is_refused_in_words(host: str) -> None:
+    """Without a traceback in the log, and without the text."""
+    clock = MemoryReactorClock()
+    heard = ChannelMonitor(clock, RedisSettings(host=host), "example.org")
+    logged: list[LogEvent] = []
+
+    @implementer(ILogObserver)
+    def observe(event: LogEvent) -> None:
+        logged.append(event)
+
+    globalLogPublisher.addObserver(observe)
+    try:
+        heard.start()
+        clock.advance(0)
+    finally:
+        globalLogPublisher.removeObserver(observe)
+    trouble = heard.heard().trouble
+    heard.stop()
+
+    assert "not the name of a host" in trouble
+    assert trouble.isprintable()
+    assert "secret" not in trouble
+    assert [] == [one for one in logged if "log_failure" in one]

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from synrepl.inspection.comparison import BEHIND_EVENTS, WAITING_SECONDS, compare, unseen
-from synrepl.inspection.configuration import Homeserver, Process, RedisSettings
+from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
 from synrepl.inspection.findings import KINDS
 from synrepl.inspection.looks import (
     Appservice,
@@ -111,7 +111,9 @@ class TestNeverAnnounced:
 
     def test_without_redis_nothing_counts_as_unannounced(self) -> None:
         """Nothing could be heard."""
-        assert [] == found(SERVER, looks(5, 7, 8, trouble="connection refused"))
+        assert ["redis_unreachable"] == [
+            kind for kind, *_ in found(SERVER, looks(5, 7, 8, trouble="connection refused"))
+        ]
 
     def test_a_stream_that_is_not_replicated(self) -> None:
         """Cross-signing keys have ids, and no stream."""
@@ -248,6 +250,47 @@ class TestHeld:
         assert [] == found(SERVER, seen)
 
 
+class TestUnreachable:
+    """What cannot be asked is what is wrong."""
+
+    def test_a_database_that_cannot_be_asked(self) -> None:
+        """Twice; once may be a moment, and is not seen then."""
+        down = Look(at=0.0, database_trouble="postgresql://db: refused", database_hint="check that it runs")
+        server = msgspec.structs.replace(SERVER, database=DatabaseSettings(path="/hs.db"))
+        (finding,) = compare(server, [down, down, down])
+
+        assert ("database_unreachable", "check that it runs") == (finding.kind, finding.remedy)
+        assert "the database cannot be asked: postgresql://db: refused" == finding.why
+        assert [] == unseen(server, [down, down], [finding])
+        assert [] == compare(server, [down, Look(at=5.0), down])
+        assert [("database", "postgresql://db: refused")] == [
+            (one.what, one.why) for one in unseen(server, [Look(at=5.0), down])
+        ]
+
+    def test_a_redis_that_is_down_is_one_finding(self) -> None:
+        """With its cause first, and the processes that have no connection to it."""
+        off = {"w1": page(0, connections=0), "w2": page(0, connections=0)}
+        seen = measured(off, off, heard=Heard(trouble="127.0.0.1:6379: connection refused"))
+        (finding,) = compare(SERVER, seen)
+
+        assert ("redis_unreachable", 2) == (finding.kind, finding.count)
+        assert finding.why.startswith(
+            "Redis cannot be asked: 127.0.0.1:6379: connection refused; w1, w2 have"
+        )
+        assert [] == unseen(SERVER, seen, [finding])
+
+    def test_a_redis_that_processes_are_connected_to_is_not_down(self) -> None:
+        """It is not reachable from here; a process without a connection is one of its own."""
+        seen = measured(
+            {"w1": page(0), "w2": page(0, connections=0)},
+            {"w1": page(15), "w2": page(15, connections=0)},
+            heard=Heard(trouble="no such host"),
+        )
+
+        assert [("not_connected", "", "w2")] == found(SERVER, seen)
+        assert [("Redis", "no such host")] == [(one.what, one.why) for one in unseen(SERVER, seen)]
+
+
 class TestProcesses:
     """What processes and the channel show."""
 
@@ -275,6 +318,22 @@ class TestProcesses:
         seen = [Look(at=float(n), heard=Heard(subscribers=count)) for n, count in enumerate(counts)]
 
         assert is_fewer is bool(found(SERVER, seen))
+
+    def test_the_process_that_does_not_run_is_named(self) -> None:
+        """Its machine says that nothing listens there; of another that is missing, nothing is known."""
+        gone = MetricsLook(at=0, trouble="http://w1: connection refused", is_refused=True)
+        for subscribers, named in ((2, [("w1", 1)]), (1, [("w1", 1), ("", 1)])):
+            heard = Heard(subscribers=subscribers)
+            seen = measured({"w1": gone, "w2": page(0)}, {"w1": gone, "w2": page(15)}, heard=heard)
+            findings = compare(SERVER, seen)
+
+            assert [("fewer_subscribers", *each) for each in named] == [
+                (one.kind, one.process, one.count) for one in findings
+            ]
+            assert "w1 does not run: http://w1: connection refused" in findings[0].why
+            assert "start w1" in findings[0].remedy
+            assert [] == unseen(SERVER, seen, findings)
+            assert ["metrics of w1"] == [one.what for one in unseen(SERVER, seen)]
 
     def test_a_writer_that_is_not_configured(self) -> None:
         """Any process may write caches."""

@@ -7,12 +7,14 @@ import msgspec
 import pytest
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
 from synrepl.inspection import inspection
 from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
 from synrepl.inspection.inspection import Inspection, InspectionReport
-from synrepl.inspection.looks import DatabaseLook, Heard, MetricsLook
+from synrepl.inspection.looks import DatabaseLook, Heard, MetricsLook, OpenTransaction
+from synrepl.storage.doctor.complaints import Complaint
 from synrepl.transports.redis.connections import RedisRefused
 
 SERVER = Homeserver(
@@ -32,6 +34,9 @@ class Ends:
         self.heard: dict[str, dict[str, int]] = {"receipts": {"w1": 5}}
         self.pages: Mapping[str, dict[str, int]] = {"master": {"receipts": 5}, "w1": {"receipts": 5}}
         self.database_error: StorageError | None = None
+        self.doctor_error: StorageError | None = None
+        self.complaints: list[Complaint] = []
+        self.sessions: list[OpenTransaction] = []
         self.refuses_questions = False
         self.asked = 0
         self.answers: dict[tuple[str, str], int] = {}
@@ -51,6 +56,8 @@ class Ends:
         Deferred.fromCoroutine(one.run()).addBoth(results.append)
         for _ in range(400):
             self.clock.advance(0.1)
+        if isinstance(results[0], Failure):
+            results[0].raiseException()
         report: InspectionReport = results[0]
         return report
 
@@ -94,7 +101,12 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
                 raise ends.database_error
             ends.looks.append("database")
             positions = {stream: dict(writers) for stream, writers in ends.positions.items()}
-            return DatabaseLook(at=ends.clock.seconds(), positions=positions, sequences={"receipts": 9})
+            return DatabaseLook(
+                at=ends.clock.seconds(),
+                positions=positions,
+                sequences={"receipts": 9},
+                sessions=ends.sessions,
+            )
 
         def close(self) -> None:
             ends.is_closed = True
@@ -108,20 +120,20 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
             at = ends.clock.seconds()
             return {one.name: MetricsLook(at=at, positions=ends.pages[one.name]) for one in processes}
 
-    class Healthy:
-        complaints = ()
-
+    class Examination:
         def __init__(self, *given: Any, **more: Any) -> None:
-            """Nothing to open."""
+            self.complaints = ends.complaints
 
-        def examine(self) -> "Healthy":
+        def examine(self) -> "Examination":
+            if error := ends.doctor_error or ends.database_error:
+                raise error
             return self
 
     for name, made in (
         ("ChannelMonitor", Listener),
         ("DatabaseViewer", Viewer),
         ("MetricsScraper", Reader),
-        ("Doctor", Healthy),
+        ("Doctor", Examination),
         ("open_database", lambda settings: None),
         ("deferToThread", maybeDeferred),
     ):
@@ -185,21 +197,58 @@ def test_a_question_that_is_refused_is_reported(ends: Ends) -> None:
     assert ["answers to REPLICATE"] == [one.what for one in report.unseen]
 
 
-def test_a_database_that_fails_is_not_seen(ends: Ends) -> None:
+def test_a_database_that_fails_is_the_finding(ends: Ends) -> None:
     """Told once, and the other ends are looked at."""
-    ends.database_error = StorageError(op="connect", why="refused")
+    ends.database_error = StorageError(op="connect", why="refused", hint="start it")
     report = ends.run()
 
-    assert 3 == report.exit_code
-    assert ["database"] == [one.what for one in report.unseen]
+    assert (1, []) == (report.exit_code, list(report.unseen))
+    assert [("database_unreachable", "start it")] == [(one.kind, one.remedy) for one in report.findings]
     assert report.seen["processes"] == 2
+
+
+def test_a_database_that_failed_at_first_is_no_finding(ends: Ends) -> None:
+    """What the doctor could not look at then is told."""
+    ends.doctor_error = StorageError(op="connect", why="the database system is starting up")
+    report = ends.run()
+
+    assert (3, []) == (report.exit_code, list(report.findings))
+    assert [("sequences", "the database system is starting up")] == [
+        (one.what, one.why) for one in report.unseen
+    ]
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_lock_that_kept_the_doctor_out_is_told_once(ends: Ends, is_found: bool) -> None:
+    """By the finding that names its session, if it is still there."""
+    ends.complaints = [
+        Complaint(severity="error", kind="locked_out", stream="receipts", text="locked: receipts")
+    ]
+    locked = OpenTransaction(pid=8, program="psql", seconds=40.0, locked=("receipts_linearized",))
+    ends.sessions = [locked] * is_found
+    report = ends.run()
+
+    assert ["waiting_for_lock"] * is_found == [one.kind for one in report.findings]
+    assert ["locked: receipts"] * (not is_found) == [one.why for one in report.unseen]
+
+
+def test_without_the_driver_nothing_is_inspected(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says what to install; that is nothing about the homeserver."""
+
+    def missing(settings: DatabaseSettings) -> None:
+        raise StorageError(op="open", why="PostgreSQL needs psycopg") from ImportError("psycopg")
+
+    monkeypatch.setattr(inspection, "open_database", missing)
+    with pytest.raises(StorageError, match="psycopg"):
+        ends.run()
+    ends.is_closed = True  # there was nothing to close
 
 
 def test_an_inspection_that_sees_nothing_is_neither_well_nor_unwell(ends: Ends) -> None:
     """That is neither well nor unwell."""
-    ends.database_error = StorageError(op="connect", why="refused")
     ends.heard = {}
-    report = ends.run(msgspec.structs.replace(SERVER, processes=()))
+    report = ends.run(msgspec.structs.replace(SERVER, processes=(), database=None))
+    ends.is_closed = True  # there was nothing to close
 
     assert 2 == report.exit_code
 

@@ -1,15 +1,16 @@
 """The watch keeps what is wrong now, and tells it; the looks are made by hand."""
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 
+from synrepl.errors import StorageError
 from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
 from synrepl.inspection.looks import DatabaseLook, Heard, Look, MetricsLook
 from synrepl.inspection.watch import HomeserverWatch
@@ -144,6 +145,35 @@ def test_a_row_right_after_the_first_look_counts(hears_at: float, monkeypatch: p
     assert ["never_announced"] == [one.kind for one in watch.findings]
     Deferred.fromCoroutine(watch.stop())
     assert not clock.getDelayedCalls()
+
+
+def test_a_database_that_cannot_be_asked_is_found_at_the_second_look() -> None:
+    """And is no finding any more once it can."""
+    watched = Watched()
+    errors: list[Any] = [StorageError(op="connect", why="refused"), StorageError(op="connect", why="refused")]
+
+    def look(before: DatabaseLook | None) -> DatabaseLook:
+        if errors:
+            raise errors.pop()
+        return DatabaseLook(at=watched.clock.seconds(), positions={}, sequences={})
+
+    def run(work: Callable[[], Any]) -> "Deferred[Any]":
+        try:
+            return succeed(work())
+        except StorageError as error:
+            return fail(error)
+
+    watched.watch._viewer = SimpleNamespace(look=look)  # type: ignore[assignment]
+    watched.watch._thread = SimpleNamespace(run=run)  # type: ignore[assignment]
+    seen = []
+    for _ in range(3):
+        watched.watch._count = 1  # no metrics at this look
+        Deferred.fromCoroutine(watched.watch._look())
+        seen.append([one.kind for one in watched.watch.findings])
+        watched.clock.advance(5)
+
+    assert [[], ["database_unreachable"], []] == seen
+    assert [] == watched.watch.status()["unseen"]
 
 
 def test_a_look_has_what_was_heard() -> None:

@@ -41,13 +41,28 @@ _SECRETS: Final = ("password", "pass", "passwd", "auth", "secret", "sentinel_pas
 """Parameters that suggest a password in the URL."""
 
 
+class RedisWords(msgspec.Struct, frozen=True, kw_only=True):
+    """What messages advise, in the words of the operator's configuration; by default a URL of ours."""
+
+    missing_login: str = "add ?password_file=/path to its URL"
+    wrong_login: str = "check the password_file"
+    needless_login: str = "remove password_file from its URL"
+    use_tls: str = "use rediss://, or tls=true with Sentinels"
+    use_no_tls: str = "redis:// is without TLS"
+    give_ca: str = "name a ca_file"
+    give_certificate: str = "name a cert_file and a key_file"
+
+
+URL_WORDS: Final = RedisWords()
+
+
 class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed Redis URL. It has the paths of secret files, not their content, so it may be shown and logged.
 
     `given_password` is one that another program's configuration has; it counts more than `password_file`.
 
     `hosts` are (host, port) pairs: of Redis, or of the Sentinels if there is a `service`. A UNIX socket has a
-    `path` instead.
+    `path` instead. `words` are what messages call the settings.
     """
 
     scheme: str
@@ -63,6 +78,7 @@ class RedisAddress(msgspec.Struct, frozen=True, kw_only=True):
     key_file: Path | None = None
     server_name: str = ""
     given_password: Secret[str] | None = None
+    words: RedisWords = URL_WORDS
 
     @classmethod
     def parse(cls, url: str) -> "RedisAddress":

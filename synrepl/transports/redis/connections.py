@@ -21,8 +21,10 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.member import ChannelMember
 from synrepl.transports.failures import describe_failure
+from synrepl.transports.redis.address import URL_WORDS, RedisAddress, RedisWords
 from synrepl.transports.tls import TlsWords, tls_trouble
 from synrepl.wire.session import Keepalive
+from synrepl.wire.text import printable
 
 Lost: Final = txredisapi.ConnectionError
 """Raised by commands that wait for a reply when the connection is lost."""
@@ -31,19 +33,12 @@ PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
 WITHOUT_A_WORD: Final = "it closed the connection before it sent anything"
 
-TLS_WORDS: Final = TlsWords(
-    peer="Redis",
-    not_tls="the peer does not speak it (redis:// is without TLS)",
-    trust="name a ca_file",
-    show="name a cert_file and a key_file",
-)
-
 _EXPLANATIONS: Final[tuple[tuple[str, str], ...]] = (
-    ("NOAUTH", "Redis requires a password: add ?password_file=/path to its URL"),
-    ("WRONGPASS", "Redis refuses the password: check the password_file"),
-    ("ERR invalid password", "Redis refuses the password: check the password_file"),
-    ("ERR AUTH <password> called without any", "Redis has no password: remove password_file from its URL"),
-    ("ERR Client sent AUTH, but no password", "Redis has no password: remove password_file from its URL"),
+    ("NOAUTH", "Redis requires a password: {0.missing_login}"),
+    ("WRONGPASS", "Redis refuses the password: {0.wrong_login}"),
+    ("ERR invalid password", "Redis refuses the password: {0.wrong_login}"),
+    ("ERR AUTH <password> called without any", "Redis has no password: {0.needless_login}"),
+    ("ERR Client sent AUTH, but no password", "Redis has no password: {0.needless_login}"),
     ("ERR max number of clients", "Redis has reached its limit of connections: raise its maxclients"),
     ("DENIED", "Redis is in protected mode: set a password on it, or connect from the same machine"),
     ("LOADING", "Redis is still loading its data"),
@@ -54,26 +49,36 @@ class RedisRefused(Exception):
     """Redis refuses the connection, or is not the server we need; the text is for operators."""
 
 
-def explain(refusal: str, *, command: str = "") -> str:
+def tls_words(words: RedisWords) -> TlsWords:
+    """What messages on TLS call the settings."""
+    return TlsWords(
+        peer="Redis",
+        not_tls=f"the peer does not speak it ({words.use_no_tls})",
+        trust=words.give_ca,
+        show=words.give_certificate,
+    )
+
+
+def explain(refusal: str, words: RedisWords = URL_WORDS, *, command: str = "") -> str:
     """Describe an error of Redis, and its remedy."""
     for beginning, text in _EXPLANATIONS:
         if refusal.startswith(beginning):
-            return text
+            return text.format(words)
     # The rest would quote our command, perhaps with a password.
-    line = " ".join(refusal.partition(", with args")[0].split())[:300]
+    line = printable(" ".join(refusal.partition(", with args")[0].split()), limit=300)
     if refusal.startswith("NOPERM"):
         denied = command or "a command"
         return f"Redis does not allow this user {denied}: grant it with ACL SETUSER ({line})"
     return f"Redis answers {line}"
 
 
-def describe_redis_failure(failure: Failure) -> str:
+def describe_redis_failure(failure: Failure, words: RedisWords = URL_WORDS) -> str:
     """Describe a failure to connect."""
     match failure.value:
         case error.ConnectionDone():
             return "Redis closed the connection"
         case SSL.Error() as trouble:
-            return tls_trouble(trouble, TLS_WORDS)
+            return tls_trouble(trouble, tls_words(words))
     return describe_failure(failure)
 
 
@@ -81,6 +86,7 @@ class ILink(Protocol):
     """What a connection needs of the link that it belongs to (`RedisLink`)."""
 
     clock: IClock
+    address: RedisAddress
     metrics: Metrics
     keepalive: Keepalive
 
@@ -114,6 +120,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self.received_at = link.clock.seconds()
         self.on_lost: Callable[[RedisConnection], None] = lambda _: None
         self._link = link
+        self._words = link.address.words
         self._clock = link.clock
         self._metrics = link.metrics
         self._keepalive = link.keepalive
@@ -133,10 +140,10 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self.closed = True
         if not self.why and not self.is_up:
             if self.last_error:
-                self.why = explain(self.last_error)
+                self.why = explain(self.last_error, self._words)
             elif not self._has_received and reason.check(error.ConnectionDone, error.ConnectionLost):
                 self.why = WITHOUT_A_WORD
-        self.why = self.why or describe_redis_failure(reason)
+        self.why = self.why or describe_redis_failure(reason, self._words)
         self._timer.stop()
         super().connectionLost(reason)
         self.on_lost(self)
@@ -150,8 +157,8 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
             self.read_replies()
         except txredisapi.InvalidData as broken:
             is_tls = data.startswith(b"\x15\x03")
-            use_tls = "speaks TLS: use rediss://, or tls=true with Sentinels"
-            self.end(f"the server {use_tls if is_tls else f'is not Redis: {broken}'}")
+            use_tls = f"speaks TLS: {self._words.use_tls}"
+            self.end(f"the server {use_tls if is_tls else f'is not Redis: {printable(str(broken))}'}")
 
     def read_replies(self) -> None:
         """Handle all complete replies. Raises `txredisapi.InvalidData`."""
@@ -164,7 +171,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         try:
             return await self.execute_command(*words)
         except txredisapi.ResponseError as refused:
-            raise RedisRefused(explain(str(refused), command=words[0])) from None
+            raise RedisRefused(explain(str(refused), self._words, command=words[0])) from None
 
     async def log_in(self, username: str, password: str | None) -> None:
         """Authenticate, if there is a password. Raises `RedisRefused`."""
@@ -295,7 +302,7 @@ class SubscriberConnection(RedisConnection):
     def _handle_reply(self, reply: Any) -> None:
         if self.is_up:
             if isinstance(reply, Exception):
-                self.end(explain(str(reply)))
+                self.end(explain(str(reply), self._words))
             return
         is_confirmation = isinstance(reply, list) and reply[0] == b"subscribe"
         # SUBSCRIBE has one reply per channel; `run_command` waits for the first.
@@ -358,7 +365,7 @@ class PublisherConnection(RedisConnection):
                 replies += 1
             elif isinstance(reply, Exception):
                 # A message is lost. End the connection, so that the member can publish it again.
-                self.end(explain(str(reply), command="PUBLISH"))
+                self.end(explain(str(reply), self._words, command="PUBLISH"))
                 return
         self._pending_replies -= replies
         if self._pending_replies < 0:

@@ -17,7 +17,6 @@ from synrepl.errors import ConfigError
 from synrepl.ports.time import Backoff, Timer, doubling
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import (
-    TLS_WORDS,
     WITHOUT_A_WORD,
     ILink,
     Lost,
@@ -27,8 +26,10 @@ from synrepl.transports.redis.connections import (
     RedisRefused,
     SubscriberConnection,
     describe_redis_failure,
+    tls_words,
 )
 from synrepl.transports.tls import ClientTls, TlsFiles
+from synrepl.wire.text import printable
 
 CONNECT_SECONDS: Final = 10.0
 """Timeout for connecting: TCP, TLS, AUTH and SUBSCRIBE together."""
@@ -78,7 +79,8 @@ class _Attempt:
         """Open a connection and complete its handshake. `describe` explains what this raises."""
         password = self._link.address.password()
         host, port = await self._find_address()
-        self._peer = f"{host}:{port}" if port else host
+        # The host may be of another program's configuration, where somebody wrote a URL with a password.
+        self._peer = printable(f"{host.rpartition('@')[2]}:{port}" if port else host)
         return await self.within(CONNECT_SECONDS, self._greet(connection_type, host, port, password))
 
     async def open(self, host: str, port: int, connection_type: type[C]) -> C:
@@ -108,7 +110,7 @@ class _Attempt:
                 files = TlsFiles(
                     ca_file=address.ca_file, cert_file=address.cert_file, key_file=address.key_file
                 )
-                self._tls = ClientTls(files, address.server_name or host, TLS_WORDS)
+                self._tls = ClientTls(files, address.server_name or host, tls_words(address.words))
                 wrapped = TLSMemoryBIOFactory(self._tls, True, wrapped, link.reactor)
         try:
             await endpoint.connect(wrapped)
@@ -116,7 +118,11 @@ class _Attempt:
             # `addTimeout` recognizes its own cancellation by this type.
             raise defer.CancelledError from None
         except (error.ConnectError, error.DNSLookupError) as failed:
-            raise RedisRefused(describe_redis_failure(Failure(failed))) from failed
+            raise RedisRefused(describe_redis_failure(Failure(failed), link.address.words)) from failed
+        except ValueError as invalid:
+            # Twisted's endpoint refuses a text that can be no name, and quotes it.
+            self._peer = ""
+            raise RedisRefused("its host is not the name of a host") from invalid
         if port and (set_no_delay := getattr(connections[0].transport, "setTcpNoDelay", None)):
             set_no_delay(True)
         return connections[0]
@@ -140,7 +146,7 @@ class _Attempt:
         else:
             if not failure.check(defer.CancelledError):
                 self._logger.failure("connecting to {peer} failed", failure, peer=self._link.address.public)
-            why = describe_redis_failure(failure)
+            why = describe_redis_failure(failure, self._link.address.words)
         return f"{self._peer}: {why}" if self._peer else why
 
     def describe_loss(self, failure: Failure) -> str:
@@ -148,10 +154,10 @@ class _Attempt:
         why = (
             self._tls_why()
             or (self._current.why if self._current is not None else "")
-            or describe_redis_failure(failure)
+            or describe_redis_failure(failure, self._link.address.words)
         )
         if why == WITHOUT_A_WORD and self._tls is None and not self._link.address.path:
-            return f"{why} (perhaps it requires TLS: use rediss://, or tls=true with Sentinels)"
+            return f"{why} (perhaps it requires TLS: {self._link.address.words.use_tls})"
         return why
 
     async def _find_address(self) -> tuple[str, int]:
