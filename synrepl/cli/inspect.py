@@ -32,7 +32,9 @@ EXIT_CODES = (
     is_flag=True,
     help="Look, publish one REPLICATE on Redis, look again, and say what the asking mended.",
 )
-@output_option('{"findings": [...], "unseen": [...], "mended": [...], "seen": {...}}', is_table=True)
+@output_option(
+    '{"findings": [...], "notes": [...], "unseen": [...], "mended": [...], "seen": {...}}', is_table=True
+)
 def inspect(homeserver: "Homeserver", ask: bool, output: Output) -> None:
     """Find what is stuck in a live homeserver: stream, process, since when, why, and what to do.
 
@@ -64,6 +66,7 @@ def _result(report: "InspectionReport") -> dict[str, Any]:
     return {
         "server_name": report.homeserver.server_name,
         "findings": msgspec.to_builtins(list(report.findings)),
+        "notes": msgspec.to_builtins(list(report.notes)),
         "unseen": msgspec.to_builtins(list(report.unseen)),
         "mended": msgspec.to_builtins(list(report.mended)),
         "seen": report.seen,
@@ -100,6 +103,8 @@ def report_lines(report: "InspectionReport", output: Output) -> Iterator[str]:
                 for one in report.findings
             ],
         )
+    for note in report.notes:
+        yield click.style(f"note: {_where(note)}: {note.why}", "yellow")
     for missed in report.unseen:
         yield click.style(f"not seen: {missed.what}: {missed.why}", "yellow")
     if not any(seen.values()):

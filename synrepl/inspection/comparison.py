@@ -5,16 +5,15 @@ why. Times are those of the looks, in seconds of a monotonic clock.
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
 from synrepl.html.humanize import counted
 from synrepl.inspection.configuration import MAIN, Homeserver
+from synrepl.inspection.consumers import find_consumers
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.looks import (
     DatabaseLook,
-    EventsProgress,
     Heard,
     Look,
     MetricsLook,
@@ -30,10 +29,6 @@ from synrepl.inspection.transactions import (
 
 HEARING_SECONDS: Final = 5.0
 """What was stored is heard of within so many seconds."""
-BEHIND_EVENTS: Final = 1_000
-"""A consumer so many ids behind the events, and not moving, is behind."""
-WAITING_SECONDS: Final = 60.0
-"""So is one that an event waits for so long, while new ones come and call it."""
 
 
 def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = False) -> list[Finding]:
@@ -48,7 +43,7 @@ def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = 
         *_processes(homeserver, looks),
         *_channel(homeserver, looks, has_asked=has_asked),
         *_configuration(homeserver),
-        *_consumers(homeserver, looks),
+        *find_consumers(homeserver, looks),
     ]
 
 
@@ -456,102 +451,3 @@ def _configuration(homeserver: Homeserver) -> Iterator[Finding]:
                     why=f"{process.file} switches Redis off for {process.name}: it hears of nothing",
                     remedy=f"remove `redis` from {process.file}: a key at the top replaces the shared one",
                 )
-
-
-# -- consumers ---------------------------------------------------------------------------------------------
-
-
-def _consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
-    databases = [look.database for look in looks if look.database is not None]
-    if not databases:
-        return
-    last = databases[-1].consumers
-    # One failed transaction makes it down until the next try, two seconds later.
-    down = set(homeserver.appservices).intersection(
-        *({one.name for one in look.consumers.appservices if one.is_down} for look in databases)
-    )
-    for service in last.appservices:
-        if service.name in down:
-            waiting = service.first_waiting is not None
-            count = (service.last_waiting or 0) - (service.first_waiting or 0) + 1 if waiting else None
-            waits = (
-                f": transactions {service.first_waiting} to {service.last_waiting} wait" if waiting else ""
-            )
-            yield Finding(
-                kind="appservice_down",
-                process=service.name,
-                count=count,
-                why=f"the application service {service.name} refused a transaction, or could not be"
-                f" reached{waits}",
-                remedy=f"look at the log of {service.name}; Synapse tries again by itself, later each time",
-            )
-    if homeserver.appservices:
-        yield from _behind(
-            "appservices_behind",
-            "the sender of application services",
-            [look.consumers.appservices_reader for look in databases],
-            [look.consumers.events for look in databases],
-            "look at the log of the process in notify_appservices_from_worker (or the main process)",
-        )
-    if homeserver.federates:
-        for sender in sorted(last.federation):
-            if homeserver.process(sender) is not None:
-                yield from _behind(
-                    "federation_behind",
-                    f"the federation sender {sender}",
-                    [look.consumers.federation.get(sender) for look in databases],
-                    [look.consumers.events for look in databases],
-                    f"look whether {sender} runs, and at its log",
-                    process=sender,
-                )
-    if homeserver.pushes and last.pushers is not None and (events := last.events) is not None:
-        lowest = last.pushers.lowest
-        behind = events - lowest.position
-        if behind > 0:
-            yield Finding(
-                kind="pushers_failing",
-                count=last.pushers.count,
-                since_seconds=_rounded(lowest.waiting_seconds),
-                why=f"{last.pushers.count} pushers fail, the first since"
-                f" {_time(last.pushers.failing_since)}, and are up to {behind} ids behind the events",
-                remedy="look whether their push gateway can be reached, and at the log of the pusher",
-            )
-
-
-def _behind(
-    kind: str,
-    who: str,
-    readers: Sequence[EventsProgress | None],
-    events: Sequence[int | None],
-    remedy: str,
-    *,
-    process: str = "",
-) -> Iterator[Finding]:
-    """Behind the events of the first look at the last, and standing still: far, or long although called.
-
-    Each new event calls it. Until one comes, a reader may rest below the last events: Synapse does not store
-    a position for events that are none of its business.
-    """
-    first, last, highest = readers[0], readers[-1], events[0]
-    if first is None or last is None or highest is None or first.position != last.position:
-        return
-    behind = highest - last.position
-    was_called = len(events) > 2 and (events[1] or 0) > highest
-    is_late = was_called and (last.waiting_seconds or 0.0) >= WAITING_SECONDS
-    if behind >= BEHIND_EVENTS or (behind > 0 and is_late):
-        yield Finding(
-            kind=kind,
-            process=process,
-            since_seconds=_rounded(last.waiting_seconds),
-            count=behind,
-            why=f"{who} is at {last.position}, {behind} ids behind the events, and does not move",
-            remedy=remedy,
-        )
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 1)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,8 +1,10 @@
 """Looks at a homeserver's database: read only, in short transactions, without a scan of a table."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from synrepl.errors import StorageError
 from synrepl.inspection.configuration import MAIN, DatabaseSettings
@@ -33,6 +35,9 @@ MAX_TABLES: Final = 5
 """The most tables that are named of those that one session has locked."""
 MAX_APPSERVICES: Final = 200
 MAX_WRITERS: Final = 10_000
+MAX_PUSHERS: Final = 10_000
+MAX_PUSHER_DATA: Final = 2_000
+MAX_GATEWAYS: Final = 20
 
 T = TypeVar("T")
 
@@ -282,18 +287,34 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
         tokens = {name: int(token) for name, token in cursor.fetchmany(MAX_WRITERS)}
         return {name: progress(cursor, token) for name, token in tokens.items() if token >= 0}
 
-    def pushers(cursor: Any) -> FailingPushers | None:
+    def pushers(cursor: Any) -> tuple[list[FailingPushers], bool]:
         cursor.execute(
-            "SELECT count(*), min(failing_since), min(last_stream_ordering) FROM pushers"
-            " WHERE failing_since IS NOT NULL AND failing_since > 0"
+            f"SELECT substr(data, 1, {MAX_PUSHER_DATA}), app_id, user_name, failing_since,"
+            " last_stream_ordering FROM pushers WHERE failing_since > 0 ORDER BY last_stream_ordering"
+            f" LIMIT {MAX_PUSHERS}"
         )
-        count, since, lowest = cursor.fetchone()
-        if not count:
-            return None
-        return FailingPushers(
-            count=count, failing_since=since / 1000, lowest=progress(cursor, int(lowest or 0))
+        gateways: dict[str, list[Any]] = {}
+        for data, *rest in cursor.fetchall():
+            gateways.setdefault(_gateway_host(data), []).append(rest)
+        failing = [
+            FailingPushers(
+                host=host,
+                example=f"{printable(str(each[0][0]))} of {printable(str(each[0][1]))}",
+                count=len(each),
+                failing_since=min(since for *_, since, _ in each) / 1000,
+                lowest=progress(cursor, int(each[0][3] or 0)),
+            )
+            for host, each in sorted(gateways.items(), key=lambda item: -len(item[1]))[:MAX_GATEWAYS]
+        ]
+        cursor.execute(
+            "SELECT 1 FROM pushers WHERE coalesce(failing_since, 0) = 0 AND last_success > 0 LIMIT 1"
         )
+        return failing, cursor.fetchone() is not None
 
+    nothing: tuple[list[FailingPushers], bool] = [], False
+    failing_pushers, has_working_pushers = (
+        part("pushers", pushers, nothing) if "pushers" in tables else nothing
+    )
     return Consumers(
         events=part("events", highest, None) if "events" in tables else None,
         appservices_reader=part("application services", appservices_reader, None)
@@ -303,5 +324,16 @@ def _read_consumers(tables: Mapping[str, Any], now: str, part: Callable[..., Any
         if {"application_services_state", "application_services_txns"} <= set(tables)
         else [],
         federation=part("federation", federation, {}) if "federation_stream_position" in tables else {},
-        pushers=part("pushers", pushers, None) if "pushers" in tables else None,
+        failing_pushers=failing_pushers,
+        has_working_pushers=has_working_pushers,
     )
+
+
+def _gateway_host(data: Any) -> str:
+    """The host of a pusher's gateway; a pusher that sends mail has none."""
+    try:
+        found = json.loads(data)
+        host = urlsplit(found["url"]).hostname if isinstance(found, dict) and "url" in found else ""
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        return "an unknown host"
+    return printable(host) if host else "no gateway"

@@ -57,7 +57,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "appservice_down": "an application service does not accept its transactions",
         "appservices_behind": "the sender of application services is behind the events",
         "federation_behind": "the federation sender is behind the events",
-        "pushers_failing": "pushers fail, and are behind",
+        "pushers_failing": "pushers of several gateways fail, or all do; of one gateway it is a note",
     }
 )
 """The kinds of findings, with what each means. A kind keeps its name."""

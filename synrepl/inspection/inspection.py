@@ -11,6 +11,7 @@ from synrepl.errors import StorageError
 from synrepl.inspection.channel import ChannelMonitor
 from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import Homeserver
+from synrepl.inspection.consumers import remarks
 from synrepl.inspection.database import DatabaseViewer, open_database
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.looks import DatabaseLook, Look, MetricsLook
@@ -34,8 +35,9 @@ T = TypeVar("T")
 class InspectionReport:
     """The result: what is wrong, what could not be looked at, and what was.
 
-    `mended` are findings that were there before REPLICATE was published, and are gone. `seen` counts what was
-    looked at: ``streams``, ``writers``, ``processes``, ``announced`` (writers heard on Redis).
+    `mended` are findings that were there before REPLICATE was published, and are gone. `notes` are what is
+    worth a look and not wrong. `seen` counts what was looked at: ``streams``, ``writers``, ``processes``,
+    ``announced`` (writers heard on Redis).
     """
 
     homeserver: Homeserver
@@ -43,6 +45,7 @@ class InspectionReport:
     unseen: Sequence[Unseen]
     seen: dict[str, int]
     mended: Sequence[Finding] = ()
+    notes: Sequence[Finding] = ()
     looks: Sequence[Look] = ()
 
     @property
@@ -130,6 +133,7 @@ class Inspection:
             unseen=[*self._unseen, *unseen(self._homeserver, looks, findings)],
             seen=_count(looks),
             mended=mended,
+            notes=remarks(self._homeserver, looks),
             looks=looks,
         )
 

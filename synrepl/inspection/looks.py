@@ -59,8 +59,14 @@ class EventsProgress(msgspec.Struct, frozen=True):
 
 
 class FailingPushers(msgspec.Struct, frozen=True, kw_only=True):
-    """Pushers that fail: how many, the first failure (Unix seconds), and how far the last of them is."""
+    """Pushers that fail at one push gateway.
 
+    `host` is the gateway's; `example` is one of them, as ``APP of USER``. `failing_since` is the first
+    failure (Unix seconds), and `lowest` is how far the last of them is.
+    """
+
+    host: str
+    example: str
     count: int
     failing_since: float
     lowest: EventsProgress
@@ -70,14 +76,16 @@ class Consumers(msgspec.Struct, frozen=True, kw_only=True):
     """How far those are that read the events. None: the database has no such position.
 
     `events` is the highest event. `appservices_reader` hands events to all application services, and
-    `federation` are the senders by their names.
+    `federation` are the senders by their names. `has_working_pushers`: at least one pusher has succeeded, and
+    does not fail.
     """
 
     events: int | None = None
     appservices_reader: EventsProgress | None = None
     appservices: Sequence[Appservice] = ()
     federation: Mapping[str, EventsProgress] = {}
-    pushers: FailingPushers | None = None
+    failing_pushers: Sequence[FailingPushers] = ()
+    has_working_pushers: bool = False
 
 
 class DatabaseLook(msgspec.Struct, frozen=True, kw_only=True):

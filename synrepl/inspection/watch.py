@@ -11,6 +11,7 @@ from synrepl.errors import StorageError
 from synrepl.inspection.channel import ChannelMonitor
 from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import Homeserver
+from synrepl.inspection.consumers import remarks
 from synrepl.inspection.database import DatabaseViewer, open_database
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.looks import Look, MetricsLook
@@ -88,6 +89,7 @@ class HomeserverWatch:
             "server_name": self._homeserver.server_name,
             "looked_at": None if last is None else round(last.at, 3),
             "findings": msgspec.to_builtins(self.findings),
+            "notes": msgspec.to_builtins(remarks(self._homeserver, list(self._looks))),
             "unseen": msgspec.to_builtins(self._unseen()),
         }
 

@@ -62,6 +62,22 @@ def test_streams_mended_by_ask_are_listed() -> None:
     assert found[-1] == "nothing is wrong"
 
 
+def test_notes_leave_a_homeserver_well() -> None:
+    found = lines(notes=[FINDING])
+
+    assert ["note: federation_behind (sender1): it does not move", "nothing is wrong"] == found[1:]
+    assert (
+        InspectionReport(
+            homeserver=Homeserver(server_name="hs", database=None, redis=None, processes=()),
+            findings=[],
+            unseen=[],
+            seen=SEEN,
+            notes=[FINDING],
+        ).exit_code
+        == 0
+    )
+
+
 def test_unseen_streams_are_listed() -> None:
     found = lines(unseen=[Unseen(what="Redis", why="connection refused")])
 

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from synrepl.inspection.comparison import BEHIND_EVENTS, WAITING_SECONDS, compare, unseen
+from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
+from synrepl.inspection.consumers import BEHIND_EVENTS, WAITING_SECONDS, remarks
 from synrepl.inspection.findings import KINDS
 from synrepl.inspection.looks import (
     Appservice,
@@ -514,14 +515,50 @@ class TestConsumers:
             (one.kind, one.since_seconds, one.count) for one in findings
         ]
 
-    def test_pushers(self) -> None:
-        """Failing, and behind: a pusher without news is at an old position."""
-        lowest = EventsProgress(100, 300.0)
-        failing = FailingPushers(count=2, failing_since=1_700_000_000.0, lowest=lowest)
-        seen = consumers(events=5_000, pushers=failing)
+    def failing(self, host: str, position: int = 100) -> FailingPushers:
+        """Pushers of this gateway."""
+        return FailingPushers(
+            host=host,
+            example="app of @a:hs",
+            count=2,
+            failing_since=1_700_000_000.0,
+            lowest=EventsProgress(position, 300.0),
+        )
 
-        assert [("pushers_failing", "", "")] == found(SERVER, seen)
-        assert [] == found(SERVER, consumers(events=100, pushers=failing))
+    @pytest.mark.parametrize(
+        ("hosts", "works", "is_found", "is_noted"),
+        [
+            (("a.org",), True, False, True),
+            (("a.org", "b.org"), True, True, False),
+            (("a.org",), False, True, False),
+            ((), True, False, False),
+            ((), False, False, False),
+        ],
+    )
+    def test_pushers(self, hosts: tuple[str, ...], works: bool, is_found: bool, is_noted: bool) -> None:
+        """One dead gateway is a note while pushers of others succeed."""
+        seen = consumers(
+            events=5_000, failing_pushers=[self.failing(host) for host in hosts], has_working_pushers=works
+        )
+        notes = remarks(SERVER, seen)
+
+        assert [("pushers_failing", "", "")] * is_found == found(SERVER, seen)
+        assert ["pushers_failing"] * is_noted == [one.kind for one in notes]
+        for one in [*compare(SERVER, seen), *notes]:
+            assert len(hosts) * 2 == one.count
+            assert all(f"{host} (2, such as app of @a:hs)" in one.why for host in hosts)
+            assert "up to 4900 ids behind" in one.why
+
+    def test_pushers_that_fail_and_are_not_behind(self) -> None:
+        """A pusher without news is at an old position."""
+        each = [self.failing(host, 5_000) for host in ("a.org", "b.org")]
+        seen = consumers(events=5_000, failing_pushers=each)
+
+        assert ([], []) == (found(SERVER, seen), remarks(SERVER, seen))
+        assert [] == remarks(SERVER, [])
+        assert [] == found(
+            msgspec.structs.replace(SERVER, pushes=False), consumers(events=9_000, failing_pushers=each)
+        )
 
 
 def test_unseen_streams_are_reported_with_the_reason() -> None:

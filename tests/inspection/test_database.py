@@ -25,14 +25,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         "CREATE TABLE federation_stream_position (type TEXT, stream_id BIGINT, instance_name TEXT)",
         "CREATE TABLE application_services_state (as_id TEXT, state TEXT)",
         "CREATE TABLE application_services_txns (as_id TEXT, txn_id BIGINT)",
-        "CREATE TABLE pushers (id BIGINT, failing_since BIGINT, last_stream_ordering BIGINT)",
+        "CREATE TABLE pushers (id BIGINT, user_name TEXT, app_id TEXT, data TEXT, failing_since BIGINT,"
+        " last_success BIGINT, last_stream_ordering BIGINT)",
         "INSERT INTO stream_positions VALUES ('events', 'w1', 30)",
         "INSERT INTO appservice_stream_position VALUES ('X', 10)",
         "INSERT INTO federation_stream_position VALUES ('events', 29, 'w1'), ('events', -1, 'w2'),"
         " ('federation', 7, 'w1')",
         "INSERT INTO application_services_state VALUES ('bridge', 'down'), ('other', 'up')",
         "INSERT INTO application_services_txns VALUES ('bridge', 3), ('bridge', 5)",
-        f"INSERT INTO pushers VALUES (1, NULL, 2), (2, {now - 500_000}, 30), (3, {now - 600_000}, 30)",
+        f"INSERT INTO pushers VALUES (1, '@a:hs', 'app', '{GATEWAY}', NULL, {now}, 2),"
+        f" (2, '@b:hs', 'app', '{GATEWAY}', {now - 500_000}, 1, 30),"
+        f" (3, '@c:hs', 'app', '{GATEWAY}', {now - 600_000}, 1, 30),"
+        f" (4, '@d:hs', 'mail', '{{}}', {now - 600_000}, 1, 29), (5, '@e:hs', 'x', 'junk', {now}, NULL, 31)",
     )
     # The first event above position 10 is an outlier, which nobody sends on.
     for token, seconds, outlier in ((10, 900, False), (20, 800, True), (29, 600, False), (30, 500, False)):
@@ -41,6 +45,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if place.flavor == "postgresql":
         place.do("CREATE SEQUENCE events_stream_seq", "SELECT setval('events_stream_seq', 30)")
     return place
+
+
+GATEWAY = '{"url": "https://push.example.org/_matrix/push/v1/notify", "format": "event_id_only"}'
 
 
 def look(place: Place, before: DatabaseLook | None = None) -> DatabaseLook:
@@ -55,7 +62,7 @@ def look(place: Place, before: DatabaseLook | None = None) -> DatabaseLook:
 def test_how_far_readers_of_events_are(place: Place) -> None:
     """With the age of the first event that waits for each."""
     found = look(place).consumers
-    appservices, federation, pushers = found.appservices_reader, found.federation, found.pushers
+    appservices, federation = found.appservices_reader, found.federation
 
     assert found.events == 30
     assert appservices is not None
@@ -64,9 +71,23 @@ def test_how_far_readers_of_events_are(place: Place) -> None:
     assert list(federation) == ["w1"]
     assert federation["w1"].position == 29
     assert federation["w1"].waiting_seconds == pytest.approx(500, abs=60)
-    assert pushers is not None
-    assert (2, 30, None) == (pushers.count, pushers.lowest.position, pushers.lowest.waiting_seconds)
-    assert pushers.failing_since == pytest.approx(time.time() - 600, abs=60)
+
+
+def test_failing_pushers_are_read_by_their_gateways(place: Place) -> None:
+    """With one of each, and whether any pusher succeeds."""
+    found = look(place).consumers
+    gateway, *others = found.failing_pushers
+
+    assert found.has_working_pushers
+    assert ("push.example.org", 2) == (gateway.host, gateway.count)
+    assert gateway.example in ("app of @b:hs", "app of @c:hs")
+    assert (30, None) == (gateway.lowest.position, gateway.lowest.waiting_seconds)
+    assert gateway.failing_since == pytest.approx(time.time() - 600, abs=60)
+    assert [("no gateway", "mail of @d:hs"), ("an unknown host", "x of @e:hs")] == [
+        (one.host, one.example) for one in others
+    ]
+    place.do("UPDATE pushers SET last_success = NULL WHERE id = 1")
+    assert not look(place).consumers.has_working_pushers
 
 
 def test_down_application_services_are_read_with_their_transactions(place: Place) -> None:
@@ -82,7 +103,8 @@ def test_a_database_without_events(place: Place) -> None:
     place.do("DELETE FROM events", "DELETE FROM pushers", "DELETE FROM appservice_stream_position")
     found = look(place).consumers
 
-    assert (None, None, None) == (found.events, found.appservices_reader, found.pushers)
+    assert (None, None) == (found.events, found.appservices_reader)
+    assert ([], False) == (found.failing_pushers, found.has_working_pushers)
     assert found.federation["w1"].waiting_seconds is None
 
 
@@ -102,7 +124,7 @@ def test_a_part_that_cannot_be_read(place: Place) -> None:
     found = look(place)
 
     assert found.consumers.events == 30
-    assert found.consumers.pushers is None
+    assert [] == found.consumers.failing_pushers
     assert [True] == [one.startswith("pushers: ") for one in found.unread]
 
 
