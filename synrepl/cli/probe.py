@@ -13,6 +13,7 @@ from synrepl.cli.progress import Advance
 from synrepl.cli.tables import table
 from synrepl.errors import ReplicationError
 from synrepl.http_api.route import public_url
+from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     from synrepl.inspection.probe import Delay
@@ -39,7 +40,9 @@ EXIT_CODES: Final = (
 @click.option("--rounds", type=click.IntRange(1, 10_000), default=10, help="How often to write and read.")
 @duration_option("--late", default="5s", help="A process that takes longer is late.")
 @duration_option("--timeout", default="30s", help="How long to wait in a round for a process.")
-@output_option('{"late": [...], "delays": [{"process", "stream", "p50", "p99", "missed"}]}')
+@output_option(
+    '{"late": [...], "unanswered": {process: why}, "delays": [{"process", "stream", "p50", "p99", "missed"}]}'
+)
 def probe(
     url: str,
     via: tuple[str, ...],
@@ -68,11 +71,15 @@ def probe(
     from synrepl.inspection.probe import HomeserverClient, Probe
 
     quiet()
-    clients = {name: HomeserverClient(reactor, one, token or "") for name, one in readers.items()}
+
+    def client(url: str) -> HomeserverClient:
+        return HomeserverClient(reactor, url, token or "", patience=timeout)
+
+    clients = {name: client(one) for name, one in readers.items()}
     with Advance("probing (it writes as this user)", rounds) as advance:
         work = Probe(
             reactor,
-            HomeserverClient(reactor, url, token or ""),
+            client(url),
             clients,
             patience=timeout,
             told=lambda number, delays: advance.step(1, len(delays)),
@@ -85,7 +92,10 @@ def probe(
         click.echo(f"not cleaned up: {what}", err=True)
     rows = _rows(delays)
     late_ones = [row for row in rows if row["missed"] or row["p99"] > late]
-    output.show({"late": late_ones, "delays": rows}, _lines(rows, late_ones, rounds))
+    output.show(
+        {"late": late_ones, "unanswered": work.unanswered, "delays": rows},
+        _lines(rows, late_ones, rounds, work.unanswered),
+    )
     if late_ones:
         sys.exit(1)
 
@@ -127,15 +137,28 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _lines(
-    rows: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any]], rounds: int
+    rows: Sequence[Mapping[str, Any]],
+    late: Sequence[Mapping[str, Any]],
+    rounds: int,
+    unanswered: Mapping[str, str],
 ) -> Iterator[str]:
+    for name, why in unanswered.items():
+        yield click.style(f"{printable(name)} does not answer: {why}", "red")
     for row in late:
+        if row["process"] in unanswered:
+            continue
         what = f"missed {row['missed']} of {rounds} rounds" if row["missed"] else f"took {row['p99']:.1f} s"
-        yield click.style(f"{row['process']} is late: {row['stream']} {what}", "red")
+        yield click.style(f"{printable(row['process'])} is late: {row['stream']} {what}", "red")
     yield from table(
         ("process", "stream", "p50, ms", "p99, ms", "missed"),
         [
-            (row["process"], row["stream"], round(row["p50"] * 1000), round(row["p99"] * 1000), row["missed"])
+            (
+                printable(row["process"]),
+                row["stream"],
+                round(row["p50"] * 1000),
+                round(row["p99"] * 1000),
+                row["missed"],
+            )
             for row in rows
         ],
         limit=len(rows),

@@ -6,22 +6,24 @@ later one would delete the to-device message before every process has shown it.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 import msgspec
 import treq
 from treq.client import HTTPClient
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import CancelledError, Deferred, FirstError, gatherResults
 from twisted.internet.defer import TimeoutError as TimedOut
+from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, ResponseNeverReceived
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import public_url
+from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_failure
 from synrepl.wire.text import printable
@@ -37,8 +39,14 @@ ROUND_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 0.05
 """Between two reads of a process that has shown a part: it answers at once from then on."""
-REQUEST_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 0.5
+"""Between two requests to a process that does not answer."""
+CONNECT_SECONDS: Final = 10.0
+UNAVAILABLE: Final = (502, 503, 504)
+"""What a proxy answers for a process that does not."""
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+
+T = TypeVar("T")
 
 
 class Delay(msgspec.Struct, frozen=True):
@@ -50,22 +58,29 @@ class Delay(msgspec.Struct, frozen=True):
 
 
 class HomeserverClient:
-    """A user of a homeserver over HTTP. Raises `NotConnected` and `RemoteProtocolError`."""
+    """A user of a homeserver over HTTP, who waits so many seconds for an answer.
 
-    def __init__(self, reactor: Any, url: str, token: str) -> None:
+    Raises `NotConnected` and `RemoteProtocolError`.
+    """
+
+    def __init__(self, reactor: Any, url: str, token: str, *, patience: float) -> None:
         self.url = url.rstrip("/")
         self._reactor = reactor
         self._token = token
-        agent: Any = Agent(reactor, contextFactory=Credentials(), connectTimeout=10.0)  # type: ignore[no-untyped-call]
+        self._patience = patience
+        agent: Any = Agent(reactor, contextFactory=Credentials(), connectTimeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
         self._client = HTTPClient(agent)
 
     def __repr__(self) -> str:
         return f"<HomeserverClient {public_url(self.url)}>"
 
-    async def call(self, method: str, path: str, body: Any = None, **query: str) -> Any:
-        """Send a request, and return the JSON of its answer."""
+    async def call(
+        self, method: str, path: str, body: Any = None, *, within: float | None = None, **query: str
+    ) -> Any:
+        """Send a request, and return the JSON object of its answer, which comes `within` so many seconds."""
         url = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
-        shown = public_url(self.url)
+        shown = printable(public_url(self.url))
+        seconds = self._patience if within is None else within
 
         async def call() -> tuple[int, bytes]:
             data = None if body is None else json.dumps(body).encode()
@@ -85,28 +100,65 @@ class HomeserverClient:
             return response.code, b"".join(parts)
 
         try:
-            code, content = await Deferred.fromCoroutine(call()).addTimeout(REQUEST_SECONDS, self._reactor)
-        except (TimedOut, RemoteProtocolError) as error:
-            raise NotConnected(f"{shown}: {error or f'no answer within {REQUEST_SECONDS:g} s'}") from error
+            code, content = await self._limited(call(), seconds)
+        except (CancelledError, RemoteProtocolError):
+            raise
+        except TimedOut as error:
+            raise NotConnected(f"{shown}: no answer within {seconds:.3g} s") from error
         except Exception as error:
             failure: Any = Failure(error)  # type: ignore[no-untyped-call]
             if isinstance(error, ResponseNeverReceived) and error.reasons:
                 failure = error.reasons[0]
             raise NotConnected(f"{shown}: {describe_failure(failure)}") from error
+        if code in UNAVAILABLE:
+            raise NotConnected(f"{shown} answers {code}")
         try:
             found = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RemoteProtocolError(f"{shown}: no JSON ({code}): is it a client API?") from None
         if code != 200:
-            why = printable(str(found.get("error", ""))) if isinstance(found, dict) else ""
-            raise RemoteProtocolError(f"{shown} refuses {method} {path.partition('?')[0]}: {code} {why}")
+            why = found.get("error", "") if isinstance(found, dict) else ""
+            raise RemoteProtocolError(f"{shown} refuses {method} {path}: {code} {printable(str(why))}")
+        if not isinstance(found, dict):
+            raise RemoteProtocolError(f"{shown}: {path} is not answered by an object: is it a client API?")
         return found
+
+    async def _limited(self, request: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Await a request. Raises `TimedOut` after this time, and `CancelledError` if it is cancelled.
+
+        What a request itself raises then differs by how far it came.
+        """
+        is_late = False
+        sent = Deferred.fromCoroutine(request)
+
+        def expire() -> None:
+            nonlocal is_late
+            is_late = True
+            sent.cancel()
+
+        timer = Timer(self._reactor, expire)
+        timer.start(seconds)
+        try:
+            return await sent
+        except Exception as error:
+            if is_late:
+                raise TimedOut from error
+            if _is_cancelled(error):
+                raise CancelledError from error
+            raise
+        finally:
+            timer.stop()
+
+
+def _is_cancelled(error: Exception) -> bool:
+    reasons = [reason.value for reason in getattr(error, "reasons", None) or ()]
+    return any(isinstance(one, CancelledError | ConnectingCancelledError) for one in (error, *reasons))
 
 
 class Probe:
     """Probes a homeserver: writes through `writer`, and reads through each of `readers`, by their names.
 
-    `told` is called after each round with its number and delays.
+    Waits up to `patience` seconds in a round. `told` is called after each round with its number and delays.
     """
 
     def __init__(
@@ -124,6 +176,8 @@ class Probe:
         self._patience = patience
         self._told = told
         self._requests = 0
+        self.unanswered: dict[str, str] = {}
+        """The processes that answered nothing in the last round, and why."""
         self.leftovers: list[str] = []
         """What could not be cleaned up, and why."""
         self._user = self._device = self._room = self._since = ""
@@ -147,27 +201,36 @@ class Probe:
 
     async def _prepare(self) -> None:
         me = await self._writer.call("GET", f"{CLIENT}/account/whoami")
-        self._user, self._device = me["user_id"], me.get("device_id", "")
+        self._user = _text(me, "user_id")
+        self._device = _text(me, "device_id") if "device_id" in me else ""
         settings = {
             "preset": "private_chat",
             "name": "synrepl probe",
             "creation_content": {"m.federate": False},
         }
-        self._room = (await self._writer.call("POST", f"{CLIENT}/createRoom", settings))["room_id"]
-        self._since = (await self._sync(self._writer, ""))["next_batch"]
+        self._room = _text(await self._write(f"{CLIENT}/createRoom", settings, method="POST"), "room_id")
+        self._since = _text(await self._sync(self._writer, ""), "next_batch")
 
     async def _clean_up(self) -> None:
         room = f"{CLIENT}/rooms/{quote(self._room, safe='')}"
-        steps = {
-            "the account data": self._writer.call("PUT", self._account_data, {}),
-            "the membership of its room": self._writer.call("POST", f"{room}/leave", {}),
-            "its room, left and not forgotten": self._writer.call("POST", f"{room}/forget", {}),
+        call = self._writer.call
+        steps: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "the account data": lambda: call("PUT", self._account_data, {}),
+            "the membership of its room": lambda: call("POST", f"{room}/leave", {}),
+            "its room, left and not forgotten": lambda: call("POST", f"{room}/forget", {}),
             # The device has received its messages up to here: the homeserver deletes them.
-            "to-device messages": self._sync(self._writer, self._since),
+            "to-device messages": lambda: self._sync(self._writer, self._since),
         }
+        gone: NotConnected | None = None
         for what, step in steps.items():
             try:
-                await step
+                if gone is not None:
+                    # Who did not answer the step before would only take time.
+                    raise gone
+                await step()
+            except NotConnected as error:
+                gone = error
+                self.leftovers.append(f"{what}: {error}")
             except ReplicationError as error:
                 self.leftovers.append(f"{what}: {error}")
 
@@ -175,7 +238,9 @@ class Probe:
     def _account_data(self) -> str:
         return f"{CLIENT}/user/{quote(self._user, safe='')}/account_data/{KIND}"
 
-    async def _sync(self, client: HomeserverClient, since: str, *, seconds: float = 0.0) -> Any:
+    async def _sync(
+        self, client: HomeserverClient, since: str, *, seconds: float = 0.0, within: float | None = None
+    ) -> Any:
         kinds = {"types": [KIND]}
         wanted = {
             "presence": {"types": []},
@@ -193,44 +258,51 @@ class Probe:
         query = {"filter": json.dumps(wanted), "set_presence": "offline", "timeout": str(timeout)}
         if since:
             query["since"] = since
-        return await client.call("GET", f"{CLIENT}/sync", **query)
+        return await client.call("GET", f"{CLIENT}/sync", within=within, **query)
 
     async def _round(self, number: int) -> list[Delay]:
         mark = f"{number}-{uuid4().hex}"
         written: dict[str, float] = {}
         receipt: list[str] = []
         until = self._reactor.seconds() + self._patience
-        reading = gatherResults(
-            [
-                Deferred.fromCoroutine(self._read(name, client, mark, receipt, written, until))
-                for name, client in self._readers.items()
-            ],
-            consumeErrors=True,
-        )
-        await self._write(mark, receipt, written)
-        results: list[tuple[list[Delay], str]] = await reading
+        readers = [
+            Deferred.fromCoroutine(self._read(name, client, mark, receipt, written, until))
+            for name, client in self._readers.items()
+        ]
+        reading = gatherResults(readers, consumeErrors=True)
+        try:
+            await self._write_all(mark, receipt, written)
+            results: list[tuple[list[Delay], str]] = await reading
+        except FirstError as error:
+            error.subFailure.raiseException()
+        finally:
+            reading.addErrback(lambda _: None)
+            for reader in readers:
+                reader.cancel()
         # A process that has shown everything has a token after it.
         self._since = next((since for _, since in results if since), self._since)
         return [delay for delays, _ in results for delay in delays]
 
-    async def _write(self, mark: str, receipt: list[str], written: dict[str, float]) -> None:
-        room = quote(self._room, safe="")
+    async def _write(self, path: str, body: Any, *, method: str = "PUT") -> Any:
+        try:
+            return await self._writer.call(method, path, body)
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(
+                f"{error}; URL must be the address that clients use: a process refuses what others write"
+            ) from error
 
-        async def write(stream: str, request: Awaitable[Any]) -> Any:
-            answer = await request
-            written[stream] = self._reactor.seconds()
-            return answer
-
-        call = self._writer.call
-        await write("account_data", call("PUT", self._account_data, {"mark": mark}))
+    async def _write_all(self, mark: str, receipt: list[str], written: dict[str, float]) -> None:
+        room = f"{CLIENT}/rooms/{quote(self._room, safe='')}"
+        await self._write(self._account_data, {"mark": mark})
+        written["account_data"] = self._reactor.seconds()
         messages = {"messages": {self._user: {self._device or "*": {"mark": mark}}}}
-        await write("to_device", call("PUT", f"{CLIENT}/sendToDevice/{KIND}/{mark}", messages))
-        event = await write(
-            "events", call("PUT", f"{CLIENT}/rooms/{room}/send/{KIND}/{mark}", {"mark": mark})
-        )
-        receipt.append(event["event_id"])
-        path = f"{CLIENT}/rooms/{room}/receipt/m.read/{quote(event['event_id'], safe='')}"
-        await write("receipts", call("POST", path, {}))
+        await self._write(f"{CLIENT}/sendToDevice/{KIND}/{mark}", messages)
+        written["to_device"] = self._reactor.seconds()
+        sent = await self._write(f"{room}/send/{KIND}/{mark}", {"mark": mark})
+        written["events"] = self._reactor.seconds()
+        receipt.append(_text(sent, "event_id"))
+        await self._write(f"{room}/receipt/m.read/{quote(receipt[0], safe='')}", {}, method="POST")
+        written["receipts"] = self._reactor.seconds()
 
     async def _read(
         self,
@@ -241,17 +313,34 @@ class Probe:
         written: dict[str, float],
         until: float,
     ) -> tuple[list[Delay], str]:
-        """Read until this process has shown all: how long each took, and the token then."""
+        """Read until this process has shown all: how long each took, and the token then.
+
+        A process that does not answer is asked until the round ends: it may be restarting.
+        """
         shown: dict[str, float] = {}
-        token = ""
+        token = trouble = ""
+        has_answered = False
         while len(shown) < len(STREAMS) and (left := until - self._reactor.seconds()) > 0:
-            answer = await self._sync(client, self._since, seconds=min(POLL_SECONDS, left))
+            try:
+                answer = await self._sync(client, self._since, seconds=min(POLL_SECONDS, left), within=left)
+            except NotConnected as error:
+                left = until - self._reactor.seconds()
+                # The last request may end with the round, which says less than those before.
+                if left > 0 or not trouble:
+                    trouble = str(error)
+                await deferLater(self._reactor, max(0.0, min(RETRY_SECONDS, left)))
+                continue
+            has_answered = True
             now = self._reactor.seconds()
             for stream in self._found(answer, mark, receipt[0] if receipt else ""):
                 shown.setdefault(stream, now)
-            token = answer["next_batch"]
+            token = _text(answer, "next_batch")
             if len(shown) < len(STREAMS):
                 await deferLater(self._reactor, PAUSE_SECONDS)
+        if has_answered:
+            self.unanswered.pop(name, None)
+        else:
+            self.unanswered[name] = trouble
         # What was shown before the write was answered took no time.
         delays = [
             Delay(
@@ -264,8 +353,13 @@ class Probe:
         return delays, token if len(shown) == len(STREAMS) else ""
 
     def _found(self, answer: Any, mark: str, event: str) -> list[str]:
-        """The streams whose write of this round is in an answer of /sync."""
+        """The streams whose write of this round is in an answer of /sync. Raises `RemoteProtocolError`."""
+        try:
+            return self._shown(answer, mark, event)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise RemoteProtocolError("an answer of /sync has another form: is it a client API?") from error
 
+    def _shown(self, answer: Any, mark: str, event: str) -> list[str]:
         def has(events: Any) -> bool:
             return any(one.get("content", {}).get("mark") == mark for one in events)
 
@@ -281,3 +375,11 @@ class Probe:
         if event and any(event in one.get("content", {}) for one in receipts):
             found.append("receipts")
         return found
+
+
+def _text(answer: Any, name: str) -> str:
+    """A text of an answer. Raises `RemoteProtocolError`."""
+    found = answer.get(name)
+    if not isinstance(found, str):
+        raise RemoteProtocolError(f"an answer has no {name}: is it a client API?")
+    return found
