@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from synrepl.errors import ReplicationError, suggest
+from synrepl.extras import missing_extra
 
 EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
@@ -133,7 +134,10 @@ class MainGroup(LazyGroup):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Replace an error of wrong usage by a `UsageMistake`, and a `ReplicationError` by a `CliError`."""
+    """Replace an error of wrong usage by a `UsageMistake`, and a `ReplicationError` by a `CliError`.
+
+    A library that an extra brings, and that is not installed, is a `CliError` too.
+    """
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -145,6 +149,10 @@ def _one_line() -> Iterator[None]:
         raise UsageMistake(text + advice) from error
     except ReplicationError as error:
         raise CliError(str(error)) from error
+    except ImportError as error:
+        if why := missing_extra(error):
+            raise CliError(why) from error
+        raise
 
 
 def _nearest_choice(error: click.UsageError) -> str:

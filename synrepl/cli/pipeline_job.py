@@ -17,6 +17,7 @@ from synrepl.cli.command import CliError, Option
 from synrepl.cli.options import Command, DaemonTarget, Output, output_option, with_options
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError
+from synrepl.extras import install
 from synrepl.http_client import ConnectError, HttpError
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.session import session as start_session
@@ -229,9 +230,7 @@ def _local_driver(memory: str) -> "LocalDriver":
     try:  # an extra
         from synrepl.pipeline.local import LocalDriver, memory_bytes, prepare_process
     except ImportError as error:
-        raise ConfigError(
-            f"the pipeline is not installed ({error}): run pip install 'synrepl[archive]'"
-        ) from error
+        raise ConfigError(f"the pipeline is not installed ({error}): run {install('archive')}") from error
     prepare_process()
     return LocalDriver(memory=memory_bytes(memory))
 

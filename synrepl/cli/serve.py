@@ -106,8 +106,16 @@ def serve(config: Path | None, log_file: Path | None, log_format: str, log_level
             is_logging = True
             globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
+    is_stopping = False
+
+    def stop() -> None:
+        nonlocal is_stopping
+        if not is_stopping:  # a part that cannot start fails, and then the daemon does
+            is_stopping = True
+            reactor.stop()
+
     def failed() -> None:
-        reactor.callWhenRunning(reactor.stop)
+        reactor.callWhenRunning(stop)
 
     daemon = Daemon(built, reactor, on_failure=failed, needs_name=True)
     prepare_process(daemon, reactor, read)

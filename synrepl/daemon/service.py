@@ -16,6 +16,7 @@ from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.errors import ConfigError, ReplicationError, StorageError
+from synrepl.extras import install
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
@@ -325,7 +326,7 @@ class Daemon(Service):
             # Imported on use: it needs the pipeline's libraries.
             from synrepl.daemon.restore import restore_snapshot
         except ImportError as error:
-            raise ConfigError(f"a snapshot needs pyarrow ({error}): pip install 'synrepl[arrow]'") from error
+            raise ConfigError(f"a snapshot needs pyarrow ({error}): run {install('arrow')}") from error
         await restore_snapshot(
             log,
             location,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from synrepl.errors import ConfigError, NotConnected, RowError
+from synrepl.extras import install
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import ServerSource, Source
@@ -174,9 +175,7 @@ class SourceManager:
 
                 self.redis = self._channel_source(RedisSource)
         except ImportError as error:
-            raise ConfigError(
-                f"--redis needs more libraries: pip install 'synrepl[redis]' ({error})"
-            ) from error
+            raise ConfigError(f"--redis needs more libraries ({error}): run {install('redis')}") from error
 
     def _channel_source(self, make: Callable[..., C], **more: Any) -> C:
         return make(

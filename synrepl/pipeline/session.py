@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from synrepl.errors import ConfigError
+from synrepl.extras import install
 from synrepl.pipeline.java import make_java_home
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def session(
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise ConfigError(f"Spark is not installed ({error}): run pip install 'synrepl[spark]'") from error
+        raise ConfigError(f"Spark is not installed ({error}): run {install('spark')}") from error
     builder = SparkSession.builder.appName(app)
     environment = {}
     settings = {**session_settings(master), **conf}
@@ -78,7 +79,7 @@ def session(
         with _set_environment(environment):
             return builder.getOrCreate()
     except ImportError as error:
-        raise ConfigError(f"Spark lacks a package ({error}): run pip install 'synrepl[spark]'") from error
+        raise ConfigError(f"Spark lacks a package ({error}): run {install('spark')}") from error
     except (PySparkException, Py4JError, ValueError) as error:
         raise ConfigError(f"cannot start Spark: {_why(error)}") from error
 

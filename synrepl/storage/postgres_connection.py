@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
+from synrepl.extras import install
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.sql import DAMAGED
 
@@ -162,7 +163,10 @@ def _psycopg() -> Any:
         import psycopg  # an extra
     except ImportError as error:
         raise StorageError(
-            op="open", why=f"PostgreSQL needs psycopg: {error}", hint="install synrepl[postgres]", tried=False
+            op="open",
+            why=f"PostgreSQL needs psycopg: {error}",
+            hint=f"run {install('postgres')}",
+            tried=False,
         ) from error
     return psycopg
 

@@ -308,7 +308,7 @@ class StartTests(PostgresCase):
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
         self.assertEqual("False\n", done.stdout)
-        self.assertIn("install synrepl[postgres]", done.stderr.splitlines()[-1])
+        self.assertIn("run pip install 'synrepl[postgres]'", done.stderr.splitlines()[-1])
 
 
 class PageTests(PostgresCase):

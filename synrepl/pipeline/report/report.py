@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
+from synrepl.extras import install
 from synrepl.html.humanize import at, number, share, shortened, size, span
 from synrepl.html.templates import load_template
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
@@ -90,7 +91,7 @@ def report(
     """
     # An extra, and an error after a long measurement would come late.
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("the charts need matplotlib: run pip install 'synrepl[archive]'")
+        raise ConfigError(f"the charts need matplotlib: run {install('archive')}")
     daemon = None if url is None else ask(url, secret, ca_file)
     measured = measure(driver_of(runner), archive, top=top, daemon=daemon, as_of=as_of, progress=progress)
     progress("drawing", STEPS - 1, STEPS)
