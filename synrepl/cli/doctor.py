@@ -222,7 +222,7 @@ def _lines(diagnosis: "Diagnosis", *, fix: bool) -> Iterator[str]:
     yield from _complaints(diagnosis)
     if diagnosis.is_healthy:
         again = " any more" if fix and diagnosis.complaints else ""
-        yield click.style(f"nothing is wrong{again}", "green")
+        yield click.style(_conclusion(diagnosis, again), "green")
     elif fix and diagnosis.kind == "synapse" and any(one.statement for one in diagnosis.complaints):
         yield READ_ONLY
 
@@ -237,11 +237,30 @@ def _lines_before_start(report: "StartReport") -> Iterator[str]:
 
 def _heading(diagnosis: "Diagnosis") -> str:
     parts = [WHAT[diagnosis.kind]]
-    if diagnosis.streams:
-        parts.append(f"{counted(len(diagnosis.streams), 'stream')} examined")
+    if ids := _ids(diagnosis):
+        parts.append(f"{ids} examined")
     if diagnosis.facts_checked is not None:
         parts.append(f"{counted(diagnosis.facts_checked, 'fact')} of the log checked")
     return f"{diagnosis.database}: {', '.join(parts)}"
+
+
+def _ids(diagnosis: "Diagnosis") -> str:
+    parts = []
+    if diagnosis.streams:
+        parts.append(counted(len(diagnosis.streams), "stream"))
+    if diagnosis.sequences:
+        parts.append(counted(len(diagnosis.sequences), "other sequence"))
+    return " and ".join(parts)
+
+
+def _conclusion(diagnosis: "Diagnosis", again: str) -> str:
+    """What is well, which is what was looked at and no more."""
+    parts = []
+    if ids := _ids(diagnosis):
+        parts.append(f"the ids of {ids}")
+    if diagnosis.facts_checked is not None:
+        parts.append(f"{counted(diagnosis.facts_checked, 'fact')} of the log")
+    return f"nothing is wrong{again} with {', and '.join(parts)}" if parts else "there was nothing to examine"
 
 
 def _complaints(diagnosis: "Diagnosis") -> Iterator[str]:

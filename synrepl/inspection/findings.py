@@ -46,6 +46,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "writer_not_running": "a configured writer does not run, and all wait for an id that was given up",
         "sequence_behind_positions": "a sequence is below stored positions: the homeserver does not start",
         "sequence_behind_tables": "a sequence is below the rows of its tables",
+        "counter_behind_table": "a sequence of no stream is below the rows of its table: new rows fail",
         "sequence_unused": "the first id would be 1, which all readers count as seen",
         "silent_process": "a process is there, and does not answer",
         "not_connected": "a process has no connection to Redis",

@@ -220,7 +220,12 @@ class Inspection:
             self._unseen.append(missed)
 
 
-DOCTORS: Final = ("sequence_behind_positions", "sequence_behind_tables", "sequence_unused")
+DOCTORS: Final = (
+    "sequence_behind_positions",
+    "sequence_behind_tables",
+    "sequence_unused",
+    "counter_behind_table",
+)
 """The doctor's complaints that are findings here, by the same kinds."""
 
 

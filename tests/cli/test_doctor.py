@@ -47,7 +47,7 @@ def test_a_healthy_database_is_reported_as_such(place: Place) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         f"{place.database.path}: a database of synrepl, 1 stream examined, 1 fact of the log checked",
-        "nothing is wrong",
+        "nothing is wrong with the ids of 1 stream, and 1 fact of the log",
     ]
 
 
@@ -64,7 +64,7 @@ def test_idle_writers_are_one_line(place: Place) -> None:
     assert (0, "") == (result.exit_code, result.stderr)
     assert result.stdout.splitlines()[1:] == [
         "note: idle or gone: 2 writers of things; synrepl doctor --json names them",
-        "nothing is wrong",
+        "nothing is wrong with the ids of 1 stream",
     ]
 
 
@@ -86,9 +86,9 @@ def test_what_is_wrong_is_said_and_mended(place: Place) -> None:
     ]
     assert [line.split(":")[0] for line in mended.stdout.splitlines()[1:]] == [
         "mended",
-        "nothing is wrong any more",
+        "nothing is wrong any more with the ids of 1 stream",
     ]
-    assert after.stdout.splitlines()[1:] == ["nothing is wrong"]
+    assert after.stdout.splitlines()[1:] == ["nothing is wrong with the ids of 1 stream"]
 
 
 def test_the_shape_of_the_json(place: Place) -> None:
@@ -117,6 +117,7 @@ def test_the_shape_of_the_json(place: Place) -> None:
             }
         ],
         "facts_checked": 1,
+        "sequences": [],
         "healthy": False,
     }
     assert result.exit_code == 1
@@ -235,6 +236,7 @@ def test_the_shape_of_the_json_before_a_start(homeserver: Place, tmp_path: Path)
         "kind": "synapse",
         "streams": ["receipts"],
         "facts_checked": None,
+        "sequences": [],
     }
     seen = json.loads(found.stdout)
     assert ["sequence_behind_positions"] == [one["kind"] for one in seen.pop("complaints")]
@@ -308,7 +310,10 @@ def test_the_log_when_its_tables_are_elsewhere(place: Place) -> None:
 
     result = doctor(place)
 
-    assert (0, "nothing is wrong") == (result.exit_code, result.stdout.splitlines()[-1])
+    assert (0, "nothing is wrong with 1 fact of the log") == (
+        result.exit_code,
+        result.stdout.splitlines()[-1],
+    )
 
 
 def test_a_database_without_known_tables_is_not_called_healthy(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ to start (its issue #18544). Only sequences are raised; positions and rows are n
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -14,13 +14,14 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.complaints import Complaint, Diagnosis, Severity
+from synrepl.storage.doctor.counters import KIND, CounterProblem, counters_in, examine_counter
 from synrepl.storage.doctor.examination import (
     NO_SEQUENCES,
     Doctor,
     present_streams,
-    raise_sequence_sql,
     reason_of,
 )
+from synrepl.storage.doctor.statements import raise_sequence_sql
 from synrepl.storage.doctor.synapse import MARKS, read_catalog
 from synrepl.storage.id_tables import IdStream
 from synrepl.storage.ids.database import IdDatabase
@@ -41,7 +42,7 @@ STATEMENT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 SAY_SECONDS: Final = 10.0
 
-BEHIND: Final = frozenset(("sequence_behind_positions", "sequence_behind_tables"))
+BEHIND: Final = frozenset(("sequence_behind_positions", "sequence_behind_tables", KIND))
 
 NOT_LOOKED_AT: Final = frozenset(("not_examined", "locked_out"))
 """Kinds of complaints about parts that could not be read."""
@@ -70,7 +71,10 @@ T = TypeVar("T")
 
 
 class RaisedSequence(msgspec.Struct, frozen=True):
-    """A sequence that was raised: the last ids that it had allocated `before` and `after`."""
+    """A sequence that was raised: the last ids that it had allocated `before` and `after`.
+
+    `stream` is empty if it is that of no stream.
+    """
 
     stream: str
     sequence: str
@@ -131,11 +135,12 @@ class StartCheck:
         for one in found.complaints:
             if one.kind in BEHIND:
                 # Rows above the sequence alone are no reason to refuse: the homeserver raises it by itself.
-                severity: Severity = "error" if one.stream in refused else "note"
+                # Of other sequences it may raise none, and fails later.
+                severity: Severity = "error" if one.stream in refused or one.kind == KIND else "note"
                 complaints.append(msgspec.structs.replace(one, severity=severity, remedy=REMEDY))
             elif one.kind in NOT_LOOKED_AT:
                 complaints.append(one)
-        return self._diagnosis(found.streams, complaints)
+        return self._diagnosis(found.streams, complaints, found.sequences)
 
     def _check_primary(self, cursor: Any) -> None:
         """Raise a retryable `StorageError` on a standby: its sequences show the 32 ids logged ahead."""
@@ -156,21 +161,35 @@ class StartCheck:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (APPLY_LOCK,))
         raised: list[RaisedSequence] = []
         failed: list[tuple[str, str]] = []
-        for stream in present_streams(read_catalog(cursor, self.database.flavor), only_indexed=True):
+        catalog = read_catalog(cursor, self.database.flavor)
+        streams = present_streams(catalog, only_indexed=True)
+        counters = counters_in(catalog, streams, only_indexed=True)
+        for stream in (*streams, *counters):
+            is_counter = stream in counters
+            name = "" if is_counter else stream.name
+            raise_it = self._raise_counter if is_counter else self._raise_stream
             try:
                 # Looked at again: another doctor may have held the lock.
-                one = self.database.savepoint(cursor, "raise", partial(self._raise_sequence, stream))
+                one = self.database.savepoint(cursor, "raise", partial(raise_it, stream))
             except StorageError as error:
-                failed.append((stream.name, f"{stream.sequence} could not be raised: {reason_of(error)}"))
+                failed.append((name, f"{stream.sequence} could not be raised: {reason_of(error)}"))
             else:
                 raised += [] if one is None else [one]
         return raised, failed
 
-    def _raise_sequence(self, stream: IdStream, cursor: Any) -> RaisedSequence | None:
+    def _raise_stream(self, stream: IdStream, cursor: Any) -> RaisedSequence | None:
         examined = examine(cursor, IdDatabase(stream, self.database.flavor))
         if not any(problem.kind in BEHIND for problem in examined.found):
             return None
-        before, goal = examined.allocated, examined.goal
+        return self._raise(stream.name, stream, examined.allocated, examined.goal, cursor)
+
+    def _raise_counter(self, counter: IdStream, cursor: Any) -> RaisedSequence | None:
+        match examine_counter(cursor, counter, self.database.flavor):
+            case CounterProblem(_, allocated, goal):
+                return self._raise("", counter, allocated, goal, cursor)
+        return None
+
+    def _raise(self, name: str, stream: IdStream, before: int, goal: int, cursor: Any) -> RaisedSequence:
         if goal - before > MAX_BESIDE_OTHERS:
             after = self._set_sequence(stream, before, goal, cursor)
         else:
@@ -182,7 +201,7 @@ class StartCheck:
                     (stream.sequence, min(goal - after, BATCH)),
                 )
                 after = int(cursor.fetchone()[0])
-        return RaisedSequence(stream.name, stream.sequence, before, after)
+        return RaisedSequence(name, stream.sequence, before, after)
 
     def _set_sequence(self, stream: IdStream, before: int, goal: int, cursor: Any) -> int:
         """Set a sequence to `goal`, if no other session could take ids from it meanwhile."""
@@ -198,8 +217,16 @@ class StartCheck:
         cursor.execute(raise_sequence_sql(stream, goal, self.database.flavor))
         return int(cursor.fetchone()[0])
 
-    def _diagnosis(self, streams: list[str], complaints: list[Complaint]) -> Diagnosis:
-        return Diagnosis(database=self.database.name, kind="synapse", streams=streams, complaints=complaints)
+    def _diagnosis(
+        self, streams: list[str], complaints: list[Complaint], sequences: Sequence[str] = ()
+    ) -> Diagnosis:
+        return Diagnosis(
+            database=self.database.name,
+            kind="synapse",
+            streams=streams,
+            complaints=complaints,
+            sequences=list(sequences),
+        )
 
 
 def wait_for(

@@ -29,7 +29,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A whole examination. `kind` is what the database contains: ``synrepl``, ``synapse`` (perhaps with
     a log of synrepl) or ``other``.
 
-    `streams` are those with ids to examine; `facts_checked` is None if there is no log, or it was unreadable.
+    `streams` are those with ids to examine, and `sequences` those of no stream that were examined.
+    `facts_checked` is None if there is no log, or it was unreadable.
     """
 
     database: str
@@ -37,6 +38,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     streams: list[str]
     complaints: list[Complaint]
     facts_checked: int | None = None
+    sequences: list[str] = []
 
     @property
     def is_healthy(self) -> bool:

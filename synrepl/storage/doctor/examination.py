@@ -10,11 +10,20 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.complaints import Complaint, Diagnosis
+from synrepl.storage.doctor.counters import (
+    USER_IDS,
+    check_user_ids,
+    complain,
+    counters_in,
+    examine_counter,
+    not_looked_at,
+)
 from synrepl.storage.doctor.holds import Hold, holds_in
 from synrepl.storage.doctor.log_check import check_log, repair_positions
+from synrepl.storage.doctor.statements import quoted, raise_sequence_sql
 from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, read_catalog
 from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.database import Flavor, IdDatabase
+from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
 from synrepl.storage.schema import OLDER_LOG_HINT
 
@@ -125,6 +134,15 @@ class Doctor:
 
         for stream in streams:
             look(stream.name, partial(self._check_stream, stream, is_synapse=is_synapse))
+        counters = counters_in(catalog, streams, only_indexed=self.only_indexed) if has_numbers else []
+        sequences = [counter.sequence for counter in counters]
+        for counter in counters:
+            look(counter.sequence, partial(self._check_counter, counter))
+        if has_numbers and not self.only_indexed:
+            if USER_IDS in catalog.sequences and "name" in catalog.tables.get("users", ()):
+                look(USER_IDS, lambda cursor: list(check_user_ids(cursor, self.database.flavor)))
+                sequences.append(USER_IDS)
+            complaints += not_looked_at(catalog, [*sequences, *(stream.sequence for stream in streams)])
         if self.has_writers:
             look("the writers' unfinished ids", partial(self._check_writers, catalog))
         if catalog.has_log and self.has_log:
@@ -145,7 +163,12 @@ class Doctor:
             streams=[stream.name for stream in streams],
             complaints=_ordered(complaints),
             facts_checked=checked,
+            sequences=sequences,
         )
+
+    def _check_counter(self, counter: IdStream, cursor: Any) -> list[Complaint]:
+        problem = examine_counter(cursor, counter, self.database.flavor)
+        return [] if problem is None else [complain(problem, self.database.flavor, STOPPED)]
 
     def _check_stream(self, stream: IdStream, cursor: Any, *, is_synapse: bool) -> list[Complaint]:
         examined = _examine_ids(cursor, IdDatabase(stream, self.database.flavor))
@@ -157,8 +180,8 @@ class Doctor:
         text = problem.text
         if problem.kind == "unknown_writer":
             statement = (
-                f"DELETE FROM stream_positions WHERE stream_name = {_quoted(stream.name)}"
-                f" AND instance_name = {_quoted(problem.writer)}"
+                f"DELETE FROM stream_positions WHERE stream_name = {quoted(stream.name)}"
+                f" AND instance_name = {quoted(problem.writer)}"
             )
         else:
             statement = raise_sequence_sql(stream, examined.goal, self.database.flavor)
@@ -287,16 +310,6 @@ def _merged(known: Sequence[IdStream], configured: Sequence[IdStream]) -> list[I
     return list(by_name.values())
 
 
-def raise_sequence_sql(stream: IdStream, goal: int, flavor: Flavor) -> str:
-    """SQL that raises a sequence, and never lowers it if nothing else uses the sequence meanwhile."""
-    if flavor == "postgresql":
-        return (
-            f"SELECT setval({_quoted(stream.sequence)},"
-            f" greatest({goal}, (SELECT last_value FROM {stream.sequence})))"
-        )
-    return f"UPDATE synrepl_sequences SET value = max(value, {goal}) WHERE name = {_quoted(stream.sequence)}"
-
-
 def _unread(reason: str, names: Sequence[str]) -> Complaint:
     is_one_stream = len(names) == 1 and names[0] != LOG
     return Complaint(
@@ -328,10 +341,6 @@ def reason_of(error: StorageError) -> str:
 def is_locked_out(error: StorageError) -> bool:
     """Whether the failure is that another session keeps a lock on a table."""
     return getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _ordered(complaints: Iterable[Complaint]) -> list[Complaint]:

@@ -4,7 +4,7 @@ The names are those of releases up to 1.163 (docs/reference/peers.md#ids). The e
 database lacks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -18,11 +18,20 @@ LOG: Final = {"facts", "log_header", "positions"}
 """Tables that every log has."""
 
 
+class OwnedSequence(msgspec.Struct, frozen=True):
+    """A sequence that gives the numbers of a column."""
+
+    sequence: str
+    table: str
+    column: str
+
+
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     """The columns of every table (on PostgreSQL not the log's), the sequences, and whether there is a log.
 
     `has_older_log`: there is the log of a release before 26.11.0, which this release cannot read.
     `indexed` are tables and columns with which an index begins: the highest value is found without a scan.
+    `owned` are the sequences from which a column takes its default or identity.
     """
 
     tables: Mapping[str, AbstractSet[str]]
@@ -30,6 +39,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     has_log: bool
     has_older_log: bool
     indexed: AbstractSet[tuple[str, str]] = frozenset()
+    owned: Sequence[OwnedSequence] = ()
 
 
 def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
@@ -54,7 +64,8 @@ def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
     of_log: set[str] = set()
     for schema, name, kind, column in cursor.fetchall():
         if kind == "S":
-            sequences.add(name)
+            if schema != "synrepl":
+                sequences.add(name)
         elif schema == "synrepl":
             # The log's tables are in their own schema, since their names are common.
             of_log.add(name)
@@ -68,7 +79,29 @@ def read_catalog(cursor: Any, flavor: Flavor) -> Catalog:
         has_log=of_log >= LOG,
         has_older_log=is_older_log(of_log),
         indexed=_indexed(cursor, flavor),
+        owned=_owned(cursor) if flavor == "postgresql" else (),
     )
+
+
+def _owned(cursor: Any) -> list[OwnedSequence]:
+    # A sequence depends on its column (serial, identity), or the column's default on the sequence.
+    cursor.execute(
+        "SELECT DISTINCT counter.relname, relation.relname, field.attname"
+        " FROM pg_class AS counter JOIN pg_namespace AS space ON space.oid = counter.relnamespace"
+        " JOIN (SELECT objid AS counter, refobjid AS relation, refobjsubid AS field FROM pg_depend"
+        " WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_class'::regclass"
+        " AND deptype IN ('a', 'i') AND refobjsubid > 0"
+        " UNION SELECT used.refobjid, given.adrelid, given.adnum FROM pg_attrdef AS given"
+        " JOIN pg_depend AS used ON used.classid = 'pg_attrdef'::regclass AND used.objid = given.oid"
+        " AND used.refclassid = 'pg_class'::regclass) AS owned ON owned.counter = counter.oid"
+        " JOIN pg_class AS relation ON relation.oid = owned.relation"
+        " JOIN pg_namespace AS its ON its.oid = relation.relnamespace"
+        " JOIN pg_attribute AS field ON field.attrelid = relation.oid AND field.attnum = owned.field"
+        " WHERE counter.relkind = 'S' AND relation.relkind IN ('r', 'p')"
+        " AND field.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)"
+        " AND space.nspname = ANY (current_schemas(false)) AND its.nspname = ANY (current_schemas(false))"
+    )
+    return [OwnedSequence(*names) for names in cursor.fetchall()]
 
 
 def _indexed(cursor: Any, flavor: Flavor) -> set[tuple[str, str]]:
