@@ -11,7 +11,6 @@ import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -20,6 +19,7 @@ from synrepl.errors import ConfigError
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER_HEADER
 from synrepl.http_api.shapes import find_mismatch
+from synrepl.small_files import read_small_file
 from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.error_codes import is_retryable, moved_to
 
@@ -313,17 +313,12 @@ def _tls_context(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:
         raise ConfigError(f"cannot read the CA file {ca_file}: {error.strerror}") from error
 
 
-def read_secret(path: str | os.PathLike[str]) -> str:
+def read_secret(path: str | os.PathLike[str], what: str = "the secret file") -> str:
     """Read the shared secret from its file: as an argument it would be visible to all users of the machine.
 
-    Raises `ConfigError`.
+    Raises `ConfigError`, whose text calls the file `what`.
     """
-    try:
-        secret = Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"cannot read the secret file {path}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        secret = ""
+    secret = read_small_file(path, what).decode("ascii", "replace").strip()
     if not secret or not secret.isprintable() or not secret.isascii():
-        raise ConfigError(f"the secret file {path} must contain one line of printable ASCII")
+        raise ConfigError(f"{what} {path} must contain one line of printable ASCII")
     return secret

@@ -28,6 +28,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/http/test_arrow.py": frozenset({"dev", "arrow"}),
     "tests/inspection": DEV,
     "tests/inspection/test_database.py": SERVERS,
+    "tests/inspection/test_hostile_files.py": SERVERS,
     "tests/inspection/test_transactions.py": SERVERS,
     "tests/museum": DEV,
     "tests/museum/test_ids.py": SERVERS,

@@ -17,15 +17,20 @@ MAX_LINE: Final = 2_000
 """Maximum length of an error in characters: an error may quote a long response of a daemon."""
 
 
+def shown(text: str) -> str:
+    """Return a text of peers, files or databases in a form that is safe for terminals."""
+    from synrepl.wire.text import printable  # Imported late: most commands do not need it.
+
+    return printable(text, limit=MAX_LINE)
+
+
 class CliError(click.ClickException):
     """A failure that ends the command with this line and exit code 1."""
 
     exit_code = 1
 
     def __init__(self, why: str) -> None:
-        from synrepl.wire.text import printable  # Imported late: a command that succeeds does not need it.
-
-        super().__init__(printable(" ".join(why.split()), limit=MAX_LINE))
+        super().__init__(shown(" ".join(why.split())))
 
 
 class UsageMistake(CliError):
@@ -79,8 +84,16 @@ class CliGroup(click.Group):
         """Find the command named first in `args`. Raises `click.UsageError`."""
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}{suggest(args[0], names)}")
+            ctx.fail(f"No such command {args[0]!r}{self.suggest(ctx, args[0])}")
         return super().resolve_command(ctx, args)
+
+    def suggest(self, ctx: click.Context, name: str) -> str:
+        """Return ``; did you mean ...?``: a command of a group below, or one with a similar name."""
+        for group in self.list_commands(ctx):
+            command = self.get_command(ctx, group)
+            if isinstance(command, click.Group) and name in command.list_commands(ctx):
+                return f"; did you mean {group} {name}?"
+        return suggest(name, self.list_commands(ctx))
 
 
 class LazyGroup(CliGroup):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from synrepl.cli.command import CliCommand, CliError, Option
+from synrepl.cli.command import CliCommand, CliError, Option, shown
 from synrepl.cli.homeserver import files_option
 from synrepl.cli.options import Output, duration_option, output_option
 from synrepl.cli.progress import Advance
@@ -165,7 +165,6 @@ def doctor(
 
 def _before_start(paths: tuple[Path, ...], wait: float, *, applies: bool, output: Output) -> None:
     from synrepl.storage.doctor.before_start import STATEMENT_SECONDS, StartCheck, wait_for
-    from synrepl.wire.text import printable
 
     try:
         database = _homeservers_database(paths, statement_seconds=STATEMENT_SECONDS)
@@ -178,7 +177,7 @@ def _before_start(paths: tuple[Path, ...], wait: float, *, applies: bool, output
             wait,
             clock=time.monotonic,
             sleep=time.sleep,
-            say=lambda text: click.echo(printable(" ".join(text.split())), err=True),
+            say=lambda text: click.echo(shown(" ".join(text.split())), err=True),
         )
     except ReplicationError as error:
         raise CannotLook(str(error)) from error
@@ -241,7 +240,7 @@ def _heading(diagnosis: "Diagnosis") -> str:
         parts.append(f"{ids} examined")
     if diagnosis.facts_checked is not None:
         parts.append(f"{counted(diagnosis.facts_checked, 'fact')} of the log checked")
-    return f"{diagnosis.database}: {', '.join(parts)}"
+    return shown(f"{diagnosis.database}: {', '.join(parts)}")
 
 
 def _ids(diagnosis: "Diagnosis") -> str:
@@ -271,15 +270,16 @@ def _complaints(diagnosis: "Diagnosis") -> Iterator[str]:
             continue
         of = f"{complaint.stream}: " if complaint.stream else ""
         word = "mended" if complaint.mended else complaint.severity
-        yield click.style(f"{word}: {of}{complaint.text}", COLORS.get(word))
+        yield click.style(shown(f"{word}: {of}{complaint.text}"), COLORS.get(word))
         if complaint.mended:
             continue
         if complaint.remedy:
-            yield f"    {complaint.remedy}"
+            yield f"    {shown(complaint.remedy)}"
         if complaint.statement and complaint.statement not in statements:
             # One statement can repair several problems and must be run once.
             statements.add(complaint.statement)
-            yield f"    {complaint.statement};"
+            yield f"    {shown(complaint.statement)};"
     if idle:
         of = ", ".join(dict.fromkeys(one.stream for one in idle))
+        of = shown(of)
         yield f"note: idle or gone: {counted(len(idle), 'writer')} of {of}; synrepl doctor --json names them"

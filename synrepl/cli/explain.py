@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.command import CliCommand, CliError, shown
 from synrepl.cli.homeserver import files_option
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
@@ -66,7 +66,7 @@ def _state(files: tuple[Path, ...]) -> HomeserverState:
     try:
         return read_state(homeserver.database, time.monotonic)
     except ReplicationError as error:
-        click.echo(f"not seen: database: {error}", err=True)
+        click.echo(shown(f"not seen: database: {error}"), err=True)
         return NOTHING_KNOWN
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from synrepl.cli.command import CliCommand
+from synrepl.cli.command import CliCommand, shown
 from synrepl.cli.homeserver import homeserver_options
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.progress import Advance
@@ -77,16 +77,16 @@ def report_lines(report: "InspectionReport", output: Output) -> Iterator[str]:
     seen = report.seen
     parts = [counted(seen["streams"], "stream"), counted(seen["writers"], "writer")]
     yield (
-        f"{report.homeserver.server_name}: {' and '.join(parts)} in the database,"
+        f"{shown(report.homeserver.server_name)}: {' and '.join(parts)} in the database,"
         f" {seen['announced']} heard on Redis, {counted(seen['processes'], 'process', 'processes')} measured"
     )
     for finding in report.findings:
-        yield click.style(f"{_where(finding)}: {finding.why}", "red")
-        yield f"    {finding.remedy}"
+        yield click.style(shown(f"{_where(finding)}: {finding.why}"), "red")
+        yield f"    {shown(finding.remedy)}"
         if finding.command and output.is_wide:
-            yield f"    {finding.command}"
+            yield f"    {shown(finding.command)}"
     for finding in report.mended:
-        yield click.style(f"mended by asking: {_where(finding)}: {finding.why}", "yellow")
+        yield click.style(shown(f"mended by asking: {_where(finding)}: {finding.why}"), "yellow")
     if report.findings:
         yield ""
         yield from table(
@@ -94,9 +94,7 @@ def report_lines(report: "InspectionReport", output: Output) -> Iterator[str]:
             [
                 (
                     one.kind,
-                    one.stream,
-                    one.writer,
-                    one.process,
+                    *map(shown, (one.stream, one.writer, one.process)),
                     "" if one.since_seconds is None else span(one.since_seconds),
                     "" if one.count is None else one.count,
                 )
@@ -104,9 +102,9 @@ def report_lines(report: "InspectionReport", output: Output) -> Iterator[str]:
             ],
         )
     for note in report.notes:
-        yield click.style(f"note: {_where(note)}: {note.why}", "yellow")
+        yield click.style(shown(f"note: {_where(note)}: {note.why}"), "yellow")
     for missed in report.unseen:
-        yield click.style(f"not seen: {missed.what}: {missed.why}", "yellow")
+        yield click.style(shown(f"not seen: {missed.what}: {missed.why}"), "yellow")
     if not any(seen.values()):
         yield click.style("nothing was seen of it", "red")
     elif not report.findings:

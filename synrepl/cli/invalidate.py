@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from synrepl.cli.command import CliCommand
+from synrepl.cli.command import CliCommand, shown
 from synrepl.cli.homeserver import homeserver_options
 from synrepl.cli.options import Output, confirm, output_option
 from synrepl.errors import ConfigError
@@ -92,7 +92,7 @@ def invalidate(
 
     def ask(plan: "InvalidationPlan") -> None:
         _tell(plan.notes)
-        click.echo(f"{homeserver.server_name}: {_summary(plan)}", err=True)
+        click.echo(f"{shown(homeserver.server_name)}: {_summary(plan)}", err=True)
         with _interruptible():
             confirm(yes=yes)
 
@@ -115,7 +115,7 @@ def invalidate(
 
 def _tell(notes: Sequence[str]) -> None:
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {shown(note)}", err=True)
 
 
 def _user() -> str:
@@ -141,7 +141,7 @@ def _summary(plan: "InvalidationPlan") -> str:
 
 
 def _entry(name: str, key: Sequence[str] | None) -> str:
-    return f"{name}: all" if key is None else " ".join([name, *map(printable, key)])
+    return f"{shown(name)}: all" if key is None else " ".join([shown(name), *map(printable, key)])
 
 
 def _planned_lines(report: "InvalidationReport") -> Iterator[str]:
@@ -159,9 +159,9 @@ def _planned_lines(report: "InvalidationReport") -> Iterator[str]:
 def _lines(report: "InvalidationReport") -> Iterator[str]:
     for one in report.processes:
         if one.received:
-            yield click.style(f"{one.name}: received", "green")
+            yield click.style(f"{shown(one.name)}: received", "green")
         else:
-            yield click.style(f"{one.name}: not seen: {one.why}", "red")
+            yield click.style(shown(f"{one.name}: not seen: {one.why}"), "red")
     if report.overtaken:
         yield click.style(
             f"{counted(len(report.overtaken), 'row')} came after later rows of the homeserver, and may have"

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from synrepl.cli.command import CliCommand, CliError
-from synrepl.cli.options import Output, duration_option, output_option, read_secret
+from synrepl.cli.options import Output, duration_option, output_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import table
 from synrepl.errors import ReplicationError
 from synrepl.http_api.route import public_url
+from synrepl.http_client import read_secret
 from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def probe(
     an event and a receipt, in a private room that it makes and leaves; then it reads them with /sync through
     each --via. At most one round a second.
     """
-    token = read_secret(token_file)
+    token = read_secret(token_file, "the token file")
     readers = _readers(via) or {"the homeserver": url}
     for one in (url, *readers.values()):
         if not one.startswith(("http://", "https://")):
@@ -73,7 +74,7 @@ def probe(
     quiet()
 
     def client(url: str) -> HomeserverClient:
-        return HomeserverClient(reactor, url, token or "", patience=timeout)
+        return HomeserverClient(reactor, url, token, patience=timeout)
 
     clients = {name: client(one) for name, one in readers.items()}
     with Advance("probing (it writes as this user)", rounds) as advance:

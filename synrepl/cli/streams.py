@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from synrepl.cli.command import CliCommand, CliError
+from synrepl.cli.command import CliCommand, CliError, shown
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.tables import table
 from synrepl.errors import ReplicationError
@@ -192,7 +192,8 @@ def _columns(text: str) -> dict[str, str]:
 
 def _stuck_lines(found: StuckStream) -> Iterator[str]:
     for is_stuck, text in found.lines():
-        yield click.style(f"stuck: {text}", "red", bold=True) if is_stuck else f"held: {text}"
+        said = shown(text)
+        yield click.style(f"stuck: {said}", "red", bold=True) if is_stuck else f"held: {said}"
     if found.remark:
         yield found.remark
     if not found.is_stuck:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from synrepl import http_client
 from synrepl.errors import ConfigError, suggest
 from synrepl.ports.access import ALL_RIGHTS, Key, Right, names_error
+from synrepl.small_files import read_small_file
 
 CERTIFICATE: Final = "certificate"
 """In place of a secret in the keys file: the peer authenticates by a TLS certificate with the key's name."""
@@ -24,13 +25,14 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file of settings. Raises `ConfigError`."""
+    """Read a YAML file of settings, of at most a mebibyte. Raises `ConfigError`."""
     import yaml  # Imported late: large, and needed only with a file.
 
+    from synrepl.config.bounded_yaml import BoundedLoader
+
+    content = read_small_file(path)
     try:
-        found = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        found = yaml.load(content, BoundedLoader)  # noqa: S506 (it is a SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
@@ -60,9 +62,7 @@ def read_keys(path: Path, warnings: list[str]) -> tuple[Key, ...]:
     may be a secret.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the keys file {path}: {error.strerror}") from error
+        text = read_small_file(path, "the keys file").decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"the keys file {path} is not UTF-8 text") from error
     _warn_if_public(path, warnings)

@@ -16,6 +16,7 @@ import msgspec
 from synrepl.config.files import read_yaml
 from synrepl.errors import ConfigError, suggest
 from synrepl.ports.secret import Secret
+from synrepl.small_files import read_small_file
 
 MAIN: Final = "master"
 """The main process, as the streams call it. In `instance_map` its name is ``main``."""
@@ -24,6 +25,8 @@ METRICS_PATH: Final = "/_synapse/metrics"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 (they are recognized, not bound)
 MAX_PROCESSES: Final = 500
+SCALARS: Final = (str, int, float)
+"""What becomes text. A collection in its place may be large, and is no setting of Synapse's."""
 
 
 class MetricsAddress(msgspec.Struct, frozen=True):
@@ -253,8 +256,10 @@ class _ConfigurationLoader:
         if isinstance(single := listener.get("bind_address"), str):
             binds = [*_list(binds), single]
         for bind in _list(binds) or [""]:
+            if not isinstance(bind, str):
+                continue
             is_loopback = bind in LOOPBACK
-            host = str(bind)
+            host = bind
             if bind in EVERYWHERE:
                 host = self._host(name) or "127.0.0.1"
             elif bind == "localhost":
@@ -274,12 +279,10 @@ class _ConfigurationLoader:
         if not isinstance(path, str):
             return None
         try:
-            return Path(path).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not text"
-            self._notes.append(
-                f"{file}: {path_name} cannot be read ({why}): run as a user that may read {path}"
-            )
+            return read_small_file(path).decode().strip()
+        except (ConfigError, UnicodeDecodeError) as error:
+            why = str(error) if isinstance(error, ConfigError) else f"{path} is not text"
+            self._notes.append(f"{file}: {path_name}: {why}: run as a user that may read it")
             return None
 
     # -- the other parts -----------------------------------------------------------------------------------
@@ -288,7 +291,9 @@ class _ConfigurationLoader:
         found = {}
         for stream, names in _mapping(self._shared.get("stream_writers")).items():
             listed = [names] if isinstance(names, str) else _list(names)
-            found[str(stream)] = tuple(MAIN if one == "main" else str(one) for one in listed)
+            found[str(stream)] = tuple(
+                MAIN if one == "main" else str(one) for one in listed if isinstance(one, SCALARS)
+            )
         return found
 
     def _database(self) -> DatabaseSettings | None:
@@ -307,7 +312,7 @@ class _ConfigurationLoader:
             parameters = {
                 "dbname" if name == "database" else str(name): str(value)
                 for name, value in arguments.items()
-                if not str(name).startswith("cp_") and value is not None
+                if not str(name).startswith("cp_") and isinstance(value, SCALARS)
             }
             return DatabaseSettings(parameters=Secret(parameters))
         if kind != "sqlite3":
@@ -346,7 +351,7 @@ class _ConfigurationLoader:
         found = []
         for path in _list(self._shared.get("app_service_config_files")):
             try:
-                entry = read_yaml(Path(str(path)))
+                entry = read_yaml(Path(path if isinstance(path, str) else ""))
             except ConfigError as error:
                 self._notes.append(f"an application service: {error}")
                 continue

@@ -12,7 +12,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.error import ConnectionRefusedError as Refused
 from twisted.internet.error import TimeoutError as TimedOut
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, ResponseNeverReceived
+from twisted.web.client import Agent, HTTPConnectionPool, ResponseNeverReceived
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
@@ -20,6 +20,7 @@ from synrepl.inspection.configuration import MetricsAddress, Process
 from synrepl.inspection.looks import MetricsLook
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_failure
+from synrepl.transports.http.response_head import BoundedHeadFactory
 
 CONNECT_SECONDS: Final = 3.0
 ANSWER_SECONDS: Final = 5.0
@@ -148,12 +149,14 @@ class MetricsScraper:
         return page.look(self._clock())
 
     def _agent(self, address: MetricsAddress) -> Any:
+        pool: Any = HTTPConnectionPool(self._reactor, persistent=False)  # type: ignore[no-untyped-call]
+        pool._factory = BoundedHeadFactory
         if address.socket:
             return Agent.usingEndpointFactory(  # type: ignore[no-untyped-call]
-                self._reactor, _SocketEndpoints(self._reactor, address.socket)
+                self._reactor, _SocketEndpoints(self._reactor, address.socket), pool=pool
             )
         return Agent(  # type: ignore[no-untyped-call]
-            self._reactor, contextFactory=Credentials(), connectTimeout=CONNECT_SECONDS
+            self._reactor, contextFactory=Credentials(), connectTimeout=CONNECT_SECONDS, pool=pool
         )
 
 

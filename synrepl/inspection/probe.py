@@ -13,19 +13,19 @@ from uuid import uuid4
 
 import msgspec
 import treq
-from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred, FirstError, gatherResults
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, ResponseNeverReceived
+from twisted.web.client import ResponseNeverReceived
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import public_url
 from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_failure
+from synrepl.transports.http.http_client import make_client
 from synrepl.wire.text import printable
 
 CLIENT: Final = "/_matrix/client/v3"
@@ -41,7 +41,6 @@ PAUSE_SECONDS: Final = 0.05
 """Between two reads of a process that has shown a part: it answers at once from then on."""
 RETRY_SECONDS: Final = 0.5
 """Between two requests to a process that does not answer."""
-CONNECT_SECONDS: Final = 10.0
 UNAVAILABLE: Final = (502, 503, 504)
 """What a proxy answers for a process that does not."""
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
@@ -68,8 +67,7 @@ class HomeserverClient:
         self._reactor = reactor
         self._token = token
         self._patience = patience
-        agent: Any = Agent(reactor, contextFactory=Credentials(), connectTimeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
-        self._client = HTTPClient(agent)
+        self._client, _ = make_client(reactor, Credentials())
 
     def __repr__(self) -> str:
         return f"<HomeserverClient {public_url(self.url)}>"

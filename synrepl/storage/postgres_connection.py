@@ -7,7 +7,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ from synrepl.errors import StorageError
 from synrepl.extras import install
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.sql import DAMAGED
+from synrepl.wire.text import printable
 
 if TYPE_CHECKING:
     import psycopg
@@ -67,6 +68,11 @@ OUT_OF_RANGE: Final = "22003"
 
 RETRYABLE: Final = {"08", "25006", "40", "53", "55", "57", "58"}
 
+MAX_NAME: Final = 300
+"""The most characters of the name of a database that are shown."""
+MAX_IDENTIFIER: Final = 63
+"""The most characters of a name that PostgreSQL keeps."""
+
 MAX_READS: Final = 100
 """The number of socket reads after which a connection with more data counts as alive."""
 
@@ -83,12 +89,12 @@ class PostgresAddress:
         self, url: str | Mapping[str, str], *, what: str = "synrepl", is_guest: bool = False
     ) -> None:
         from_url = _parse(url) if isinstance(url, str) else _parse(url.get("dsn", "")) | _without_dsn(url)
-        self._password = from_url.get("password", "")
+        self._secrets = _secrets(from_url)
         self._is_guest = is_guest
         self._parameters = {**PATIENCE, **from_url}
         self._parameters["client_encoding"] = "utf8"
         self._parameters["application_name"] = f"{what} {os.getpid()} {socket.gethostname()}"
-        self.name = _redacted(from_url)
+        self.name = printable(_without(self._secrets, _redacted(from_url)), limit=MAX_NAME)
 
     def __repr__(self) -> str:
         return f"<PostgresAddress {self.name}>"
@@ -126,9 +132,8 @@ class PostgresAddress:
             raise InvalidValue(op=op, why="a number has more than 64 bits", stream=stream) from error
         except _psycopg().Error as error:
             state = error.sqlstate or ("08" if isinstance(error, _psycopg().OperationalError) else "")
-            why = " ".join(str(error).split()) or type(error).__name__
-            if self._password:
-                why = why.replace(self._password, "***")
+            why = _without(self._secrets, " ".join(str(error).split())) or type(error).__name__
+            why = printable(why, limit=len(why))  # the server quotes names, and rows
             if state == OUT_OF_RANGE or (not state and isinstance(error, _psycopg().DataError)):
                 raise InvalidValue(op=op, why=why, stream=stream) from error
             raise StorageError(
@@ -183,6 +188,22 @@ def _parse(url: str) -> dict[str, Any]:
         raise StorageError(
             op="open", why="the database is not a PostgreSQL URL", hint="use postgresql://user@host/database"
         ) from None
+
+
+def _secrets(parameters: Mapping[str, Any]) -> list[str]:
+    """Texts that no message may have: passwords, and values in whose place somebody wrote a URL with one."""
+    found = [str(parameters[name]) for name in ("password", "sslpassword") if parameters.get(name)]
+    for value in map(str, parameters.values()):
+        if "://" in value or "password" in value.lower():
+            # The server quotes no more than the beginning of a name.
+            found += [value, value[:MAX_IDENTIFIER]]
+    return sorted(found, key=len, reverse=True)
+
+
+def _without(secrets: Iterable[str], text: str) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
 
 
 def _without_dsn(parameters: Mapping[str, str]) -> dict[str, str]:

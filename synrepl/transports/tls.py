@@ -24,6 +24,7 @@ from twisted.internet.ssl import (
 from zope.interface import implementer
 
 from synrepl.errors import ConfigError
+from synrepl.small_files import read_small_file
 
 # OpenSSL's X509_V_ERR numbers.
 NOT_YET_VALID: Final = 9
@@ -251,10 +252,7 @@ def _reasons(error: SSL.Error) -> str:
 
 
 def _read(path: Path, what: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
+    return read_small_file(path, f"the {what}")
 
 
 def _certificates(path: Path) -> list[Certificate]:

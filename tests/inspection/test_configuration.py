@@ -196,7 +196,7 @@ def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
     assert found.redis is not None
     assert found.redis.password is not None
     assert found.redis.password.value == "from a file"
-    assert "password_path cannot be read (No such file or directory)" in missing.notes[0]
+    assert "password_path: cannot read /no/such: No such file or directory" in missing.notes[0]
 
 
 def test_secrets_are_compared_and_never_shown(tmp_path: Path) -> None:

@@ -1,8 +1,15 @@
 """Pages of metrics, and what is read of them."""
 
-import pytest
+from typing import Any
 
-from synrepl.inspection.metrics import MAX_BYTES, MAX_LINE, MetricsPage, is_here
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+
+from synrepl.inspection.configuration import MetricsAddress, Process
+from synrepl.inspection.metrics import MAX_BYTES, MAX_LINE, MetricsPage, MetricsScraper, is_here
 
 PAGE = b"""# HELP synapse_storage_stream_current_position Current position
 # TYPE synapse_storage_stream_current_position gauge
@@ -34,6 +41,23 @@ def test_the_names_needed_are_read(step: int) -> None:
     assert look.connections == 1
     assert {"to_device": 2} == look.timeouts
     assert look.release == "1.163.2 (b=x)"
+
+
+def test_a_head_without_an_end_is_given_up() -> None:
+    """Not kept: whatever listens there may send what it likes."""
+    reactor = MemoryReactorClock()
+    address = MetricsAddress(url="http://127.0.0.1:9/_synapse/metrics")
+    found: list[Any] = []
+    work = MetricsScraper(reactor).look(Process(name="w1", file="w1.yaml", metrics=address))
+    Deferred.fromCoroutine(work).addBoth(found.append)
+    protocol: Any = reactor.tcpClients[0][2].buildProtocol(None)
+    protocol.makeConnection(StringTransport())
+    protocol.dataReceived(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(10):
+        protocol.dataReceived(b"X-Filler: " + b"a" * 10_000)
+    protocol.connectionLost(Failure(ConnectionDone()))
+
+    assert "the head of the response has more than 65536 bytes" in found[0].trouble
 
 
 def test_an_older_release_has_no_positions() -> None:

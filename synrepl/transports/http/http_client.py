@@ -149,7 +149,7 @@ class HttpClient:
     async def _send(self, method: str, url: str, headers: dict[str, list[str]], body: Any) -> Any:
         """Send a request with these headers, and the secret; return the response, its body unread."""
         if self.client is None:
-            self.client, self._pool = _make_client(self.reactor, self._credentials)
+            self.client, self._pool = make_client(self.reactor, self._credentials)
         return await self.client.request(
             method,
             _treq_url(url),
@@ -229,7 +229,8 @@ def _is_never_sent(error: Exception) -> bool:
     return is_handshake_refused(cause)
 
 
-def _make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
+def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
+    """Return a client of treq, and its pool of connections. Heads are bounded, and nothing is unpacked."""
     # Loaded with the first request: followers over TCP have this module, too.
     from treq.client import HTTPClient
     from twisted.web.client import Agent, HTTPConnectionPool

@@ -15,6 +15,7 @@ import msgspec
 
 from synrepl.errors import ConfigError, suggest
 from synrepl.ports.secret import Secret
+from synrepl.small_files import read_small_file
 
 SCHEMES: Final = ("redis://", "rediss://", "redis+sentinel://", "redis+unix://")
 """Schemes of Redis URLs that could be nothing else; ``unix:`` also begins a Twisted endpoint."""
@@ -223,9 +224,7 @@ def _read_password(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        text = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"cannot read the password file {path}: {error.strerror}") from error
+        text = read_small_file(path, "the password file").decode().strip()
     except UnicodeDecodeError:
         # Without the cause, which quotes a part of the file.
         raise ConfigError(f"the password file {path} is not UTF-8 text") from None
