@@ -4,8 +4,8 @@ peer_client.py HOST:PORT --server-name S [--name N] [--from STREAM=TOKEN]... [--
                [--http HOST:PORT] [--writer NAME]...
 
 ``--from`` says where this client believes to be (`all` for every stream); a legacy client otherwise says NOW,
-a current one 0. ``--http`` is where a current client fetches what it missed, of the main process and of each ``--writer``;
-otherwise it is told that there was nothing.
+a current one 0. ``--http`` is where a current client fetches what it missed, of the main process and of each
+``--writer``; otherwise it is told that there was nothing.
 """
 
 import argparse
