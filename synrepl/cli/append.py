@@ -48,18 +48,22 @@ def post_facts(
     delays: Iterator[float],
     *,
     writer: str | None = None,
+    key: str | None = None,
     acks: Acks | None = None,
     timeout: float | None = None,
 ) -> dict[str, Any]:
     """Append facts, each a JSON array of rows, and return the response of the daemon.
 
+    Without facts the daemon checks only whether it would take facts of this stream and writer.
+
     With `acks` the daemon responds once these replicas have the facts on disk, or `timeout` seconds later.
 
-    Every attempt has the same idempotency key, so that facts are stored once even if a response was lost.
+    Every attempt has the same idempotency `key` (default: a new one), so that facts are stored once even if a
+    response was lost.
     The next batch must wait for this response, which keeps the order. Raises `HttpError` if the daemon
     refuses the facts or another daemon is the primary, and `CliError` after the last transient failure.
     """
-    head: dict[str, Any] = {"idempotency_key": uuid.uuid4().hex}
+    head: dict[str, Any] = {"idempotency_key": key or uuid.uuid4().hex}
     if writer is not None:
         head["writer"] = writer
     body = json.dumps(head).encode()[:-1] + b', "facts": ' + jsontext.join(facts) + b"}"

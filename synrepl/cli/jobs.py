@@ -293,6 +293,10 @@ def report_command(
 
 
 def _replay_lines(done: Any) -> Iterator[str]:
+    if done.declared:
+        yield f"declared {', '.join(done.declared)}"
+    for stream, facts in done.skipped.items():
+        yield f"skipped {counted(facts, 'fact')} of {stream}: each daemon writes its own"
     for stream, rows in done.streams.items():
         yield f"{stream}: {rows:,} rows"
     yield f"replayed {done.facts:,} facts ({done.rows:,} rows) in {done.seconds:.1f} s"
@@ -307,14 +311,17 @@ def _replay_lines(done: Any) -> Iterator[str]:
 @click.option("--upto", type=click.IntRange(1), help="Replay facts up to this serial [default: the end]")
 @speed_option("original")
 @click.option(
-    "--name", help="The name of the replay: a repeat under the same name within a day stores no fact twice."
+    "--name",
+    help="The name of the replay: a repeat under the same name within a day stores no fact twice"
+    " [default: made from the archive and the options]",
 )
 @pipeline_job(_replay_lines)
 def replay_command(runner: "Runner", archive: "Store", daemon: DaemonTarget, **options: Any) -> Any:
     """Append the facts of the archive to a daemon, as new facts.
 
     For tests, for a migration to another daemon, and to reproduce a day. Streams, writers, rows and their
-    order stay the same; serials, tokens and times are new.
+    order stay the same; serials, tokens and times are new. Streams that the archive declares are declared
+    first; the other facts of a daemon's own state (promises, atomic_appends) are skipped and counted.
     """
     from synrepl.pipeline.replay import replay
 

@@ -8,6 +8,7 @@ protocol lines and the JSON lines of a changelog are accepted too.
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,7 +16,10 @@ from typing import Annotated, Final
 import msgspec
 
 from synrepl.cli.command import CliError
-from synrepl.errors import RowError
+from synrepl.errors import ConfigError, RowError
+from synrepl.streams.catalog import DECLARATIONS, OWN_STREAMS
+from synrepl.streams.declaration import Declaration, stream_of
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, span
 
@@ -30,13 +34,14 @@ class RecordedFacts(msgspec.Struct, frozen=True):
     """A fact of a recording, with its rows in canonical form.
 
     `at` is the time in seconds of arrival, or of the commit in a changelog, if known. `writer` is set if the
-    writer is to be kept.
+    writer is to be kept. `number` is that of the line with its last row.
     """
 
     stream: str
     rows: list[bytes]
     at: float | None
     writer: str | None = None
+    number: int = 0
 
 
 class BadLine(msgspec.Struct, frozen=True):
@@ -48,11 +53,17 @@ class BadLine(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """The content of a recorded session."""
+    """The content of a recorded session.
+
+    Facts of `OWN_STREAMS` are not among `facts`: `own` has their numbers by stream, and `declarations` the
+    newest declaration of each stream, by name.
+    """
 
     dialect: Dialect
     facts: list[RecordedFacts]
     bad: list[BadLine]
+    own: Counter[str] = msgspec.field(default_factory=Counter)
+    declarations: dict[str, Declaration] = {}
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -76,8 +87,9 @@ def read(
 ) -> Recording:
     """Return the facts of a recording, in order, and the rows that were skipped because they do not parse.
 
-    The `dialect` is detected from the lines by default. Of several recorded connections only `connection` is
-    read; the default is the first with rows. Both are ignored for a changelog.
+    Streams that the recording itself declares are read too. The `dialect` is detected from the lines by
+    default. Of several recorded connections only `connection` is read; the default is the first with rows.
+    Both are ignored for a changelog.
     """
     if data.lstrip()[:1] == b"{":
         return _FactCollector(table, NEWEST).changelog(data)
@@ -92,11 +104,15 @@ def read(
 
 def read_file(path: Path, *, dialect: Dialect | None = None, connection: str | None = None) -> Recording:
     """Read a recording from a file, or from standard input for ``-``. Raises `CliError`."""
+    return read(read_bytes(path), StreamTable.default(), dialect=dialect, connection=connection)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, or of standard input for ``-``. Raises `CliError`."""
     try:
-        data = sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
+        return sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
     except OSError as error:
         raise CliError(f"cannot read {path}: {error.strerror}") from error
-    return read(data, StreamTable.default(), dialect=dialect, connection=connection)
 
 
 def _lines_from_master(data: bytes) -> Iterable[_Line]:
@@ -128,12 +144,14 @@ class _FactCollector:
     """Collects facts: joins the rows of a fact, and checks each row."""
 
     def __init__(self, table: StreamTable, dialect: Dialect) -> None:
-        self._table = table
+        self._table = DaemonStreams(table)
         self._dialect = dialect
         self._words = 3 if dialect.release in _WITH_INSTANCE else 2
         self._incomplete: dict[tuple[bytes, ...], list[_Line]] = {}
         self._facts: list[RecordedFacts] = []
         self._bad: list[BadLine] = []
+        self._own: Counter[str] = Counter()
+        self._declarations: dict[str, Declaration] = {}
 
     def all(self, lines: Iterable[_Line]) -> Recording:
         for line in lines:
@@ -143,7 +161,7 @@ class _FactCollector:
             for row in rows:
                 self._leave_out(row.number, stream, "the recording ends before the last row of its fact")
         self._bad.sort(key=lambda bad: bad.number)
-        return Recording(self._dialect, self._facts, self._bad)
+        return self._recording()
 
     def changelog(self, data: bytes) -> Recording:
         for number, line in enumerate(data.split(b"\n"), 1):
@@ -158,7 +176,10 @@ class _FactCollector:
                 at = entry.committed_at_ms / 1000
                 rows = [_Line(number, at, "", bytes(row)) for row in entry.rows]
                 self._fact(entry.stream.encode(), rows, entry.writer)
-        return Recording(self._dialect, self._facts, self._bad)
+        return self._recording()
+
+    def _recording(self) -> Recording:
+        return Recording(self._dialect, self._facts, self._bad, self._own, self._declarations)
 
     def _rdata(self, line: _Line) -> None:
         words = line.text.split(b" ", self._words + 1)[1:]
@@ -174,7 +195,13 @@ class _FactCollector:
             self._fact(writer[0], [*self._incomplete.pop(key, []), row])
 
     def _fact(self, stream: bytes, rows: list[_Line], writer: str | None = None) -> None:
-        declared = self._table.get(stream.decode(errors="replace"))
+        name = stream.decode(errors="replace")
+        if name in OWN_STREAMS:
+            self._own[name] += 1
+            if name == DECLARATIONS.name:
+                self._declare(rows)
+            return
+        declared = self._table.get(name)
         texts = []
         for row in rows:
             if declared is None:
@@ -185,7 +212,24 @@ class _FactCollector:
             except RowError as error:
                 self._leave_out(row.number, stream, error.why)
         if declared is not None and texts:
-            self._facts.append(RecordedFacts(declared.name, texts, rows[-1].at, writer))
+            self._facts.append(RecordedFacts(declared.name, texts, rows[-1].at, writer, rows[-1].number))
+
+    def _declare(self, rows: Iterable[_Line]) -> None:
+        """Read the facts after these rows by their declarations, of which the newest of a name counts."""
+        for row in rows:
+            try:
+                declared = DECLARATIONS.decode(row.text, NEWEST)
+                stream = stream_of(declared)
+                if declared.name in StreamTable.default():
+                    raise ConfigError(f"{declared.name} is a stream of Synapse or of synrepl")
+            except (RowError, ConfigError) as error:
+                why = error.why if isinstance(error, RowError) else str(error)
+                self._leave_out(row.number, DECLARATIONS.name.encode(), why)
+                continue
+            if declared.name in self._table:
+                self._table.remove(declared.name)
+            self._table.add(stream)
+            self._declarations[declared.name] = declared
 
     def _leave_out(self, number: int, stream: bytes, why: str) -> None:
         self._bad.append(BadLine(number, stream.decode(errors="replace"), why))

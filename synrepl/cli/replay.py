@@ -1,5 +1,6 @@
 """``synrepl replay``: append the rows of a recorded session as new facts."""
 
+import hashlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import msgspec
 
 from synrepl.cli.append import BATCH, PATIENCE_SECONDS, POST_SECONDS, post_facts
 from synrepl.cli.command import CliCommand, CliError
@@ -17,12 +19,19 @@ from synrepl.cli.options import (
     daemon_options,
     dialect_option,
     output_option,
+    send,
     speed_option,
 )
 from synrepl.cli.progress import Advance
-from synrepl.cli.recordings import RecordedFacts, Recording, read_file
+from synrepl.cli.recordings import RecordedFacts, Recording, read, read_bytes
 from synrepl.cli.tables import table
-from synrepl.http_client import HttpError
+from synrepl.errors import ConfigError
+from synrepl.http_api.routes import DECLARE, DECLARED
+from synrepl.http_client import BlockingClient, HttpError
+from synrepl.streams.catalog import DECLARATIONS
+from synrepl.streams.declaration import Declaration, stream_of
+from synrepl.streams.declared import StreamBody, undeclared
+from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import Dialect
 
@@ -41,6 +50,11 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
     help="The connection to replay from a proxy's recording [default: the first with rows]",
 )
 @speed_option("recorded")
+@click.option(
+    "--name",
+    help="The name of the replay: a repeat under the same name within a day stores no fact twice"
+    " [default: made from the content of FILE]",
+)
 @output_option("The summary as JSON.")
 def replay(
     file: Path,
@@ -48,6 +62,7 @@ def replay(
     dialect: Dialect | None,
     connection: str | None,
     speed: float,
+    name: str | None,
     output: Output,
 ) -> None:
     """Append the rows of the recorded session FILE as new facts.
@@ -56,16 +71,36 @@ def replay(
     that only it had. Such facts keep their writers. Repeated rows are appended too, in order, the rows of a
     fact together; the recorded tokens are not kept. A row that cannot be parsed is skipped and reported on
     standard error, and the exit code is then 1.
+
+    Streams that FILE declares are declared first. The other facts of a daemon's own state (promises,
+    atomic_appends) are skipped and counted. What the daemon refuses is found before anything is stored.
     """
     client = daemon.connect(POST_SECONDS)
-    recording = read_file(file, dialect=dialect, connection=connection)
-    if not recording.facts and not recording.bad:
+    data = read_bytes(file)
+    recording = read(data, StreamTable.default(), dialect=dialect, connection=connection)
+    if not (recording.facts or recording.bad or recording.own):
         raise CliError(f"{file} contains no rows" + (f" of connection {connection}" if connection else ""))
+    try:
+        known = _declared_by(daemon) if recording.bad or recording.declarations else []
+        new = undeclared(known, recording.declarations.values())
+    except ConfigError as error:
+        raise CliError(f"{file}: {error}; nothing was stored") from error
+    if known:
+        streams = StreamTable.default() | map(stream_of, known)
+        recording = read(data, streams, dialect=dialect, connection=connection)
     for bad in recording.bad:
         click.echo(f"{file}, line {bad.number}: skipped a row of {bad.stream}: {bad.why}", err=True)
+    for stream, count in _skipped(recording).items():
+        click.echo(f"skipped {count} facts of {stream}: each daemon writes its own", err=True)
+    # A repeat of the same content has the same keys.
+    name = (
+        name
+        or f"replay-{hashlib.sha256(data + repr((connection, recording.dialect.name)).encode()).hexdigest()}"
+    )
     began = time.monotonic()
     stored = 0
     try:
+        _prepare(client, daemon, recording, new, name)
         with Advance(f"replaying {file.name}", len(recording.facts)) as advance:
             for facts in _requests(recording.facts, speed):
                 first = recording.facts[0].at
@@ -73,7 +108,8 @@ def replay(
                     time.sleep(max(0.0, began + (facts[0].at - first) / speed - time.monotonic()))
                 texts = [jsontext.join(fact.rows) for fact in facts]
                 delays = daemon.retry_delays(PATIENCE_SECONDS)
-                post_facts(client, facts[0].stream, texts, delays, writer=facts[0].writer)
+                key = f"{name}/{facts[0].number}"
+                post_facts(client, facts[0].stream, texts, delays, writer=facts[0].writer, key=key)
                 stored += len(facts)
                 advance.step(len(facts), len(facts))
     except HttpError as error:
@@ -85,6 +121,37 @@ def replay(
     _show_summary(recording, time.monotonic() - began, output)
     if recording.bad:
         sys.exit(1)
+
+
+def _declared_by(daemon: DaemonTarget) -> list[Declaration]:
+    """Return the streams that the daemon has declared."""
+    found = msgspec.convert(daemon.ask(DECLARED.request())["streams"], list[StreamBody])
+    return [one.declaration() for one in found]
+
+
+def _prepare(
+    client: BlockingClient,
+    daemon: DaemonTarget,
+    recording: Recording,
+    new: Sequence[Declaration],
+    name: str,
+) -> None:
+    """Declare these streams, and let the daemon check each stream and writer. Raises `HttpError`."""
+    for one in new:
+        send(
+            client,
+            DECLARE.request(),
+            msgspec.json.encode(StreamBody.of(one)),
+            daemon.retry_delays(PATIENCE_SECONDS),
+        )
+    for stream, writer in dict.fromkeys((fact.stream, fact.writer) for fact in recording.facts):
+        delays = daemon.retry_delays(PATIENCE_SECONDS)
+        post_facts(client, stream, [], delays, writer=writer, key=f"{name}/0")
+
+
+def _skipped(recording: Recording) -> dict[str, int]:
+    """Return the numbers of skipped facts by stream; declarations are not skipped."""
+    return {name: count for name, count in sorted(recording.own.items()) if name != DECLARATIONS.name}
 
 
 def _requests(facts: Sequence[RecordedFacts], speed: float) -> Iterator[list[RecordedFacts]]:
@@ -116,6 +183,7 @@ def _show_summary(recording: Recording, seconds: float, output: Output) -> None:
         "facts": len(recording.facts),
         "rows": sum(count["rows"] for count in counts.values()),
         "left_out": len(recording.bad),
+        "skipped": _skipped(recording),
         "seconds": round(seconds, 3),
         "streams": counts,
     }

@@ -470,6 +470,9 @@ class AtomicAppend:
 
 ATOMIC_APPENDS = Stream("atomic_appends", AtomicAppend, since="999.0", origin=Origin.DAEMON)
 
+OWN_STREAMS: Final = frozenset(stream.name for stream in (DECLARATIONS, PROMISES, ATOMIC_APPENDS))
+"""The streams of a daemon's own state, which it writes itself: their facts are of no use in another log."""
+
 
 # In the order of declaration, which is that in which masters announce positions.
 ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))

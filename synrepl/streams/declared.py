@@ -1,12 +1,12 @@
 """Declared streams: their declarations as people write them, and the table of the streams of a daemon."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.streams.declaration import Declaration, stream_of
+from synrepl.streams.declaration import Declaration, difference, stream_of
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.text import printable
@@ -20,6 +20,11 @@ class StreamBody(msgspec.Struct, forbid_unknown_fields=True):
     kind: Literal["kept", "ephemeral"] = "kept"
     columns: dict[str, str] | None = None
     writers: list[str] = []
+
+    @classmethod
+    def of(cls, declared: Declaration) -> "StreamBody":
+        """Return a declaration as people write it."""
+        return msgspec.convert(declared, cls, from_attributes=True)
 
     def declaration(self) -> Declaration:
         """Return the checked declaration. Raises `ConfigError`."""
@@ -54,6 +59,21 @@ def parse_declarations(value: Any) -> tuple[Declaration, ...]:
         except (msgspec.ValidationError, ConfigError) as error:
             raise ConfigError(f"has a bad declaration of {printable(str(name))}: {error}") from error
     return tuple(found)
+
+
+def undeclared(known: Iterable[Declaration], wanted: Iterable[Declaration]) -> list[Declaration]:
+    """Return the declarations in `wanted` that a daemon with the declarations `known` lacks.
+
+    Raises `ConfigError` if it has one of these streams with another declaration, which no request can change.
+    """
+    by_name = {one.name: one for one in known}
+    missing = []
+    for one in wanted:
+        if one.name not in by_name:
+            missing.append(one)
+        elif why := difference(by_name[one.name], one):
+            raise ConfigError(f"the daemon has another declaration of {one.name}, with {why}")
+    return missing
 
 
 class DaemonStreams(StreamTable):

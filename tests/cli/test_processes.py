@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from synrepl.http_api.routes import DECLARE
+from synrepl.http_client import BlockingClient
+from tests.processes.loading import changelog
 from tests.service.processes import ROOT, Daemon, Process
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -194,6 +197,62 @@ def test_a_replayed_session_comes_out_at_both_ages_of_workers(tmp_path: Path) ->
     assert listed["push_rules"]["writers"] == {"master": summary["streams"]["push_rules"]["facts"]}
     assert "serving" in shown
     assert "synrepl-tail" in shown or "follower" in shown
+
+
+def test_a_whole_changelog_is_replayed_once(tmp_path: Path) -> None:
+    """Its stream is declared first, facts of a daemon's own state are skipped, and a repeat adds nothing."""
+    lines = [
+        ("push_rules", [["@before:h"]]),
+        ("declarations", [["nums", ["k"], "kept", {"k": "str", "i": "int"}, []]]),
+        ("nums", [["a", 1]]),
+        ("promises", [["acks", ["1"], [["u", "paris", "tcp:h:1 http://h:2"]]]]),
+        ("atomic_appends", [[1]]),
+        ("push_rules", [["@after:h"]]),
+    ]
+    path = tmp_path / "changelog.ndjson"
+    path.write_text(
+        "".join(json.dumps({"stream": name, "writer": "w", "rows": rows}) + "\n" for name, rows in lines)
+    )
+    with Daemon(tmp_path) as daemon:
+        answers = [run(tmp_path, "replay", str(path), "--url", daemon.url, "--json") for _ in range(2)]
+        again = run(tmp_path, "replay", str(path), "--url", daemon.url, "--name", "again")
+        found = [(fact.stream, fact.writer, json.loads(fact.rows)) for fact in changelog(daemon.url)]
+
+    replayed = [(name, "w", rows) for name, rows in lines if name in ("push_rules", "nums")]
+    assert [*replayed, *replayed] == found[1:]
+    assert ("declarations", lines[1][1]) == (found[0][0], found[0][2])
+    assert [0, 0, 0] == [one.returncode for one in (*answers, again)]
+    assert {"atomic_appends": 1, "promises": 1} == json.loads(answers[1].stdout)["skipped"]
+    assert "skipped 1 facts of promises" in answers[0].stderr
+
+
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [
+        ({"key": "k", "columns": {"k": "str", "j": "int"}}, "the daemon has another declaration of nums"),
+        ({"key": "k", "columns": {"k": "str", "i": "int"}, "writers": ["v"]}, "only v may write it"),
+    ],
+    ids=["other-columns", "other-writers"],
+)
+def test_a_replay_that_would_be_refused_stores_nothing(
+    tmp_path: Path, declared: dict[str, Any], why: str
+) -> None:
+    """Not even the facts before the one that is refused."""
+    path = tmp_path / "changelog.ndjson"
+    lines = [("push_rules", [["@a:h"]]), ("nums", [["a", 1]])]
+    if "writers" not in declared:
+        lines.insert(0, ("declarations", [["nums", ["k"], "kept", {"k": "str", "i": "int"}, []]]))
+    path.write_text(
+        "".join(json.dumps({"stream": name, "writer": "w", "rows": rows}) + "\n" for name, rows in lines)
+    )
+    with Daemon(tmp_path) as daemon:
+        client = BlockingClient(daemon.url)
+        client.json(DECLARE.request(), json.dumps({"name": "nums", **declared}).encode())
+        answer = run(tmp_path, "replay", str(path), "--url", daemon.url)
+        found = [fact.stream for fact in changelog(daemon.url)]
+
+    assert (1, ["declarations"]) == (answer.returncode, found)
+    assert why in answer.stderr
 
 
 def test_a_replay_with_a_bad_row_says_so_and_goes_on(tmp_path: Path) -> None:

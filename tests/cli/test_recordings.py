@@ -128,7 +128,7 @@ def test_facts_as_the_changelog_has_them_are_read() -> None:
     found = read(data, StreamTable.default())
 
     assert found.facts == [
-        RecordedFacts("push_rules", [b'["@a:b"]', b'["@c:d"]'], 1_700_000_000.0, "worker1"),
+        RecordedFacts("push_rules", [b'["@a:b"]', b'["@c:d"]'], 1_700_000_000.0, "worker1", 1),
     ]
     assert [(bad.number, bad.why) for bad in found.bad] == [(3, "unknown stream")]
 
@@ -142,3 +142,36 @@ def test_a_time_that_cannot_be_is_a_bad_line() -> None:
     assert [1.0] == [fact.at for fact in found.facts]
     assert [1] == [bad.number for bad in found.bad]
     assert "committed_at_ms" in found.bad[0].why
+
+
+DECLARED = b'["nums",["k"],"kept",{"k":"str","i":"int"},[]]'
+
+
+def test_a_changelog_is_read_by_its_own_declarations() -> None:
+    """So a file that declares a stream can be replayed into a daemon that lacks it."""
+    data = (
+        b'{"stream":"declarations","writer":"synrepl","rows":[%b]}\n' % DECLARED
+        + b'{"stream":"nums","writer":"w","rows":[["a",1],["b","2"]]}\n'
+    )
+
+    recording = read(data, TABLE)
+
+    assert [("nums", [b'["a",1]'], 2)] == [(fact.stream, fact.rows, fact.number) for fact in recording.facts]
+    assert ["nums"] == list(recording.declarations)
+    assert [(2, "nums")] == [(bad.number, bad.stream) for bad in recording.bad]
+
+
+def test_facts_of_a_daemons_own_state_are_counted_and_left_out() -> None:
+    """A promise of another log would be believed at a promotion."""
+    data = (
+        b'{"stream":"promises","writer":"w","rows":[["acks",["1"],[["u","paris","a"]]]]}\n'
+        b'{"stream":"atomic_appends","writer":"w","rows":[[1]]}\n'
+        b'{"stream":"push_rules","writer":"w","rows":[["@a:h"]]}\n'
+        b'{"stream":"declarations","writer":"w","rows":[["events",[],"kept",null,[]]]}\n'
+    )
+
+    recording = read(data, TABLE)
+
+    assert ["push_rules"] == [fact.stream for fact in recording.facts]
+    assert {"promises": 1, "atomic_appends": 1, "declarations": 1} == recording.own
+    assert [(4, "declarations")] == [(bad.number, bad.stream) for bad in recording.bad]

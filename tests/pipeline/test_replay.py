@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import DECLARE
+from synrepl.http_client import BlockingClient
 from synrepl.pipeline import replay as replaying
+from synrepl.pipeline.archive.archive import BatchCommitter
+from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.replay import replay
 from synrepl.pipeline.runner import Runner
+from synrepl.pipeline.source.daemon_client import SourceError
 from synrepl.pipeline.source.options import read_options
 from synrepl.pipeline.store import Store
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
-from tests.pipeline.archives import archive, chained
+from tests.pipeline.archives import LOG, archive, chained, write_facts
 from tests.processes.loading import changelog
 from tests.service.processes import Daemon
 
@@ -142,3 +148,76 @@ def test_a_part_at_the_speed_of_then(runner: Runner, tmp_path: Path) -> None:
     # Some 78 seconds then.
     assert 19.0 <= now[0] - 100.0 <= 20.0
     assert done.seconds == round(now[0] - 100.0, 3)
+
+
+NUMS: dict[str, Any] = {"name": "nums", "key": "k", "columns": {"k": "str", "i": "int"}}
+WHOLE: list[Any] = [
+    ("push_rules", "w", [["@before:h"]]),
+    ("declarations", "w", [["nums", ["k"], "kept", {"k": "str", "i": "int"}, []]]),
+    ("nums", "w", [["a", 1]]),
+    ("promises", "w", [["acks", ["1"], [["u", "paris", "tcp:h:1 http://h:2"]]]]),
+    ("atomic_appends", "w", [[1]]),
+    ("nums", "w", [["b", 2]]),
+    ("push_rules", "w", [["@after:h"]]),
+]
+
+
+@pytest.mark.parametrize("speed", [0.0, 1000.0])
+def test_a_repeat_without_a_name_stores_nothing_twice(runner: Runner, tmp_path: Path, speed: float) -> None:
+    """Also after more was archived, and with a stream of one's own, which is declared first."""
+    store = Store(str(tmp_path / "archive"))
+    facts = chained(WHOLE)
+    archive(store.location, facts, batch_facts=3)
+    with Daemon(tmp_path) as daemon:
+        first = replay(runner, store, daemon.url, speed=speed)
+        more = chained([("push_rules", "w", [["@more:h"]])], after=facts)
+        BatchCommitter(store, LOG).commit(write_facts(store, more), now_ms=1)
+        second = replay(runner, store, daemon.url, speed=speed)
+        again = replay(runner, store, daemon.url, name="again", streams=["nums"], speed=speed)
+        found = held(daemon)
+
+    of = [fact for fact in [*facts, *more] if fact.stream in ("push_rules", "nums")]
+    nums = [fact for fact in of if fact.stream == "nums"]
+    assert "declarations" == found[0].stream
+    assert [*told(of), *told(nums)] == told(found[1:])
+    assert (["nums"], {"atomic_appends": 1, "promises": 1}) == (first.declared, first.skipped)
+    assert ([], 5, {}) == (second.declared, second.facts, again.skipped)
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        ({"columns": {"k": "str", "j": "int"}}, "the daemon has another declaration of nums, with columns"),
+        ({"writers": ["v"]}, "the daemon has another declaration of nums, with writers"),
+        ({"name": "other"}, "unknown_stream"),
+    ],
+    ids=["other-columns", "other-writers", "no-declaration"],
+)
+def test_what_a_daemon_would_refuse_is_found_before_anything_is_stored(
+    tmp_path: Path, there: dict[str, Any], why: str
+) -> None:
+    """Not after the facts before it."""
+    given = [one for one in WHOLE if one[0] != "declarations" or "name" not in there]
+    archive(str(tmp_path / "archive"), chained(given))
+    with Daemon(tmp_path) as daemon, LocalDriver(threads=1) as driver:
+        BlockingClient(daemon.url).json(DECLARE.request(), json.dumps(NUMS | there).encode())
+        with pytest.raises((ConfigError, SourceError), match=why):
+            replay(driver, Store(str(tmp_path / "archive")), daemon.url)
+        found = held(daemon)
+
+    assert ["declarations"] == [fact.stream for fact in found]
+
+
+def test_tasks_and_keys_depend_on_the_batches_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small batches are one job of Spark; a large one is several parts."""
+    monkeypatch.setattr(replaying, "TASK_FACTS", 40)
+    monkeypatch.setattr(replaying, "RUN_FACTS", 100)
+    archive(str(tmp_path), made(130), batch_facts=50)
+    table = ArchiveTable(Store(str(tmp_path)))
+
+    runs = list(replaying._runs(table, 10, 230))
+    part = replaying._Part
+
+    assert [part(11, 50, "50/0", 0), part(51, 90, "100/0", 1), part(91, 100, "100/1", 2)] == runs[0][:3]
+    assert [part(101, 140, "150/0", 2)] == runs[0][3:]
+    assert 230 == runs[-1][-1].last

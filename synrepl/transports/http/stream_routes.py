@@ -4,7 +4,6 @@ import msgspec
 
 from synrepl.errors import ConfigError
 from synrepl.replication.declared_streams import DeclaredStreams
-from synrepl.streams.catalog import Declaration
 from synrepl.streams.declared import StreamBody
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
@@ -27,7 +26,7 @@ async def list_all(call: Call) -> DeclaredStreamsAnswer:
     """List the declared streams that the peer may see."""
     declared = call.services.declared
     known = [] if declared is None else list(declared.declared.values())
-    return DeclaredStreamsAnswer([_described(one) for one in known if call.access.sees(one.name)])
+    return DeclaredStreamsAnswer([StreamBody.of(one) for one in known if call.access.sees(one.name)])
 
 
 async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
@@ -41,10 +40,6 @@ async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
     except ConfigError as error:
         raise ApiError("bad_request", str(error)) from error
     try:
-        return DeclaredAnswer(_described(wanted), await declared.declare(wanted))
+        return DeclaredAnswer(StreamBody.of(wanted), await declared.declare(wanted))
     except ConfigError as error:
         raise ApiError("declared_otherwise", str(error)) from error
-
-
-def _described(one: Declaration) -> StreamBody:
-    return msgspec.convert(one, StreamBody, from_attributes=True)
