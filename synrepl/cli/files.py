@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
+from urllib.parse import unquote
 
 import click
 
@@ -17,7 +18,7 @@ from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_opt
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import table
 from synrepl.html.humanize import size
-from synrepl.http_api.routes import GET_FILE_BY_NAME, LIST_FILES, OCTETS
+from synrepl.http_api.routes import GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, OCTETS
 from synrepl.http_client import REQUEST_ERRORS, Response
 from synrepl.wire.text import printable
 
@@ -70,14 +71,13 @@ def get(name: str, daemon: DaemonTarget, target: str | None, output: Output) -> 
 
     The file appears at PATH once it is whole; one that is there already is replaced.
     """
-    path = target or PurePosixPath(name).name
-    if path in ("", ".", ".."):
-        raise click.UsageError(f"{printable(name)} gives no name of a file: say where to store it with --to")
+    path = target or _default_path(name)
     if path == "-" and output.is_json:
         raise click.UsageError("--json and --to - exclude each other: both write to standard output")
     client = daemon.connect(READ_SECONDS)
     try:
         response = client.stream(GET_FILE_BY_NAME.request(name), accept=OCTETS)
+        _check_name(response, name)
         sha256 = (response.headers.get("ETag") or "").strip('"')
         with _target(path) as write:
             count = _download(response, sha256, write, name)
@@ -90,6 +90,32 @@ def get(name: str, daemon: DaemonTarget, target: str | None, output: Output) -> 
     if path != "-":
         found = {"name": name, "sha256": sha256, "size": count, "path": path}
         output.show(found, [f"{printable(path)}: {size(count)}, sha256 {sha256}"])
+
+
+def _default_path(name: str) -> str:
+    """Return the last part of a name. Raises `click.UsageError` if nobody would expect a file of that name.
+
+    Anybody who may write the stream chooses names: a hidden file, an option for the next command, or an
+    escape sequence for the next terminal that lists the folder.
+    """
+    path = PurePosixPath(name).name
+    if not path or path[0] in ".-" or not path.isprintable():
+        raise click.UsageError(
+            f"{printable(name)} gives no ordinary name of a file (it is empty, begins with . or -, or has"
+            " characters that cannot be printed): say where to store it with --to"
+        )
+    return path
+
+
+def _check_name(response: Response, name: str) -> None:
+    """Raise `CliError` unless the answer is of the file of this name."""
+    answered = unquote(response.headers.get(NAME_HEADER) or "")
+    if answered != name:
+        of = f"of the file {printable(answered)}" if answered else "of no named file"
+        raise CliError(
+            f"the answer is {of}, not {printable(name)}: a proxy on the way changes // and .. in paths, or"
+            " the daemon is older; use the daemon's own --url. Nothing was kept"
+        )
 
 
 @contextmanager

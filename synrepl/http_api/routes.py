@@ -44,6 +44,8 @@ MAX_COMMAND_LINES: Final = 1_000
 READER_HEADER: Final = "Synrepl-Reader"
 CONNECTION: Final = "Synrepl-Connection"
 OFFSET: Final = "Synrepl-Offset"
+NAME_HEADER: Final = "Synrepl-Name"
+"""The name of the file in an answer, percent-encoded: a proxy may have made another name of the request's."""
 
 _READ_YOUR_WRITES: Final = (
     Parameter("min_serial", WholeNumber(0), "answer once the log has reached this serial"),

@@ -2,8 +2,13 @@
 
 import hashlib
 import json
+import re
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -66,6 +71,10 @@ def test_a_named_file_is_listed_and_fetched(tmp_path: Path) -> None:
     ("arguments", "why"),
     [
         (("get", "media/.."), "say where to store it with --to"),
+        (("get", "media/.bashrc"), "say where to store it with --to"),
+        (("get", "media/-rf"), "say where to store it with --to"),
+        (("get", "media/\x1b[2J"), "say where to store it with --to"),
+        (("get", "media/a\u202eb"), "say where to store it with --to"),
         (("get", "a", "--to", "-", "--json"), "exclude each other"),
         (("get",), "Missing argument"),
         (("fetch", "a"), "No such command"),
@@ -77,3 +86,46 @@ def test_wrong_usage_is_said(tmp_path: Path, arguments: tuple[str, ...], why: st
 
     assert 2 == ended.returncode
     assert why in ended.stderr
+
+
+@contextmanager
+def merging_proxy(daemon: Daemon) -> Iterator[str]:
+    """The URL of a proxy that merges the slashes of paths, as nginx does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with urllib.request.urlopen(daemon.url + re.sub("//+", "/", self.path), timeout=20) as answer:
+                data = answer.read()
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_file_of_another_name_is_not_kept(tmp_path: Path) -> None:
+    """Whoever changed the name on the way: the bytes have a right checksum all the same."""
+    with Daemon(tmp_path) as daemon, merging_proxy(daemon) as proxy:
+        put(daemon, "a/b.txt", b"other")
+        put(daemon, "a//b.txt", HELLO)
+        wrong = run(tmp_path, "files", "get", "a//b.txt", "--url", proxy)
+        plain = run(tmp_path, "files", "get", "a/b.txt", "--url", proxy, "--to", "plain")
+        right = run(tmp_path, "files", "get", "a//b.txt", "--url", daemon.url, "--to", "right")
+
+    assert 1 == wrong.returncode
+    assert "the answer is of the file a/b.txt, not a//b.txt: a proxy on the way" in wrong.stderr
+    assert not (tmp_path / "b.txt").exists()
+    assert (0, b"other") == (plain.returncode, (tmp_path / "plain").read_bytes())
+    assert (0, HELLO) == (right.returncode, (tmp_path / "right").read_bytes())

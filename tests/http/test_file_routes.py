@@ -4,6 +4,7 @@ import errno
 import os
 from typing import Any
 from unittest import mock
+from urllib.parse import quote, unquote
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -462,6 +463,15 @@ class ByNameTests(FilesSiteCase):
         self.assertEqual((200, b"other"), (second.status, second.body))
         self.assertEqual((404, "no_such_file"), (third.status, third.json()["error"]))
         self.assertIn("media/a b.txt", third.json()["message"])
+
+    def test_an_answer_says_of_which_name_it_is(self) -> None:
+        """A proxy that merges slashes has asked for another one."""
+        self.put(DATA)
+        for name in ("a//b c%", "a/../é", "a"):
+            self.name(name, SHA)
+            answer = self.get_named(quote(name, safe=""))
+
+            self.assertEqual((200, name), (answer.status, unquote(answer.headers["synrepl-name"])))
 
     def test_ranges_and_etags_are_those_of_the_checksum(self) -> None:
         """Both ways in send a file in one way."""

@@ -1,6 +1,7 @@
 """Handlers of files: upload and download by checksum, download by name, and the list of names."""
 
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 from twisted.internet.interfaces import IPushProducer
@@ -9,6 +10,7 @@ from zope.interface import implementer
 from synrepl.errors import ReplicationError
 from synrepl.files.file_check import StoredFile
 from synrepl.files.files import Files
+from synrepl.http_api.routes import NAME_HEADER
 from synrepl.ports.gate import Gate
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.api_error import ApiError
@@ -88,6 +90,7 @@ async def get_by_name(call: Call) -> None:
     found = await files.find(name)
     if found is None or found.sha256 is None:
         raise _unknown_file(call, f"no fact of the stream files gives a file the name {printable(name)}")
+    call.request.setHeader(NAME_HEADER.lower().encode(), quote(name).encode())
     await _answer(call, files, found.sha256)
 
 
