@@ -1,6 +1,9 @@
 """The table of an archive, without Spark: batches, kills and races at each commit, time travel, readers."""
 
+import os
+import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,15 @@ from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.source.rows import ROWS as SCHEMA
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart
-from tests.pipeline.archives import LOG, archive, chained, counted_by_the_manual, paths_of, write_facts
+from tests.pipeline.archives import (
+    ARCHIVED_MS,
+    LOG,
+    archive,
+    chained,
+    counted_by_the_manual,
+    paths_of,
+    write_facts,
+)
 
 ROWS = [["@ada:example.org"]]
 FACTS = chained([("push_rules", "w", ROWS), ("receipts", "w", [])] * 6)
@@ -359,3 +370,37 @@ def test_history_and_files_survive_a_checkpoint(tmp_path: Path) -> None:
     assert list(tmp_path.glob("_delta_log/*.checkpoint.parquet"))
     found = ArchiveTable(store)
     assert (110, 110, 110) == (len(found.batches()), len(found.files), found.end.last_serial)
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1], ids=["older", "same", "newer"])
+def test_a_time_reads_the_same_version_of_each_copy(tmp_path: Path, hours: int) -> None:
+    """Whatever times the files have: a copy or a restore gives them others. Merges have times, too."""
+    place = tmp_path / "archive"
+    archive(str(place), FACTS, batch_facts=BATCH)
+    merged(Store(str(place)))
+    at_ms = [FACTS[number * BATCH - 1].committed_at_ms + ARCHIVED_MS for number in range(1, 5)]
+    copy = Path(shutil.copytree(place, tmp_path / "copy"))
+    for number, file in enumerate(sorted((copy / "_delta_log").iterdir())):
+        at = at_ms[0] / 1000 + 3600 * hours * (number + 1)
+        os.utime(file, (at, at))
+
+    def as_of(ms: int) -> int:
+        time = datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+        return ArchiveTable(Store(str(copy)), time).version
+
+    # The clock of the merge is that of this machine, which is later.
+    assert as_of(4_000_000_000_000) > 3
+    assert [0, 0, 1, 2, 3, 3] == [
+        *(as_of(ms) for ms in (at_ms[0], at_ms[1] - 1, at_ms[1], at_ms[2], at_ms[3], at_ms[3] + 10**6)),
+    ]
+    with pytest.raises(BadArchive, match=r"as of .*: the archive begins at 2026-11-21T00:03:02"):
+        as_of(at_ms[0] - 1)
+
+
+@pytest.mark.parametrize("time", ["2026-11-21", "2026-11-21T00:03:00", "yesterday"])
+def test_a_time_without_an_offset_is_refused(tmp_path: Path, time: str) -> None:
+    """It would be another one on another machine."""
+    archive(str(tmp_path), FACTS)
+
+    with pytest.raises(BadArchive, match=f"as of {time}"):
+        ArchiveTable(Store(str(tmp_path)), time)

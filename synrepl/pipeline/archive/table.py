@@ -6,8 +6,10 @@ same facts, one fails. Other commits merge files. The name of a file has its SHA
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -104,7 +106,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 class ArchiveTable:
     """One version of the table of an archive. Raises `BadArchive` if it does not exist or cannot be read.
 
-    `as_of` is a version, or a time as ISO 8601 with an offset; None is the newest version.
+    `as_of` is a version, or a time as ISO 8601 with an offset, which is that of the newest version committed
+    at or before it; None is the newest version.
     """
 
     def __init__(self, store: Store, as_of: str | None = None) -> None:
@@ -113,7 +116,7 @@ class ArchiveTable:
             version = int(as_of) if as_of is not None and as_of.isdecimal() else None
             self._delta = DeltaTable(store.table_uri, version, store.options)
             if as_of is not None and version is None:
-                self._delta.load_as_version(as_of)
+                self._delta.load_as_version(self._version_at(as_of))
         except TableNotFoundError as error:
             if store.names(FORMER):
                 raise BadArchive(
@@ -190,13 +193,43 @@ class ArchiveTable:
 
     def _batch(self, version: int) -> Batch | None:
         """Return the batch of a commit; None if the commit only merges files."""
+        batch = self._commit_info(version).get(FIELD)
+        try:
+            return batch and msgspec.convert(batch | {"version": version}, Batch)
+        except ValueError as error:
+            raise self._unreadable(version, error) from error
+
+    def _commit_info(self, version: int) -> dict[str, Any]:
         try:
             lines = self.store.read(f"{LOG}/{version:020}.json").splitlines()
             (found,) = [msgspec.json.decode(line) for line in lines if line.startswith(b'{"commitInfo"')]
-            batch = found["commitInfo"].get(FIELD)
-            return batch and msgspec.convert(batch | {"version": version}, Batch)
+            return dict(found["commitInfo"])
         except (NotFound, ValueError) as error:
-            raise BadArchive(f"{self.store}: version {version} cannot be read: {_line(error)}") from error
+            raise self._unreadable(version, error) from error
+
+    def _unreadable(self, version: int, error: Exception) -> BadArchive:
+        return BadArchive(f"{self.store}: version {version} cannot be read: {_line(error)}")
+
+    def _version_at(self, time: str) -> int:
+        """Return the newest version that was committed at or before a time.
+
+        The times are those in the commits. delta-rs would go by the times of the files, which a copy, a
+        restore or an upload changes. (It refuses the property `delta.enableInCommitTimestamps`, by which all
+        readers of the table would do the same.)
+        """
+        at = datetime.fromisoformat(time)
+        if at.tzinfo is None:
+            raise ValueError(f"{time} has no offset from UTC; an example is 2026-01-31T00:00:00Z")
+        versions = range(self._delta.version() + 1)
+        count = bisect_right(versions, at.timestamp() * 1000, key=self._committed_at_ms)
+        if not count:
+            first = datetime.fromtimestamp(self._committed_at_ms(0) / 1000, UTC).isoformat()
+            raise ValueError(f"the archive begins at {first}")
+        return versions[count - 1]
+
+    def _committed_at_ms(self, version: int) -> int:
+        info = self._commit_info(version)
+        return int(info.get(FIELD, {}).get("archived_at_ms") or info.get("timestamp", 0))
 
     def append(self, batch: Batch, added: Sequence[WrittenFile]) -> "ArchiveTable":
         """Commit the next batch, and return the table, now of the new version.
