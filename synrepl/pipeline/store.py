@@ -16,10 +16,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pyarrow import fs
 
 from synrepl.errors import ConfigError
+from synrepl.wire.text import printable
 
 OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region", "scheme": "aws_allow_http"}
 """Parameters of an ``s3://`` URI for pyarrow, and the names of the same options in delta-rs."""
 
+
+MISTAKEN: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f\ud800-\udfff\\]")
+"""What delta-rs takes for something else in the path of a table, or refuses. It decodes a path once more when
+it reads, so that it would write into one folder and read another."""
 
 _name: Final = re.compile(r"[\w.~%=/-]*", re.ASCII)
 """The characters of names: folders are percent-encoded. Spark would expand others, such as ``*``."""
@@ -42,7 +47,10 @@ class Store:
     """
 
     def __init__(self, location: str) -> None:
-        self.location = location if "://" in location else str(Path(location).absolute())
+        path = Path(location)
+        # The folder that the system means by .., also behind a symbolic link; delta-rs goes by the text.
+        path = path.resolve() if ".." in path.parts else path.absolute()
+        self.location = location if "://" in location else str(path)
         self._fs: Any = None
         self._root = ""
 
@@ -65,15 +73,24 @@ class Store:
                 self._fs, self._root = fs.FileSystem.from_uri(self.location)
             except (ValueError, NotImplementedError) as error:
                 raise ConfigError(
-                    f"{self.location} is not a path or URI of a file system: {error}"
+                    f"{printable(self.location)} is not a path or URI of a file system: {error}"
                 ) from error
             except OSError as error:
                 raise ConfigError(f"{self.location} cannot be reached: {error}") from error
         return self._fs
 
+    def check_table_path(self, refused: re.Pattern[str] = MISTAKEN) -> None:
+        """Raise `ConfigError` if delta-rs cannot have a table here, or would read another folder."""
+        if found := refused.search(self.path()):  # of a URI the decoded path
+            raise ConfigError(
+                f"{printable(self.location)} cannot be the folder of a Delta table: delta-rs would take"
+                f" {found[0]!r} for something else; choose a path without it"
+            )
+
     @property
     def table_uri(self) -> str:
-        """The location for delta-rs."""
+        """The location for delta-rs. Raises `ConfigError` as `check_table_path` does."""
+        self.check_table_path()
         return self.path() if self.is_local else self.location.partition("?")[0]
 
     @property

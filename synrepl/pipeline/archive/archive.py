@@ -254,8 +254,8 @@ class BatchCommitter:
     def __init__(self, store: Store, log: LogIdentity) -> None:
         self._store = store
         self._log = log
-        store.create()
         self._table = ArchiveTable.if_any(store)
+        store.create()
         end = self.end
         if end is not None and end.history != log.history:
             raise BadArchive(

@@ -133,7 +133,11 @@ class ArchiveTable:
 
     @classmethod
     def if_any(cls, store: Store, as_of: str | None = None) -> "ArchiveTable | None":
-        """Return the table; None if nothing is archived yet. Raises `BadArchive` if it cannot be read."""
+        """Return the table; None if nothing is archived yet. Raises `BadArchive` if it cannot be read.
+
+        Raises `ConfigError` if no archive can be there.
+        """
+        store.check_table_path()
         if not store.names(LOG) and not store.names(FORMER):
             return None
         return cls(store, as_of)

@@ -23,7 +23,7 @@ from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.source.rows import ROWS, Layout, decode_rows, row_schema
-from synrepl.pipeline.store import BadArchive, Store
+from synrepl.pipeline.store import MISTAKEN, BadArchive, Store
 from synrepl.pipeline.tables.declarations import TABLES, TableDeclaration
 from synrepl.pipeline.typed import layout_of
 from synrepl.ports.history import EpochStart
@@ -41,6 +41,9 @@ SMALL_FILES: Final = 32
 """From this number on, small files of a table are merged."""
 
 ATTEMPTS: Final = 8
+
+UNWRITABLE: Final = re.compile(rf"{MISTAKEN.pattern}|[\[\]|^]")
+"""Of a folder with such a name delta-rs cannot write the rows of a table."""
 
 
 class TableResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +80,11 @@ def update_tables(
 
     A table is computed from the whole archive if it is new, if facts of its stream were lost since, if its
     columns have changed, or if there are too many new rows for a merge. Raises `BadArchive` for tables that
-    are of another log, are beyond the end of the archive, or cannot be updated.
+    are of another log, are beyond the end of the archive, or cannot be updated, and `ConfigError` if `out`
+    cannot have tables.
     """
     began = time.monotonic()
+    child(out, "").check_table_path(UNWRITABLE)
     source = ArchiveTable(archive)
     files = source.files
     names, driver = list(only) or list(TABLES), driver_of(runner)
@@ -246,7 +251,7 @@ def _compact(delta: DeltaTable | None) -> None:
 
 def child(folder: str, name: str) -> Store:
     """Return the store of the subfolder `name`. `folder` may be a URI with parameters."""
-    location, mark, parameters = folder.partition("?")
+    location, mark, parameters = folder.partition("?") if "://" in folder else (folder, "", "")
     return Store(f"{location.rstrip('/')}/{name}{mark}{parameters}")
 
 
