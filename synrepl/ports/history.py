@@ -19,6 +19,7 @@ __all__ = [
     "LogPosition",
     "LogRange",
     "LogSnapshot",
+    "READER_PREFIX",
 ]
 
 
@@ -125,6 +126,10 @@ class LogRange(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     tokens: Mapping[tuple[str, str], int] = {}
     at_ms: int = 0
+
+
+READER_PREFIX: Final = "reader:"
+"""The uuid of a named reader of the changelog is this and its name."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

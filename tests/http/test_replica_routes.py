@@ -261,6 +261,20 @@ class ReplicaTests(CopiesCase):
         self.assertEqual(("report", False, 3), (lease.name, lease.registered, lease.serial))
         self.assertEqual(409, beyond.status)
 
+    def test_a_reader_that_has_ended_well_is_no_lost_replica(self) -> None:
+        """Neither an hour later, when its lease has ended: after each nightly run of an archive."""
+        self.receipts(3)
+        self.get("/v1/changelog?since=3", "Synrepl-Reader: archive")
+        seen = [self.relays.status()]
+        for seconds in (60, 3600):
+            self.clock.advance(seconds)
+            self.wait(Deferred.fromCoroutine(self.relays.leases.check()))
+            seen.append(self.relays.status())
+
+        self.assertEqual([[], [], []], seen)
+        (lease,) = self.relays.describe_leases()
+        self.assertEqual(("archive", False), (lease["name"], lease["ended"] is None))
+
     def test_readers_beyond_the_bound_are_refused_and_those_before_are_not(self) -> None:
         """Anybody can name himself in a URL, and the log is held back for each."""
         self.receipts(3)

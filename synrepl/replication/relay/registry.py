@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from synrepl.errors import LocalProtocolError, StorageError
 from synrepl.ports import rights
 from synrepl.ports.access import Access, Keyring, Right
-from synrepl.ports.history import Lease
+from synrepl.ports.history import READER_PREFIX, Lease
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.rights import command_operation
 from synrepl.ports.tasks import Tasks
@@ -344,13 +344,16 @@ class ReplicaRegistry:
         return [address for address, uuid in found if uuid != excluding][:MAX_PEERS]
 
     def status(self) -> list[dict[str, Any]]:
-        """The status of every reader with a lease, even an ended one, the worst first."""
+        """The status of every replica with a lease, even an ended one, the worst first.
+
+        A named reader of the changelog is no replica, though it has a lease: nobody misses one that ends well.
+        """
         relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
-        present = self.present()
         elsewhere = self._replicas_elsewhere()
         described = [
-            self._describe(lease, relays.get(lease.uuid), elsewhere, is_present=lease.uuid in present)
+            self._describe(lease, relays.get(lease.uuid), elsewhere)
             for lease in self.leases.all()
+            if lease.uuid in relays or not lease.uuid.startswith(READER_PREFIX)
         ]
         order = ["ended", "lost", "behind", "never seen", "moved", "live", "idle"]
         described.sort(key=lambda one: (order.index(one["state"]), -one["lag_rows"]))
@@ -363,18 +366,16 @@ class ReplicaRegistry:
         peers = msgspec.json.decode(self.log.notes.get("peers", "[]"), type=list[str])
         return [self.roles.primary, *map(Address.parse, peers)]
 
-    def _describe(
-        self, lease: Lease, relay: IRelay | None, elsewhere: Sequence[Address], *, is_present: bool
-    ) -> dict[str, Any]:
+    def _describe(self, lease: Lease, relay: IRelay | None, elsewhere: Sequence[Address]) -> dict[str, Any]:
         lag_rows = max(0, self.log.head.serial - lease.serial)
         if lease.ended_ms is not None:
             state = "ended"
         elif lease.seen_ms is None:
             state = "never seen"
-        elif not is_present:
+        elif relay is None:
             address = Address.parse(lease.address)
             state = "moved" if any(address.is_same(one) for one in elsewhere) else "lost"
-        elif lag_rows or (relay is not None and relay.state is not RelayState.LIVE):
+        elif lag_rows or relay.state is not RelayState.LIVE:
             state = "behind"
         else:
             state = "idle" if self.log.head_age() > IDLE_SECONDS else "live"
@@ -384,7 +385,7 @@ class ReplicaRegistry:
             "state": state,
             "registered": lease.registered,
             "key": lease.key,
-            "relay": relay.state if relay is not None else "http" if is_present else None,
+            "relay": relay.state if relay is not None else None,
             "serial": lease.serial,
             "sent": relay.sent.serial if relay is not None else None,
             "lag_rows": lag_rows,

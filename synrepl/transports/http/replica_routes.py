@@ -6,6 +6,7 @@ import msgspec
 
 from synrepl.http_api.routes import MAX_NEWER
 from synrepl.ports.access import Access, Right
+from synrepl.ports.history import READER_PREFIX
 from synrepl.replication.relay.handshake import make_welcome
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.messages import NewerFact
@@ -17,8 +18,6 @@ from synrepl.wire.native import Refused
 
 PRESENT_SECONDS: Final = 15.0
 """A reader over HTTP counts as connected for this time after a request and the `wait` of the request."""
-
-READER_PREFIX: Final = "reader:"
 
 
 async def about(call: Call) -> bytes:
