@@ -470,14 +470,13 @@ class AtomicAppend:
 
 ATOMIC_APPENDS = Stream("atomic_appends", AtomicAppend, since="999.0", origin=Origin.DAEMON)
 
-OWN_STREAMS: Final = frozenset(stream.name for stream in (DECLARATIONS, PROMISES, ATOMIC_APPENDS))
-"""The streams of a daemon's own state, which it writes itself: their facts are of no use in another log."""
-
-
 # In the order of declaration, which is that in which masters announce positions.
 ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))
 
 _ORIGINS: Final = {stream.name: stream.origin for stream in ALL}
+
+OWN_STREAMS: Final = frozenset(name for name, origin in _ORIGINS.items() if origin is Origin.DAEMON)
+"""The streams of a daemon's own state, which it writes itself: their facts are of no use in another log."""
 
 
 def takes(stream: str, origin: Origin) -> bool:
