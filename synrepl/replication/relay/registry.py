@@ -346,7 +346,7 @@ class ReplicaRegistry:
     def status(self) -> list[dict[str, Any]]:
         """The status of every replica with a lease, even an ended one, the worst first.
 
-        A named reader of the changelog is no replica, though it has a lease: nobody misses one that ends well.
+        A named reader of the changelog is no replica, though it has a lease: nobody misses it.
         """
         relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
         elsewhere = self._replicas_elsewhere()
