@@ -136,6 +136,11 @@ class Metrics:
         self.epoch = gauge("epoch", "The epoch of the log.")
         self.serial = gauge("serial", "The last serial of the log.")
         self.begin_serial = gauge("begin_serial", "The serial up to which the log is trimmed.")
+        self.log_bytes = gauge(
+            "log_bytes",
+            "Bytes of a log in SQLite: its file, and wal, its write-ahead log.",
+            ["part"],
+        )
         self.role = gauge("role", "1 for this daemon's current role: primary, replica or fenced.", ["role"])
         self.claims_refused = counter(
             "claims_refused", "Refused claims of other daemons to be primary.", ["code"]

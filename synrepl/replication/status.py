@@ -172,7 +172,7 @@ def build_status(
         "role": "primary",
         "state": state or ("behind" if errors else "serving"),
         "errors": errors,
-        "warnings": list(_warnings(replicated, followers, section)),
+        "warnings": [*_warnings(replicated, followers, section), *_disk_warnings(log)],
         "what_to_do": list(_what_to_do(state or ("behind" if errors else "serving"), replicated)),
         "server_name": server_name,
         "instance": instance,
@@ -197,6 +197,17 @@ def build_status(
         "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent()), None),
         "disk": log.disk_usage(),
     }
+
+
+def _disk_warnings(log: Log) -> Iterator[str]:
+    """A write-ahead log that another program keeps from being shortened."""
+    usage = log.disk_usage()
+    if log.checkpoints.prevented_seconds and usage is not None:
+        size = usage.get("wal_bytes", 0) / 1024**2
+        yield (
+            f"the -wal of the log has {size:,.0f} MiB and grows: another program keeps a transaction open in"
+            " the log's file; end it (fuser FILE lists the programs)"
+        )
 
 
 def own_readers(described: Iterable[dict[str, Any]], access: Access) -> list[dict[str, Any]]:

@@ -235,6 +235,11 @@ class SQLEngine:
             self.database.check_in_place("check")
             self.database.record_changes(connection)
 
+    def shorten_wal(self) -> bool:
+        """Shorten a long write-ahead log. Returns False if another program's transaction prevents that."""
+        with self._writing("checkpoint"):
+            return self.database.shorten_wal()
+
     def close(self) -> None:
         """Close the database. Idempotent."""
         if self._is_open and self._ownership.boots is not None and self._ownership.lost is None:

@@ -27,6 +27,7 @@ from synrepl.ports.time import Timer
 from synrepl.storage.append_checks import AppendChecks
 from synrepl.storage.append_errors import KeyReused, append_error
 from synrepl.storage.checked_reads import CheckedReads
+from synrepl.storage.checkpoints import Checkpoints
 from synrepl.storage.committer import Committer, detached
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore, KeyOf
@@ -131,6 +132,7 @@ class Log:
         """All leases, by uuid."""
         self.boots = 0
         """The number of this boot, which rises with each open and adopted copy; epoch of ephemeral facts."""
+        self.checkpoints = Checkpoints(clock, self._tasks, lambda: writing.run(engine.shorten_wal))
         self._forget_timer = Timer(
             clock, lambda: self._tasks.start(self._forget_receipts(), "deleting old idempotency receipts")
         )
@@ -159,6 +161,8 @@ class Log:
         self._committer.open()
         self._checked.open()
         self._forget_timer.start(FORGET_EVERY_SECONDS)
+        if self.disk_usage() is not None:
+            self.checkpoints.start()
 
     async def _load(self, open_engine: Callable[[], Head]) -> Head:
         def work() -> tuple[Head, Notes, list[Lease]]:
@@ -200,6 +204,7 @@ class Log:
         self._checked.close()
         await self._committer.close()
         self._forget_timer.stop()
+        self.checkpoints.stop()
         try:
             await self._wait_for_reads()
             await self._writing.run(self._engine.close)
@@ -211,6 +216,7 @@ class Log:
         """Stop as a killed process does, for simulations (`Committer.abandon`)."""
         self._checked.close()
         self._forget_timer.stop()
+        self.checkpoints.stop()
         return self._committer.abandon()
 
     async def _wait_for_reads(self) -> None:

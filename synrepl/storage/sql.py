@@ -187,11 +187,17 @@ class LogDatabase(ABC):
     def return_space(self, connection: Any) -> None:
         """Return some free space to the disk after a slice of trimming."""
 
-    # Staging a copy
+    def shorten_wal(self) -> bool:
+        """Shorten a long write-ahead log. Returns False if another program's transaction prevents that."""
+        return True
 
     def disk_usage(self) -> dict[str, int] | None:
-        """The ``log_bytes`` of its files, and the ``free_bytes`` of their disk; None if unknown."""
+        """The ``log_bytes`` of its files, those of the write-ahead log among them (``wal_bytes``), and the
+        ``free_bytes`` of their disk; None if unknown.
+        """
         return None
+
+    # Staging a copy
 
     @abstractmethod
     def staging(self) -> "LogDatabase":

@@ -45,6 +45,11 @@ INSERTED_AT_ONCE: Final = 50
 disturbed once instead of 50 times. All columns of the rows together are fewer than the 999 parameters that
 every SQLite allows."""
 
+BUSY_SECONDS: Final = 5
+
+LONG_WAL: Final = 16 * 1024 * 1024
+"""A longer ``-wal`` is shortened. SQLite begins a checkpoint at 4 MB by itself."""
+
 RELEASED_PAGES: Final = 2048
 """The number of free pages returned to the disk after a slice of trimming, at most."""
 
@@ -230,13 +235,30 @@ class SQLiteDatabase(LogDatabase):
         if self._state is not None:
             self._state.write(self._summary)
 
-    def disk_usage(self) -> dict[str, int] | None:
-        files = (self._path, self._path.with_name(f"{self._path.name}-wal"))
+    def shorten_wal(self) -> bool:
+        if self._wal_bytes() <= LONG_WAL:
+            return True
+        connection = self.writer("checkpoint")
+        # Appends wait for this: it must not wait for readers.
+        connection.execute("PRAGMA busy_timeout = 0")
         try:
-            used = sum(file.stat().st_size for file in files if file.exists())
-            return {"log_bytes": used, "free_bytes": shutil.disk_usage(self._path.parent).free}
+            (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+        return not is_busy
+
+    def _wal_bytes(self) -> int:
+        wal = self._path.with_name(f"{self._path.name}-wal")
+        return wal.stat().st_size if wal.exists() else 0
+
+    def disk_usage(self) -> dict[str, int] | None:
+        try:
+            wal = self._wal_bytes()
+            file = self._path.stat().st_size if self._path.exists() else 0
+            free = shutil.disk_usage(self._path.parent).free
         except OSError:
             return None
+        return {"log_bytes": file + wal, "wal_bytes": wal, "free_bytes": free}
 
     # Staging a copy
 
@@ -290,7 +312,7 @@ class SQLiteDatabase(LogDatabase):
 
 def _connect(path: Path, synchronous: str) -> SQLiteConnection:
     connection = sqlite3.connect(
-        path, timeout=5, isolation_level=None, check_same_thread=False, factory=SQLiteConnection
+        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, factory=SQLiteConnection
     )
     # First: SQLite ignores it once the file has a table or a journal mode.
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")

@@ -144,6 +144,9 @@ def _collect(services: Services) -> None:
     metrics.epoch.set(log.head.epoch)
     metrics.serial.set(log.head.serial)
     metrics.begin_serial.set(log.head.trimmed_upto.serial)
+    if (usage := log.disk_usage()) is not None:
+        metrics.log_bytes.labels("wal").set(usage["wal_bytes"])
+        metrics.log_bytes.labels("file").set(usage["log_bytes"] - usage["wal_bytes"])
     if services.replication is not None:
         _collect_replication(metrics, services.replication.status())
     if services.files is not None:
