@@ -1,39 +1,52 @@
 """RESP2, the protocol of Redis, on the server's side: requests out of bytes, and replies as bytes.
 
 A request is an array of bulk strings, such as ``*1``, ``$4`` and ``PING`` on a line each, or a line of words
-(inline). What it claims to be is checked before anything is held for it: a peer costs what it has sent.
+(inline), as people and the checks of proxies send them. A web page can send lines too, and arrays after them:
+so a line that no client sends ends the connection. What a request claims to be is checked before anything is
+held for it: a peer costs what it has sent.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, NamedTuple
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.wire.codec import MAX_MESSAGE
-
-MAX_WORDS: Final = 64
-"""The most words of a request."""
+from synrepl.wire.text import printable
 
 MAX_INLINE: Final = 1024
 """The most bytes of a line: an inline request, or the head of a part."""
 
-STRANGER_WORDS: Final = 10
-STRANGER_BYTES: Final = 16_384
-"""The most words, and bytes of them, in a request of a peer that has not authenticated; as in Redis."""
 
-OVERHEAD: Final = 16_384
-"""The bytes that a request may have besides one message of the largest size."""
+class RequestLimits(NamedTuple):
+    """The most words of a request, and the most bytes of them together."""
+
+    words: int
+    bytes: int
+
+
+STRANGER: Final = RequestLimits(10, 16_384)
+"""Of a peer that has not authenticated; as in Redis."""
+
+READER: Final = RequestLimits(64, 65_536)
+"""Of a peer that may not publish."""
+
+PUBLISHER: Final = RequestLimits(64, MAX_MESSAGE + 16_384)
+"""Of a peer that may: one message of the largest size, and what belongs to it."""
 
 _END: Final = b"\r\n"
+_HTTP_VERSION: Final = re.compile(rb"HTTP/[0-9.]+", re.IGNORECASE)
 
 
 class RequestParser:
     """Parses requests out of received bytes.
 
-    Until `is_trusted` is set, only short requests are read.
+    Of inline requests it takes those whose first word is in `inline`, in capitals. `limits` bound requests.
     """
 
-    def __init__(self) -> None:
-        self.is_trusted = False
+    def __init__(self, inline: Collection[bytes] = (), limits: RequestLimits = STRANGER) -> None:
+        self.limits = limits
+        self._inline = inline
         self._data = bytearray()
         self._at = 0
         self._words: list[bytes] = []
@@ -60,10 +73,12 @@ class RequestParser:
             if line is None:
                 return None
             if not line.startswith(b"*"):
-                return line.split()
+                words = line.split()
+                self._check_inline(words)
+                return words
             self._missing = _number(line, "invalid multibulk length")
-            if self._missing > (MAX_WORDS if self.is_trusted else STRANGER_WORDS):
-                raise RemoteProtocolError(_unauthenticated("multibulk", is_trusted=self.is_trusted))
+            if self._missing > self.limits.words:
+                raise RemoteProtocolError(self._too_long("multibulk"))
             self._words, self._size = [], 0
             if self._missing <= 0:
                 self._missing = 0
@@ -76,6 +91,13 @@ class RequestParser:
             self._missing -= 1
         return self._words
 
+    def _check_inline(self, words: list[bytes]) -> None:
+        """Raise `RemoteProtocolError` for a line that no client of RESP sends, such as one of HTTP."""
+        if words and (words[0].upper() not in self._inline or _HTTP_VERSION.fullmatch(words[-1])):
+            shown = printable(words[0].decode("utf-8", "replace"), limit=64)
+            why = f"no client of Redis sends a line that begins with '{shown}': this is no port for HTTP"
+            raise RemoteProtocolError(f"Protocol error: {why}")
+
     def _word(self) -> bytes | None:
         if self._length < 0:
             line = self._line("too big bulk count string")
@@ -85,9 +107,8 @@ class RequestParser:
                 raise RemoteProtocolError(f"Protocol error: expected '$', got {_shown(line)}")
             length = _number(line, "invalid bulk length")
             self._size += max(0, length)
-            most = MAX_MESSAGE + OVERHEAD if self.is_trusted else STRANGER_BYTES
-            if length < 0 or self._size > most:
-                raise RemoteProtocolError(_unauthenticated("bulk", is_trusted=self.is_trusted))
+            if length < 0 or self._size > self.limits.bytes:
+                raise RemoteProtocolError(self._too_long("bulk"))
             self._length = length
         end = self._at + self._length
         if len(self._data) < end + 2:
@@ -108,16 +129,15 @@ class RequestParser:
         self._at = end + 1
         return line
 
+    def _too_long(self, what: str) -> str:
+        return f"Protocol error: {'unauthenticated' if self.limits is STRANGER else 'invalid'} {what} length"
+
 
 def _number(line: bytes, error: str) -> int:
     digits = line[1:]
     if not (digits.isdigit() or digits == b"-1") or len(digits) > 10:
         raise RemoteProtocolError(f"Protocol error: {error}")
     return int(digits)
-
-
-def _unauthenticated(what: str, *, is_trusted: bool) -> str:
-    return f"Protocol error: {'invalid' if is_trusted else 'unauthenticated'} {what} length"
 
 
 def _shown(line: bytes) -> str:
@@ -157,8 +177,7 @@ def read_messages(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
     Raises `RemoteProtocolError` if they are none.
     """
-    parser = RequestParser()
-    parser.is_trusted = True
+    parser = RequestParser(limits=PUBLISHER)
     for words in parser.read(data):
         if len(words) != 3:
             raise RemoteProtocolError("this is no message of a channel")

@@ -6,13 +6,19 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts.chromium import Chromium, find_chromium
 from tests.processes.replica_line import open_line
+from tests.processes.test_foreign_protocols import Watcher
+from tests.processes.test_foreign_protocols import state as foreign_state
 from tests.service.processes import ROOT, Daemon
 
 FACTS = "/v1/streams/push_rules/facts"
@@ -144,3 +150,136 @@ def test_a_unix_socket_is_private(tmp_path: Path) -> None:
     shared = tmp_path / "shared.sock"
     with Daemon(tmp_path, options=("--listen", f"unix:{shared}:mode=660")):
         assert shared.stat().st_mode & 0o777 == 0o660
+
+
+PROGRAM = find_chromium()
+
+ATTACK = """<!doctype html><meta charset=utf-8><script>
+const row = '["@evil:example"]', end = '\\r\\n';
+const bytes = (...words) =>
+    `*${words.length}${end}` + words.map(word => `$${word.length}${end}${word}${end}`).join('');
+const lines = [
+    'POSITION push_rules evil 0 5', `RDATA push_rules evil 6 ${row}`, 'REMOTE_SERVER_UP evil.example'
+];
+const body = end + lines.map(line => bytes('PUBLISH', 'example.org', line)).join('')
+    + bytes('SET', 'evil', 'value') + lines.join('\\n') + '\\n';
+
+function form(url, enctype) {
+    return new Promise(done => {
+        const frame = document.createElement('iframe'), made = document.createElement('form');
+        frame.name = url + enctype;
+        document.body.append(frame, made);
+        frame.onload = done;
+        Object.assign(made, {method: 'POST', action: url, enctype: enctype, target: frame.name});
+        const field = document.createElement('textarea');
+        field.name = 'x';
+        field.value = body;
+        made.append(field);
+        made.submit();
+    });
+}
+
+function socket(url) {
+    return new Promise(done => {
+        const made = new WebSocket(url);
+        made.onopen = () => made.send(body);
+        made.onclose = done;
+    });
+}
+
+async function attack(host) {
+    const url = path => `http://${host}/${path}`, post = {method: 'POST', body: body};
+    const plain = {'Content-Type': 'text/plain'}, json = {'Content-Type': 'application/json'};
+    for (const one of [
+        () => fetch(url('simple'), {...post, headers: plain}),
+        () => fetch(url('no-cors'), {...post, mode: 'no-cors'}),
+        () => fetch(url('preflight'), {...post, headers: json}),
+        () => fetch(url('method'), {...post, method: 'SET'}),
+        () => fetch(url('get'), {mode: 'no-cors'}),
+        () => form(url('form-plain'), 'text/plain'),
+        () => form(url('form-multipart'), 'multipart/form-data'),
+        () => socket(`ws://${host}/socket`),
+    ]) await one().catch(() => null);
+    return true;
+}
+</script><body>"""
+
+
+class Page(BaseHTTPRequestHandler):
+    """Serves the page."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(ATTACK.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+class Logger(BaseHTTPRequestHandler):
+    """In the place of a port: records what comes, and lets a page do what it asks for first."""
+
+    heard: list[tuple[str, str, bytes]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.heard.append((self.command, self.path, body))
+        self.send_response(200)
+        for name in ("Origin", "Headers", "Methods"):
+            self.send_header(f"Access-Control-Allow-{name}", "*")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_OPTIONS = do_SET = do_POST
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve at a port of loopback; gives HOST:PORT."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.skipif(
+    PROGRAM is None, reason="no Chromium was found on the path, nor named by SYNREPL_CHROMIUM"
+)
+def test_a_page_in_a_real_browser_reaches_no_port(tmp_path: Path) -> None:
+    """It sends its bytes, as a server shows that stands where a port would, and no port takes them."""
+    assert PROGRAM is not None
+    options = ("--server-name", "example.org", "--resp", "tcp:0:interface=127.0.0.1")
+    sent_here: list[tuple[str, str, bytes]] = []
+
+    class Stand(Logger):
+        heard = sent_here
+
+    with Daemon(tmp_path, options=options) as daemon, serving(Page) as page, serving(Stand) as logged:
+        resp = next(line for line in daemon.lines if "RESP: listening at tcp:" in line).split("at tcp:")[1]
+        with closing(Watcher(daemon, resp, "example.org")) as watcher, Chromium(PROGRAM) as browser:
+            watcher.heard()
+            before = foreign_state(daemon, resp)
+            tab = browser.tab(800, 800)
+            tab.open(f"http://{page}/")
+            for host in (logged, daemon.follow, daemon.url.removeprefix("http://"), resp):
+                assert tab.value(f"attack('{host}')")
+            after = foreign_state(daemon, resp)
+            heard = b"".join(watcher.heard())
+
+    sent = {(method, path) for method, path, body in sent_here if b"PUBLISH" in body}
+    assert {("POST", f"/{name}") for name in ("simple", "no-cors", "preflight", "form-plain")} <= sent
+    assert ("SET", "/method") in sent
+    asked = {(method, path) for method, path, _ in sent_here}
+    assert {("OPTIONS", "/preflight"), ("OPTIONS", "/method"), ("GET", "/get"), ("GET", "/socket")} <= asked
+    assert before == after
+    assert b"evil" not in heard

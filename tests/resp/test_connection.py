@@ -193,6 +193,57 @@ def test_rubbish_ends_the_connection() -> None:
     assert client.say(b"PING\r\n") == ""
 
 
+PUBLISHED = b"*3\r\n$7\r\nPUBLISH\r\n$2\r\nhs\r\n$9\r\nREPLICATE\r\n*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "POST / HTTP/1.1",
+        "GET /k HTTP/1.1",
+        "PING / HTTP/1.1",
+        "set x http/1.1",
+        "SET k HTTP/2.0",
+        "PRI * HTTP/2.0",
+        "Host: localhost",
+        "PING: x",
+        ":",
+        "RDATA events w 5 [1]",
+        "FLUSHALL",
+        "PROXY TCP4 127.0.0.1 127.0.0.1 1 2",
+    ],
+)
+@pytest.mark.parametrize("keys", [[], [FULL]], ids=["open", "keys"])
+def test_a_line_of_no_client_closes_the_port(line: str, keys: list[Key]) -> None:
+    """A web page can send such a line, and what it likes after it."""
+    site = Site(*keys)
+    client = site.client()
+    before = b"PING\r\n" if not keys else b""
+
+    answer = client.say(before + line.encode() + b"\r\n" + PUBLISHED)
+
+    assert answer.startswith("+PONG\r\n-ERR Protocol error: " if before else "-ERR Protocol error: ")
+    assert answer.count("\r\n") == 1 + bool(before)
+    assert client.is_closed
+    assert client.say(PUBLISHED) == ""
+    assert site.ingested == []
+    assert len(site.server.cache) == 0
+
+
+def test_an_array_with_an_unknown_command_is_answered() -> None:
+    """As Redis does: such as CLIENT SETINFO of a newer client, or COMMAND DOCS of redis-cli."""
+    client = Site().client()
+    assert client.ask("POST", "/", "HTTP/1.1").startswith("-ERR unknown command 'POST'")
+    assert client.ask("PING") == "+PONG\r\n"
+
+
+def test_what_came_before_rubbish_is_published() -> None:
+    """It was answered."""
+    site = Site()
+    assert site.client().say(PUBLISHED + b"*x\r\n").startswith(":0\r\n+OK\r\n-ERR Protocol error")
+    assert site.ingested == [b"REPLICATE"]
+
+
 def test_a_publisher_that_ends_is_missed() -> None:
     """Its next lines are not passed before its POSITION."""
     site = Site()

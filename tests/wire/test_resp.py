@@ -1,18 +1,28 @@
 """Requests of Redis clients, in whatever pieces they come."""
 
+import re
+
 import pytest
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.wire import resp
-from synrepl.wire.resp import RequestParser, message, read_messages, split_messages
+from synrepl.wire.resp import (
+    PUBLISHER,
+    READER,
+    STRANGER,
+    RequestLimits,
+    RequestParser,
+    message,
+    read_messages,
+    split_messages,
+)
 
 GET = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"
 
 
-def requests(*pieces: bytes, is_trusted: bool = True) -> list[list[bytes]]:
+def requests(*pieces: bytes, limits: RequestLimits = PUBLISHER) -> list[list[bytes]]:
     """What is read of these pieces."""
-    reader = RequestParser()
-    reader.is_trusted = is_trusted
+    reader = RequestParser((b"PING", b"GET"), limits)
     return [words for piece in pieces for words in reader.read(piece)]
 
 
@@ -51,17 +61,18 @@ def test_requests_are_arrays_or_lines(data: bytes, expected: list[list[bytes]]) 
         (b"*1\r\n:1\r\n", "expected '$', got ':'"),
         (b"*1\r\n\x16\x03\r\n", "expected '$', got another character"),
         (b"A" * 1024, "too big inline request"),
+        (b"PING\r\n", "no client of Redis sends a line that begins with 'PING'"),
+        (b"\x1b]0;x\x07: x\r\n", r"no client of Redis sends a line that begins with '\x1b]0;x\x07:'"),
         (b"*1\r\n$" + b"1" * 1024, "too big bulk count string"),
     ],
 )
 def test_rubbish_is_an_error_in_the_words_of_redis(data: bytes, why: str) -> None:
     """What came before it is read."""
-    reader = RequestParser()
-    reader.is_trusted = True
+    reader = RequestParser(limits=PUBLISHER)
     found = reader.read(GET + data)
 
     assert [b"GET", b"k"] == next(found)
-    with pytest.raises(RemoteProtocolError, match=f"Protocol error: {why.replace('$', '[$]')}"):
+    with pytest.raises(RemoteProtocolError, match=re.escape(f"Protocol error: {why}")):
         next(found)
 
 
@@ -70,7 +81,15 @@ def test_rubbish_is_an_error_in_the_words_of_redis(data: bytes, why: str) -> Non
 )
 def test_a_stranger_may_send_little(data: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=f"unauthenticated {why} length"):
-        requests(data, is_trusted=False)
+        requests(data, limits=STRANGER)
+
+
+def test_only_a_publisher_may_send_long_requests() -> None:
+    """A reader's unfinished word would be held for as long as it likes."""
+    data = b"*2\r\n$3\r\nGET\r\n$65534\r\n"
+    assert requests(data, limits=PUBLISHER) == []
+    with pytest.raises(RemoteProtocolError, match="invalid bulk length"):
+        requests(data, limits=READER)
 
 
 def test_replies_are_those_of_redis() -> None:

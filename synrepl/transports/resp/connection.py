@@ -89,7 +89,7 @@ class RespConnection(Protocol):
         self.subscriber = ChannelSubscriber(self._write_message)
         self.publisher = ChannelPublisher()
         self._server = server
-        self._parser = resp.RequestParser()
+        self._parser = resp.RequestParser(HANDLERS)
         self._channels: dict[bytes, None] = {}
         self._database = 0
         self._replies: list[bytes] = []
@@ -140,16 +140,23 @@ class RespConnection(Protocol):
                 self._replies.append(self._answer(words))
                 if self._is_closing:
                     break
+        except RemoteProtocolError as error:
+            self._fail(error)
+        try:
+            # What came before an error too: it was answered.
             self._publish()
         except RemoteProtocolError as error:
-            self._server.complain(f"closing {self.peer}: {error.why}")
-            self._replies.append(resp.error(f"ERR {error.why}"))
-            self._is_closing = True
+            self._fail(error)
         self._send_replies()
         if self._is_closing:
             self._disconnect()
         elif self._server.is_full():
             self.hold()
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        self._server.complain(f"closing {self.peer}: {error.why}")
+        self._replies.append(resp.error(f"ERR {error.why}"))
+        self._is_closing = True
 
     def pauseProducing(self) -> None:
         """The client does not read: messages wait, and no more requests are read."""
@@ -257,7 +264,7 @@ class RespConnection(Protocol):
     def _grant(self, access: Access | None, key: Key | None = None) -> None:
         self.access, self.key = access, key
         if access is not None:
-            self._parser.is_trusted = True
+            self._parser.limits = resp.PUBLISHER if Right.WRITE in access.rights else resp.READER
             self._timer.stop()
 
     def _check(self, operation: Operation) -> None:
