@@ -96,27 +96,29 @@ class LineBuffer:
     """
 
     def __init__(self, max_length: int = MAX_LENGTH) -> None:
-        self.size = 0
-        """Bytes of the line that is not complete yet."""
         self._max_length = max_length
-        self._parts: list[bytes] = []
+        # Parts of one byte each, kept as they come, would take forty times their size.
+        self._rest = bytearray()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the line that is not complete yet."""
+        return len(self._rest)
 
     def receive(self, data: bytes) -> list[bytes]:
         """Return the lines that are now complete."""
         lines = data.split(b"\n")
         if len(lines) > 1:
-            if self._parts:
-                lines[0] = b"".join([*self._parts, lines[0]])
+            if self._rest:
+                lines[0] = bytes(self._rest + lines[0])
+                self._rest = bytearray()
             data = lines.pop()
-            self._parts, self.size = [], 0
         else:
             lines = []
-        if data:
-            self._parts.append(data)
-            self.size += len(data)
-        if self.size > self._max_length:
-            lines.append(b"".join(self._parts))
-            self._parts, self.size = [], 0
+        self._rest += data
+        if len(self._rest) > self._max_length:
+            lines.append(bytes(self._rest))
+            self._rest = bytearray()
         return lines
 
     def runs(self, data: bytes) -> tuple[list[bytes]]:

@@ -72,6 +72,36 @@ class AppendStreamTests(AppendStreamCase):
         self.assertEqual("no", answer.headers["x-accel-buffering"])
         self.assertEqual(["master", "w2"], [fact.writer for fact in self.engine.facts])
 
+    def test_many_small_pieces_take_turns(self) -> None:
+        """A line that does not end came in ten thousand pieces: one turn of 42 seconds."""
+        with patch.object(stream_module.LineBuffer, "receive", autospec=True, return_value=[]) as receive:
+            talk = self.begin()
+            talk.say(part(b"x") * 1_000)
+            in_one_turn = receive.call_count
+            self.assertLessEqual(in_one_turn, stream_module.WORK_AT_ONCE)
+            self.end(talk)
+            # What came meanwhile is taken together.
+            self.assertLess(receive.call_count, in_one_turn + 5)
+        self.assertTrue(talk.answer().is_whole)
+
+    def test_pieces_of_any_size_are_lines(self) -> None:
+        """The last one needs no end."""
+        talk = self.begin()
+        data = line("@ada:hs") + b"\n" + line("@bob:hs") + line("@eve:hs")[:-1]
+        talk.say(b"".join(part(data[at : at + 1]) for at in range(len(data))))
+        self.end(talk)
+        self.assertEqual([1, 2, 3], self.serials(talk))
+
+    def test_a_line_of_one_byte_too_many_is_refused_with_or_without_its_end(self) -> None:
+        """Those before it are appended."""
+        for ending in (b"\n", b"", b"\n" + line()):
+            with self.subTest(ending=ending), patch.object(stream_module, "MAX_LINE", 200):
+                talk = self.begin()
+                self.say(talk, line() + b"x" * 201 + ending)
+                self.end(talk)
+                self.assertEqual("too_large", self.serials(talk)[-1])
+                self.assertEqual(2, len(self.serials(talk)))
+
     def test_the_connection_serves_the_next_request(self) -> None:
         """As after any other request."""
         talk = self.begin()

@@ -37,6 +37,7 @@ from synrepl.transports.http.call import Call
 from synrepl.transports.http.headers import forbid_buffering
 from synrepl.transports.http.large_body import LARGE_BYTES
 from synrepl.wire.acks import Acks
+from synrepl.wire.codec import LineBuffer
 
 MAX_LINE: Final = 2 * MAX_POSTED_FACT
 """The most bytes of a line."""
@@ -44,8 +45,8 @@ MAX_LINE: Final = 2 * MAX_POSTED_FACT
 MAX_OPEN: Final = 2_000
 """No more lines are read while so many are not answered yet."""
 
-LINES_AT_ONCE: Final = 200
-"""After so many lines others have a turn: about five milliseconds of work."""
+WORK_AT_ONCE: Final = 200
+"""After so many lines, and pieces of the body, others have a turn: about five milliseconds of work."""
 
 
 class AppendLine(StreamAppend, forbid_unknown_fields=True):
@@ -102,20 +103,28 @@ class _AppendStream:
             self._flush_timer.stop()
 
     async def _read(self, body: BodyStream) -> None:
-        rest, taken = b"", 0
-        while data := await body.next():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
+        buffer, work = LineBuffer(MAX_LINE), 0
+        while True:
+            data = await body.next()
+            # The last line needs no end.
+            for line in buffer.receive(data or b"\n"):
+                if len(line) > MAX_LINE:
+                    # Where the next line begins may not be known.
+                    why = f"a line is longer than {MAX_LINE} bytes; no more is read"
+                    self._answer(self._next_answer(), ApiError("too_large", why))
+                    return
                 await self._take(line)
-                taken += 1
-                if taken % LINES_AT_ONCE == 0:
-                    await self._call.api.queue.turn()
-            if len(rest) > MAX_LINE:
-                # Where the next line begins is not known.
-                why = f"a line is longer than {MAX_LINE} bytes; no more is read"
-                self._answer(self._next_answer(), ApiError("too_large", why))
+                work = await self._count(work)
+            if not data:
                 return
-        await self._take(rest)
+            work = await self._count(work)
+
+    async def _count(self, work: int) -> int:
+        """Add one to the work of this turn, and let others have theirs once it is `WORK_AT_ONCE`."""
+        if work + 1 < WORK_AT_ONCE:
+            return work + 1
+        await self._call.api.queue.turn()
+        return 0
 
     async def _take(self, line: bytes) -> None:
         """Begin an append; an empty line only says that the client is there."""
