@@ -99,6 +99,7 @@ class ChannelServices:
             settings.server_name_of(self._log.notes),
             is_ephemeral=lambda stream: stream in table and table[stream].ephemeral,
             metrics=self._metrics,
+            is_known=table.__contains__,
             is_durable=None if settings.resp_ack == SENT else self._is_durable,
             only_durable=settings.resp_ack == DURABLE_ONLY,
         )

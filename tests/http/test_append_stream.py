@@ -12,6 +12,7 @@ from synrepl.ports.history import Appended
 from synrepl.transports.http import append_stream_routes as stream_module
 from synrepl.transports.http.channel import PROGRESS_SECONDS
 from synrepl.transports.http.large_body import LARGE_BYTES
+from synrepl.wire.codec import LineBuffer
 from tests.http.builders import BROKEN, SiteCase, Talk, receipt
 
 PATH = "/v1/appends"
@@ -74,7 +75,7 @@ class AppendStreamTests(AppendStreamCase):
 
     def test_many_small_pieces_take_turns(self) -> None:
         """A line that does not end came in ten thousand pieces: one turn of 42 seconds."""
-        with patch.object(stream_module.LineBuffer, "receive", autospec=True, return_value=[]) as receive:
+        with patch.object(LineBuffer, "receive", autospec=True, return_value=[]) as receive:
             talk = self.begin()
             talk.say(part(b"x") * 1_000)
             in_one_turn = receive.call_count

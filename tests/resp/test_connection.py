@@ -12,6 +12,7 @@ from twisted.internet.testing import StringTransport
 from synrepl.ports.access import IssuedKey, Key, Keyring, Right
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.proofs import make_record, make_secret
+from synrepl.replication.broker import channel_sources
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp import cache, connection
@@ -183,6 +184,46 @@ def test_the_confirmation_comes_after_earlier_answers_and_before_positions() -> 
 def test_channels_are_bounded() -> None:
     names = [f"hs/{n}" for n in range(17)]
     assert Site().client().ask("SUBSCRIBE", *names) == "-ERR a client may subscribe to 16 channels\r\n"
+
+
+def test_a_name_of_a_channel_is_bounded() -> None:
+    """Who may only read could fill the memory with them."""
+    client, name = Site().client(), "hs/" + "x" * 253
+    refused = "-ERR the name of a channel has at most 255 bytes\r\n"
+    assert client.ask("SUBSCRIBE", name) == client.ask("PUBLISH", name, "x") == refused
+    assert client.ask("PUBLISH", name[:-1], "x") == ":0\r\n"
+
+
+def test_a_full_channel_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes next cannot publish; it is over when those who filled it are gone."""
+    monkeypatch.setattr(channel_sources, "MAX_OF_KEY", 1)
+    site = Site(FULL, WRITER)
+    client = site.client("full", "f")
+    client.ask("PUBLISH", "hs", "POSITION events w 5 5")
+    assert site.server.problems() == []
+    assert "the key full has 1 streams" in site.client("f").ask("PUBLISH", "hs", "POSITION events v 5 5")
+    writer = site.client("w")
+    assert writer.ask("PUBLISH", "hs", "POSITION events v 5 5") == ":0\r\n"
+    assert ["the key full has 1 streams" in problem.text for problem in site.server.problems()] == [True]
+
+    client.protocol.connectionLost()
+    writer.protocol.connectionLost()
+    assert site.server.problems() == []
+
+
+def test_what_is_published_counts_for_the_key_of_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may authenticate again."""
+    site = Site(FULL, WRITER)
+    client = site.client("f")
+    client.ask("PUBLISH", "hs", "POSITION events w 5 5")
+    client.say(
+        b"PING\r\n*3\r\n$7\r\nPUBLISH\r\n$2\r\nhs\r\n$9\r\nREPLICATE\r\n*2\r\n$4\r\nAUTH\r\n$1\r\nw\r\n"
+    )
+    assert site.ingested[-1] == b"REPLICATE"
+    client.ask("PUBLISH", "hs", "RDATA events w 6 [1]")
+    assert site.channel.held_back == 1
+    client.protocol.connectionLost()
+    assert site.channel.sources.count == 0
 
 
 def test_rubbish_ends_the_connection() -> None:

@@ -131,6 +131,7 @@ class DownEnd(Protocol):
             channel,
             lambda message: self.transport.write(len(message).to_bytes(4) + message),
             name="a replica",
+            owner="",
             is_allowed=lambda line: True,
             logger=LimitedLogger(Logger(), self._daemon.run.clock),
         )

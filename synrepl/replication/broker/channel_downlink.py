@@ -18,7 +18,8 @@ MAX_PUBLISHERS: Final = 10_000
 class ChannelDownlink:
     """Passes a channel to a replica, and what is published there to the channel, until `stop`.
 
-    `write` sends encoded messages. Rows and positions of names for which `is_allowed` is False are refused.
+    `write` sends encoded messages. `owner` is the name of the replica's key: what is published there counts
+    for it. Rows and positions of names for which `is_allowed` is False are refused.
     """
 
     _logger = Logger()
@@ -29,12 +30,14 @@ class ChannelDownlink:
         write: Callable[[bytes], object],
         *,
         name: str,
+        owner: str,
         is_allowed: Callable[[bytes], bool],
         logger: LimitedLogger,
     ) -> None:
         self.refused = 0
         self._channel = channel
         self._name = name
+        self._owner = owner
         self._is_allowed = is_allowed
         self._limited = logger
         self._subscriber = ChannelSubscriber(write, link=self)
@@ -74,7 +77,7 @@ class ChannelDownlink:
                 )
             if len(self._publishers) >= MAX_PUBLISHERS:
                 raise RemoteProtocolError(f"more than {MAX_PUBLISHERS} publishers")
-            publisher = self._publishers[name] = ChannelPublisher(link=self, name=name)
+            publisher = self._publishers[name] = ChannelPublisher(self, name, self._owner)
         channel, line = self._channel, command.line.encode()
         try:
             if not self._is_allowed(line):

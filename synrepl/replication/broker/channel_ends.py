@@ -43,12 +43,14 @@ class ChannelPublisher:
     """A connection that publishes: the lines of incomplete batches, and the sources that it published.
 
     `link` is the connection between daemons over which it publishes here; None for a client of this daemon.
-    `name` is what other daemons call it.
+    `name` is what other daemons call it. `owner` is the name of its key (empty: it has none, or the shared
+    secret), for whom its sources count; None for this daemon itself and its upstream.
     """
 
-    def __init__(self, link: object = None, name: str = "") -> None:
+    def __init__(self, link: object = None, name: str = "", owner: str | None = None) -> None:
         self.link = link
         self.name = name
+        self.owner = owner
         self.held: dict[Source, list[bytes]] = {}
         self.held_bytes = 0
         self.refused: dict[Source, None] = {}
@@ -56,12 +58,13 @@ class ChannelPublisher:
         self.waiting: deque[Run] = deque()
         """What is passed once it is on disk, and what comes after that."""
         self.sources: dict[Source, None] = {}
+        """What it has named; `ChannelSources` counts them."""
 
     def reset(self) -> None:
-        """Forget all that it published: its last lines may be lost."""
+        """Forget all lines that it published: its last ones may be lost."""
         self.held, self.held_bytes = {}, 0
         self.waiting = deque()
-        self.refused, self.sources = {}, {}
+        self.refused = {}
 
 
 class ChannelSubscriber:

@@ -13,7 +13,10 @@ lost if its sender loses its connection; a removed writer never responds.
 
 
 class PositionQuery:
-    """Calls `ask` again while some of the expected streams and writers are `unanswered`."""
+    """Calls `ask` again while some of the expected streams and writers are `unanswered`.
+
+    After the last question they are forgotten: who answers later than that is one that comes anew.
+    """
 
     def __init__(self, clock: IClock, ask: Callable[[], object]) -> None:
         self.unanswered: set[tuple[str, str]] = set()
@@ -32,7 +35,9 @@ class PositionQuery:
 
     def _ask_later(self) -> None:
         seconds = next(self._delays, None)
-        if seconds is not None and self.unanswered:
+        if seconds is None:
+            self.unanswered.clear()
+        elif self.unanswered:
             self._timer.restart(seconds)
 
     def _repeat(self) -> None:

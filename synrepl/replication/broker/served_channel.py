@@ -35,6 +35,7 @@ from synrepl.replication.broker.channel_ends import (
     Run,
     Source,
 )
+from synrepl.replication.broker.channel_sources import MAX_SOURCES, ChannelSources
 from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position
@@ -51,9 +52,6 @@ MANY: Final = 16
 each of them costs more than the lines."""
 
 REPLICATE: Final = b"REPLICATE "
-
-MAX_SOURCES: Final = 10_000
-"""The most streams and writers of a channel: publishers choose the names."""
 
 DURABLE_SECONDS: Final = 5.0
 """How long lines wait for the log at most."""
@@ -80,7 +78,8 @@ class ServedChannel:
 
     `ingest`, while it is set, gets the lines that are passed on the channel itself, in their order, and those
     that are held back; never lines of sub-channels, which may carry access tokens. `uplink` gets all that is
-    published, but for what came from there. `is_ephemeral` tells which streams are in memory. With
+    published, but for what came from there. `is_ephemeral` tells which streams are in memory, and `is_known`
+    which this daemon knows (None: all): lost writers of others are not asked for. With
     `is_durable`, which tells whether the fact of a source and token is on disk, rows are passed once they are
     (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
     are passed all the same; with `only_durable` they are not, and `is_stuck` is set until they are.
@@ -98,6 +97,7 @@ class ServedChannel:
         *,
         is_ephemeral: Callable[[str], bool],
         metrics: Metrics,
+        is_known: Callable[[str], bool] | None = None,
         is_durable: Callable[[Source, int], bool] | None = None,
         only_durable: bool = False,
     ) -> None:
@@ -120,6 +120,7 @@ class ServedChannel:
         self.ingest: Callable[[Sequence[bytes]], None] = ignore
         self.is_caught_up: Callable[[Source, int], bool] = always
         self.uplink: IUplink | None = None
+        self.sources = ChannelSources(clock)
         self._own = ChannelPublisher()
         """Publishes what the channel itself asks."""
         self._is_durable = is_durable
@@ -132,6 +133,7 @@ class ServedChannel:
         self._gather_timer = Timer(clock, self._end_gathering)
         self._beside: dict[bytes, dict[ChannelSubscriber, None]] = {}
         self._is_ephemeral = is_ephemeral
+        self._is_known = is_known
         self._metrics = metrics
         self._passed: dict[Source, Passed] = {}
         """Of each source that was heard, unless its publisher was lost since."""
@@ -169,8 +171,11 @@ class ServedChannel:
         """Pass no more messages of this channel to the subscriber."""
         if channel == self.name:
             self.subscribers.pop(subscriber, None)
-        else:
-            self._beside.get(channel, {}).pop(subscriber, None)
+        elif (subscribers := self._beside.get(channel)) is not None:
+            subscribers.pop(subscriber, None)
+            if not subscribers:
+                # Clients choose the names.
+                del self._beside[channel]
 
     def resumed(self, subscriber: ChannelSubscriber) -> None:
         """The subscriber reads again: it is told up to where it lacks facts."""
@@ -180,6 +185,16 @@ class ServedChannel:
             self._tell_positions(subscriber)
             if subscriber.lacks:
                 self.ask()
+
+    @property
+    def sub_channels(self) -> int:
+        """How many sub-channels have subscribers."""
+        return len(self._beside)
+
+    @property
+    def expected(self) -> set[Source]:
+        """The sources whose writers were lost, and are asked for."""
+        return self._query.unanswered
 
     def count(self, channel: bytes) -> int:
         """How many subscribers the channel has."""
@@ -223,14 +238,20 @@ class ServedChannel:
                 # Perhaps the writer that was lost has come back.
                 self.ask()
         runs, units, now = list[Run](), list[Sequence[bytes]](), self._clock.seconds()
-        for line in lines:
-            if line.startswith(b"RDATA "):
-                self._on_rdata(publisher, line, runs, units)
-            elif line.startswith(b"POSITION "):
-                self._on_position(publisher, line, runs, units)
-            else:
-                units.append([line])
-                runs.append(Run(message(self.name, line), now, publisher))
+        try:
+            for line in lines:
+                if line.startswith(b"RDATA "):
+                    self._on_rdata(publisher, line, runs, units)
+                elif line.startswith(b"POSITION "):
+                    self._on_position(publisher, line, runs, units)
+                else:
+                    units.append([line])
+                    runs.append(Run(message(self.name, line), now, publisher))
+        finally:
+            # What came before a line that is refused, too.
+            self._take(publisher, runs, units)
+
+    def _take(self, publisher: ChannelPublisher, runs: list[Run], units: list[Sequence[bytes]]) -> None:
         if self._is_durable is None and not publisher.waiting and all(map(self._is_there, runs)):
             self._pass(runs)
         else:
@@ -327,16 +348,25 @@ class ServedChannel:
         sources until their POSITIONs have come.
         """
         self.publishers.pop(publisher, None)
-        waiting, sources = publisher.waiting, publisher.sources
+        waiting, sources = publisher.waiting, self.sources.drop(publisher)
         publisher.reset()
         self.held_back += sum(run.source is not None for run in waiting)
         self._pass([run for run in waiting if run.source is None])
         lost = [source for source in sources if self._forget(source, publisher)]
-        if lost:
-            self._query.unanswered.update(lost)
-            self._query.start()
+        self._expect(lost)
         if uplink := self._uplink_for(publisher):
             uplink.publisher_lost(publisher)
+
+    def _expect(self, sources: Sequence[Source]) -> None:
+        """Ask for these sources, as far as this daemon knows their streams, and keep at most `MAX_SOURCES`.
+
+        All processes are asked, so a source for which there is no room is asked for as well.
+        """
+        unanswered = self._query.unanswered
+        known = [source for source in sources if self._is_known is None or self._is_known(source[0])]
+        unanswered.update(known[: MAX_SOURCES - len(unanswered)])
+        if known:
+            self._query.start()
 
     def _forget(self, source: Source, publisher: ChannelPublisher) -> bool:
         """Pass no more of a source before its POSITION, if this is its publisher."""
@@ -391,18 +421,16 @@ class ServedChannel:
             return source
         if not all(name.isprintable() and name for name in source):
             return None
-        if max(len(self._passed), len(publisher.sources), len(self._query.unanswered)) >= MAX_SOURCES:
-            raise RemoteProtocolError(f"the channel has {MAX_SOURCES} streams and writers, its limit")
-        publisher.sources[source] = None
+        self.sources.add(publisher, source)
         return source
 
     def _on_position(
         self, publisher: ChannelPublisher, line: bytes, runs: list[Run], units: list[Sequence[bytes]]
     ) -> None:
-        units.append([line])
         words = line.split(b" ")
         source = self._source(publisher, words)
         token = _token(words[4]) if len(words) == 5 else None
+        units.append([line])
         if source is None or token is None:
             return
         self._batch(publisher, source)  # a batch that was cut off is never completed
@@ -424,8 +452,7 @@ class ServedChannel:
             return True
         if run.is_refused:
             self._forget(source, run.publisher)
-            self._query.unanswered.add(source)
-            self._query.start()
+            self._expect([source])
             return False
         passed = self._passed.get(source)
         if run.is_position:
@@ -435,8 +462,7 @@ class ServedChannel:
         elif passed is None or passed.publisher is not run.publisher:
             self.held_back += 1
             if source not in self._query.unanswered:
-                self._query.unanswered.add(source)
-                self._query.start()
+                self._expect([source])
             self.ask()
             return False
         run.before = passed.token

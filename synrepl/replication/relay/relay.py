@@ -426,6 +426,7 @@ class Relay:
                 channel,
                 self._send_messages,
                 name=self.name,
+                owner=access.name,
                 is_allowed=lambda line: foreign_writer(line, access.instances) is None,
                 logger=self._logger,
             )

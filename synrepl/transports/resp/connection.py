@@ -29,6 +29,9 @@ DATABASES: Final = 16
 MAX_CHANNELS: Final = 16
 """The most channels of one client. A homeserver has the channel of its name and a few beside it."""
 
+MAX_CHANNEL_NAME: Final = 255
+"""The most bytes of the name of a channel."""
+
 MAX_MS: Final = 10 * 365 * 86_400_000
 """The longest expiry, in milliseconds."""
 
@@ -264,8 +267,15 @@ class RespConnection(Protocol):
     def _grant(self, access: Access | None, key: Key | None = None) -> None:
         self.access, self.key = access, key
         if access is not None:
+            self.publisher.owner = access.name
             self._parser.limits = resp.PUBLISHER if Right.WRITE in access.rights else resp.READER
             self._timer.stop()
+
+    def _end_publisher(self) -> None:
+        """Publish nothing more as who the client was: what it has published counts for its key."""
+        self._publish()
+        if self._server.channel is not None:
+            self._server.channel.publisher_lost(self.publisher)
 
     def _check(self, operation: Operation) -> None:
         assert self.access is not None
@@ -286,6 +296,7 @@ class RespConnection(Protocol):
         if key is None or name not in ("default", key.name):
             self._server.complain(f"{self.peer} sent a wrong password")
             raise _Refused("WRONGPASS invalid username-password pair or user is disabled.")
+        self._end_publisher()
         self._grant(keys.access(key), key)
         return resp.OK
 
@@ -434,6 +445,8 @@ class RespConnection(Protocol):
     def _check_channel(self, name: bytes) -> None:
         channel = self._server.channel
         assert channel is not None
+        if len(name) > MAX_CHANNEL_NAME:
+            raise _Refused(f"ERR the name of a channel has at most {MAX_CHANNEL_NAME} bytes")
         if name != channel.name and not name.startswith(channel.name + b"/"):
             own, shown = channel.name.decode(), printable(name.decode("utf-8", "replace"), limit=100)
             raise _Refused(f"NOPERM this port has the channels of {own}, and not {shown}")

@@ -104,12 +104,13 @@ class RespServer:
         return self.uplink is not None and not self.uplink.is_connected
 
     def problems(self) -> list[Problem]:
-        """The problem of a port that reaches no log."""
+        """A port that reaches no log, and a channel that has no room for another publisher."""
         now = self.clock.seconds()
         if self.is_alone is not self._was_alone:
             self._was_alone, self._since = self.is_alone, now
         is_problem = self.is_alone and now - self._since >= ALONE_SECONDS
-        return [Problem(ALONE, self._since)] if is_problem else []
+        alone = [Problem(ALONE, self._since)] if is_problem else []
+        return alone if self.channel is None else [*alone, *self.channel.sources.problems()]
 
     def status(self) -> dict[str, Any]:
         """The port's part of the status, on a daemon of any role."""
