@@ -1,12 +1,17 @@
 """Requests of a connection take turns, and each must progress: no peer keeps the others waiting."""
 
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.logger import LogEvent, formatEvent, globalLogPublisher
 
 from synrepl.ports.turn_queue import SLICE_SECONDS, TurnQueue
+from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.http.channel import PROGRESS_BYTES, PROGRESS_SECONDS
+from synrepl.transports.http.response_cache import FRESH_SECONDS
 from tests.http.builders import SiteCase, Talk, append_body, receipt
 
 LIVEZ = "/livez"
@@ -41,6 +46,30 @@ class PipelineTests(TurnCase):
             answers.append(self.answered(talk))
 
         self.assertEqual([1, 2, 3, 4, 5, 5], answers)
+
+    def test_metrics_are_made_in_a_thread_once_for_all(self) -> None:
+        """A page with ten thousand writers takes a tenth of a second."""
+        works: list[tuple[Callable[[], bytes], Deferred[bytes]]] = []
+
+        def run(work: Callable[[], bytes]) -> Deferred[bytes]:
+            works.append((work, Deferred()))
+            return works[-1][1]
+
+        thread = SimpleNamespace(run=ImmediateThread().run)
+        self.site = self.make_site(thread=thread)
+        self.ask("GET", "/metrics")  # imports the handler, in a thread too
+        self.clock.advance(FRESH_SECONDS)
+        thread.run = run
+        talks = [self.talk() for _ in range(3)]
+        for talk in talks:
+            talk.say(self.request("GET", "/metrics"))
+        self.assertEqual([0, 0, 0], [self.answered(talk) for talk in talks])
+        self.assertEqual(1, len(works))
+        work, result = works[0]
+        result.callback(work())
+
+        self.assertEqual([1, 1, 1], [self.answered(talk) for talk in talks])
+        self.assertEqual(1, len(works))
 
     def test_others_are_answered_in_between(self) -> None:
         """Each connection has its turn."""

@@ -2,6 +2,7 @@
 
 import re
 import typing
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -11,7 +12,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -106,6 +107,8 @@ class Api(Resource):
         self.limited_logger = LimitedLogger(self._logger, services.clock)
         self._guard = guard
         self._cache = ResponseCache(services.clock)
+        self._making: defaultdict[str, DeferredLock] = defaultdict(DeferredLock)
+        """By the name of a route: held while a response for the cache is made."""
         self._handlers: dict[str, Handler] = {}
         self._modules: dict[str, ModuleType] = {}
 
@@ -204,15 +207,22 @@ class Api(Resource):
         """Decode a large JSON body in a thread. Raises `ApiError`."""
         return await self.services.thread.run(lambda: decode_body(decoder, body))
 
+    @staticmethod
+    async def _make(call: Call, handler: Handler) -> Response:
+        headers = call.request.responseHeaders
+        before = {name for name, _ in headers.getAllRawHeaders()}
+        body = _encode(await handler.function(call))
+        own = [(name, values) for name, values in headers.getAllRawHeaders() if name not in before]
+        return Response(body, own)
+
     async def _answer_from_cache(self, call: Call, handler: Handler) -> bytes:
         request, headers = call.request, call.request.responseHeaders
-        response = self._cache.find(call.route, request.access)
-        if response is None:
-            before = {name for name, _ in headers.getAllRawHeaders()}
-            body = _encode(await handler.function(call))
-            own = [(name, values) for name, values in headers.getAllRawHeaders() if name not in before]
-            response = Response(body, own)
-            self._cache.store(call.route, request.access, response)
+        async with self._making[call.route.name]:
+            # Others may ask while one is made in a thread: they take the same.
+            response = self._cache.find(call.route, request.access)
+            if response is None:
+                response = await self._make(call, handler)
+                self._cache.store(call.route, request.access, response)
         for name, values in response.headers:
             headers.setRawHeaders(name, values)
         return response.body

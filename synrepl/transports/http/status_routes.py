@@ -96,7 +96,8 @@ async def readyz(call: Call) -> Ready:
 async def metrics(call: Call) -> bytes:
     """Return the metrics for Prometheus."""
     _collect(call.services)
-    return generate_latest(call.services.metrics.registry)
+    # In a thread: with ten thousand writers it takes a tenth of a second.
+    return await call.services.thread.run(lambda: generate_latest(call.services.metrics.registry))
 
 
 def _status(call: Call) -> dict[str, Any]:
