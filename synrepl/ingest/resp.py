@@ -68,7 +68,7 @@ class RespSource(ChannelSource):
         stream, writer = source
         if stream not in self.follower.table or self.follower.table[stream].ephemeral:
             return True
-        return self.follower.positions().get(stream, {}).get(writer, 0) >= token
+        return self.follower.server.streams.position(stream, writer) >= token
 
     def silence(self) -> Problem | None:
         """There is no connection of its own that could fail."""

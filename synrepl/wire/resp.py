@@ -31,8 +31,14 @@ STRANGER: Final = RequestLimits(10, 16_384)
 READER: Final = RequestLimits(64, 65_536)
 """Of a peer that may not publish."""
 
-PUBLISHER: Final = RequestLimits(64, MAX_MESSAGE + 16_384)
-"""Of a peer that may: one message of the largest size, and what belongs to it."""
+MAX_PUBLISHED: Final = 4 * 1024 * 1024
+"""The most bytes of a line that is published at our port: what one line costs is done in one turn."""
+
+PUBLISHER: Final = RequestLimits(64, MAX_PUBLISHED + 16_384)
+"""Of a peer that may: one line of the largest size, and what belongs to it."""
+
+MESSAGE: Final = RequestLimits(3, MAX_MESSAGE + 16_384)
+"""Of a message between daemons, which may come from a Redis."""
 
 _END: Final = b"\r\n"
 _HTTP_VERSION: Final = re.compile(rb"HTTP/[0-9.]+", re.IGNORECASE)
@@ -55,16 +61,34 @@ class RequestParser:
         self._length = -1
         """The length of the next word; -1 before its head."""
         self._size = 0
+        """The bytes of `_words`."""
 
-    def read(self, data: bytes) -> Iterator[list[bytes]]:
-        """Yield the complete requests, each as its words. Raises `RemoteProtocolError` in Redis' words."""
+    @property
+    def size(self) -> int:
+        """The bytes that are held: of requests that are not complete, or were not taken yet."""
+        return len(self._data) - self._at + self._size
+
+    def feed(self, data: bytes) -> None:
+        """Take received bytes."""
         self._data += data
+
+    def next(self) -> list[bytes] | None:
+        """Return the words of the next complete request; None without one.
+
+        Raises `RemoteProtocolError` in Redis' words.
+        """
         while (request := self._next()) is not None:
             if request:
-                yield request
-        # Once for all requests of these bytes: to move the rest for each would take quadratic time.
+                return request
+        # Once for all requests of a read: to move the rest for each would take quadratic time.
         del self._data[: self._at]
         self._at = 0
+        return None
+
+    def clear(self) -> None:
+        """Drop all that is held."""
+        self._data, self._at = bytearray(), 0
+        self._words, self._missing, self._length, self._size = [], 0, -1, 0
 
     def _next(self) -> list[bytes] | None:
         """Return the next request (empty: an empty line); None if it is not complete."""
@@ -79,7 +103,6 @@ class RequestParser:
             self._missing = _number(line, "invalid multibulk length")
             if self._missing > self.limits.words:
                 raise RemoteProtocolError(self._too_long("multibulk"))
-            self._words, self._size = [], 0
             if self._missing <= 0:
                 self._missing = 0
                 return []
@@ -88,8 +111,10 @@ class RequestParser:
             if word is None:
                 return None
             self._words.append(word)
+            self._size += len(word)
             self._missing -= 1
-        return self._words
+        words, self._words, self._size = self._words, [], 0
+        return words
 
     def _check_inline(self, words: list[bytes]) -> None:
         """Raise `RemoteProtocolError` for a line that no client of RESP sends, such as one of HTTP."""
@@ -106,8 +131,7 @@ class RequestParser:
             if not line.startswith(b"$"):
                 raise RemoteProtocolError(f"Protocol error: expected '$', got {_shown(line)}")
             length = _number(line, "invalid bulk length")
-            self._size += max(0, length)
-            if length < 0 or self._size > self.limits.bytes:
+            if length < 0 or self._size + length > self.limits.bytes:
                 raise RemoteProtocolError(self._too_long("bulk"))
             self._length = length
         end = self._at + self._length
@@ -177,8 +201,9 @@ def read_messages(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
     Raises `RemoteProtocolError` if they are none.
     """
-    parser = RequestParser(limits=PUBLISHER)
-    for words in parser.read(data):
+    parser = RequestParser(limits=MESSAGE)
+    parser.feed(data)
+    while (words := parser.next()) is not None:
         if len(words) != 3:
             raise RemoteProtocolError("this is no message of a channel")
         yield words[1], words[2]

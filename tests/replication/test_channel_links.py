@@ -10,7 +10,7 @@ from twisted.logger import Logger
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import channel_downlink, channel_ends, channel_sources, channel_uplink
+from synrepl.replication.broker import channel_downlink, channel_ends, channel_uplink, publisher_limits
 from synrepl.replication.broker.channel_downlink import ChannelDownlink
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.channel_uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
@@ -360,7 +360,7 @@ def test_a_replica_has_a_number_of_publishers(pair: Pair, monkeypatch: pytest.Mo
 def test_too_many_writers_do_not_end_the_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of the replica comes over it."""
     positions(pair.above, "a")
-    monkeypatch.setattr(channel_sources, "MAX_SOURCES", 1)
+    monkeypatch.setattr(publisher_limits, "MAX_SOURCES", 1)
     pair.on_channel(message(MAIN, b"POSITION events b 5 5"))
     monkeypatch.undo()
     assert pair.below.heard == ["POSITION events a 5 5"]

@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import channel_ends, channel_sources, served_channel
+from synrepl.replication.broker import channel_ends, publisher_limits, served_channel
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.served_channel import CATCH_UP_SECONDS, ServedChannel
 from tests.replication.channel_lines import MAIN, Subscription
@@ -236,7 +236,7 @@ def test_bad_lines_are_left_to_the_log(setup: Setup, line: str) -> None:
 
 
 def test_names_and_batches_are_bounded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_sources, "MAX_SOURCES", 3)
+    monkeypatch.setattr(publisher_limits, "MAX_SOURCES", 3)
     monkeypatch.setattr(served_channel, "MAX_MESSAGE", 60)
     setup.heard("a w", "b w", "c w")
     with pytest.raises(RemoteProtocolError, match="3 streams and writers"):

@@ -104,6 +104,22 @@ def test_lines_that_come_together_are_given_together(setup: Setup) -> None:
     assert "RDATA [6, 7, 8]" in setup.told()
 
 
+def test_many_lines_are_given_in_turns(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waited while the log took nothing may be half a million of them."""
+    monkeypatch.setattr(served_link, "LINES_AT_ONCE", 2)
+    setup.link.pause_reading()
+    setup.say(*(b"REMOTE_SERVER_UP x%d" % number for number in range(5)))
+    setup.told()
+    setup.link.resume_reading()
+    counts = [len(setup.told())]
+    while setup.link.unread_bytes:
+        call = setup.clock.calls.pop(0)
+        call.called = 1
+        call.func()
+        counts.append(len(setup.told()))
+    assert counts == [2, 2, 1]
+
+
 def test_what_the_peer_publishes_comes_back_after_what_it_was_given(setup: Setup) -> None:
     """As over a Redis: to the subscribers, and to itself."""
     setup.told()

@@ -12,7 +12,7 @@ from twisted.internet.testing import StringTransport
 from synrepl.ports.access import IssuedKey, Key, Keyring, Right
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.proofs import make_record, make_secret
-from synrepl.replication.broker import channel_sources
+from synrepl.replication.broker import publisher_limits
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp import cache, connection
@@ -36,6 +36,7 @@ class Client:
     transport: Any
 
     def __init__(self, site: "Site", host: str = "127.0.0.1") -> None:
+        self._clock = site.clock
         self.protocol = RespFactory(site.server).buildProtocol(None)
         self.transport = StringTransport(peerAddress=IPv4Address("TCP", host, 5))
         self.transport.abortConnection = self.transport.loseConnection
@@ -44,6 +45,12 @@ class Client:
     def say(self, data: bytes) -> str:
         """Send bytes; return the answer."""
         self.protocol.dataReceived(data)
+        return self.heard()
+
+    def heard(self) -> str:
+        """What is sent once the turns of the reactor have passed that it takes."""
+        for _ in range(20):
+            self._clock.advance(0)
         found: str = self.transport.value().decode()
         self.transport.clear()
         return found
@@ -196,7 +203,7 @@ def test_a_name_of_a_channel_is_bounded() -> None:
 
 def test_a_full_channel_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes next cannot publish; it is over when those who filled it are gone."""
-    monkeypatch.setattr(channel_sources, "MAX_OF_KEY", 1)
+    monkeypatch.setattr(publisher_limits, "MAX_OF_KEY", 1)
     site = Site(FULL, WRITER)
     client = site.client("full", "f")
     client.ask("PUBLISH", "hs", "POSITION events w 5 5")
@@ -223,7 +230,7 @@ def test_what_is_published_counts_for_the_key_of_that_time(monkeypatch: pytest.M
     client.ask("PUBLISH", "hs", "RDATA events w 6 [1]")
     assert site.channel.held_back == 1
     client.protocol.connectionLost()
-    assert site.channel.sources.count == 0
+    assert site.channel.limits.count == 0
 
 
 def test_rubbish_ends_the_connection() -> None:

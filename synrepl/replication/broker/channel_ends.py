@@ -58,11 +58,15 @@ class ChannelPublisher:
         self.waiting: deque[Run] = deque()
         """What is passed once it is on disk, and what comes after that."""
         self.sources: dict[Source, None] = {}
-        """What it has named; `ChannelSources` counts them."""
+        """What it has named; `PublisherLimits` counts them."""
+
+    def drop_held(self) -> None:
+        """Forget the lines of batches that are not complete."""
+        self.held, self.held_bytes = {}, 0
 
     def reset(self) -> None:
         """Forget all lines that it published: its last ones may be lost."""
-        self.held, self.held_bytes = {}, 0
+        self.drop_held()
         self.waiting = deque()
         self.refused = {}
 

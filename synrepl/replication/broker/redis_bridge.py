@@ -16,8 +16,8 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
-from synrepl.replication.broker.channel_sources import MAX_SOURCES
 from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.broker.publisher_limits import MAX_SOURCES
 from synrepl.replication.broker.served_channel import ServedChannel, writer_of
 from synrepl.wire.resp import read_messages
 

@@ -35,8 +35,9 @@ from synrepl.replication.broker.channel_ends import (
     Run,
     Source,
 )
-from synrepl.replication.broker.channel_sources import MAX_SOURCES, ChannelSources
 from synrepl.replication.broker.position_query import PositionQuery
+from synrepl.replication.broker.position_teller import PositionTeller
+from synrepl.replication.broker.publisher_limits import MAX_SOURCES, PublisherLimits
 from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
@@ -52,6 +53,10 @@ MANY: Final = 16
 each of them costs more than the lines."""
 
 REPLICATE: Final = b"REPLICATE "
+
+MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+MAX_BATCH_LINES: Final = 10_000
+"""The most bytes of all batches of a client that are not complete, and lines of one: passed in a turn."""
 
 DURABLE_SECONDS: Final = 5.0
 """How long lines wait for the log at most."""
@@ -120,7 +125,7 @@ class ServedChannel:
         self.ingest: Callable[[Sequence[bytes]], None] = ignore
         self.is_caught_up: Callable[[Source, int], bool] = always
         self.uplink: IUplink | None = None
-        self.sources = ChannelSources(clock)
+        self.limits = PublisherLimits(clock)
         self._own = ChannelPublisher()
         """Publishes what the channel itself asks."""
         self._is_durable = is_durable
@@ -139,6 +144,7 @@ class ServedChannel:
         """Of each source that was heard, unless its publisher was lost since."""
         self._codec = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
         self._query = PositionQuery(clock, self.ask)
+        self._teller = PositionTeller(clock, self._last_position, self._send)
         self._ask_timer = Timer(clock, self._ask_again)
         self._must_ask = False
 
@@ -150,6 +156,7 @@ class ServedChannel:
     def stop(self) -> None:
         """Stop asking."""
         self._query.stop()
+        self._teller.stop()
         self._ask_timer.stop()
         self._overdue_timer.stop()
         self._gather_timer.stop()
@@ -164,13 +171,12 @@ class ServedChannel:
             self.subscribers[subscriber] = None
             subscriber.lacks = self._all_passed(subscriber)
             self._tell_positions(subscriber)
-            if subscriber.lacks:
-                self.ask()
 
     def unsubscribe(self, subscriber: ChannelSubscriber, channel: bytes) -> None:
         """Pass no more messages of this channel to the subscriber."""
         if channel == self.name:
             self.subscribers.pop(subscriber, None)
+            self._teller.forget(subscriber)
         elif (subscribers := self._beside.get(channel)) is not None:
             subscribers.pop(subscriber, None)
             if not subscribers:
@@ -183,8 +189,6 @@ class ServedChannel:
         if subscriber.is_demoted:
             subscriber.is_demoted = False
             self._tell_positions(subscriber)
-            if subscriber.lacks:
-                self.ask()
 
     @property
     def sub_channels(self) -> int:
@@ -208,17 +212,19 @@ class ServedChannel:
         return {source: None for source, one in passed if one.publisher.link is not subscriber.link}
 
     def _tell_positions(self, subscriber: ChannelSubscriber) -> None:
-        """Send the positions that the subscriber is to be told, but for streams in memory."""
-        lacks = {source: None for source in subscriber.lacks if self._is_in_memory(source)}
-        positions = [self._position(source) for source in subscriber.lacks if source not in lacks]
-        subscriber.lacks = lacks
-        if positions:
-            self._send(subscriber, b"".join(positions))
+        """Send the positions that the subscriber is to be told, but for streams in memory: ask for these."""
+        told = [source for source in subscriber.lacks if not self._is_in_memory(source)]
+        must_ask = len(told) < len(subscriber.lacks)
+        self._teller.tell(subscriber, told)
+        if must_ask:
+            self.ask()
 
-    def _position(self, source: Source, token: int | None = None) -> bytes:
-        if token is None:
-            passed = self._passed.get(source)
-            token = 0 if passed is None else passed.token
+    def _last_position(self, source: Source) -> bytes | None:
+        """The position up to which the source was passed; None before its writer has said it anew."""
+        passed = self._passed.get(source)
+        return None if passed is None else self._position(source, passed.token)
+
+    def _position(self, source: Source, token: int) -> bytes:
         position = Position(stream=source[0], instance=source[1], prev_token=token, token=token)
         return message(self.name, self._codec.format(position))
 
@@ -348,7 +354,7 @@ class ServedChannel:
         sources until their POSITIONs have come.
         """
         self.publishers.pop(publisher, None)
-        waiting, sources = publisher.waiting, self.sources.drop(publisher)
+        waiting, sources = publisher.waiting, self.limits.drop(publisher)
         publisher.reset()
         self.held_back += sum(run.source is not None for run in waiting)
         self._pass([run for run in waiting if run.source is None])
@@ -401,15 +407,28 @@ class ServedChannel:
             units.append([line])  # it is not passed; the log says what is wrong with it
             return
         if token is None:
-            publisher.held.setdefault(source, []).append(line)
+            held = publisher.held.setdefault(source, [])
+            held.append(line)
             publisher.held_bytes += len(line)
-            if publisher.held_bytes > MAX_MESSAGE:
-                raise RemoteProtocolError(f"a batch has more than {MAX_MESSAGE} bytes")
+            self._check_held(publisher, len(held))
             return
         lines = [*self._batch(publisher, source), line]
         units.append(lines)
         data = b"".join([message(self.name, one) for one in lines])
         runs.append(Run(data, self._clock.seconds(), publisher, source, token))
+
+    @staticmethod
+    def _check_held(publisher: ChannelPublisher, lines: int) -> None:
+        """Raise `RemoteProtocolError` if a batch has too many lines, or those of the publisher too much."""
+        if publisher.owner is None:
+            # Another daemon, or a Redis, passes on what many publish.
+            most, most_lines = MAX_MESSAGE, MAX_MESSAGE
+        else:
+            most, most_lines = MAX_BATCH_BYTES, MAX_BATCH_LINES
+        if publisher.held_bytes > most:
+            raise RemoteProtocolError(f"a batch has more than {most} bytes")
+        if lines > most_lines:
+            raise RemoteProtocolError(f"a batch has more than {most_lines} lines")
 
     def _source(self, publisher: ChannelPublisher, words: Sequence[bytes]) -> Source | None:
         """Return the stream and writer of these words of a line, and note them; None if they are no names."""
@@ -421,7 +440,7 @@ class ServedChannel:
             return source
         if not all(name.isprintable() and name for name in source):
             return None
-        self.sources.add(publisher, source)
+        self.limits.add(publisher, source)
         return source
 
     def _on_position(
@@ -523,6 +542,7 @@ class ServedChannel:
         self._metrics.readers_demoted.inc()
         # What waited is dropped: anything may have been in it.
         subscriber.lacks = self._all_passed(subscriber)
+        self._teller.forget(subscriber)
         return False
 
     def _miss(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:

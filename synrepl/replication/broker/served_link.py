@@ -1,5 +1,6 @@
 """The link of this process to the channel that it serves itself: no connections, the same peer."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,6 +24,9 @@ MAX_UNREAD: Final = 16 * 1024 * 1024
 GATHER_SECONDS: Final = 0.005
 """Lines within this time after others are given to the peer together: a run of rows, and one commit, costs
 little more than one row."""
+
+LINES_AT_ONCE: Final = 500
+"""After so many lines others have a turn."""
 
 REJOIN_SECONDS: Final = 1.0
 
@@ -63,7 +67,7 @@ class ServedLink:
         self._is_caught_up = is_caught_up
         self._session = Session(BROKER, NEWEST, name=instance, seconds=clock.seconds)
         self._own = ChannelPublisher()
-        self._unread: list[bytes] = []
+        self._unread: deque[bytes] = deque()
         self._is_up = False
         self._is_reading = True
         self._is_stuck = False
@@ -157,7 +161,7 @@ class ServedLink:
             self.fail("the log does not take what is published")
 
     def _drop_unread(self) -> None:
-        was_full, self._unread, self.unread_bytes = self.is_full, [], 0
+        was_full, self._unread, self.unread_bytes = self.is_full, deque(), 0
         if was_full:
             self._on_room()
 
@@ -166,10 +170,13 @@ class ServedLink:
         if self._is_delivering:
             return
         was_full, self._is_delivering = self.is_full, True
+        left = LINES_AT_ONCE
         try:
-            while self._unread and self._is_reading:
-                lines, self._unread, self.unread_bytes = self._unread, [], 0
-                self._gather_timer.start(GATHER_SECONDS)
+            while self._unread and self._is_reading and left > 0:
+                lines = [self._unread.popleft() for _ in range(min(left, len(self._unread)))]
+                left -= len(lines)
+                self.unread_bytes -= sum(map(len, lines))
+                self._gather_timer.start(0 if self._unread else GATHER_SECONDS)
                 self._is_stuck = False
                 if self._is_up:
                     self._receive(lines)

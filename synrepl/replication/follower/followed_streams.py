@@ -167,6 +167,11 @@ class FollowedStreams:
         reported = {name: one.machine.positions.reported for name, one in self.executors.items()}
         return {name: dict(tokens) for name, tokens in reported.items() if tokens}
 
+    def position(self, name: str, writer: str) -> int:
+        """The applied position of one writer, as in `positions`; 0 if there is none."""
+        executor = self.executors.get(name)
+        return 0 if executor is None else executor.machine.positions.reported.get(writer, 0)
+
     def applied(self, name: str) -> Mapping[str, int]:
         """The applied positions of a stream that is followed, by writer."""
         return self.executors[name].machine.positions.reported

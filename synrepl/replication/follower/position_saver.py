@@ -96,8 +96,9 @@ class PositionSaver:
             self.saved = saved
         if self.metrics is not None:
             for stream, writers in positions.items():
-                if writers != self._shown.get(stream):
-                    for writer, token in writers.items():
+                shown = self._shown.get(stream, {})
+                for writer, token in writers.items():
+                    if shown.get(writer) != token:
                         self.metrics.position.labels(stream, writer).set(token)
             self._shown = positions
 

@@ -6,6 +6,7 @@ from typing import Protocol as Interface
 
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol, connectionDone
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -15,6 +16,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.rights import Operation, refusal
 from synrepl.ports.time import Timer
+from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.served_channel import ServedChannel, foreign_writer
 from synrepl.transports.credentials import certified_name, is_local
@@ -51,6 +53,15 @@ STORE: Final = Operation("SET", Right.WRITE, NO_STREAM)
 BEFORE_AUTH: Final = frozenset({b"AUTH", b"HELLO", b"QUIT"})
 WHILE_SUBSCRIBED: Final = frozenset({b"SUBSCRIBE", b"UNSUBSCRIBE", b"PING", b"QUIT"})
 
+COSTLY: Final = frozenset({b"AUTH", b"HELLO", b"INFO", b"PUBSUB", b"SUBSCRIBE"})
+"""What these cost grows with the keys, the names in them, or the streams and writers of the channel."""
+
+REQUESTS_AT_ONCE: Final = 50
+"""The most requests that are answered at once; one of them at most is `COSTLY`."""
+
+REPLY_BYTES: Final = 64 * 1024
+"""No more requests are answered at once after replies of so many bytes."""
+
 Words = Sequence[bytes]
 Handler = Callable[["RespConnection", Words], bytes]
 
@@ -64,8 +75,12 @@ class IRespServer(Interface):
     connections: dict["RespConnection", None]
     keys: Keyring
     metrics: Metrics
+    queue: TurnQueue
     refused: int
     why_closed: str
+
+    def account(self, connection: "RespConnection") -> None:
+        """Count what the connection holds, which may have changed."""
 
     def is_full(self) -> bool:
         """Whether publishers should wait."""
@@ -79,9 +94,14 @@ class IRespServer(Interface):
 
 @implementer(IPushProducer)
 class RespConnection(Protocol):
-    """Answers the requests of one client, in their order. One read of the transport is one turn of work."""
+    """Answers the requests of one client, in their order.
+
+    Few of them are answered at once, and none while the client does not read, or the log does not keep up.
+    The rest takes turns with other connections, and nothing is read until it is answered.
+    """
 
     transport: Any
+    _logger = Logger()
 
     def __init__(self, server: IRespServer) -> None:
         self.access: Access | None = None
@@ -97,7 +117,15 @@ class RespConnection(Protocol):
         self._database = 0
         self._replies: list[bytes] = []
         self._lines: list[bytes] = []
-        """Lines of the channel itself that were published in this read."""
+        """Lines of the channel itself that were published by the requests that are answered at once."""
+        self.counted = 0
+        """The bytes that the port has counted for this connection; see `held_bytes`."""
+        self._has_requests = False
+        """Whether there may be complete requests that are not answered."""
+        self._must_yield = False
+        self._is_queued = False
+        self._is_lost = False
+        """Whether the connection is lost, and its last requests are still to be answered."""
         self._is_closing = False
         self._is_full = False
         self._is_held = False
@@ -124,11 +152,19 @@ class RespConnection(Protocol):
             self._timer.start(AUTHENTICATE_SECONDS)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._is_lost, self._is_full = True, False
+        if self._may_answer:
+            self._queue_up()
+        elif not self._is_queued:
+            self._end()
+
+    def _end(self) -> None:
         server = self._server
+        self._is_closing = True
+        self._drop()
         server.metrics.connections.dec()
         server.connections.pop(self, None)
         self._timer.stop()
-        self._is_closing = True
         if server.channel is not None:
             for name in self._channels:
                 server.channel.unsubscribe(self.subscriber, name)
@@ -138,10 +174,57 @@ class RespConnection(Protocol):
         if self._is_closing:
             return
         self._server.metrics.bytes.counts["in"] += len(data)
+        self._parser.feed(data)
+        self._has_requests = True
+        queue = self._server.queue
+        while self._may_answer and not self._is_queued and queue.has_time:
+            queue.run(self._answer_some)
+            if self._must_yield:
+                break
+        if self._may_answer:
+            self._queue_up()
+
+    # -- turns ---------------------------------------------------------------------------------------------
+
+    @property
+    def _may_answer(self) -> bool:
+        return self._has_requests and not (self._is_full or self._is_held or self._is_closing)
+
+    def _queue_up(self) -> None:
+        """Answer what is left in a later turn."""
+        if not self._is_queued:
+            self._is_queued = True
+            if not self._is_lost:
+                self.transport.pauseProducing()
+            self._server.queue.run_later(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_queued = False
         try:
-            for words in self._parser.read(data):
-                self._replies.append(self._answer(words))
-                if self._is_closing:
+            if self._may_answer:
+                self._answer_some()
+        except Exception:
+            # In the poll, Twisted would do the same.
+            self._logger.failure("the connection of {peer} failed", peer=self.peer)
+            self._is_closing = True
+            self.transport.abortConnection()
+        self._read_on()
+
+    def _answer_some(self) -> None:
+        """Answer the next requests, as many as may be answered at once."""
+        self._must_yield = False
+        size = 0
+        try:
+            for _ in range(REQUESTS_AT_ONCE):
+                words = self._parser.next()
+                if words is None:
+                    self._has_requests = False
+                    break
+                reply = self._answer(words)
+                self._replies.append(reply)
+                size += len(reply)
+                if self._is_closing or self._must_yield or size > REPLY_BYTES:
+                    self._has_requests = self._parser.size > 0
                     break
         except RemoteProtocolError as error:
             self._fail(error)
@@ -153,8 +236,22 @@ class RespConnection(Protocol):
         self._send_replies()
         if self._is_closing:
             self._disconnect()
-        elif self._server.is_full():
+            return
+        self._server.account(self)
+        if self._server.is_full():
             self.hold()
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that are held of requests and batches that are not complete."""
+        return self._parser.size + self.publisher.held_bytes
+
+    def _drop(self) -> None:
+        """Hold nothing more: the connection ends, and with it what is not complete."""
+        self._has_requests = False
+        self._parser.clear()
+        self.publisher.drop_held()
+        self._server.account(self)
 
     def _fail(self, error: RemoteProtocolError) -> None:
         self._server.complain(f"closing {self.peer}: {error.why}")
@@ -180,7 +277,8 @@ class RespConnection(Protocol):
     def hold(self) -> None:
         """Read no more requests until `release`: the log does not keep up with what is published."""
         self._is_held = True
-        self.transport.pauseProducing()
+        if not self._is_lost:
+            self.transport.pauseProducing()
 
     def release(self) -> None:
         """Read requests again."""
@@ -211,7 +309,12 @@ class RespConnection(Protocol):
         }
 
     def _read_on(self) -> None:
-        if not (self._is_full or self._is_held or self._is_closing):
+        """Answer what is left, or read more, unless something is in the way."""
+        if self._may_answer:
+            self._queue_up()
+        elif self._is_lost and not (self._is_queued or self._is_held or self._is_closing):
+            self._end()
+        elif not (self._is_full or self._is_held or self._is_closing or self._is_lost):
             self.transport.resumeProducing()
 
     def _send_replies(self) -> None:
@@ -229,6 +332,10 @@ class RespConnection(Protocol):
             self._send(data)
 
     def _disconnect(self) -> None:
+        if self._is_lost:
+            self._end()
+            return
+        self._drop()
         self.transport.unregisterProducer()
         self._timer.restart(ABORT_SECONDS)
         self.transport.loseConnection()
@@ -259,6 +366,9 @@ class RespConnection(Protocol):
             return resp.error(f"LOADING {self._server.why_closed}")
         if self.access is None and name not in BEFORE_AUTH:
             return resp.error("NOAUTH Authentication required.")
+        if name in COSTLY:
+            self._must_yield = True
+            self._publish()
         try:
             return handler(self, words[1:])
         except _Refused as refused:
@@ -270,12 +380,6 @@ class RespConnection(Protocol):
             self.publisher.owner = access.name
             self._parser.limits = resp.PUBLISHER if Right.WRITE in access.rights else resp.READER
             self._timer.stop()
-
-    def _end_publisher(self) -> None:
-        """Publish nothing more as who the client was: what it has published counts for its key."""
-        self._publish()
-        if self._server.channel is not None:
-            self._server.channel.publisher_lost(self.publisher)
 
     def _check(self, operation: Operation) -> None:
         assert self.access is not None
@@ -296,7 +400,9 @@ class RespConnection(Protocol):
         if key is None or name not in ("default", key.name):
             self._server.complain(f"{self.peer} sent a wrong password")
             raise _Refused("WRONGPASS invalid username-password pair or user is disabled.")
-        self._end_publisher()
+        if self._server.channel is not None:
+            # What it has published counts for the key that it had.
+            self._server.channel.publisher_lost(self.publisher)
         self._grant(keys.access(key), key)
         return resp.OK
 
@@ -437,7 +543,7 @@ class RespConnection(Protocol):
             raise _Refused(f"NOPERM the key {self.access.name} may not publish as {shown}")
 
     def _publish(self) -> None:
-        """Pass what was published in this read."""
+        """Pass what was published by these requests."""
         lines, self._lines = self._lines, []
         if lines and self._server.channel is not None:
             self._server.channel.publish(self.publisher, lines)

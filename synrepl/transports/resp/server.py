@@ -13,6 +13,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
+from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.broker.channel_uplink import ChannelUplink
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.broker.served_link import ServedLink
@@ -21,6 +22,17 @@ from synrepl.transports.resp.connection import RespConnection
 
 ALONE_SECONDS: Final = 5.0
 """How long a replica's port may be without the channel of an upstream before that is a problem."""
+
+MAX_HELD: Final = 64 * 1024 * 1024
+"""The most bytes that all clients together may have sent of requests and batches that are not complete."""
+
+OVERFULL_SECONDS: Final = 60.0
+"""How long the status says that a client was disconnected for that."""
+
+OVERFULL: Final = (
+    f"clients of the RESP port had more than {MAX_HELD // 1024**2} MiB of unfinished requests together: the"
+    " one that had most of it was disconnected"
+)
 
 MAX_CLIENTS: Final = 200
 """The most clients that the status names."""
@@ -54,6 +66,12 @@ class RespServer:
         self.refused = 0
         """Rows and positions that were published under a name which the client's key does not have."""
         self.why_closed = "this daemon is starting"
+        self.queue = TurnQueue(clock)
+        """Its own turns: processes of the homeserver do not wait behind the lines of other ports."""
+        self.held_bytes = 0
+        """The bytes of requests and batches that are not complete, of all clients."""
+        self._overfull_since: float | None = None
+        self._overfull_at = 0.0
         self._addresses = addresses
         self._since = clock.seconds()
         self._was_alone = False
@@ -89,6 +107,20 @@ class RespServer:
             elif key is None and access is not None and self.keys.is_required and not access.is_proven:
                 connection.close("NOAUTH Authentication required.")
 
+    def account(self, connection: RespConnection) -> None:
+        """Count what this connection holds; if all hold too much, close the one that holds most."""
+        held = connection.held_bytes
+        self.held_bytes += held - connection.counted
+        connection.counted = held
+        if self.held_bytes <= MAX_HELD:
+            return
+        self._overfull_at = self.clock.seconds()
+        if self._overfull_since is None:
+            self._overfull_since = self._overfull_at
+        largest = max(self.connections, key=lambda one: one.counted)
+        self.complain(f"closing {largest.peer}: {OVERFULL}")
+        largest.close(f"ERR {OVERFULL}")
+
     def complain(self, what: str) -> None:
         """Log what a client did, not too often."""
         self._limited_logger.warn("RESP: {what}", what=what)
@@ -96,6 +128,7 @@ class RespServer:
     def stop(self) -> None:
         """Close all connections, for good."""
         self.close("this daemon is shutting down")
+        self.queue.stop()
         self._limited_logger.stop()
 
     @property
@@ -104,13 +137,17 @@ class RespServer:
         return self.uplink is not None and not self.uplink.is_connected
 
     def problems(self) -> list[Problem]:
-        """A port that reaches no log, and a channel that has no room for another publisher."""
+        """A port that reaches no log, clients that hold too much, and a channel that is full."""
         now = self.clock.seconds()
         if self.is_alone is not self._was_alone:
             self._was_alone, self._since = self.is_alone, now
         is_problem = self.is_alone and now - self._since >= ALONE_SECONDS
-        alone = [Problem(ALONE, self._since)] if is_problem else []
-        return alone if self.channel is None else [*alone, *self.channel.sources.problems()]
+        found = [Problem(ALONE, self._since)] if is_problem else []
+        if self._overfull_since is not None and now < self._overfull_at + OVERFULL_SECONDS:
+            found.append(Problem(OVERFULL, self._overfull_since))
+        else:
+            self._overfull_since = None
+        return found if self.channel is None else [*found, *self.channel.limits.problems()]
 
     def status(self) -> dict[str, Any]:
         """The port's part of the status, on a daemon of any role."""

@@ -10,10 +10,11 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import channel_sources, served_channel
+from synrepl.replication.broker import publisher_limits, served_channel
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
-from synrepl.replication.broker.channel_sources import MAX_OF_KEY, MAX_OF_PUBLISHER, ChannelSources
 from synrepl.replication.broker.position_query import REQUERY_SECONDS
+from synrepl.replication.broker.position_teller import POSITIONS_AT_ONCE
+from synrepl.replication.broker.publisher_limits import MAX_OF_KEY, MAX_OF_PUBLISHER, PublisherLimits
 from synrepl.replication.broker.served_channel import ServedChannel
 from tests.replication.channel_lines import MAIN, Subscription
 
@@ -62,7 +63,7 @@ def test_a_publisher_that_is_gone_leaves_room_at_once(setup: Setup) -> None:
             setup.say(liar, *made_up(first, 5_005))
         setup.channel.publisher_lost(liar)
 
-    assert setup.channel.sources.count == 0
+    assert setup.channel.limits.count == 0
     setup.say(ChannelPublisher(owner="worker"), "events w1")
     assert b"POSITION events w1 0 1" in setup.ingested
 
@@ -76,29 +77,29 @@ def test_a_key_cannot_use_up_the_share_of_others(setup: Setup) -> None:
         setup.say(liars[-1], "events w1")
 
     setup.say(ChannelPublisher(owner="worker"), *made_up(0, MAX_OF_PUBLISHER, "events"))
-    assert "mallory" in setup.channel.sources.problem
+    assert "mallory" in setup.channel.limits.problem
     for liar in liars:
         setup.channel.publisher_lost(liar)
-    assert setup.channel.sources.problem == ""
+    assert setup.channel.limits.problem == ""
 
 
 def test_another_daemon_may_name_as_many_as_the_channel_has(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It passes on what many publishers say."""
-    monkeypatch.setattr(channel_sources, "MAX_SOURCES", 2_000)
+    monkeypatch.setattr(publisher_limits, "MAX_SOURCES", 2_000)
     upstream = ChannelPublisher(link=object())
     setup.say(upstream, *made_up(0, 2_000, "events"))
     with pytest.raises(RemoteProtocolError, match="the channel has 2000 streams and writers, its limit"):
         setup.say(upstream, "events w1")
-    assert "2000" in setup.channel.sources.problem
+    assert "2000" in setup.channel.limits.problem
 
 
 def test_what_came_before_one_source_too_many_is_passed(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts as received."""
-    monkeypatch.setattr(channel_sources, "MAX_OF_PUBLISHER", 1)
+    monkeypatch.setattr(publisher_limits, "MAX_OF_PUBLISHER", 1)
     lines = [
         b"REMOTE_SERVER_UP x",
         b"POSITION events w1 0 1",
@@ -108,6 +109,44 @@ def test_what_came_before_one_source_too_many_is_passed(
     with pytest.raises(RemoteProtocolError):
         setup.channel.publish(ChannelPublisher(owner=""), lines)
     assert lines[:2] == setup.ingested
+
+
+@pytest.mark.parametrize(("bound", "what"), [("MAX_BATCH_BYTES", "bytes"), ("MAX_BATCH_LINES", "lines")])
+def test_a_batch_of_a_client_is_bounded(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, bound: str, what: str
+) -> None:
+    """It is passed in one turn. What another daemon passes on is that of many clients."""
+    monkeypatch.setattr(served_channel, bound, 2)
+    lines = [b"RDATA events w batch [1]"] * 3
+    setup.channel.publish(ChannelPublisher(link=object()), lines)
+    with pytest.raises(RemoteProtocolError, match=f"more than 2 {what}"):
+        setup.channel.publish(ChannelPublisher(owner=""), lines)
+
+
+def test_positions_are_told_some_in_a_turn(setup: Setup) -> None:
+    """What is passed meanwhile comes after the position before it; each is told once."""
+    writers = [ChannelPublisher(owner=f"w{number}") for number in range(3)]
+    for number, writer in enumerate(writers):
+        setup.say(writer, *made_up(1_000 * number, 1_000, "events"))
+    subscription, other = Subscription(), Subscription()
+    reader, leaver = ChannelSubscriber(subscription.write), ChannelSubscriber(other.write)
+    for one in (leaver, reader):
+        setup.channel.subscribe(one, MAIN)
+    told = subscription.take_but_questions()
+    assert len(told) == len(other.take_but_questions()) == POSITIONS_AT_ONCE
+    setup.channel.unsubscribe(leaver, MAIN)
+    setup.channel.publish(
+        writers[2], [b"RDATA events persister2999 5 [1]", b"POSITION events persister2998 1 9"]
+    )
+    setup.channel.publisher_lost(writers[1])
+    while setup.clock.calls and setup.clock.calls[0].getTime() <= setup.clock.seconds():
+        setup.clock.advance(0)
+        told += subscription.take_but_questions()
+
+    late = ["POSITION events persister2999 1 1", "RDATA events persister2999 5 [1]"]
+    assert told[POSITIONS_AT_ONCE:][:3] == [*late, "POSITION events persister2998 1 9"]
+    assert len(set(told)) == len(told) == 2_000 + 1
+    assert other.take_but_questions() == []
 
 
 def test_lost_writers_are_asked_for_until_the_last_question(setup: Setup) -> None:
@@ -153,10 +192,10 @@ def test_the_count_is_that_of_those_who_are_there(steps: Sequence[tuple[str, int
         else:
             setup.channel.publisher_lost(publishers[name])
         there = sum(len(one.sources) for one in publishers.values())
-        assert setup.channel.sources.count == there
+        assert setup.channel.limits.count == there
     for one in publishers.values():
         setup.channel.publisher_lost(one)
-    assert vars(setup.channel.sources) == vars(ChannelSources(setup.clock))
+    assert vars(setup.channel.limits) == vars(PublisherLimits(setup.clock))
 
 
 def test_a_sub_channel_without_subscribers_is_forgotten(setup: Setup) -> None:

@@ -23,7 +23,7 @@ MAX_OF_PUBLISHER: Final = 1_000
 """The most of one publisher. A process of Synapse writes some twenty streams."""
 
 
-class ChannelSources:
+class PublisherLimits:
     """Counts the sources of all publishers, and refuses those beyond the bounds.
 
     A publisher without an `owner`, such as the upstream of this daemon, is bounded by `MAX_SOURCES` alone.

@@ -1,0 +1,70 @@
+"""PositionTeller: sends subscribers of a channel the positions that they lack, some in each turn.
+
+A channel may have ten thousand streams and writers, and a subscriber may come, or come back, at any time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
+from synrepl.replication.broker.channel_ends import ChannelSubscriber, Source
+
+POSITIONS_AT_ONCE: Final = 500
+"""The most positions that are sent in a turn."""
+
+
+class PositionTeller:
+    """Tells subscribers the positions of their `lacks`, first the first; what was told is no longer lacked.
+
+    `encode` returns the message with the position of a source; None if it is not known. `send` sends it.
+    """
+
+    def __init__(
+        self,
+        clock: IClock,
+        encode: Callable[[Source], bytes | None],
+        send: Callable[[ChannelSubscriber, bytes], object],
+    ) -> None:
+        self._encode = encode
+        self._send = send
+        self._untold: dict[ChannelSubscriber, list[Source]] = {}
+        """By subscriber: what it is still to be told, from the last to the first."""
+        self._timer = Timer(clock, self._tell_next)
+
+    def tell(self, subscriber: ChannelSubscriber, sources: Sequence[Source]) -> None:
+        """Tell the subscriber the positions of these sources: some now, and the rest in later turns."""
+        self._untold[subscriber] = list(reversed(sources))
+        self._tell_some(subscriber)
+
+    def forget(self, subscriber: ChannelSubscriber) -> None:
+        """Tell this subscriber nothing more."""
+        self._untold.pop(subscriber, None)
+
+    def stop(self) -> None:
+        """Tell nobody anything more."""
+        self._untold.clear()
+        self._timer.stop()
+
+    def _tell_some(self, subscriber: ChannelSubscriber) -> None:
+        sources = self._untold.pop(subscriber)
+        positions: list[bytes] = []
+        while sources and len(positions) < POSITIONS_AT_ONCE:
+            source = sources.pop()
+            # Its position, or a row of it with the position before that, may have come meanwhile.
+            if source in subscriber.lacks and (position := self._encode(source)) is not None:
+                del subscriber.lacks[source]
+                positions.append(position)
+        if sources:
+            # After those who wait already.
+            self._untold[subscriber] = sources
+            self._timer.start(0)
+        if positions:
+            self._send(subscriber, b"".join(positions))
+
+    def _tell_next(self) -> None:
+        subscriber = next(iter(self._untold), None)
+        if subscriber is not None:
+            self._tell_some(subscriber)
+        if self._untold:
+            self._timer.start(0)
