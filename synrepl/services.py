@@ -111,7 +111,7 @@ def connect(
     endpoint: str | IStreamClientEndpoint | Sequence[str | IStreamClientEndpoint],
     follower: Follower,
     *,
-    dialect: Dialect = CURRENT,
+    dialect: Dialect | None = None,
     server_name: str | None = None,
     http: str | Sequence[str] | None = None,
     instance_map: Mapping[str, str] | None = None,
@@ -125,7 +125,8 @@ def connect(
       (``redis://localhost:6379``). A sequence of endpoints has the daemons of one log, in order of
       preference: when one is lost, fenced or stopped, the follower goes on at the next, at its exact
       position. A daemon that names the primary chooses among them, and never adds one.
-    * `dialect`: the release that the server speaks; ignored on Redis
+    * `dialect`: the release that the server speaks, by default `CURRENT`. On Redis, where nobody says it, it
+      only tells the follower's caches what invalidates them; by default what does so in any release.
     * `server_name`: the homeserver. The connection closes if the server has another name (None: any name).
       On Redis it is required, as it is the name of the channel.
     * `http`: the base URL to fetch missing facts from and to ask which tokens exist (`Follower.wait_for`).
@@ -172,6 +173,7 @@ def connect(
     if any(is_redis):
         if server_name is None:
             raise ConfigError("server_name is required on Redis: it is the name of the channel")
+        follower.server.shared_dialect = dialect
         return RedisService(reactor, given[0], follower, server_name, metrics)
     endpoints: dict[str, IStreamClientEndpoint] = {}
     for number, one in enumerate(given, 1):
@@ -195,7 +197,7 @@ def connect(
 
     factory = FollowerFactory(
         follower,
-        dialect=dialect,
+        dialect=dialect or CURRENT,
         expected_server=server_name,
         clock=reactor,
         metrics=metrics,

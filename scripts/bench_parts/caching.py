@@ -9,8 +9,8 @@ from twisted.internet.defer import Deferred
 
 from scripts.bench_parts.measuring import Options, Result, best
 from synrepl.caches.registry import CacheRegistry
-from synrepl.caches.vintages import NEWEST
 from synrepl.streams.catalog import CacheInvalidation
+from tests.caches.fakes import NEWEST
 
 __all__ = ["cached", "invalidation"]
 

@@ -48,7 +48,8 @@ def _no_route(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Cach
                 "no-route",
                 name,
                 f"Nothing known invalidates {name}: no alias and no stream reaches it, and its name was not"
-                " seen. Announce its changes under this name, or declare streams=() if it never changes.",
+                " seen. Announce its changes under this name, declare streams=() if it never"
+                " changes, or compare the vintage with the release of the writers (synrepl.Vintage.of).",
             )
 
 
@@ -76,7 +77,8 @@ def _misshapen(registry: CacheRegistry, lengths: Mapping[str, Collection[int]]) 
             "misshapen",
             name,
             f"The alias {name} had unsupported keys {count} times; each time every cache that it reaches was"
-            " dropped. Look for a writer of another release, and choose its vintage.",
+            " dropped. Look for a writer of another release, and choose its vintage:"
+            ' synrepl.Caches(vintage=synrepl.Vintage.of("1.66")).',
         )
 
 
@@ -110,7 +112,7 @@ def _never_seen(registry: CacheRegistry, seen: Mapping[str, int]) -> Iterator[Ca
                 "never-seen",
                 name,
                 f"{name} is invalidated only by {', '.join(aliases)}, which did not occur. Watch for longer,"
-                " or compare the vintage with the release of the writers.",
+                " or compare the vintage with the release of the writers (synrepl.Vintage.of).",
             )
 
 

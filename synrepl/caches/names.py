@@ -2,7 +2,7 @@
 
 Read from three releases: 1.66.0, 1.157.1 and 1.163.2. A release between two of them has the names that
 either of them has, as far as is known; an older or newer one those of the nearest. Aliases and their meaning
-are in `synrepl.caches.vintages`.
+are in `synrepl.caches.rules`.
 """
 
 import re
@@ -10,12 +10,14 @@ from typing import Final
 
 import msgspec
 
-from synrepl.caches.vintage import PACKED, Invalidation, pack
-from synrepl.caches.vintages import NEWEST
+from synrepl.caches.vintage import PACKED, Invalidation, Vintage, pack
 from synrepl.errors import ConfigError, suggest
+from synrepl.wire import dialect
 
 Release = tuple[int, int]
 """A release without its patch number: all patches have the same caches."""
+
+_NEWEST: Final = Vintage.of(dialect.NEWEST)
 
 KNOWN: Final[tuple[Release, ...]] = ((1, 66), (1, 157), (1, 163))
 
@@ -221,7 +223,7 @@ class CacheName(msgspec.Struct, frozen=True, kw_only=True):
         """What a process drops that has the caches `there`. The keys are as given to `check`; None is all."""
         if keys is not None and self.name in PACKED:
             keys = (pack(keys),)
-        found = NEWEST.expand(self.name, keys)
+        found = _NEWEST.expand(self.name, keys)
         return tuple(one for one in found if not self.is_alias or one.cache in there or one.cache == EVENTS)
 
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from synrepl.caches.cached import Cache, CachedCoroutine, CachedFunction, CacheInfo, CacheSettings
 from synrepl.caches.entries import IWaiter, WireKey
-from synrepl.caches.vintage import Drop, Invalidation, Unreadable, Vintage, invalidations
-from synrepl.caches.vintages import NEWEST
+from synrepl.caches.vintage import Drop, Invalidation, Unreadable, Vintage, invalidations, of_connections
 from synrepl.errors import ConfigError
+from synrepl.wire.dialect import NATIVE, Dialect
 
 
 class NameCounts(dict[str, int]):
@@ -35,7 +35,8 @@ class NameCounts(dict[str, int]):
 class CacheRegistry:
     """A worker's caches by name. For one thread only.
 
-    `vintage` defines the meaning of names on the wire. `waiter` creates an awaitable for callers that wait
+    `vintage` defines the meaning of names on the wire; None is that of the connections, of which `connected`
+    tells, and until then that of any release. `waiter` creates an awaitable for callers that wait
     for a shared computation (Twisted: ``Deferred``). An exception of type `abandoned` means that the
     computing caller went away, not that the computation failed.
 
@@ -51,10 +52,11 @@ class CacheRegistry:
         self,
         *,
         waiter: Callable[[], IWaiter],
-        vintage: Vintage = NEWEST,
+        vintage: Vintage | None = None,
         abandoned: tuple[type[BaseException], ...] = (GeneratorExit,),
     ) -> None:
-        self.vintage = vintage
+        self.is_vintage_given = vintage is not None
+        self.vintage = Vintage.of() if vintage is None else vintage
         self.on_invalidation: list[Callable[[Invalidation], object]] = []
         self.seen = NameCounts()
         self.unknown = NameCounts()
@@ -63,6 +65,24 @@ class CacheRegistry:
         self._waiter = waiter
         self._abandoned = abandoned
         self._caches: dict[str, Cache] = {}
+        self._dialects: set[Dialect | None] = set()
+
+    def connected(self, dialect: Dialect | None) -> dict[str, list[str]]:
+        """Learn the release that a connection speaks; None: it does not say, so that it may be any.
+
+        Without a vintage of its own the registry drops what any of its connections does. With one, this
+        returns the caches that it drops less often than this connection would, each with the aliases and
+        streams that drop less.
+        """
+        if dialect is not None and dialect.release >= NATIVE.release:
+            dialect = None
+        if self.is_vintage_given:
+            own = Vintage.of() if dialect is None else Vintage.of(dialect)
+            return own.spared_by(self.vintage, self._caches)
+        if dialect not in self._dialects:
+            self._dialects.add(dialect)
+            self.vintage = of_connections(self._dialects)
+        return {}
 
     def cached(
         self,
@@ -120,9 +140,13 @@ class CacheRegistry:
 
     @property
     def streams(self) -> frozenset[str]:
-        """The streams to follow: those given to `cached`, ``caches``, and those with an implication."""
-        declared = frozenset().union(*(cache.streams for cache in self._caches.values()))
-        return declared | {"caches"} | frozenset(self.vintage.implications)
+        """The streams to follow: ``caches``, and those that can invalidate one of the caches (`routes`).
+
+        With subscribers in `on_invalidation` all that imply an invalidation.
+        """
+        reached = frozenset().union(*map(self.routes, self._caches))
+        everything = self.vintage.implications if self.on_invalidation else ()
+        return reached | {"caches"} | frozenset(everything)
 
     def apply(self, stream: str, rows: Sequence[Any]) -> Sequence[Drop]:
         """Drop the entries that the typed rows of one fact invalidate.

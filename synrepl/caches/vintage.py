@@ -5,14 +5,19 @@ See docs/reference/peers.md#caches.
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from synrepl.caches.entries import WireKey
+from synrepl.caches.rules import rules_of
+from synrepl.caches.vintages import Drop as Drop  # noqa: PLC0414  # exported
+from synrepl.caches.vintages import aliases, implications
 from synrepl.errors import ConfigError
 from synrepl.wire import jsontext
+from synrepl.wire.dialect import NATIVE, Dialect
 
 PACKED: Final = ("_get_e2e_cross_signing_signatures_for_device", "_get_server_keys_json")
 """Caches whose rows are lists of packed keys: keys of several arguments, each sent as one string. The row of
@@ -35,10 +40,6 @@ class Invalidation(msgspec.Struct, frozen=True):
     key: tuple[str, ...] | None
 
 
-Drop = tuple[str, WireKey | list[WireKey]]
-"""A cache, and a key or a list of keys to drop; None: all entries."""
-
-
 class Unreadable(msgspec.Struct, frozen=True):
     """A key that an alias skips, as it cannot read it."""
 
@@ -55,12 +56,14 @@ class _Alias(msgspec.Struct, frozen=True):
     function: AliasFunction
     least: int
     most: int | None
+    samples: Collection[Sequence[str]]
     examples: tuple[Invalidation, ...]
     reaches: frozenset[str]
 
 
 class _Implied(msgspec.Struct, frozen=True):
     function: ImpliedFunction
+    samples: Collection[Any]
     examples: tuple[Invalidation, ...]
     reaches: frozenset[str] | None
 
@@ -72,7 +75,11 @@ class Vintage:
     keys. An implication is a function of a row. Both yield pairs of a cache and a key, or a list of keys
     (None: all entries).
 
-    >>> mine = Vintage("mine")  # or NEWEST.extended("mine")
+    `of` has those of Synapse's releases.
+
+    >>> Vintage.of("1.163").is_alias("ph_cache_fake"), Vintage.of("1.66").is_alias("ph_cache_fake")
+    (True, False)
+    >>> mine = Vintage("mine")  # or Vintage.of("1.163").extended("mine")
     >>> @mine.alias("my_room_fake")
     ... def my_room(room_id):
     ...     yield "get_my_room", (room_id,)
@@ -90,6 +97,17 @@ class Vintage:
 
     def __repr__(self) -> str:
         return f"Vintage({self.name!r})"
+
+    @staticmethod
+    def of(*releases: Dialect | str) -> "Vintage":
+        """Return what any of these releases of Synapse drops: `synrepl.LEGACY`, ``"1.163"``...
+
+        `NATIVE`, as no release at all, means every release: a daemon's log may have facts of each. The
+        vintage is sealed; change a copy of it (`extended`). Raises `ConfigError` for a text that is no
+        release.
+        """
+        found = frozenset(Dialect.parse(one) if isinstance(one, str) else one for one in releases)
+        return _of(frozenset() if any(one.release >= NATIVE.release for one in found) else found)
 
     def extended(self, name: str) -> "Vintage":
         """Return a copy to which aliases and implications can be added, or in which they can be replaced."""
@@ -114,7 +132,7 @@ class Vintage:
         def add(function: A) -> A:
             self._declare("alias", name)
             least, most = _how_many(function)
-            keys_to_try = _rooms_and_users(least, most) if samples is None else samples
+            keys_to_try = _rooms_and_users(least, most) if samples is None else list(samples)
             try:
                 examples = _examples(name, (function(*keys) for keys in keys_to_try))
             except ConfigError:
@@ -122,7 +140,7 @@ class Vintage:
             except Exception as error:
                 raise ConfigError(f"alias {name} of {self.name} fails for its samples: {error}") from error
             reaches = frozenset(example.cache for example in examples)
-            self._aliases[name] = _Alias(function, least, most, examples, reaches)
+            self._aliases[name] = _Alias(function, least, most, keys_to_try, examples, reaches)
             return function
 
         return add
@@ -142,7 +160,7 @@ class Vintage:
             self._declare("implied", stream)
             examples = _examples(stream, (function(row) for row in samples))
             reaches = frozenset(example.cache for example in examples) if samples else None
-            self._implied[stream] = _Implied(function, examples, reaches)
+            self._implied[stream] = _Implied(function, samples, examples, reaches)
             return function
 
         return add
@@ -211,6 +229,39 @@ class Vintage:
         implied = self._implied.get(stream)
         return () if implied is None else implied.function(row)
 
+    def spared_by(self, other: "Vintage", caches: Collection[str]) -> dict[str, list[str]]:
+        """The caches of which `other` drops less, each with the aliases and streams that tell it to."""
+        found: dict[str, list[str]] = {}
+        for source, name in [
+            *((source, one) for source, alias in self._aliases.items() for one in alias.reaches),
+            *((source, one) for source, implied in self._implied.items() for one in implied.reaches or ()),
+        ]:
+            if name in caches and self._is_spared(source, name, other):
+                found.setdefault(name, []).append(source)
+        return found
+
+    def _is_spared(self, source: str, name: str, other: "Vintage") -> bool:
+        alias = self._aliases.get(source)
+        samples = self._implied[source].samples if alias is None else alias.samples
+        for sample in samples:
+            theirs = other._keys(source, sample, name, is_alias=alias is not None)
+            if (
+                None not in theirs
+                and not self._keys(source, sample, name, is_alias=alias is not None) <= theirs
+            ):
+                return True
+        return False
+
+    def _keys(self, source: str, sample: Any, name: str, *, is_alias: bool) -> set[WireKey]:
+        """The keys of a cache that a sample drops."""
+        try:
+            drops = list(self.drops(source, sample) if is_alias else self.implied_drops(source, sample))
+        except ValueError:
+            # The registry then drops all that the alias reaches.
+            return {None} if name in self.reaches(source) else set()
+        found = [one for drop in drops if not isinstance(drop, Unreadable) for one in invalidations(drop)]
+        return {one.key for one in found if one.cache == name}
+
     def reaches(self, alias: str) -> frozenset[str]:
         """The caches that an alias can invalidate; a plain name reaches itself."""
         found = self._aliases.get(alias)
@@ -232,6 +283,41 @@ class Vintage:
             yield from ((name, example) for example in alias.examples)
         for stream, implied in self._implied.items():
             yield from ((stream, example) for example in implied.examples)
+
+
+@cache
+def _of(dialects: frozenset[Dialect], *, others: bool = False) -> Vintage:
+    made = Vintage(" and ".join(str(one) for one in sorted(dialects)) or "any release")
+    rules = rules_of(dialects, others=others)
+    for name, function in aliases(rules):
+        made.alias(name)(function)
+    for name in dict.fromkeys(rule.source for rule in rules if rule.key == "packed"):
+        made.alias(name, samples=[[pack(("@user:one", "DEVICE"))]])(_packed_keys(name))
+    for stream, samples, implied in implications(rules):
+        made.implied(stream, samples=samples)(implied)
+    made.seal()
+    return made
+
+
+def of_connections(dialects: Iterable[Dialect | None]) -> Vintage:
+    """What a worker drops that has connections of these dialects; None is one that does not say its release.
+
+    It is `Vintage.of`, and for caches and aliases that the release lacks what any release drops: they
+    are there for facts that another release wrote.
+    """
+    known = frozenset(one for one in dialects if one is not None)
+    return _of(known, others=True) if None not in dialects else _of(frozenset())
+
+
+def _packed_keys(name: str) -> AliasFunction:
+    def keys_of(*texts: str) -> Iterator[Drop | Unreadable]:
+        for text in texts:
+            try:
+                yield name, unpack(text)
+            except ValueError:
+                yield Unreadable(text)
+
+    return keys_of
 
 
 def _how_many(function: AliasFunction) -> tuple[int, int | None]:

@@ -1,202 +1,152 @@
-"""The vintages of Synapse releases.
+"""The aliases and implications of each release of Synapse, made from `synrepl.caches.rules`."""
 
-`NEWEST` is that of 1.163: aliases for room state, purged history, deleted rooms and packed keys; implications
-of events. `LEGACY` is that of 1.0: only the alias for room state.
-"""
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+import msgspec
 
 from synrepl.caches.entries import WireKey
-from synrepl.caches.vintage import PACKED, Drop, Unreadable, Vintage, pack, unpack
-from synrepl.streams.catalog import Backfilled, Event, State, StateAll
-
-NEWEST = Vintage("NEWEST")
-
-_SLIDING_SYNC = "get_sliding_sync_rooms_for_user_from_membership_snapshots"
-_LOCAL_ROOMS = "_get_rooms_for_local_user_where_membership_is_inner"
-
-
-def _each(caches: Iterable[str], keys: WireKey | list[WireKey]) -> Iterator[Drop]:
-    return zip(caches, repeat(keys))
-
-
-_MEMBERS_OF_ROOM = (
-    "get_users_in_room",
-    "get_current_hosts_in_room",
-    "get_users_in_room_with_profiles",
-    "get_number_joined_users_in_room",
-    "get_member_counts",
-    "get_local_users_in_room",
-)
-_STATE_OF_ROOM = (
-    "get_room_summary",
-    "get_partial_current_state_ids",
-    "_get_current_state_event_id",
-    "get_room_type",
-    "get_room_encryption",
+from synrepl.caches.rules import Rule
+from synrepl.streams.catalog import (
+    AccountData,
+    Backfilled,
+    DeviceList,
+    Event,
+    Presence,
+    PushRules,
+    Receipt,
+    State,
+    StateAll,
+    StickyEvent,
+    TagAccountData,
+    ThreadSubscription,
+    UnPartialStatedEvent,
 )
 
+Drop = tuple[str, WireKey | list[WireKey]]
+"""A cache, and a key or a list of keys to drop; None: all entries."""
 
-@NEWEST.alias("cs_cache_fake")
-def current_state(room_id: str, *changed: str) -> Iterator[Drop]:
-    """The state of a room changed, including the membership of `changed`."""
-    users = dict.fromkeys(changed)
-    if users:
+_LISTED: Final = ("m.room.create", "m.room.encryption", "m.room.name", "m.room.tombstone")
+
+_WHEN: Final[dict[str, Callable[[Any], object]]] = {
+    "redacts": lambda row: row.redacts,
+    "relates_to": lambda row: row.relates_to,
+    "member": lambda row: row.type == "m.room.member" and row.state_key is not None,
+    "create": lambda row: row.type == "m.room.create",
+    "encryption": lambda row: row.type == "m.room.encryption",
+    "listed": lambda row: row.state_key == "" and row.type in _LISTED,
+    "no_room": lambda row: not row.room_id,
+    "tag": lambda row: row.data_type == "m.tag",
+    "tag_in_room": lambda row: row.data_type == "m.tag" and row.room_id,
+    "tag_elsewhere": lambda row: row.data_type == "m.tag" and not row.room_id,
+    "of_user": lambda row: row.user_id.startswith("@"),
+    "not_calculated": lambda row: not row.hosts_calculated,
+    "rejection": lambda row: row.rejection_status_changed,
+}
+
+
+# -- aliases --------------------------------------------------------------------------------------------
+
+
+def aliases(rules: Sequence[Rule]) -> Iterator[tuple[str, Callable[..., Iterable[Drop]]]]:
+    """Functions of keys, by alias."""
+    for name, make in (("cs_cache_fake", _state), ("ph_cache_fake", _room), ("dr_cache_fake", _room)):
+        if of_alias := [rule for rule in rules if rule.source == name]:
+            yield name, make(of_alias)
+
+
+def _room(rules: Sequence[Rule]) -> Callable[[str], Iterable[Drop]]:
+    drops = list(dict.fromkeys((rule.cache, rule.key == "*") for rule in rules))
+
+    def of_room(room_id: str) -> Iterable[Drop]:
+        """A room was purged or deleted."""
+        return [(name, None if is_whole else (room_id,)) for name, is_whole in drops]
+
+    return of_room
+
+
+def _state(rules: Sequence[Rule]) -> Callable[..., Iterable[Drop]]:
+    with_users = list(dict.fromkeys((rule.cache, rule.key) for rule in rules))
+    without = [(rule.cache, rule.key == "*") for rule in rules if rule.key in ("room", "*") and not rule.when]
+
+    def current_state(room_id: str, *changed: str) -> Iterable[Drop]:
+        """The state of a room changed, including the membership of `changed`."""
+        if not changed:
+            return [(name, None if is_whole else (room_id,)) for name, is_whole in without]
+        users = dict.fromkeys(changed)
         servers = sorted({user.partition(":")[2] for user in users})
-        yield from _each(("is_host_joined", "is_host_invited"), [(room_id, server) for server in servers])
-        yield from _each(_MEMBERS_OF_ROOM, (room_id,))
-        yield "does_pair_of_users_share_a_room", None
-        yield "get_user_in_room_with_profile", [(room_id, user) for user in users]
-        yield from _each(("get_rooms_for_user", _LOCAL_ROOMS, _SLIDING_SYNC), [(user,) for user in users])
-    yield from _each(_STATE_OF_ROOM, (room_id,))
-    yield _SLIDING_SYNC, None
+        keys: dict[str, WireKey | list[WireKey]] = {
+            "*": None,
+            "room": (room_id,),
+            "user": [(user,) for user in users],
+            "room+user": [(room_id, user) for user in users],
+            "room+host": [(room_id, server) for server in servers],
+        }
+        return [(name, keys[key]) for name, key in with_users]
+
+    return current_state
 
 
-_HISTORY_OF_ROOM = (
-    "have_seen_event",
-    "get_latest_event_ids_in_room",
-    "get_unread_event_push_actions_by_room_for_user",
-    "get_relations_for_event",
-    "_get_max_event_pos",
-    "get_threads",
-    "get_room_type",
-    "get_room_encryption",
-    "get_metadata_for_event",
-)
-_HISTORY = (
-    "_get_membership_from_event_id",
-    "get_applicable_edit",
-    "get_thread_id",
-    "get_thread_id_for_receipts",
-    "get_invited_rooms_for_local_user",
-    "get_rooms_for_user",
-    _LOCAL_ROOMS,
-    _SLIDING_SYNC,
-    "did_forget",
-    "get_forgotten_rooms_for_user",
-    "get_references_for_event",
-    "get_thread_summary",
-    "get_thread_participated",
-    "_get_state_group_for_event",
-    "get_event_ordering",
-    "is_partial_state_event",
-    "_get_joined_profile_from_event_id",
-)
+# -- rows -----------------------------------------------------------------------------------------------
+
+_Drops = list[tuple[str, Callable[[Any], tuple[str, ...]] | None]]
+_Groups = list[tuple[Callable[[Any], object] | None, _Drops]]
 
 
-@NEWEST.alias("ph_cache_fake")
-def purged_history(room_id: str) -> Iterator[Drop]:
-    """Events of a room were purged."""
-    # Event objects are cached by event alone, so it is unknown which of them belong to this room.
-    yield "get_event", None
-    yield from _each(_HISTORY_OF_ROOM, (room_id,))
-    yield from _each(_HISTORY, None)
+def implications(rules: Sequence[Rule]) -> Iterator[tuple[str, list[Any], Callable[[Any], Iterable[Drop]]]]:
+    """Functions of rows, by stream, with sample rows for which they yield all that they can."""
+    for stream, samples in SAMPLES.items():
+        if of_stream := [rule for rule in rules if rule.source == stream]:
+            yield stream, samples, _implied(of_stream)
 
 
-_SETTINGS_OF_ROOM = (
-    "get_aliases_for_room",
-    "_get_linearized_receipts_for_room",
-    "is_room_blocked",
-    "get_retention_policy_for_room",
-    "_get_partial_state_servers_at_join",
-    "is_partial_state_room",
-    "get_current_hosts_in_room_ordered",
-    "get_room_version_id",
-)
-_SETTINGS = (
-    "get_account_data_for_room",
-    "get_account_data_for_room_and_type",
-    "get_tags_for_room",
-    "_get_forward_extremeties_for_room",  # so spelled on the wire
-)
-_MEMBERS = (
-    "is_host_invited",
-    "is_host_joined",
-    "does_pair_of_users_share_a_room",
-    "get_user_in_room_with_profile",
-    "get_rooms_for_user",
-    _LOCAL_ROOMS,
-)
+def _implied(rules: Sequence[Rule]) -> Callable[[Any], Iterable[Drop]]:
+    by_class: dict[str, _Groups] = {
+        row: _groups([rule for rule in rules if rule.row == row]) for row in {rule.row for rule in rules}
+    }
+    of_any_class = by_class.get("", [])
+
+    def implied(row: Any) -> Iterator[Drop]:
+        groups = by_class.get(type(row).__name__, of_any_class)
+        for is_met, drops in groups:
+            if is_met is None or is_met(row):
+                for name, key in drops:
+                    yield name, None if key is None else key(row)
+
+    return implied
 
 
-@NEWEST.alias("dr_cache_fake")
-def deleted_room(room_id: str) -> Iterator[Drop]:
-    """A room was deleted, with its history, its settings and its members."""
-    yield from purged_history(room_id)
-    yield from _each(_SETTINGS_OF_ROOM, (room_id,))
-    yield from _each(_SETTINGS, None)
-    yield from _each(("get_partial_current_state_ids", "_get_current_state_event_id"), (room_id,))
-    yield from _each(_MEMBERS_OF_ROOM, (room_id,))
-    yield "get_room_summary", (room_id,)
-    yield from _each(_MEMBERS, None)
-
-
-def _packed(name: str) -> None:
-    @NEWEST.alias(name, samples=[[pack(("@user:one", "DEVICE"))]])
-    def keys_of(*texts: str) -> Iterator[Drop | Unreadable]:
-        for text in texts:
-            try:
-                yield name, unpack(text)
-            except ValueError:
-                yield Unreadable(text)
-
-
-for _name in PACKED:
-    _packed(_name)
-
-
-_ROOMS_OF_USER = (
-    "get_invited_rooms_for_local_user",
-    "get_rooms_for_user",
-    _LOCAL_ROOMS,
-    _SLIDING_SYNC,
-    "get_forgotten_rooms_for_user",
-)
-_SHOWN_IN_LISTS = ("m.room.create", "m.room.encryption", "m.room.name", "m.room.tombstone")
-_RELATED = (
-    "get_references_for_event",
-    "get_applicable_edit",
-    "get_thread_summary",
-    "get_thread_participated",
-)
-
-
-def event(row: Event | Backfilled) -> Iterator[Drop]:
-    """An event was added; it may redact or relate to others."""
-    room, event_id, user = row.room_id, row.event_id, row.state_key
-    yield "get_event", (event_id,)
-    yield "have_seen_event", (room, event_id)
-    yield "get_metadata_for_event", (room, event_id)
-    yield "get_latest_event_ids_in_room", (room,)
-    yield "get_unread_event_push_actions_by_room_for_user", (room,)
-    yield "_get_max_event_pos", (room,)
-    yield "_get_membership_from_event_id", (event_id,)
-    if row.redacts:
-        yield "get_event", (row.redacts,)
-        yield "get_relations_for_event", (room, row.redacts)
-        yield from _each(
-            ("get_applicable_edit", "get_thread_id", "get_thread_id_for_receipts"), (row.redacts,)
+def _groups(rules: Sequence[Rule]) -> _Groups:
+    return [
+        (_WHEN[when] if when else None, [(name, _key(key)) for name, key in dict.fromkeys(pairs)])
+        for when, pairs in (
+            (when, [(rule.cache, rule.key) for rule in together])
+            for when, together in groupby(rules, key=attrgetter("when"))
         )
-    if row.type == "m.room.member" and user is not None:
-        yield from _each(_ROOMS_OF_USER, (user,))
-        yield "did_forget", (user, room)
-    elif row.type == "m.room.create":
-        yield "get_room_type", (room,)
-    elif row.type == "m.room.encryption":
-        yield "get_room_encryption", (room,)
-    if user == "" and row.type in _SHOWN_IN_LISTS:
-        yield _SLIDING_SYNC, None
-    if row.relates_to:
-        yield "get_relations_for_event", (room, row.relates_to)
-        yield from _each(_RELATED, (row.relates_to,))
-        yield "get_threads", (room,)
+    ]
 
 
-def _sample(kind: str, state_key: str) -> Backfilled:
+@cache
+def _key(words: str) -> Callable[[Any], tuple[str, ...]] | None:
+    if words == "*":
+        return None
+    fields = words.split("+")
+    get = attrgetter(*fields)
+    return get if len(fields) > 1 else lambda row: (get(row),)
+
+
+_USER: Final = "@user:one"
+_ROOM: Final = "!room:one"
+_ENTRIES = [("m.room.member", _USER), *((kind, "") for kind in _LISTED)]
+
+
+def _backfilled(kind: str, state_key: str) -> Backfilled:
     return Backfilled(
         event_id="$event",
-        room_id="!room:one",
+        room_id=_ROOM,
         type=kind,
         state_key=state_key,
         redacts="$redacted",
@@ -204,50 +154,42 @@ def _sample(kind: str, state_key: str) -> Backfilled:
     )
 
 
-_EVENTS = [_sample("m.room.member", "@user:one"), *(_sample(kind, "") for kind in _SHOWN_IN_LISTS)]
-_STATES = [
-    State(room_id="!room:one", type=kind, state_key="@user:one", event_id=None)
-    for kind in ("m.room.member", *_SHOWN_IN_LISTS)
-]
-
-NEWEST.implied("backfill", samples=_EVENTS)(event)
+def _event(kind: str, state_key: str) -> Event:
+    old = msgspec.structs.asdict(_backfilled(kind, state_key))
+    return Event(**old, membership=None, rejected=False, outlier=False)
 
 
-@NEWEST.implied("events", samples=[*_EVENTS, *_STATES, StateAll(room_id="!room:one")])
-def events(row: Event | Backfilled | State | StateAll) -> Iterator[Drop]:
-    """An event was persisted, or the current state of a room changed."""
-    match row:
-        case State(room_id=room, type="m.room.member", state_key=user):
-            yield "get_rooms_for_user", (user,)
-            yield _SLIDING_SYNC, None
-        case State(room_id=room, type="m.room.encryption"):
-            yield "get_room_encryption", (room,)
-        case State(room_id=room, type="m.room.create"):
-            yield "get_room_type", (room,)
-        case State():
-            pass
-        case StateAll(room_id=room):
-            yield "get_rooms_for_user", None
-            yield _SLIDING_SYNC, None
-            yield "get_room_type", (room,)
-            yield "get_room_encryption", (room,)
-        case _:
-            yield from event(row)
+_STATES = [State(room_id=_ROOM, type=kind, state_key=key, event_id=None) for kind, key in _ENTRIES]
 
-
-NEWEST.seal()
-
-
-LEGACY = Vintage("LEGACY")
-
-
-@LEGACY.alias("cs_cache_fake")
-def legacy_current_state(room_id: str, *changed: str) -> Iterator[Drop]:
-    """The state of a room changed, including the membership of `changed`."""
-    for server in sorted({user.partition(":")[2] for user in changed}):
-        yield "is_host_joined", (room_id, server)
-        yield "was_host_joined", (room_id, server)
-    yield from _each(("get_users_in_room", "get_room_summary", "get_current_state_ids"), (room_id,))
-
-
-LEGACY.seal()
+SAMPLES: Final[dict[str, list[Any]]] = {
+    "events": [*(_event(*entry) for entry in _ENTRIES), *_STATES, StateAll(room_id=_ROOM)],
+    "backfill": [_backfilled(*entry) for entry in _ENTRIES],
+    "tag_account_data": [TagAccountData(user_id=_USER, room_id=_ROOM, data="{}")],
+    "account_data": [
+        AccountData(user_id=_USER, room_id=room, data_type=kind)
+        for room in (_ROOM, None)
+        for kind in ("m.tag", "m.direct")
+    ],
+    "presence": [
+        Presence(
+            user_id=_USER,
+            state="online",
+            last_active_ts=0,
+            last_federation_update_ts=0,
+            last_user_sync_ts=0,
+            status_msg=None,
+            currently_active=True,
+        )
+    ],
+    "push_rules": [PushRules(user_id=_USER)],
+    "receipts": [
+        Receipt(
+            room_id=_ROOM, receipt_type="m.read", user_id=_USER, event_id="$event", thread_id=None, data={}
+        )
+    ],
+    "device_lists": [DeviceList(user_id=_USER, is_signature=False, hosts_calculated=False)],
+    "un_partial_stated_event": [UnPartialStatedEvent(event_id="$event", rejection_status_changed=True)],
+    "thread_subscriptions": [ThreadSubscription(user_id=_USER, room_id=_ROOM, event_id="$event")],
+    "sticky_events": [StickyEvent(room_id=_ROOM, event_id="$event")],
+}
+"""Rows for which each stream drops all that it can."""

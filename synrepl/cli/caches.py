@@ -15,12 +15,13 @@ from synrepl.caches.lint import CacheWarning
 from synrepl.caches.lint import lint as find_wrong
 from synrepl.caches.registry import CacheRegistry, NameCounts
 from synrepl.cli.command import CliCommand, CliError, CliGroup
-from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
+from synrepl.cli.options import DaemonTarget, Output, daemon_options, dialect_option, output_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import read_file
 from synrepl.html.humanize import counted
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import REQUEST_ERRORS
+from synrepl.wire.dialect import Dialect
 
 TIMEOUT_SECONDS: Final = 60.0
 
@@ -52,19 +53,23 @@ def caches() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="A recorded session to read in place of a daemon. May be repeated.",
 )
+@dialect_option(default="current", help="The release that the worker's connection speaks.")
 @daemon_options()
 @output_option('[{"kind", "cache", "text"}, ...]')
-def lint(registry: str, captures: tuple[Path, ...], daemon: DaemonTarget, output: Output) -> None:
+def lint(
+    registry: str, captures: tuple[Path, ...], dialect: Dialect, daemon: DaemonTarget, output: Output
+) -> None:
     """Find probable mistakes in the `CacheRegistry` named ATTRIBUTE in MODULE.
 
     MODULE is imported, from the current directory too. The registry is compared with the invalidations on the
-    `caches` stream, read from a daemon's changelog or from recorded sessions. Exit code 1: there are
-    findings.
+    `caches` stream, read from a daemon's changelog or from recorded sessions, and with what the release of
+    its connection means by them. Exit code 1: there are findings.
     """
     given = click.get_current_context().params
     if captures and (given["url"] or given["context"]):
         raise click.UsageError("--url and --capture exclude each other: use one of them")
     found = _import_registry(registry)
+    found.connected(dialect)
     seen = _SeenInvalidations(found)
     if captures:
         for path in captures:

@@ -4,7 +4,6 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Vintage
-from synrepl.caches.vintages import NEWEST
 
 
 class Caches(CacheRegistry):
@@ -12,7 +11,8 @@ class Caches(CacheRegistry):
 
     Pass it to `Follower`, which drops what a fact invalidates before its first subscriber is called, and
     again before the position moves. `vintage` defines the meaning of cache names on the wire; by default
-    that of Synapse 1.163. `CacheRegistry` documents the methods and counters.
+    that of the release that the follower's connection speaks, of all of them if there are several. Give one
+    (`Vintage.of`) if the writers are of another release. `CacheRegistry` documents the methods and counters.
 
     >>> caches = Caches()
     >>> @caches.cached(max_entries=100)
@@ -23,5 +23,5 @@ class Caches(CacheRegistry):
     >>> caches.invalidate("get_topic", ("!a:hs",))
     """
 
-    def __init__(self, *, vintage: Vintage = NEWEST) -> None:
+    def __init__(self, *, vintage: Vintage | None = None) -> None:
         super().__init__(waiter=Deferred, vintage=vintage, abandoned=(GeneratorExit, CancelledError))

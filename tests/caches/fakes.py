@@ -5,7 +5,10 @@ from typing import Any
 
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Vintage
-from synrepl.caches.vintages import NEWEST
+from synrepl.wire import dialect
+
+LEGACY = Vintage.of(dialect.LEGACY)
+NEWEST = Vintage.of(dialect.NEWEST)
 
 
 class Waiter:
@@ -73,6 +76,6 @@ class Cancelled(Exception):
     """Thrown into callers to cancel them."""
 
 
-def new_registry(vintage: Vintage = NEWEST) -> CacheRegistry:
+def new_registry(vintage: Vintage | None = NEWEST) -> CacheRegistry:
     """A registry whose callers can be run by hand."""
     return CacheRegistry(waiter=Waiter, vintage=vintage, abandoned=(GeneratorExit, Cancelled))

@@ -89,6 +89,7 @@ TREES = {
 # -- the tables: what is dropped of which caches ---------------------------------------------------------
 
 SLIDING_SYNC = "get_sliding_sync_rooms_for_user_from_membership_snapshots"
+LISTED = ("m.room.create", "m.room.encryption", "m.room.name", "m.room.tombstone")
 LOCAL_ROOMS = "_get_rooms_for_local_user_where_membership_is_inner"
 
 MEMBERS = (
@@ -175,6 +176,19 @@ def legacy(name: str, keys: list[str] | None) -> Drops:
         yield name, None if keys is None else tuple(keys)
 
 
+def legacy_implied(stream: str, row: list[Any]) -> Drops:
+    """What a row of ``events`` or ``backfill`` drops in 1.0."""
+    kind, values = ("ev", row) if stream == "backfill" else row
+    if kind == "ev":
+        event, room, _, _, redacts, relates_to = values[:6]
+        yield from _of("get_event", event)
+        yield from _of("get_latest_event_ids_in_room get_unread_event_push_actions_by_room_for_user", room)
+        if redacts:
+            yield from _of("get_event", redacts)
+        if relates_to:
+            yield from _of("get_relations_for_event get_applicable_edit", relates_to)
+
+
 def implied(stream: str, row: list[Any]) -> Drops:
     """What a row of ``events`` or ``backfill`` drops in 1.163."""
     kind, values = ("ev", row) if stream == "backfill" else row
@@ -190,6 +204,8 @@ def implied(stream: str, row: list[Any]) -> Drops:
             yield from _of("get_room_type", room)
         elif state_type == "m.room.encryption":
             yield from _of("get_room_encryption", room)
+        if state_key == "" and state_type in LISTED:
+            yield from _all(SLIDING_SYNC)
     else:
         event, room, event_type, state_key, redacts, relates_to = values[:6]
         yield from _of("get_event _get_membership_from_event_id", event)
@@ -212,8 +228,7 @@ def implied(stream: str, row: list[Any]) -> Drops:
             yield from _of("get_room_type", room)
         if event_type == "m.room.encryption":
             yield from _of("get_room_encryption", room)
-        shown = ("m.room.create", "m.room.encryption", "m.room.name", "m.room.tombstone")
-        if state_key == "" and event_type in shown:
+        if state_key == "" and event_type in LISTED:
             yield from _all(SLIDING_SYNC)
         if relates_to:
             yield from _of("get_relations_for_event", room, relates_to)

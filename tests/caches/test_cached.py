@@ -11,9 +11,8 @@ import pytest
 
 from synrepl.caches.entries import IWaiter
 from synrepl.caches.registry import CacheRegistry
-from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
-from tests.caches.fakes import Caller, Waiter, new_registry
+from tests.caches.fakes import NEWEST, Caller, Waiter, new_registry
 
 
 def test_value_is_computed_once_for_each_key() -> None:

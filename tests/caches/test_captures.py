@@ -10,11 +10,10 @@ import pytest
 
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import PACKED, Vintage
-from synrepl.caches.vintages import LEGACY, NEWEST
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST as NEWEST_DIALECT
 from tests.caches import tables
-from tests.caches.fakes import new_registry
+from tests.caches.fakes import LEGACY, NEWEST, new_registry
 from tests.streams.captures import Recorded, redis_rows, tcp_rows
 
 Entry = tuple[str, tuple[str, ...]]
@@ -101,11 +100,9 @@ def expected_drops(vintage: Vintage, recorded: Recorded) -> tables.Drops:
     row = json.loads(recorded.text)
     if recorded.stream == "caches":
         return (tables.newest if vintage is NEWEST else tables.legacy)(row[0], row[1])
-    if vintage is NEWEST:
-        if recorded.stream == "events" and len(row) > 2:
-            row = ["ev", row]
-        return tables.implied(recorded.stream, row)
-    return iter(())
+    if recorded.stream == "events" and len(row) > 2:
+        row = ["ev", row]
+    return (tables.implied if vintage is NEWEST else tables.legacy_implied)(recorded.stream, row)
 
 
 @pytest.mark.parametrize("vintage", [LEGACY, NEWEST], ids=repr)

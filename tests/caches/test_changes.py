@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from synrepl.caches.changes import Changes
 from synrepl.caches.vintage import PACKED, Invalidation, pack
-from synrepl.caches.vintages import NEWEST
 from synrepl.errors import LocalProtocolError
 from synrepl.streams.catalog import CacheInvalidation
+from tests.caches.fakes import NEWEST
 
 ROOM, USERS = "!r:hs", [f"@user{number}:hs" for number in range(10_000)]
 

@@ -6,9 +6,8 @@ from typing import Any
 from synrepl.caches.lint import CacheWarning, lint
 from synrepl.caches.registry import CacheRegistry, NameCounts
 from synrepl.caches.vintage import Drop
-from synrepl.caches.vintages import NEWEST
 from synrepl.streams.catalog import CacheInvalidation
-from tests.caches.fakes import new_registry
+from tests.caches.fakes import NEWEST, new_registry
 
 
 def registry_of(**arguments: str) -> CacheRegistry:
@@ -97,8 +96,8 @@ def test_table_that_does_not_fit_a_cache() -> None:
     findings = lint(registry, {"cs_cache_fake": 1})
 
     assert [("misshapen", "get_threads")] == found(findings)
-    assert "ph_cache_fake of NEWEST gives keys of 1 argument" in findings[0].text
-    assert "events of NEWEST gives" in findings[0].text
+    assert "ph_cache_fake of 1.163 gives keys of 1 argument" in findings[0].text
+    assert "events of 1.163 gives" in findings[0].text
 
 
 def test_keys_of_another_length_that_were_counted() -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from synrepl.caches.names import KNOWN, NAMES, ROOM_ALIASES, Release, find_name, names_of, parse_release
 from synrepl.caches.vintage import PACKED, Invalidation
-from synrepl.caches.vintages import NEWEST
 from synrepl.errors import ConfigError
+from tests.caches.fakes import NEWEST
 
 BETWEEN: Release = (1, 100)
 

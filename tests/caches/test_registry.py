@@ -8,10 +8,9 @@ import pytest
 
 from synrepl.caches.registry import CacheRegistry, NameCounts
 from synrepl.caches.vintage import Drop, Invalidation, Vintage
-from synrepl.caches.vintages import LEGACY, NEWEST
 from synrepl.errors import ConfigError
 from synrepl.streams.catalog import CacheInvalidation, StateAll
-from tests.caches.fakes import new_registry
+from tests.caches.fakes import LEGACY, NEWEST, new_registry
 
 # Nobody can call a function that nobody holds, so its entries would be gone at once.
 KEPT: WeakKeyDictionary[CacheRegistry, list[object]] = WeakKeyDictionary()
@@ -78,8 +77,18 @@ def test_streams_are_those_that_can_invalidate() -> None:
     """A follower subscribes to these, and needs no others."""
     registry = with_caches(new_registry(), "get_profile", streams=("caches", "profile_updates"))
 
+    assert {"caches", "profile_updates"} == registry.streams
+    with_caches(registry, "get_room_type")
     assert {"caches", "events", "backfill", "profile_updates"} == registry.streams
     assert {"caches"} == new_registry(LEGACY).streams
+
+
+def test_subscribers_of_invalidations_get_those_of_all_streams() -> None:
+    """They may keep what is no cache of the registry."""
+    registry = new_registry()
+    registry.on_invalidation.append(lambda one: None)
+
+    assert {"events", "backfill", "presence", "receipts", "account_data"} < registry.streams
 
 
 def test_loss_on_a_stream_clears_exactly_the_caches_that_it_reaches() -> None:

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.caches.vintage import Drop, Unreadable, Vintage, pack, unpack
-from synrepl.caches.vintages import LEGACY, NEWEST
 from synrepl.errors import ConfigError
 from synrepl.streams.catalog import Backfilled, Event, State, StateAll
 from tests.caches import tables
+from tests.caches.fakes import LEGACY, NEWEST
 
 SLIDING_SYNC = "get_sliding_sync_rooms_for_user_from_membership_snapshots"
 LOCAL_ROOMS = "_get_rooms_for_local_user_where_membership_is_inner"
@@ -40,8 +40,8 @@ def test_legacy_state_of_a_room() -> None:
     """Two members of one server invalidate that server once."""
     assert [
         ("is_host_joined", ("!r:hs", "far")),
-        ("was_host_joined", ("!r:hs", "far")),
         ("is_host_joined", ("!r:hs", "hs:8448")),
+        ("was_host_joined", ("!r:hs", "far")),
         ("was_host_joined", ("!r:hs", "hs:8448")),
         ("get_users_in_room", ("!r:hs",)),
         ("get_room_summary", ("!r:hs",)),
@@ -166,8 +166,6 @@ def test_a_deleted_room_drops_all_its_caches() -> None:
         ("is_host_joined", None),
         ("does_pair_of_users_share_a_room", None),
         ("get_user_in_room_with_profile", None),
-        ("get_rooms_for_user", None),
-        (LOCAL_ROOMS, None),
     ] == expand(NEWEST, "dr_cache_fake", "!r:hs")
 
 
@@ -342,10 +340,9 @@ def test_no_row_reaches_further_than_the_samples(row: Event | State | StateAll) 
 
 
 def test_streams_without_implications_reach_nothing() -> None:
-    """And 1.0 has only its caches stream."""
+    """As typing does."""
     assert NEWEST.reached_by("typing") == frozenset()
     assert [] == implied(object(), "typing")
-    assert dict(LEGACY.implications) == {}
 
 
 # -- a vintage of one's own --------------------------------------------------------------------------------
@@ -371,7 +368,7 @@ def test_worker_adds_to_a_vintage() -> None:
     assert my_typing is mine.implications["typing"]
     assert mine.reached_by("typing") is None
     assert not NEWEST.is_alias("my_room_fake")
-    assert {"events", "backfill", "typing"} == set(mine.implications)
+    assert {*NEWEST.implications, "typing"} == set(mine.implications)
     assert "Vintage('mine')" == repr(mine)
 
 
@@ -398,7 +395,7 @@ def test_mistakes_raise_at_the_declaration() -> None:
     mine.alias("a")(nothing)
     with pytest.raises(ConfigError, match="vintage mine declares a twice"):
         mine.alias("a")(nothing)
-    with pytest.raises(ConfigError, match="vintage NEWEST is sealed"):
+    with pytest.raises(ConfigError, match=r"vintage 1\.163 is sealed"):
         NEWEST.alias("a")(nothing)
     with pytest.raises(ConfigError, match="rows of the stream caches cannot imply"):
         mine.implied("caches")(nothing)

@@ -82,7 +82,7 @@ def test_unknown_shapes_and_names_are_listed(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        "1 cache, 3 invalidations of 2 names seen, interpreted as NEWEST",
+        "1 cache, 3 invalidations of 2 names seen, interpreted as current",
         (
             "misshapen: get_user_by_id gets keys of a wrong length, each of which empties it: keys of 3"
             " arguments were seen; keys must have 1. Give the function the arguments that writers name, or"

@@ -11,7 +11,7 @@ import duckdb
 import msgspec
 import pytest
 
-from synrepl.caches.vintages import NEWEST
+from tests.caches.fakes import NEWEST
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable

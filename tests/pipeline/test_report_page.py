@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from synrepl.caches.vintages import NEWEST
+from tests.caches.fakes import NEWEST
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
 from synrepl.pipeline.archive.table import Batch

@@ -33,6 +33,9 @@ class RecordedCaches:
         """The token of the fact that is being applied."""
         self._transcript = transcript
 
+    def connected(self, dialect: object) -> dict[str, list[str]]:
+        return {}
+
     def apply(self, stream: str, rows: Sequence[Any]) -> list[int]:
         if self.apply_failures:
             raise self.apply_failures.pop(0)

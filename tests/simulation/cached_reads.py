@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from synrepl.caches.vintage import Drop
-from synrepl.caches.vintages import LEGACY
+from tests.caches.fakes import LEGACY
 from synrepl.ports.caches import Caches
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.follower.follower import Follower

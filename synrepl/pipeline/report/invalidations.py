@@ -9,15 +9,17 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.caches.vintages import NEWEST
+from synrepl.caches.vintage import Vintage
 from synrepl.pipeline.archive.files import map_files, read_listed
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.report.counts import Bins, Row, count_in_tasks, grouped, query
 from synrepl.pipeline.source.rows import row_schema
 from synrepl.pipeline.store import Store
-from synrepl.wire import jsontext
+from synrepl.wire import dialect, jsontext
 
 CACHES: Final = "caches"
+
+_NEWEST: Final = Vintage.of(dialect.NEWEST)
 
 READ: Final = row_schema(("key", "row", "committed_at"))
 
@@ -63,11 +65,11 @@ def meaning(key: str | None) -> Meaning:
     unreadable: list[object] = []
     misshapen = 0
     try:
-        meant = [(one.cache, one.key) for one in NEWEST.expand(name, keys, unreadable=unreadable.append)]
+        meant = [(one.cache, one.key) for one in _NEWEST.expand(name, keys, unreadable=unreadable.append)]
     except ValueError:
         # As in `CacheRegistry`: the intended entry is unknown, so all caches of the alias are invalidated.
         misshapen = 1
-        meant = [(cache, None) for cache in sorted(NEWEST.reaches(name))]
+        meant = [(cache, None) for cache in sorted(_NEWEST.reaches(name))]
     drops = tuple(
         (cache, None if key is None else jsontext.dumps(key).decode("ascii")) for cache, key in meant
     )

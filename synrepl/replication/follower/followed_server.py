@@ -51,6 +51,8 @@ class FollowedServer:
         self.waits = waits
         self.saver = saver
         self.events = events
+        self.shared_dialect: Dialect | None = None
+        """The release of those who share a channel, as far as it is known: they do not say it."""
         self.catch_up = catch_up
         """Where missing facts are fetched; None if that is not known."""
         self._clock = clock
@@ -85,7 +87,7 @@ class FollowedServer:
         `strategy` None means that of the dialect's release.
         """
         streams = self.streams
-        streams.follow_caches()
+        streams.connect_caches(dialect if strategy is None else self.shared_dialect)
         self.connection = connection
         self._dialect = dialect
         self._strategy = strategy if strategy is not None else following(dialect)

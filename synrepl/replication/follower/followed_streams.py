@@ -126,6 +126,20 @@ class FollowedStreams:
         """Return the event that begins a connection for the executor of this stream."""
         return Connected(strategy, decoder(stream, dialect, raw=self.raw, canonical=self.canonical))
 
+    def connect_caches(self, dialect: Dialect | None) -> None:
+        """Let the caches drop what a connection of this release means (None: any); follow their streams."""
+        if self.caches is None:
+            return
+        for name, sources in self.caches.connected(dialect).items():
+            given, spoken = self.caches.vintage.name, dialect or "of any release"
+            text = (
+                f"the cache {name} may be stale: for {', '.join(sources)} the vintage {given} drops less of"
+                f" it than Synapse {spoken}, which this connection speaks; leave the vintage out, or change a"
+                " copy of synrepl.Vintage.of(...)"
+            )
+            self.events.emit(FollowerEvent(kind="error", stream="caches", text=text))
+        self.follow_caches()
+
     def follow_caches(self) -> None:
         """Follow the streams that invalidate caches."""
         if self.caches is None:
