@@ -131,13 +131,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        # Modules have lower case names, and Python asks for some that are not there.
-        hint = "" if name.startswith("_") else import_module("synrepl.errors").suggest(name, __all__)
-        raise AttributeError(f"module 'synrepl' has no attribute {name!r}{hint}")
-    return getattr(import_module(home), name)
+if not TYPE_CHECKING:
+    # A checker would take any name, so that it would find no mistyped one.
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            # Modules have lower case names, and Python asks for some that are not there.
+            hint = "" if name.startswith("_") else import_module("synrepl.errors").suggest(name, __all__)
+            raise AttributeError(f"module 'synrepl' has no attribute {name!r}{hint}")
+        return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -45,9 +45,9 @@ def test_names_are_listed_and_suggested() -> None:
     assert set(synrepl.__all__) <= set(dir(synrepl))
     assert synrepl.streams.catalog.PUBLIC <= set(dir(synrepl.streams))
     with pytest.raises(AttributeError, match="has no attribute 'Folower'; did you mean Follower"):
-        _ = synrepl.Folower
+        _ = synrepl.Folower  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="has no attribute 'RECEIPT'; did you mean RECEIPTS"):
-        _ = synrepl.streams.RECEIPT
+        _ = synrepl.streams.RECEIPT  # type: ignore[attr-defined]
 
 
 def test_a_stream_is_followed_by_its_name_too() -> None:

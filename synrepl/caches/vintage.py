@@ -233,8 +233,12 @@ class Vintage:
         """The caches of which `other` drops less, each with the aliases and streams that tell it to."""
         found: dict[str, list[str]] = {}
         for source, name in [
-            *((source, one) for source, alias in self._aliases.items() for one in alias.reaches),
-            *((source, one) for source, implied in self._implied.items() for one in implied.reaches or ()),
+            *((source, one) for source, alias in self._aliases.items() for one in sorted(alias.reaches)),
+            *(
+                (source, one)
+                for source, implied in self._implied.items()
+                for one in sorted(implied.reaches or ())
+            ),
         ]:
             if name in caches and self._is_spared(source, name, other):
                 found.setdefault(name, []).append(source)

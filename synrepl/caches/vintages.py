@@ -6,8 +6,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-import msgspec
-
 from synrepl.caches.entries import WireKey
 from synrepl.caches.rules import Rule
 from synrepl.streams.catalog import (
@@ -134,8 +132,10 @@ def _key(words: str) -> Callable[[Any], tuple[str, ...]] | None:
     if words == "*":
         return None
     fields = words.split("+")
-    get = attrgetter(*fields)
-    return get if len(fields) > 1 else lambda row: (get(row),)
+    get: Callable[[Any], Any] = attrgetter(*fields)
+    if len(fields) == 1:
+        return lambda row: (get(row),)
+    return lambda row: tuple(get(row))
 
 
 _USER: Final = "@user:one"
@@ -155,8 +155,17 @@ def _backfilled(kind: str, state_key: str) -> Backfilled:
 
 
 def _event(kind: str, state_key: str) -> Event:
-    old = msgspec.structs.asdict(_backfilled(kind, state_key))
-    return Event(**old, membership=None, rejected=False, outlier=False)
+    return Event(
+        event_id="$event",
+        room_id=_ROOM,
+        type=kind,
+        state_key=state_key,
+        redacts="$redacted",
+        relates_to="$related",
+        membership=None,
+        rejected=False,
+        outlier=False,
+    )
 
 
 _STATES = [State(room_id=_ROOM, type=kind, state_key=key, event_id=None) for kind, key in _ENTRIES]

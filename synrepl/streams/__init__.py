@@ -11,15 +11,18 @@ if TYPE_CHECKING:
     from synrepl.streams.catalog import *  # noqa: F403
 
 
-def __getattr__(name: str) -> Any:
-    # Modules have lower case names: importing one of them must not import the catalog.
-    hint = ""
-    if name[:1].isupper():
-        catalog = import_module("synrepl.streams.catalog")
-        if name in catalog.PUBLIC:
-            return getattr(catalog, name)
-        hint = import_module("synrepl.errors").suggest(name, sorted(catalog.PUBLIC))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+if not TYPE_CHECKING:
+    # A checker would take any name, so that it would find no mistyped one.
+
+    def __getattr__(name: str) -> Any:
+        # Modules have lower case names: importing one of them must not import the catalog.
+        hint = ""
+        if name[:1].isupper():
+            catalog = import_module("synrepl.streams.catalog")
+            if name in catalog.PUBLIC:
+                return getattr(catalog, name)
+            hint = import_module("synrepl.errors").suggest(name, sorted(catalog.PUBLIC))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -90,6 +90,9 @@ def watching(follower: synrepl.Follower) -> None:
 
 async def remembering(follower: synrepl.Follower) -> None:
     caches = synrepl.Caches()
+    vintage: synrepl.Vintage = synrepl.Vintage.of(synrepl.LEGACY, "1.163")
+    given = synrepl.Caches(vintage=vintage.extended("mine"))
+    print(given)
 
     @caches.cached(max_entries=100)
     async def get_topic(room_id: str) -> str | None:
