@@ -194,15 +194,18 @@ _get_last_receipt_event_id_for_user user_id+room_id+receipt_type 1.59..1.62
 get_unread_event_push_actions_by_room_for_user room_id 1.62..
 
 [device_lists]
+_get_cached_devices_for_user user_id 0.99.3..1.10
+get_cached_devices_for_user user_id 1.10..1.13
+_get_cached_user_device user_id 0.99.3..1.13
+get_device_list_last_stream_id_for_remote user_id 0.99.3..1.13
+get_cached_devices_for_user user_id 1.13..1.110 of_user
+_get_cached_user_device user_id 1.13..1.110 of_user
+get_device_list_last_stream_id_for_remote user_id 1.13..1.110 of_user
+_get_e2e_device_keys_for_federation_query_inner user_id 1.86..1.110 of_user
 get_cached_devices_for_user user_id 1.110.. not_calculated
 _get_cached_user_device user_id 1.110.. not_calculated
 get_device_list_last_stream_id_for_remote user_id 1.110.. not_calculated
 _get_e2e_device_keys_for_federation_query_inner user_id 1.110.. not_calculated
-_get_cached_devices_for_user user_id 0.99.3..1.10 of_user
-_get_cached_user_device user_id 0.99.3..1.110 of_user
-get_device_list_last_stream_id_for_remote user_id 0.99.3..1.110 of_user
-get_cached_devices_for_user user_id 1.10..1.110 of_user
-_get_e2e_device_keys_for_federation_query_inner user_id 1.86..1.110 of_user
 
 [un_partial_stated_event 1.75..]
 is_partial_state_event event_id
