@@ -20,6 +20,7 @@ from prometheus_client.metrics import MetricWrapperBase
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.lib.cache_reference import cache_reference  # noqa: E402  # after the path
 from scripts.lib.http_reference import http_reference, streams_of  # noqa: E402  # after the path
 from scripts.lib.library_reference import library_reference, markdown  # noqa: E402
 from scripts.lib.museum import cases  # noqa: E402
@@ -276,6 +277,11 @@ def streams() -> str:
     for stream in table:
         lines += ["", f"## {stream.name}", "", *_stream(stream)]
     return _page(lines)
+
+
+def caches() -> str:
+    """Return the page of what drops entries of caches."""
+    return _page(list(cache_reference()))
 
 
 def _stream(stream: Stream[Any]) -> Iterator[str]:
@@ -704,6 +710,7 @@ def _yes(claim: bool) -> str:
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/wire.md": wire,
     "reference/streams.md": streams,
+    "reference/caches.md": caches,
     "reference/settings.md": settings,
     "reference/metrics.md": metrics,
     "reference/cli.md": cli,
