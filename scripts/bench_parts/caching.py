@@ -9,8 +9,8 @@ from twisted.internet.defer import Deferred
 
 from scripts.bench_parts.measuring import Options, Result, best
 from synrepl.caches.registry import CacheRegistry
+from synrepl.caches.vintage import Vintage
 from synrepl.streams.catalog import CacheInvalidation
-from tests.caches.fakes import NEWEST
 
 __all__ = ["cached", "invalidation"]
 
@@ -130,7 +130,7 @@ class _Popped:
 
 
 def _drops(rows: list[CacheInvalidation]) -> list[tuple[str, tuple[str, ...]]]:
-    found = (drop for row in rows for drop in NEWEST.expand(row.cache_func, row.keys))
+    found = (drop for row in rows for drop in Vintage.of("1.163").expand(row.cache_func, row.keys))
     return [(drop.cache, drop.key) for drop in found if drop.key is not None]
 
 

@@ -10,7 +10,7 @@ from synrepl.caches.cached import Cache, CachedCoroutine, CachedFunction, CacheI
 from synrepl.caches.entries import IWaiter, WireKey
 from synrepl.caches.vintage import Drop, Invalidation, Unreadable, Vintage, invalidations, of_connections
 from synrepl.errors import ConfigError
-from synrepl.wire.dialect import NATIVE, Dialect
+from synrepl.wire.dialect import SYNAPSE, Dialect
 
 
 class NameCounts(dict[str, int]):
@@ -74,14 +74,13 @@ class CacheRegistry:
         returns the caches that it drops less often than this connection would, each with the aliases and
         streams that drop less.
         """
-        if dialect is not None and dialect.release >= NATIVE.release:
+        if dialect is not None and dialect.release not in SYNAPSE:
             dialect = None
         if self.is_vintage_given:
             own = Vintage.of() if dialect is None else Vintage.of(dialect)
             return own.spared_by(self.vintage, self._caches)
-        if dialect not in self._dialects:
-            self._dialects.add(dialect)
-            self.vintage = of_connections(self._dialects)
+        self._dialects.add(dialect)
+        self.vintage = of_connections(self._dialects)
         return {}
 
     def cached(

@@ -17,7 +17,7 @@ from synrepl.caches.vintages import Drop as Drop  # noqa: PLC0414  # exported
 from synrepl.caches.vintages import aliases, implications
 from synrepl.errors import ConfigError
 from synrepl.wire import jsontext
-from synrepl.wire.dialect import NATIVE, Dialect
+from synrepl.wire.dialect import SYNAPSE, Dialect
 
 PACKED: Final = ("_get_e2e_cross_signing_signatures_for_device", "_get_server_keys_json")
 """Caches whose rows are lists of packed keys: keys of several arguments, each sent as one string. The row of
@@ -107,7 +107,7 @@ class Vintage:
         release.
         """
         found = frozenset(Dialect.parse(one) if isinstance(one, str) else one for one in releases)
-        return _of(frozenset() if any(one.release >= NATIVE.release for one in found) else found)
+        return _of(frozenset() if any(one.release not in SYNAPSE for one in found) else found)
 
     def extended(self, name: str) -> "Vintage":
         """Return a copy to which aliases and implications can be added, or in which they can be replaced."""

@@ -11,7 +11,6 @@ import duckdb
 import msgspec
 import pytest
 
-from tests.caches.fakes import NEWEST
 from synrepl.errors import ConfigError
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
@@ -19,6 +18,7 @@ from synrepl.pipeline.report.measurement import STEPS, DaemonStatus, measure
 from synrepl.pipeline.report.report import ReportResult, report
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.store import Store
+from tests.caches.fakes import NEWEST
 from tests.pipeline.archives import archive, chained, paths_of, write_facts
 from tests.pipeline.days import Day, archive_day
 

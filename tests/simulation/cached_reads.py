@@ -11,7 +11,6 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from synrepl.caches.vintage import Drop
-from tests.caches.fakes import LEGACY
 from synrepl.ports.caches import Caches
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.follower.follower import Follower
@@ -19,6 +18,7 @@ from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.streams.catalog import Receipt, Typing
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
+from tests.caches.fakes import LEGACY
 
 __all__ = ["ROOMS", "Change", "CachedReader", "CacheTruth", "invalidation"]
 

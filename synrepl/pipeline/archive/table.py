@@ -218,7 +218,7 @@ class ArchiveTable:
         """Return the newest version that was committed at or before a time.
 
         The times are those in the commits. delta-rs would go by the times of the files, which a copy, a
-        restore or an upload changes. (It refuses the property `delta.enableInCommitTimestamps`, by which all
+        restore or an upload changes. (It refuses the property delta.enableInCommitTimestamps, by which all
         readers of the table would do the same.)
         """
         at = datetime.fromisoformat(time)
