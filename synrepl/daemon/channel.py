@@ -100,6 +100,7 @@ class ChannelServices:
             is_ephemeral=lambda stream: stream in table and table[stream].ephemeral,
             metrics=self._metrics,
             is_known=table.__contains__,
+            runs=self._publisher.follower_commands.runs,
             is_durable=None if settings.resp_ack == SENT else self._is_durable,
             only_durable=settings.resp_ack == DURABLE_ONLY,
         )

@@ -10,8 +10,10 @@ from typing import Final, NamedTuple
 
 from synrepl.http_api.route import Parameter, Route
 from synrepl.ports.access import Access, Right
+from synrepl.ports.run_owners import RunOwners
 from synrepl.wire.grammar import CLIENT, Command
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
+from synrepl.wire.text import printable
 
 
 class Operation(NamedTuple):
@@ -84,6 +86,30 @@ def command_refusals(access: Access) -> dict[type[Command], str]:
         for command in declared_commands()
         if command.SENT_BY & CLIENT and (why := refusal(access, command_operation(command)))
     }
+
+
+def command_refusal(access: Access, command: Command, runs: RunOwners | None) -> str:
+    """Return why the peer may not send this command; empty if it may.
+
+    A key with instances speaks for these alone, and for the runs of workers that it named first, which are
+    noted in `runs` (None: the peer passes on what others say, and knows whose a run is). A command of an old
+    release, which names nobody, speaks for the connection.
+    """
+    if why := command_refusals(access).get(type(command)):
+        return why
+    if runs is not None and command.RUN and (run := getattr(command, command.RUN)):
+        is_own = runs.claim(run, access.name)
+        return "" if is_own or access.instances is None else _speaks_for_another(access, f"the run {run}")
+    if access.instances is not None and command.INSTANCE:
+        named = getattr(command, command.INSTANCE)
+        name = named[0] if isinstance(named, list) else named
+        if name and name not in access.instances:
+            return _speaks_for_another(access, str(name))
+    return ""
+
+
+def _speaks_for_another(access: Access, whom: str) -> str:
+    return f"the key {access.name} may not speak for {printable(whom, limit=100)}"
 
 
 def operations() -> Iterator[Operation]:

@@ -12,7 +12,7 @@ from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.rights import command_refusals
+from synrepl.ports.rights import command_refusal
 from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import PING, CommandOrigin, Numbered, command_of
 from synrepl.replication.follower_commands import FollowerCommands
@@ -121,7 +121,9 @@ class CommandReceiver:
             name = command.NAME
             if isinstance(command, Ping):
                 return
-            if why := command_refusals(access).get(type(command)):
+            # A replica with a key for all instances has asked this of its own followers, which may move.
+            runs = None if access.instances is None else self._follower_commands.runs
+            if why := command_refusal(access, command, runs):
                 raise RemoteProtocolError(why)
             self._metrics.count_commands([command])
             if isinstance(command, FROM_ALL_PROCESSES):

@@ -16,6 +16,7 @@ from twisted.logger import Logger
 from synrepl.errors import LocalProtocolError, RemoteProtocolError, ReplicationError, RowError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.run_owners import RunOwners
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_forwarder import CommandOrigin, line_of
 from synrepl.replication.federation_acks import FederationAcks
@@ -67,6 +68,7 @@ class FollowerCommands:
         self._tasks = Tasks(self._logger)
         self._limited = LimitedLogger(self._logger, self.clock)
         self.acks = FederationAcks(self.clock)
+        self.runs = RunOwners()
         self._trimmed_upto: int | None = None
         self._federation_life = 0
         self.process_subscribers: list[Callable[[Command], None]] = []

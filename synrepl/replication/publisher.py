@@ -1,7 +1,7 @@
 """Publisher: sends committed facts from the log to followers."""
 
 import bisect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -12,7 +12,7 @@ from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.rights import command_refusals, is_told
+from synrepl.ports.rights import command_refusal, is_told
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.broadcasts import Broadcasts
@@ -80,7 +80,6 @@ class ServedFollower:
 
     def __init__(self, publisher: "Publisher", connection: Connection, access: Access) -> None:
         self.access = access
-        self._refusals: Mapping[type, str] = command_refusals(access)
         self.name = ""
         self.dialect: Dialect | None = None
         self.connected_at = publisher.clock.seconds()
@@ -119,7 +118,9 @@ class ServedFollower:
         follower_commands = self._publisher.follower_commands
         follower_commands.syncing.mark_active(self._connection)
         for command in commands:
-            if why := self._refusals.get(type(command)):
+            if not isinstance(command, RdataRun) and (
+                why := command_refusal(self.access, command, follower_commands.runs)
+            ):
                 raise RemoteProtocolError(why)
             match command:
                 case Name():

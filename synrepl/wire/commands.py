@@ -125,7 +125,7 @@ class Replicate(Command, frozen=True):
 
 
 # This and the other commands of followers: docs/reference/peers.md#tcp-commands
-@command("USER_SYNC", sent_by=CLIENT | BROKER, right="read", stream="presence")
+@command("USER_SYNC", sent_by=CLIENT | BROKER, right="read", stream="presence", run="instance_id")
 class UserSync(Command, frozen=True):
     """A user started or stopped syncing on a worker.
 
@@ -145,7 +145,14 @@ class UserSync(Command, frozen=True):
     }
 
 
-@command("CLEAR_USER_SYNC", sent_by=CLIENT | BROKER, right="read", stream="presence", since="1.13")
+@command(
+    "CLEAR_USER_SYNC",
+    sent_by=CLIENT | BROKER,
+    right="read",
+    stream="presence",
+    since="1.13",
+    run="instance_id",
+)
 class ClearUserSync(Command, frozen=True):
     """A worker stops: no user syncs on it any more."""
 
@@ -154,7 +161,7 @@ class ClearUserSync(Command, frozen=True):
     EXAMPLES = {CURRENT: "CLEAR_USER_SYNC xyzzy"}
 
 
-@command("FEDERATION_ACK", sent_by=CLIENT | BROKER, right="read", stream="federation")
+@command("FEDERATION_ACK", sent_by=CLIENT | BROKER, right="read", stream="federation", instance="instance")
 class FederationAck(Command, frozen=True):
     """A federation sender has received the federation stream up to `token`."""
 
@@ -229,7 +236,7 @@ class UserIp(Command, frozen=True):
         return f"UserIp(user_id={self.user_id!r}, seen=...)"
 
 
-@command("LOCK_RELEASED", sent_by=ANYONE, right="read", stream=ALL_STREAMS, since="1.90")
+@command("LOCK_RELEASED", sent_by=ANYONE, right="read", stream=ALL_STREAMS, since="1.90", instance="lock")
 class LockReleased(Command, frozen=True):
     """A lock was released: ``[instance, lock name, key]``."""
 

@@ -58,6 +58,8 @@ class Command(msgspec.Struct, frozen=True):
     SPAN: ClassVar[Span]
     RIGHT: ClassVar[str | None]
     STREAM: ClassVar[str]
+    INSTANCE: ClassVar[str] = ""
+    RUN: ClassVar[str] = ""
     FIELDS: ClassVar[tuple[FieldSpec, ...]]
     IS_JSON: ClassVar[bool] = False
     EXAMPLES: ClassVar[dict[Dialect, str]]
@@ -76,11 +78,15 @@ def command(
     since: str = "",
     until: str = "",
     channel: str = "",
+    instance: str = "",
+    run: str = "",
 ) -> Callable[[type[T]], type[T]]:
     """Declare a command: its name, its senders, and the releases that have it.
 
     `right` is what a client needs to send it (None: nothing, not even a key; empty: no client sends it), and
-    `stream` the stream that it concerns, or a word of `synrepl.wire.scope`.
+    `stream` the stream that it concerns, or a word of `synrepl.wire.scope`. `instance` is the member that
+    names the process for which it speaks, or a list that begins with its name; `run` is the member that names
+    a run of a process.
 
     Fields are class attributes made by `field`, in the order of the wire.
     `EXAMPLES` maps dialects to lines; each line must parse and format back to itself. With `channel`, a
@@ -109,6 +115,8 @@ def command(
             "SPAN": span(since=since, until=until),
             "RIGHT": right,
             "STREAM": stream,
+            "INSTANCE": instance,
+            "RUN": run,
             "FIELDS": fields,
         }
         made = msgspec.defstruct(

@@ -166,6 +166,9 @@ class Rest(FieldKind):
     def format(self, value: Any, dialect: Dialect) -> bytes:
         if "\n" in value:
             raise ValueError("must not contain a line break")
+        if not value and not self._may_be_empty:
+            # The peer refuses it, and perhaps with it all that comes over this connection.
+            raise ValueError("must not be empty")
         return typing.cast("str", value).encode("utf-8")
 
 

@@ -89,10 +89,14 @@ class Pair:
             lambda data: self.on_channel(data),  # noqa: PLW0108  # it is set later
             name="below",
             owner="",
-            is_allowed=lambda line: self.allowed is None or line.decode().split(" ")[2] in self.allowed,
+            refusal=self._refusal,
             logger=LimitedLogger(Logger(), self.clock),
         )
         self.downlink.start(is_full=False)
+
+    def _refusal(self, line: bytes) -> str:
+        is_allowed = self.allowed is None or line.decode().split(" ")[2] in self.allowed
+        return "" if is_allowed else "the key may not publish under this name"
 
     def connect(self) -> None:
         """The replica has subscribed."""

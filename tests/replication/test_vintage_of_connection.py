@@ -47,7 +47,7 @@ ALL = {
         (synrepl.CURRENT, {"was_host_joined", "get_users_in_room", ROOMS}, {ROOMS}),
         (synrepl.Dialect.parse("1.80"), {"was_host_joined", "get_users_in_room", ROOMS}, set()),
     ],
-    ids=str,
+    ids=["legacy", "middle", "current", "1.80"],  # sets have another text in each process
 )
 def test_caches_follow_the_dialect_of_tcp(
     dialect: synrepl.Dialect, kept_by_state: set[str], kept_by_members: set[str]

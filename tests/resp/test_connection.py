@@ -316,6 +316,9 @@ def test_a_publisher_that_ends_is_missed() -> None:
         (["r"], "SET k v", "-NOPERM"),
         (["r"], "GET k", "$-1"),
         (["w"], "GET k", "-NOPERM"),
+        # The cache has entries of all rooms.
+        (["p"], "GET k", "-NOPERM the key part may not see all streams"),
+        (["p"], "SET k v", "-NOPERM the key part may not see all streams"),
         (["full", "f"], "PUBLISH hs x", ":0"),
         (["default", "f"], "PUBLISH hs x", ":0"),
     ],
@@ -346,6 +349,23 @@ def test_a_key_publishes_under_its_own_names() -> None:
     assert "may not publish as w3" in client.ask("PUBLISH", "hs", lines[3])
     # Synapse takes a line of a sub-channel as one of the channel.
     assert "may not publish as w3" in client.ask("PUBLISH", "hs/USER_IP", lines[3])
+
+
+@pytest.mark.parametrize("line", [b"", b"a\nb", b"a\rb", b"\xff\xfe"])
+@pytest.mark.parametrize("channel", [b"hs", b"hs/USER_IP"])
+def test_what_no_daemon_can_pass_on_is_refused(line: bytes, channel: bytes) -> None:
+    """An empty line ended the connection of a replica to its primary."""
+    site = Site()
+    words = (b"PUBLISH", channel, line)
+    request = b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    answer = site.client().say(request)
+    assert answer == "-ERR a message must be one line of UTF-8 text, and not empty\r\n"
+    assert site.ingested == []
+
+
+@pytest.mark.parametrize("channel", ["hs/", "hs/a b", "hs/a\nb"])
+def test_a_sub_channel_has_a_name(channel: str) -> None:
+    assert "must be one word" in Site().client().ask("PUBLISH", channel, "x")
 
 
 def test_an_issued_key_publishes_under_its_own_names() -> None:

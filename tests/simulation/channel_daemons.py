@@ -132,7 +132,7 @@ class DownEnd(Protocol):
             lambda message: self.transport.write(len(message).to_bytes(4) + message),
             name="a replica",
             owner="",
-            is_allowed=lambda line: True,
+            refusal=lambda line: "",
             logger=LimitedLogger(Logger(), self._daemon.run.clock),
         )
         self._downlink.start(is_full=self._is_full)

@@ -19,7 +19,7 @@ class ChannelDownlink:
     """Passes a channel to a replica, and what is published there to the channel, until `stop`.
 
     `write` sends encoded messages. `owner` is the name of the replica's key: what is published there counts
-    for it. Rows and positions of names for which `is_allowed` is False are refused.
+    for it. `refusal` returns why a line is refused; empty if it is not.
     """
 
     _logger = Logger()
@@ -31,14 +31,14 @@ class ChannelDownlink:
         *,
         name: str,
         owner: str,
-        is_allowed: Callable[[bytes], bool],
+        refusal: Callable[[bytes], str],
         logger: LimitedLogger,
     ) -> None:
         self.refused = 0
         self._channel = channel
         self._name = name
         self._owner = owner
-        self._is_allowed = is_allowed
+        self._refusal = refusal
         self._limited = logger
         self._subscriber = ChannelSubscriber(write, link=self)
         self._publishers: dict[str, ChannelPublisher] = {}
@@ -80,9 +80,9 @@ class ChannelDownlink:
             publisher = self._publishers[name] = ChannelPublisher(self, name, self._owner)
         channel, line = self._channel, command.line.encode()
         try:
-            if not self._is_allowed(line):
+            if why := self._refusal(line):
                 self.refused += 1
-                raise RemoteProtocolError("its key may not publish under the name of that writer")
+                raise RemoteProtocolError(why)
             if isinstance(command, PublishTo):
                 channel.publish_beside(publisher, channel.name + b"/" + command.channel.encode(), line)
             else:

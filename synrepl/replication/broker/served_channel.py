@@ -27,6 +27,7 @@ from twisted.logger import Logger
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
+from synrepl.ports.run_owners import RunOwners
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.channel_ends import (
     ChannelPublisher,
@@ -89,6 +90,8 @@ class ServedChannel:
     (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
     are passed all the same; with `only_durable` they are not, and `is_stuck` is set until they are.
 
+    `runs` knows which runs of workers belong to which key, as far as they are named elsewhere at this daemon.
+
     `is_caught_up` tells whether the log has all of a source up to a token: the first POSITION of a source
     waits for that, so that no process is told more than the log knows of; not longer than rows for the disk.
     """
@@ -103,6 +106,7 @@ class ServedChannel:
         is_ephemeral: Callable[[str], bool],
         metrics: Metrics,
         is_known: Callable[[str], bool] | None = None,
+        runs: RunOwners | None = None,
         is_durable: Callable[[Source, int], bool] | None = None,
         only_durable: bool = False,
     ) -> None:
@@ -126,6 +130,7 @@ class ServedChannel:
         self.is_caught_up: Callable[[Source, int], bool] = always
         self.uplink: IUplink | None = None
         self.limits = PublisherLimits(clock)
+        self.runs = RunOwners() if runs is None else runs
         self._own = ChannelPublisher()
         """Publishes what the channel itself asks."""
         self._is_durable = is_durable
@@ -551,19 +556,6 @@ class ServedChannel:
                 self.dropped += 1
             else:
                 subscriber.lacks[run.source] = None
-
-
-def foreign_writer(line: bytes, names: frozenset[str] | None) -> str | None:
-    """Return the writer of a row or position, if it is none of these names (None: any); else None."""
-    writer = None if names is None else writer_of(line)
-    return None if names is None or writer is None or writer in names else writer
-
-
-def writer_of(line: bytes) -> str | None:
-    """Return the writer of a row or position, empty if it names none; None for another line."""
-    if not line.startswith((b"RDATA ", b"POSITION ")):
-        return None
-    return b"".join(line.split(b" ", 3)[2:3]).decode("utf-8", "replace")
 
 
 def ignore(lines: Sequence[bytes]) -> None:

@@ -11,7 +11,7 @@ from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.rights import command_operation, is_told, refusal
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.channel_downlink import ChannelDownlink
-from synrepl.replication.broker.served_channel import foreign_writer
+from synrepl.replication.broker.publish_rights import line_refusal
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.issued_keys import keys_block
 from synrepl.replication.log_waiters import Interest
@@ -422,12 +422,14 @@ class Relay:
         if isinstance(command, native.Channel):
             if channel is None or self._downlink is not None:
                 raise RemoteProtocolError("this daemon passes no channel, or does so already")
+            # A replica with a key for all instances has asked this of its own clients, which may move.
+            runs = None if access.instances is None else channel.runs
             self._downlink = ChannelDownlink(
                 channel,
                 self._send_messages,
                 name=self.name,
                 owner=access.name,
-                is_allowed=lambda line: foreign_writer(line, access.instances) is None,
+                refusal=lambda line: line_refusal(access, line, runs),
                 logger=self._logger,
             )
             self._downlink.start(is_full=self._is_paused)

@@ -18,13 +18,14 @@ from synrepl.ports.rights import Operation, refusal
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
-from synrepl.replication.broker.served_channel import ServedChannel, foreign_writer
+from synrepl.replication.broker.publish_rights import line_refusal
+from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
 from synrepl.transports.resp.cache import DEFAULT_MS, MAX_VALUE, ExpiringCache
 from synrepl.transports.send_buffer import immediate_write
 from synrepl.wire import resp
-from synrepl.wire.scope import ALL_STREAMS, NO_STREAM
+from synrepl.wire.scope import ALL_STREAMS
 from synrepl.wire.text import printable
 
 DATABASES: Final = 16
@@ -47,8 +48,8 @@ AUTHENTICATE_SECONDS: Final = 30.0
 
 SUBSCRIBE: Final = Operation("SUBSCRIBE", Right.READ, ALL_STREAMS)
 PUBLISH: Final = Operation("PUBLISH", Right.WRITE, ALL_STREAMS)
-READ: Final = Operation("GET", Right.READ, NO_STREAM)
-STORE: Final = Operation("SET", Right.WRITE, NO_STREAM)
+READ: Final = Operation("GET", Right.READ, ALL_STREAMS)
+STORE: Final = Operation("SET", Right.WRITE, ALL_STREAMS)
 
 BEFORE_AUTH: Final = frozenset({b"AUTH", b"HELLO", b"QUIT"})
 WHILE_SUBSCRIBED: Final = frozenset({b"SUBSCRIBE", b"UNSUBSCRIBE", b"PING", b"QUIT"})
@@ -522,8 +523,10 @@ class RespConnection(Protocol):
         channel, (name, line) = self._server.channel, words
         assert channel is not None
         self._check_channel(name)
+        if name != channel.name and (b" " in name or not _is_text(name[len(channel.name) + 1 :])):
+            raise _Refused("ERR the name of a channel must be one word of UTF-8 text")
         # On sub-channels too: Synapse takes a line wherever it comes from.
-        self._check_instance(line)
+        self._check_line(channel, line)
         if name == channel.name:
             if channel.refuses(self.publisher, line):
                 raise _Refused("MISCONF earlier rows are not on disk yet, and resp_ack is durable-only")
@@ -532,15 +535,16 @@ class RespConnection(Protocol):
             channel.publish_beside(self.publisher, name, line)
         return resp.integer(channel.count(name))
 
-    def _check_instance(self, line: bytes) -> None:
-        """Refuse rows and positions under a name that the client's key does not have."""
+    def _check_line(self, channel: ServedChannel, line: bytes) -> None:
+        """Refuse what cannot be passed on to other daemons, and what the key may not say."""
         assert self.access is not None
-        writer = foreign_writer(line, self.access.instances)
-        if writer is not None:
+        if not _is_text(line):
+            raise _Refused("ERR a message must be one line of UTF-8 text, and not empty")
+        why = line_refusal(self.access, line, channel.runs)
+        if why:
             self._server.refused += 1
-            shown = printable(writer, limit=100)
-            self._server.complain(f"{self.peer}, with the key {self.access.name}, publishes as {shown}")
-            raise _Refused(f"NOPERM the key {self.access.name} may not publish as {shown}")
+            self._server.complain(f"{self.peer}: {why}")
+            raise _Refused(f"NOPERM {why}")
 
     def _publish(self) -> None:
         """Pass what was published by these requests."""
@@ -560,6 +564,15 @@ class RespConnection(Protocol):
 
 class _Refused(Exception):
     """The reply is an error, with this text."""
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether this is one line of text, and not empty."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and "\n" not in text and "\r" not in text
 
 
 def _wrong_number(name: str) -> _Refused:
