@@ -22,6 +22,7 @@ from synrepl.ports.time import Timer
 from synrepl.replication.broker.member import ChannelMember
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.redis.address import URL_WORDS, RedisAddress, RedisWords
+from synrepl.transports.redis.reply_limits import ReplyLimits
 from synrepl.transports.tls import TlsWords, tls_trouble
 from synrepl.wire.session import Keepalive
 from synrepl.wire.text import printable
@@ -127,6 +128,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self._redis = hiredis.Reader(
             protocolError=txredisapi.InvalidData, replyError=txredisapi.ResponseError
         )
+        self.limits = ReplyLimits()
         self._has_received = False
         self._pinged_at = 0.0
         self._timer = Timer(link.clock, self._tick)
@@ -152,6 +154,11 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self._metrics.bytes.counts["in"] += len(data)
         self.received_at = self._clock.seconds()
         self._has_received = True
+        if self.closed:
+            return
+        if refusal := self.limits.refusal(data):
+            self.end(f"the server is not Redis: {refusal}")
+            return
         self._redis.feed(data)
         try:
             self.read_replies()
@@ -164,6 +171,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         """Handle all complete replies. Raises `txredisapi.InvalidData`."""
         gets = self._redis.gets
         while (reply := gets()) is not False:
+            self.limits.completed()
             self.replyReceived(reply)
 
     async def run_command(self, *words: str) -> Any:
@@ -262,10 +270,11 @@ class SubscriberConnection(RedisConnection):
         await self._all_confirmed
 
     def read_replies(self) -> None:
-        gets = self._redis.gets
+        gets, completed = self._redis.gets, self.limits.completed
         messages = self._messages
         try:
             while (reply := gets()) is not False:
+                completed()
                 if type(reply) is list and reply[0] == b"message":
                     messages.append(reply[2])
                 else:
@@ -356,9 +365,10 @@ class PublisherConnection(RedisConnection):
         self.send_bytes(b"".join([b"%b%d\r\n%b\r\n" % (head, len(line), line) for line in lines]))
 
     def read_replies(self) -> None:
-        gets = self._redis.gets
+        gets, completed = self._redis.gets, self.limits.completed
         replies = 0
         while (reply := gets()) is not False:
+            completed()
             if not self.is_up:
                 self.replyReceived(reply)
             elif type(reply) is int:
