@@ -518,6 +518,21 @@ def test_a_server_that_is_no_redis_is_reported() -> None:
     assert "is not Redis" in world.run(refusal)
 
 
+def test_a_server_that_announces_a_reply_without_bounds_is_left() -> None:
+    """Thirteen bytes made the parser allocate sixteen gigabytes, and ended the daemon."""
+    from twisted.internet.protocol import Factory, Protocol
+
+    class Hostile(Protocol):
+        def dataReceived(self, data: bytes) -> None:
+            assert self.transport is not None
+            self.transport.write(b"*2147483647\r\n")
+
+    world = FakeWorld()
+    world.network.listen("redis", Factory.forProtocol(Hostile))
+
+    assert "it announces a reply of more than 9,999 parts" in world.run(refusal)
+
+
 def test_tls_where_none_was_expected_is_reported() -> None:
     """Its first bytes are those of an alert."""
     from twisted.internet.protocol import Factory, Protocol

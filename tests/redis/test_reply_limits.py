@@ -12,9 +12,7 @@ MESSAGE = b"*3\r\n$7\r\nmessage\r\n$2\r\nhs\r\n$9\r\nRDATA *99\r\n"
 )
 @pytest.mark.parametrize("before", [b"", b"+OK\r\n", MESSAGE, b"*3\r\n"])
 @pytest.mark.parametrize("cut", range(0, 20, 3))
-def test_a_reply_of_too_many_parts_is_refused_wherever_it_is_cut(
-    head: bytes, before: bytes, cut: int
-) -> None:
+def test_a_reply_of_too_many_parts_is_refused(head: bytes, before: bytes, cut: int) -> None:
     """The parser would allocate memory for all of them at once."""
     limits, data = ReplyLimits(), before + head
     cut = min(cut, len(data))

@@ -4,8 +4,8 @@ import re
 from typing import Final
 
 MAX_PARTS: Final = 9_999
-"""The most parts of a reply. Messages have three. The parser allocates as many as a reply announces, before any
-of them has arrived.
+"""The most parts of a reply. Messages have three. The parser allocates as many as a reply announces, before
+any of them has arrived.
 """
 
 MAX_REPLY: Final = 128 * 1024 * 1024
