@@ -21,6 +21,8 @@ class ChannelSource(Source):
     """
 
     _logger = Logger()
+    where = "Redis"
+    """What has the channel, in messages."""
 
     publisher: Publisher
     write_policy: WritePolicy
@@ -35,6 +37,7 @@ class ChannelSource(Source):
             exclusive=self.write_policy.exclusive,
             # The name of a process that writes nothing may be that of another one.
             instance=self.settings.instance_name if self.write_policy.own else "",
+            where=self.where,
         )
         self._has_warned = False
         if self.write_policy.gives_ids("caches"):

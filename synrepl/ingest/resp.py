@@ -20,6 +20,8 @@ class RespSource(ChannelSource):
     With a Redis in the settings too, the port's channel is joined with that on the Redis (`redis`).
     """
 
+    where = "our RESP port"
+
     server: RespServer
     redis: "BridgeConnections | None" = None
 

@@ -107,7 +107,10 @@ class WritePolicy:
             mine = sorted(name for own, name in self.own if own == stream)
             if mine:
                 return f"other processes write it; this one may write it as {' and '.join(mine)} only"
-            return "other processes write it; name it in redis_writes to write it here as well"
+            return (
+                "other processes of the homeserver write it, on Redis or at the RESP port; name it in"
+                " redis_writes, which rules both, to write it here as well"
+            )
         if not self._table[stream].ordered:
             return ""
         others = sorted(

@@ -1,4 +1,6 @@
-"""BrokerPeer: this process as a peer on a shared Redis channel, like every process of current Synapse.
+"""BrokerPeer: this process as a peer on a shared channel, like every process of current Synapse.
+
+The channel is one of a Redis, or one that this daemon serves itself at its RESP port.
 
 There is no server: each process receives all commands of the others, publishes the streams that it writes,
 and answers REPLICATE with their positions (docs/reference/peers.md#redis-channels, #redis-position).
@@ -59,8 +61,10 @@ class BrokerPeer(ChannelMember):
         exclusive: Collection[str] = (),
         instance: str = "",
         probe_seconds: float = PROBE_SECONDS,
+        where: str = "Redis",
         rng: random.Random | None = None,
     ) -> None:
+        self._where = where
         self._machine = Machine("peer", TRANSITIONS, ChannelState.DISCONNECTED)
         self._follower = follower
         self._publisher = publisher
@@ -153,7 +157,7 @@ class BrokerPeer(ChannelMember):
         """The subscriber's connection was lost: later messages are missed."""
         was_joined = self.is_joined
         self._move(ChannelEvent.SUBSCRIBER_DOWN)
-        self._logger.warn("disconnected from the Redis channel, reconnecting: {why}", why=why)
+        self._logger.warn("disconnected from the channel at {where}: {why}", where=self._where, why=why)
         # Echoes that have not come back by now never will.
         self._sent_commands.clear()
         if was_joined:
@@ -173,7 +177,7 @@ class BrokerPeer(ChannelMember):
         """The publisher's connection was lost, and possibly the last messages with it. Ends a `pause` too."""
         self._move(ChannelEvent.PUBLISHER_DOWN)
         self._is_paused = False
-        self._logger.warn("cannot publish on the Redis channel, reconnecting: {why}", why=why)
+        self._logger.warn("cannot publish on the channel at {where}: {why}", where=self._where, why=why)
         self._stop_publishing()
 
     def unreachable(self, why: str) -> None:
@@ -285,7 +289,7 @@ class BrokerPeer(ChannelMember):
         """Request all positions: both connections are up."""
         self._channel_writers.has_own_echo = False
         self._last_error = ""
-        self._logger.info("joined the Redis channel")
+        self._logger.info("joined the channel at {where}", where=self._where)
         if self._follower is not None:
             positions = self._follower.positions()
             expected = {(stream, writer) for stream in positions for writer in positions[stream]}
@@ -315,9 +319,10 @@ class BrokerPeer(ChannelMember):
             self._follower.server.disconnected(why)
 
     def _move(self, event: ChannelEvent) -> ChannelState:
-        (state,) = TRANSITIONS[self.state].get(event, {self.state})
+        # None for an event that is impossible now, which `move` says.
+        (state,) = TRANSITIONS[self.state].get(event, (None,))
         self._machine.move(event, state)
-        return state
+        return self.state
 
     # -- publishing ----------------------------------------------------------------------------------------
 
