@@ -114,7 +114,10 @@ class Site:
         ("CLIENT SETNAME me", "+OK"),
         ("CLIENT SETINFO lib-name redis-py", "+OK"),
         ("CLIENT LIST", "-ERR unknown subcommand. Try CLIENT SETNAME or CLIENT SETINFO."),
-        ("HELLO 3", "-NOPROTO unsupported protocol version: this port speaks RESP2, set protocol=2"),
+        (
+            "HELLO 3",
+            "-NOPROTO unsupported protocol version: this port speaks RESP2, set protocol=2 in the client",
+        ),
         ("HELLO 2 SETNAME x", "-ERR Syntax error in HELLO option"),
         ("FLUSHALL", "-ERR unknown command 'FLUSHALL': this is synrepl, and no Redis"),
         ("PUBLISH hs x", ":0"),

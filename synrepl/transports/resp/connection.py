@@ -409,9 +409,8 @@ class RespConnection(Protocol):
 
     def _hello(self, words: Words) -> bytes:
         if words and words[0] != b"2":
-            raise _Refused(
-                "NOPROTO unsupported protocol version: this port speaks RESP2, set protocol=2 in the client"
-            )
+            why = "this port speaks RESP2, set protocol=2 in the client"
+            raise _Refused(f"NOPROTO unsupported protocol version: {why}")
         if len(words) > 1:
             if words[1].upper() != b"AUTH" or len(words) != 4:
                 raise _Refused("ERR Syntax error in HELLO option")
