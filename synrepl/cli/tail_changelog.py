@@ -19,7 +19,7 @@ from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace
-from synrepl.streams.facts import NO_ROWS
+from synrepl.streams.facts import says_lost
 from synrepl.transports.http.client import ChangelogClient, FirstAnswer
 from synrepl.transports.http.http_client import decode_json
 from synrepl.transports.tls import is_permanent, tls_trouble
@@ -160,7 +160,7 @@ class ChangelogTail:
 
     def _show(self, text: bytes) -> Deferred[None] | None:
         fact = decode_json(_Fact, text, self._url)
-        if fact.prev_token == fact.token and bytes(fact.rows) == NO_ROWS:
+        if says_lost(fact.prev_token, fact.token, bytes(fact.rows)):
             why = f"the daemon has lost what {fact.writer} wrote to {fact.stream} up to token {fact.token}"
             where = {"stream": fact.stream, "writer": fact.writer, "token": fact.token}
             self._output.write_event("error", message=why, **where)

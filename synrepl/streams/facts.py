@@ -19,6 +19,12 @@ LOST: Final = b""
 """In place of the rows of a fact that nobody could read or fetch, when it is given to the log."""
 
 
+def says_lost(prev_token: int, token: int, rows: bytes) -> bool:
+    """Whether a kept stream's fact with these members says that facts up to its token are lost (`Fact`)."""
+    # A writer that has written nothing yet is at token 0, and so is the fact that records that.
+    return 0 < prev_token == token and rows == NO_ROWS
+
+
 class Fact(msgspec.Struct, frozen=True):
     """The rows under one token; never split.
 
@@ -49,7 +55,7 @@ class Fact(msgspec.Struct, frozen=True):
     @property
     def is_lost(self) -> bool:
         """Whether facts of this writer up to this token are lost. Only kept streams record that."""
-        return self.prev_token == self.token and self.rows == NO_ROWS and self.serial != 0
+        return self.serial != 0 and says_lost(self.prev_token, self.token, self.rows)
 
     @property
     def position(self) -> LogPosition:

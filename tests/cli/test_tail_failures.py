@@ -9,9 +9,11 @@ from OpenSSL import SSL
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
 from twisted.internet.task import Clock
 
+from synrepl.cli.tail_changelog import ChangelogTail
 from synrepl.cli.tail_lines import MISTYPED_SECONDS, STREAMS_SECONDS, EventPrinter, TargetCheck
 from synrepl.errors import GapError
 from synrepl.replication.follower.updates import FollowerEvent, code_of
+from synrepl.streams.facts import Fact, encode_fact
 from synrepl.transports.connection import failure_code
 from synrepl.transports.http.client import UNAUTHORIZED_500
 from synrepl.transports.tls import is_permanent
@@ -248,6 +250,38 @@ def test_a_disconnection_with_a_code_ends_the_tail_with_advice(code: str, ending
     setup.check.on_event(FollowerEvent(kind="disconnected", text="the reason", code=code))
 
     assert setup.output.error == f"cannot follow tcp:h:1: the reason{ending}"
+
+
+@pytest.mark.parametrize(
+    ("prev_token", "token", "rows", "is_told"),
+    [
+        (3, 3, b"[]", True),
+        (2, 3, b"[]", False),  # the writer was silent
+        (3, 3, b'[["@a:hs"]]', False),  # a late fact
+        (0, 0, b"[]", False),  # the writer has written nothing yet
+    ],
+)
+def test_a_changelog_tells_of_lost_facts(prev_token: int, token: int, rows: bytes, is_told: bool) -> None:
+    """An error line comes before the fact, which is printed as any other."""
+    written: list[object] = []
+
+    def write_fact(line: dict[str, object]) -> bool:
+        written.append(line["token"])
+        return True
+
+    output = SimpleNamespace(
+        reactor=Clock(),
+        write_event=lambda kind, **fields: written.append((kind, fields)),
+        write_fact=write_fact,
+    )
+    options = SimpleNamespace(endpoints=["http://h"], credentials=None, state=None)
+    tail = ChangelogTail(output, options)  # type: ignore[arg-type]
+
+    tail._show(encode_fact(Fact(1, 1, "receipts", "w5", prev_token, token, rows, 0, "")))
+
+    why = f"the daemon has lost what w5 wrote to receipts up to token {token}"
+    error = ("error", {"message": why, "stream": "receipts", "writer": "w5", "token": token})
+    assert written == ([error, token] if is_told else [token])
 
 
 @pytest.mark.parametrize("line", [b"junk", b"[]", b'{"serial":"x"}', b'{"serial":1}'])

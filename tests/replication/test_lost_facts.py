@@ -9,7 +9,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, NowhereToFetch
 from synrepl.replication.ingester import Ingester, LoggedPositions
-from synrepl.streams.facts import LOST, NO_ROWS
+from synrepl.streams.facts import LOST, NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, FakeWorker, MemoryEndpoint
 from synrepl.testing.cluster import DirectCatchUp
@@ -71,13 +71,17 @@ class Ingesting:
 
     def chain(self) -> list[tuple[int, int, bool]]:
         """Of each fact in the log: prev_token, token, and whether it has rows."""
+        return [(fact.prev_token, fact.token, fact.rows != NO_ROWS) for fact in self.facts()]
+
+    def facts(self) -> list[Fact]:
+        """The facts in the log."""
         log = self.daemon.log
         facts, _ = self.cluster._run(
             log.reads.tokens(  # type: ignore[arg-type]
                 stream="account_data", writer="w5", after=-1, upto=99, serial=log.head.serial, limit=99
             )
         )
-        return [(fact.prev_token, fact.token, fact.rows != NO_ROWS) for fact in facts]
+        return list(facts)
 
     def counted(self) -> tuple[float, float, float]:
         """The gaps detected, repaired and lost."""
@@ -109,6 +113,16 @@ def test_the_log_shows_a_hole_in_place_of_a_row_that_cannot_be_read(bad: str) ->
     [(_, gap)] = story.follower.lost_gaps
     assert ("account_data", "w5", 1, 2) == (gap.stream, gap.writer, gap.have, gap.want)
     assert 3 == story.daemon.log.positions("account_data")["w5"]
+
+
+def test_a_writer_that_announces_token_0_has_lost_nothing() -> None:
+    """The daemon stores that position as a fact whose `prev_token` is 0 as well: no token is below it."""
+    story = Ingesting()
+
+    [position] = story.facts()
+
+    assert (0, 0, NO_ROWS) == (position.prev_token, position.token, position.rows)
+    assert not position.is_lost
 
 
 def test_a_fact_with_one_row_that_cannot_be_read_is_lost_whole() -> None:
