@@ -1,6 +1,9 @@
 """Made-up lines on a real Redis must not stop a daemon, or be stored as its own."""
 
+import socketserver
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from tests.processes.channel import (
     wait_until_writing,
 )
 from tests.processes.deployment import rows_of
-from tests.processes.loading import Asker
+from tests.processes.loading import MIB, Asker, memory
 from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
@@ -79,3 +82,36 @@ def test_invented_writers_cost_little(tmp_path: Path, redis: RedisServer) -> Non
 
         assert len(status(daemon.url)["redis"]["writers"]) <= 1_000
         post(daemon, 1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [(b"*2147483647\r\n", "an array has 2147483647 items"), (b"$2147483647\r\n", "a reply has more than")],
+    ids=["array", "endless value"],
+)
+def test_what_answers_as_redis_takes_no_memory(tmp_path: Path, reply: bytes, why: str) -> None:
+    """An endless value took 4 GB in 8 seconds, of a daemon and of ``synrepl inspect``."""
+    received = threading.Event()
+
+    class Hostile(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                self.request.recv(1_000)
+                self.request.sendall(reply)
+                while reply.startswith(b"$"):
+                    self.request.sendall(bytes(MIB))
+            received.set()
+
+    socketserver.ThreadingTCPServer.allow_reuse_address = True
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Hostile) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"redis://127.0.0.1:{server.server_address[1]}"
+        options = ("--server-name", "hs", "--redis", address)
+        with Daemon(tmp_path, options=options) as daemon:
+            before = memory(daemon.pid)
+            daemon.wait_for(why)
+            assert received.wait(20)
+            assert memory(daemon.pid) < before + 20 * MIB
+            assert Asker(daemon.url).ask("GET", "/livez")
+        server.shutdown()

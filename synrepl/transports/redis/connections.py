@@ -16,14 +16,15 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.member import ChannelMember
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.redis.address import URL_WORDS, RedisAddress, RedisWords
-from synrepl.transports.redis.reply_limits import ReplyLimits
 from synrepl.transports.tls import TlsWords, tls_trouble
+from synrepl.wire.reply_heads import ReplyHeads
 from synrepl.wire.session import Keepalive
 from synrepl.wire.text import printable
 
@@ -128,7 +129,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self._redis = hiredis.Reader(
             protocolError=txredisapi.InvalidData, replyError=txredisapi.ResponseError
         )
-        self.limits = ReplyLimits()
+        self._heads = ReplyHeads()
         self._has_received = False
         self._pinged_at = 0.0
         self._timer = Timer(link.clock, self._tick)
@@ -154,10 +155,10 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self._metrics.bytes.counts["in"] += len(data)
         self.received_at = self._clock.seconds()
         self._has_received = True
-        if self.closed:
-            return
-        if refusal := self.limits.refusal(data):
-            self.end(f"the server is not Redis: {refusal}")
+        try:
+            self._heads.check(data)
+        except RemoteProtocolError as refused:
+            self.end(f"the server is not Redis: {refused.why}")
             return
         self._redis.feed(data)
         try:
@@ -171,7 +172,6 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         """Handle all complete replies. Raises `txredisapi.InvalidData`."""
         gets = self._redis.gets
         while (reply := gets()) is not False:
-            self.limits.completed()
             self.replyReceived(reply)
 
     async def run_command(self, *words: str) -> Any:
@@ -270,11 +270,10 @@ class SubscriberConnection(RedisConnection):
         await self._all_confirmed
 
     def read_replies(self) -> None:
-        gets, completed = self._redis.gets, self.limits.completed
+        gets = self._redis.gets
         messages = self._messages
         try:
             while (reply := gets()) is not False:
-                completed()
                 if type(reply) is list and reply[0] == b"message":
                     messages.append(reply[2])
                 else:
@@ -365,10 +364,9 @@ class PublisherConnection(RedisConnection):
         self.send_bytes(b"".join([b"%b%d\r\n%b\r\n" % (head, len(line), line) for line in lines]))
 
     def read_replies(self) -> None:
-        gets, completed = self._redis.gets, self.limits.completed
+        gets = self._redis.gets
         replies = 0
         while (reply := gets()) is not False:
-            completed()
             if not self.is_up:
                 self.replyReceived(reply)
             elif type(reply) is int:
