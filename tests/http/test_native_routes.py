@@ -95,6 +95,20 @@ class ConversationTests(DoorCase):
         self.assertTrue(door.is_ended)
         self.assertEqual({}, self.native_transports())
 
+    def test_a_refused_handshake_frees_its_descriptor(self) -> None:
+        """Not only when the connection of HTTP, which could serve another request, is over."""
+        door = self.door()
+        door.replica.say("NAME worker", "REPLICATE")
+        door.pass_(0.1)
+
+        self.assertEqual(1, len(door.errors()))
+        self.assertEqual("close", door.opened.headers["connection"])
+        self.assertTrue(door.talk.transport.disconnecting)
+        self.assertFalse(door.talk.transport.is_aborted)
+        # Nor if the peer does not read its end.
+        self.clock.advance(30)
+        self.assertTrue(door.talk.transport.is_aborted)
+
     def test_one_that_is_silent_is_let_go(self) -> None:
         """Its proxy may keep the connection."""
         door = self.door()

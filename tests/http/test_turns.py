@@ -28,6 +28,39 @@ class TurnCase(SiteCase):
             call.func(*call.args, **call.kw)
 
 
+class FramingTests(SiteCase):
+    """Whatever a proxy before the daemon may read in another way is refused."""
+
+    def test_a_second_transfer_encoding_is_refused(self) -> None:
+        """Twisted took this for chunked."""
+        body = b"5\r\nhello\r\n0\r\n\r\n"
+        for headers in (
+            ("Transfer-Encoding: chunked", "Transfer-Encoding: identity"),
+            ("Transfer-Encoding: identity", "Transfer-Encoding: chunked"),
+            ("Transfer-Encoding: chunked", "transfer-encoding: chunked"),
+            ("Transfer-Encoding: chunked", "Content-Length: 5"),
+            ("Transfer-Encoding: chunked, identity",),
+        ):
+            with self.subTest(headers=headers):
+                talk = self.talk()
+                lines = "".join(f"{header}\r\n" for header in ("Host: localhost", *headers))
+                talk.say(f"POST /v1/facts HTTP/1.1\r\n{lines}\r\n".encode() + body)
+                self.assertEqual(b"HTTP/1.1 400 Bad Request", talk.heard.split(b"\r\n")[0])
+                self.assertTrue(talk.transport.disconnecting)
+
+    def test_each_request_has_its_transfer_encoding(self) -> None:
+        """On a connection that is kept."""
+        talk = self.talk()
+        body = b"2\r\n{}\r\n0\r\n\r\n"
+        headers = ("Transfer-Encoding: chunked", "Content-Type: application/json")
+        for _ in range(2):
+            lines = "".join(f"{header}\r\n" for header in ("Host: localhost", *headers))
+            talk.say(f"POST /v1/streams/push_rules/facts HTTP/1.1\r\n{lines}\r\n".encode() + body)
+            self.clock.advance(0)
+        self.assertEqual(2, talk.heard.count(b"HTTP/1.1 400 "))
+        self.assertEqual(2, talk.heard.count(b"missing required field `facts`"))
+
+
 class PipelineTests(TurnCase):
     """A client may send many requests before it reads the answers."""
 

@@ -12,6 +12,7 @@ from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import ApiError, encode_response
 
 LENGTH: Final = b"content-length:"
+TRANSFER: Final = b"transfer-encoding:"
 MAX_LENGTH_LINE: Final = 64
 """Limit for the Content-Length line in bytes; its number has 19 digits at most."""
 
@@ -45,6 +46,8 @@ class ApiChannel(HTTPChannel):
     transport: Any
     _abortingCall: Any
 
+    _has_transfer_encoding = False
+    """Whether the head that is being received has one."""
     _is_waiting = False
     """Whether bytes wait for their turn, in `_buffer`: they are not parsed, and no more are read."""
     _is_queued = False
@@ -134,14 +137,22 @@ class ApiChannel(HTTPChannel):
         self._is_in_body = self._is_body_paused = False
         # The parser stops here, with what follows in its buffer.
         self.paused = True
+        # The handler says that nothing else is served after this answer.
+        is_last = bool(self.persistent) and request.responseHeaders.getRawHeaders(b"connection") == [b"close"]
+        if is_last:
+            self.persistent = False
         super().requestDone(request)
         if self._buffer and not self.transport.disconnecting:
             self._wait()
         else:
             self.paused = False
+        if is_last:
+            # It closes once the answer is sent, which a peer that does not read would put off for ever.
+            self._abortingCall = self.callLater(PROGRESS_SECONDS, self.forceAbortClient)
 
     def allHeadersReceived(self) -> None:
         self._progress.stop()
+        self._has_transfer_encoding = False
         self._is_in_body = True
         self._received, self._least_bytes, self._was_held_up = 0, PROGRESS_BYTES, False
         super().allHeadersReceived()
@@ -171,6 +182,12 @@ class ApiChannel(HTTPChannel):
         if len(line) > MAX_LENGTH_LINE and line[: len(LENGTH)].lower() == LENGTH:
             self._respondToBadRequestAndDisconnect()
             return False
+        if line[: len(TRANSFER)].lower() == TRANSFER:
+            if self._has_transfer_encoding:
+                # Twisted would take the one that it knows; a proxy before us, perhaps the other one.
+                self._respondToBadRequestAndDisconnect()
+                return False
+            self._has_transfer_encoding = True
         accepted: bool = super().headerReceived(line)
         return accepted
 

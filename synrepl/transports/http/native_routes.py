@@ -123,6 +123,8 @@ class _HttpTransport:
         self.received = 0
         """How many bytes came from the peer."""
         self._request = request
+        # Nothing else is served on it, so it ends with this: else it would wait for another request.
+        request.setHeader(b"connection", b"close")
         self._protocol = protocol
         self._is_open = True
         self._closed: Deferred[None] = Deferred()
