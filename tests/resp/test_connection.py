@@ -15,7 +15,8 @@ from synrepl.ports.proofs import make_record, make_secret
 from synrepl.replication.broker import publisher_limits
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.broker.served_link import ServedLink
-from synrepl.transports.resp import cache, connection
+from synrepl.transports.resp import cache
+from synrepl.transports.resp import client as client_module
 from synrepl.transports.resp.connection import RespConnection
 from synrepl.transports.resp.server import RespFactory, RespServer
 
@@ -138,7 +139,7 @@ def test_hello_says_that_this_is_no_redis() -> None:
 
 
 def test_values_are_kept_by_database_until_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_VALUE", 10)
+    monkeypatch.setattr(client_module, "MAX_VALUE", 10)
     site = Site()
     client = site.client()
     client.ask("SET", "k", "v", "PX", "1500")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from synrepl.replication.broker.publisher_limits import MAX_OF_PUBLISHER
 from synrepl.transports.resp import server
-from synrepl.transports.resp.connection import COSTLY, REQUESTS_AT_ONCE, RespConnection
+from synrepl.transports.resp.client import COSTLY
+from synrepl.transports.resp.connection import REQUESTS_AT_ONCE, RespConnection
 from synrepl.transports.resp.server import OVERFULL_SECONDS
 from tests.resp.test_connection import FULL, Client, Site
 

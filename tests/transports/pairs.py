@@ -269,7 +269,9 @@ class RespPair(RedisPair):
         return [one["name"] for one in self.redis.server.status()["clients"]]
 
     def links(self) -> list[MemoryLink]:
-        subscribers = [one.transport for one in self.redis.server.connections if one.describe()["subscribes"]]
+        subscribers = [
+            one.transport for one in self.redis.server.connections if one.client.describe()["subscribes"]
+        ]
         return [link for link in TransportPair.links(self) if link.server in subscribers]
 
     def outgoing(self) -> list[MemoryLink]:

@@ -101,7 +101,7 @@ class RespServer:
     def recheck(self) -> None:
         """Close the connections of clients whose key was revoked or changed."""
         for connection in list(self.connections):
-            key, access = connection.key, connection.access
+            key, access = connection.client.key, connection.client.access
             if key is not None and self.keys.named(key.name) != key:
                 connection.close("NOAUTH your key was revoked or changed")
             elif key is None and access is not None and self.keys.is_required and not access.is_proven:
@@ -118,7 +118,7 @@ class RespServer:
         if self._overfull_since is None:
             self._overfull_since = self._overfull_at
         largest = max(self.connections, key=lambda one: one.counted)
-        self.complain(f"closing {largest.peer}: {OVERFULL}")
+        self.complain(f"closing {largest.client.peer}: {OVERFULL}")
         largest.close(f"ERR {OVERFULL}")
 
     def complain(self, what: str) -> None:
@@ -160,7 +160,7 @@ class RespServer:
             "connected": not why,
             "why": why,
             **self.info(),
-            "clients": [one.describe() for one in islice(self.connections, MAX_CLIENTS)],
+            "clients": [one.client.describe() for one in islice(self.connections, MAX_CLIENTS)],
             "upstream": None
             if uplink is None
             else {
