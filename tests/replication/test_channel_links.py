@@ -361,6 +361,21 @@ def test_a_replica_has_a_number_of_publishers(pair: Pair, monkeypatch: pytest.Mo
         pair.downlink.published(Publish(publisher="x.2", line="REMOTE_SERVER_UP x"))
 
 
+def test_batches_at_a_replica_are_bounded_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names its publishers itself. One that is lost leaves room."""
+    monkeypatch.setattr(channel_downlink, "MAX_HELD", 60)
+    assert pair.downlink is not None
+    row = "RDATA events {} batch [1]"
+    for name in ("x.1", "x.2"):
+        pair.downlink.published(Publish(publisher=name, line=row.format(name)))
+    assert pair.above.channel.limits.count == 2
+    pair.downlink.published(Publish(publisher="x.3", line=row.format("x.3")))
+    assert pair.above.channel.limits.count == 2
+    pair.downlink.publisher_lost(PublisherLost("x.1"))
+    pair.downlink.published(Publish(publisher="x.3", line=row.format("x.3")))
+    assert pair.above.channel.limits.count == 2
+
+
 def test_too_many_writers_do_not_end_the_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of the replica comes over it."""
     positions(pair.above, "a")

@@ -136,6 +136,18 @@ def test_a_lost_client_ends_once(is_closed_by_us: bool) -> None:
     assert site.metrics.registry.get_sample_value("synrepl_connections") == 0
 
 
+def test_a_client_that_is_closed_before_its_turn_ends() -> None:
+    """And lost before that turn, too."""
+    site = Site()
+    client = site.client()
+    client.protocol.dataReceived(array("INFO") * 3)
+    site.server.close("this daemon is fenced")
+    client.protocol.connectionLost()
+    client.heard()
+    assert not site.server.connections
+    assert site.metrics.registry.get_sample_value("synrepl_connections") == 0
+
+
 def test_what_all_clients_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that holds most is disconnected: small requests of others go on."""
     monkeypatch.setattr(server, "MAX_HELD", 3_000_000)

@@ -15,6 +15,10 @@ MAX_PUBLISHERS: Final = 10_000
 """The most publishers at one replica; it names them itself."""
 
 
+MAX_HELD: Final = 64 * 1024 * 1024
+"""The most bytes of incomplete batches of all publishers at one replica."""
+
+
 class ChannelDownlink:
     """Passes a channel to a replica, and what is published there to the channel, until `stop`.
 
@@ -42,6 +46,7 @@ class ChannelDownlink:
         self._limited = logger
         self._subscriber = ChannelSubscriber(write, link=self)
         self._publishers: dict[str, ChannelPublisher] = {}
+        self._held_bytes = 0
 
     def start(self, *, is_full: bool) -> None:
         """Pass the channel from here on, first the positions. All writers are asked for theirs."""
@@ -86,13 +91,22 @@ class ChannelDownlink:
             if isinstance(command, PublishTo):
                 channel.publish_beside(publisher, channel.name + b"/" + command.channel.encode(), line)
             else:
-                channel.publish(publisher, [line])
+                self._publish(publisher, line)
         except RemoteProtocolError as error:
             # Not the replica's fault but its client's: keep the replica connected.
             self._lose(command.publisher)
             self._limited.warn(
                 "refused a line of the channel from {replica}: {why}", replica=self._name, why=error.why
             )
+
+    def _publish(self, publisher: ChannelPublisher, line: bytes) -> None:
+        before = publisher.held_bytes
+        try:
+            self._channel.publish(publisher, [line])
+        finally:
+            self._held_bytes += publisher.held_bytes - before
+        if self._held_bytes > MAX_HELD:
+            raise RemoteProtocolError(f"incomplete batches at this replica have more than {MAX_HELD} bytes")
 
     def publisher_lost(self, command: PublisherLost) -> None:
         """A client of the replica is gone, perhaps with its last lines; or all are."""
@@ -104,6 +118,7 @@ class ChannelDownlink:
     def _lose(self, name: str) -> None:
         publisher = self._publishers.pop(name, None)
         if publisher is not None:
+            self._held_bytes -= publisher.held_bytes
             self._channel.publisher_lost(publisher)
 
     def _lose_all(self) -> None:

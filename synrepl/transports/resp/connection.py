@@ -102,7 +102,7 @@ class RespConnection(Protocol):
         self._is_lost, self._is_full = True, False
         if self._may_answer:
             self._queue_up()
-        elif not self._is_queued:
+        elif self.client.is_closing or not (self._is_queued or self._has_requests):
             self._end()
 
     def _end(self) -> None:
