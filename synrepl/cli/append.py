@@ -162,7 +162,7 @@ class _Row:
         try:
             _array.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self.bad = f"not a JSON array: {error}"
+            self.bad = f"not a JSON array: {jsontext.why_refused(text, error)}"
         except RecursionError:
             self.bad = "not a JSON array: nested too deeply"
 

@@ -332,7 +332,8 @@ class Stream(Generic[R]):
             try:
                 items = jsontext.split(rows)
             except ValueError as error:
-                raise RowError(stream=self.name, why=f"the rows are not a JSON array: {error}") from error
+                why = f"the rows are not a JSON array: {jsontext.why_refused(rows, error)}"
+                raise RowError(stream=self.name, why=why) from error
         else:
             items = rows
         if not items:
@@ -490,7 +491,7 @@ class Stream(Generic[R]):
         except UnicodeDecodeError:
             why = "not UTF-8"
         except undecodable as error:
-            why = f"not JSON: {error}"
+            why = f"not JSON: {jsontext.why_refused(data, error)}"
             if b"NaN" in data or b"Infinity" in data:
                 why += " (NaN and Infinity are not JSON)"
         else:

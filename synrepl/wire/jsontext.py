@@ -5,6 +5,7 @@ Synapse writes rows with Python's json module: escaped to ASCII, and since 1.19 
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,15 @@ _rows: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _facts: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _items: Final = msgspec.json.Decoder(list[list[list[msgspec.Raw]]])
 _tagged_items: Final = msgspec.json.Decoder(list[list[tuple[str, list[msgspec.Raw]]]])
+
+_HIGH: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW: Final = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# The lookbehind for a backslash makes each run of them cost once.
+_half_pair: Final = re.compile(rb"(?<!\\)(?:\\\\)*(?:(%b)(?!%b)|(?<!%b)(%b))" % (_HIGH, _LOW, _HIGH, _LOW))
+_MAX_SEARCHED: Final = 256 * 1024
+"""How many bytes of a refused text are searched for such a string: that takes some 20 ms."""
+_HALF_PAIR_ERRORS: Final = ("truncated", "surrogate", "hex escape")
+"""How msgspec calls a lone surrogate, beside other things."""
 
 
 def is_spaced(dialect: Dialect) -> bool:
@@ -40,7 +50,23 @@ def loads(text: bytes) -> Any:
     try:
         return _loads(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(why_refused(text, error)) from error
+
+
+def why_refused(text: bytes, error: Exception) -> str:
+    """Say why msgspec refused a JSON text: its `error`, or which string has one half of a surrogate pair.
+
+    Python and JavaScript write such strings; msgspec calls the text truncated.
+    """
+    if any(words in str(error) for words in _HALF_PAIR_ERRORS) and (
+        found := _half_pair.search(text, 0, _MAX_SEARCHED)
+    ):
+        half = 1 if found[1] else 2
+        return (
+            f"the string with {found[half].decode()} at byte {found.start(half)} is no Unicode text: it has"
+            " one half of a surrogate pair"
+        )
+    return str(error)
 
 
 def split_raw(rows: bytes) -> list[bytes | msgspec.Raw]:

@@ -53,6 +53,14 @@ BAD: list[tuple[str, str, bytes, int, str, str]] = [
         "fact 0, row 1",
     ),
     ("NaN", FACTS, b'{"facts": [[["!r","m.read","@u:h","$e",null,{"ts":NaN}]]]}', 400, "bad_json", ""),
+    (
+        "half a surrogate pair",
+        FACTS,
+        rb'{"facts": [[["!r","m.read","@u:h","x\ud800y",null,{}]]]}',
+        400,
+        "bad_json",
+        r"the string with \ud800 at byte 36 is no Unicode text",
+    ),
     ("deep nesting", FACTS, b'{"facts": [' + b"[" * 100_000, 400, "bad_json", ""),
     ("no such place", "/v1/streams/receipts/fact", b"{}", 404, "not_found", ""),
 ]

@@ -1,6 +1,7 @@
 """Rows: valid and invalid ones, their errors, and their text for each release."""
 
 import json
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -153,9 +154,30 @@ def test_deep_nesting_is_rejected(opening: bytes) -> None:
     assert refused(FEDERATION, b'["p",' + opening * 100_000) == "nested too deeply"
 
 
-def test_lone_surrogate_is_rejected() -> None:
-    """Databases and UTF-8 peers reject half a surrogate pair."""
-    refused(TYPING, b'["\\ud83d",[]]')
+@pytest.mark.parametrize(
+    ("text", "escape", "at"),
+    [
+        (rb"\ud83d", r"\ud83d", 2),
+        (rb"x\uD83Dyz", r"\uD83D", 3),
+        (rb"\ud83d\u0041", r"\ud83d", 2),
+        (rb"\ud83d\ud83d", r"\ud83d", 2),
+        (rb"ok \ud83d\ude00 \ude00", r"\ude00", 18),
+        (rb"\\\ud83d", r"\ud83d", 4),
+    ],
+)
+def test_lone_surrogate_is_rejected_by_name(text: bytes, escape: str, at: int) -> None:
+    """Databases and UTF-8 peers reject half a surrogate pair; the decoder said: truncated."""
+    why = f"the string with {escape} at byte {at} is no Unicode text: it has one half of a surrogate pair"
+
+    assert f"not JSON: {why}" == refused(TYPING, b'["%b",[]]' % text)
+    with pytest.raises(RowError, match=re.escape("half of a surrogate pair")):
+        TYPING.canonical_fact(b'[["%b",[]]]' % text)
+
+
+def test_a_text_that_only_looks_like_a_surrogate_is_refused_for_its_own_reason() -> None:
+    """An escaped backslash, and a whole pair."""
+    assert "truncated" in refused(TYPING, rb'["\\ud83d",[')
+    assert "truncated" in refused(TYPING, rb'["\ud83d\ude00",[')
 
 
 @pytest.mark.parametrize("rows", [b"[]", []])

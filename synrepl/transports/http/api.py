@@ -304,7 +304,7 @@ def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
         near = suggest(unknown[1], sorted(_field_names(decoder.type))) if unknown else ""
         raise ApiError("bad_request", f"{error}{near}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError("bad_json", f"the body is not JSON: {error}") from error
+        raise ApiError("bad_json", f"the body is not JSON: {jsontext.why_refused(body, error)}") from error
     except RecursionError:
         raise ApiError("bad_json", "the JSON body is nested too deeply") from None
     if facts:
