@@ -217,7 +217,7 @@ PUBLIC_ROOMS = Stream(
 class DeviceList:
     """The devices of a user changed.
 
-    Up to 1.66 `user_id` is called ``entity``, and may also be the name of a server to notify.
+    From 1.13 to 1.109 `user_id` is called ``entity``, and may also be the name of a server to notify.
     """
 
     user_id: str

@@ -182,7 +182,7 @@ class Shapes:
             if any(field.spelling for field in shape):
                 self._decoders[shape].append(_RowDecoder(newest, shape, final, kept, kept_row, strict=strict))
         lengths = [len(shape) for shape in self.known]
-        self._is_ambiguous = len(lengths) != len(set(lengths))
+        self._ambiguous = {length for length in lengths if lengths.count(length) > 1}
         self._last: dict[Release, _RowDecoder] = {}
 
     def read(self, text: bytes, release: Release) -> Any:
@@ -227,7 +227,7 @@ class Shapes:
                     row = decoder.decode(text)
                 except undecodable:
                     continue
-                if shape is own or not self._is_ambiguous:
+                if shape is own or len(shape) not in self._ambiguous:
                     self._last[release] = decoder
                 return row if decoder.is_newest else self._upgrade(row, decoder, release)
         return None
