@@ -224,7 +224,7 @@ def test_a_writer_that_does_not_answer_ends_the_probe(kind: str) -> None:
     assert [] == reactor.getDelayedCalls()
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of a coroutine that nobody awaited
 def test_a_probe_that_is_interrupted_cleans_up() -> None:
     """Whatever it waits for: a signal cancels it."""
     reactor = MemoryReactorClock()

@@ -113,7 +113,7 @@ class WaysInTests(SiteCase):
 
         def published(stream: str, writer: str, row: list[Any], token: int) -> None:
             text = json.dumps(row, separators=(",", ":"))
-            client = Client(SimpleNamespace(server=port))  # type: ignore[arg-type]  # all that it needs
+            client = Client(SimpleNamespace(server=port, clock=self.clock))  # type: ignore[arg-type]  # all that it needs
             client.ask("PUBLISH", "hs.example", f"POSITION {stream} {writer} {token - 1} {token - 1}")
             client.ask("PUBLISH", "hs.example", f"RDATA {stream} {writer} {token} {text}")
 
@@ -224,7 +224,7 @@ class WaysInTests(SiteCase):
         made = self.manager(resp_server=port, **settings)
         assert made.resp is not None
         made.resp.start()
-        hears, says = (Client(SimpleNamespace(server=port)) for _ in range(2))  # type: ignore[arg-type]
+        hears, says = (Client(SimpleNamespace(server=port, clock=self.clock)) for _ in range(2))  # type: ignore[arg-type]
         hears.ask("SUBSCRIBE", "hs.example")
         for line in (
             "POSITION promises w1 1 1",
