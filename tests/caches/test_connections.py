@@ -39,12 +39,13 @@ def dropped(registry: CacheRegistry, *keys: str, alias: str = "cs_cache_fake") -
         ([Dialect.parse("1.113")], {"get_partial_current_state_ids", "get_room_type"}, {"get_users_in_room"}),
         ([NEWEST], {"get_partial_current_state_ids", "get_room_type"}, {"get_users_in_room"}),
         ([LEGACY, CURRENT], set(ROOM_CACHES), set()),
+        ([CURRENT, LEGACY], set(ROOM_CACHES), set()),
         ([NATIVE], set(ROOM_CACHES), set()),
         ([None], set(ROOM_CACHES), set()),
         ([], set(ROOM_CACHES), set()),
     ],
     # Sets have another text in each process.
-    ids=["legacy", "middle", "1.60", "current", "1.113", "newest", "two", "native", "any", "none"],
+    ids=["legacy", "middle", "1.60", "current", "1.113", "newest", "two", "two_turned", "native", "any", "none"],
 )
 def test_a_registry_drops_what_its_connections_do(
     dialects: list[Dialect | None], state: set[str], members: set[str]
