@@ -20,6 +20,7 @@ from synrepl.cli.options import (
     speed_option,
     stream_option,
 )
+from synrepl.cli.output_folder import output_folder
 from synrepl.cli.pipeline_job import json_option, pipeline_job, stop_on_signal
 from synrepl.html.humanize import counted, size
 from synrepl.pipeline.tables.declarations import TABLES
@@ -109,7 +110,7 @@ def _archive_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--batch-facts", type=click.IntRange(1), default=500_000, help="The maximum number of facts in a batch."
 )
-@pipeline_job(_archive_lines)
+@pipeline_job(_archive_lines, writes="archive")
 def archive_command(
     runner: "Runner", daemon: DaemonTarget, archive: "Store", follow: bool, **options: Any
 ) -> Any:
@@ -135,7 +136,7 @@ def _optimize_lines(done: Any) -> Iterator[str]:
 @click.command("optimize", cls=CliCommand)
 @archive_option
 @click.option("--target-mb", type=click.IntRange(1), default=128, help="The size of a merged file in MiB.")
-@pipeline_job(_optimize_lines)
+@pipeline_job(_optimize_lines, writes="archive")
 def optimize_command(runner: "Runner", archive: "Store", target_mb: int, **options: Any) -> Any:
     """Merge small files of the archive into files of about the target size.
 
@@ -165,7 +166,8 @@ def vacuum_command(archive: str, retain_hours: int, dry_run: bool, output: Outpu
     from synrepl.pipeline.archive.table import ArchiveTable
     from synrepl.pipeline.store import Store
 
-    paths = ArchiveTable(Store(archive)).vacuum(retention_hours=retain_hours, dry_run=dry_run)
+    with output_folder(archive):
+        paths = ArchiveTable(Store(archive)).vacuum(retention_hours=retain_hours, dry_run=dry_run)
     outcome = f"{'would remove' if dry_run else 'removed'} {counted(len(paths), 'file')}"
     output.show({"files": paths, "removed": not dry_run}, [*paths, outcome])
 
@@ -189,7 +191,7 @@ def _compact_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--full", is_flag=True, help="Read the whole archive, not only the facts since the last snapshot."
 )
-@pipeline_job(_compact_lines)
+@pipeline_job(_compact_lines, writes="snapshot")
 def compact_command(runner: "Runner", archive: "Store", snapshot: str, **options: Any) -> Any:
     """Compact the archive to a snapshot with the last row of each key, which a daemon can start from.
 
@@ -214,7 +216,7 @@ def _tables_lines(done: Any) -> Iterator[str]:
 @click.option(
     "--only", multiple=True, type=click.Choice([*TABLES]), help="Update only this table. May be repeated."
 )
-@pipeline_job(_tables_lines)
+@pipeline_job(_tables_lines, writes="out")
 def tables_command(runner: "Runner", archive: "Store", **options: Any) -> Any:
     """Update tables of an archive: who changed devices, who read what, which rooms are busy, hot caches.
 
@@ -279,7 +281,7 @@ def _report_lines(done: Any) -> Iterator[str]:
 )
 @daemon_options(optional=True)
 @ranking_option(20)
-@pipeline_job(_report_lines)
+@pipeline_job(_report_lines, writes="out")
 def report_command(
     runner: "Runner", archive: "Store", out: Path, daemon: DaemonTarget | None, **options: Any
 ) -> Any:
@@ -344,7 +346,7 @@ def replay_command(runner: "Runner", archive: "Store", daemon: DaemonTarget, **o
 @click.option(
     "--checkpoint", metavar="DIR", help="The checkpoint directory, from which the next run continues."
 )
-@pipeline_job(lambda done: (), only_spark=True)
+@pipeline_job(lambda done: (), writes="checkpoint", only_spark=True)
 def watch_command(session: "SparkSession", daemon: DaemonTarget, **options: Any) -> Any:
     """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
 

@@ -15,6 +15,7 @@ import msgspec
 
 from synrepl.cli.command import CliError, Option
 from synrepl.cli.options import Command, DaemonTarget, Output, output_option, with_options
+from synrepl.cli.output_folder import output_folder
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError
 from synrepl.extras import install
@@ -62,13 +63,14 @@ json_option = output_option("Print the result as JSON.")
 
 
 def pipeline_job(
-    lines: Callable[[Any], Iterable[str]], *, only_spark: bool = False
+    lines: Callable[[Any], Iterable[str]], *, writes: str = "", only_spark: bool = False
 ) -> Callable[[Command], Command]:
     """Make a function the body of a command, with ``--engine``, the options of Spark and ``--json``.
 
     The function receives what the job runs on (a driver or, for jobs of `only_spark`, a session), the other
-    options, `archive` (if there is one) as a `Store`, and `progress`. Its result is printed as JSON, or as
-    text `lines`. If the result has an `is_clean` that is False, the command ends with exit code 1.
+    options, `archive` (if there is one) as a `Store`, and `progress`. `writes` is the option that names the
+    folder to which it writes. Its result is printed as JSON, or as text `lines`. If the result has an
+    `is_clean` that is False, the command ends with exit code 1.
     """
 
     def decorate(job: Command) -> Command:
@@ -78,6 +80,8 @@ def pipeline_job(
             spark["conf"] = _read_settings(spark["conf"])
             began = time.monotonic()
             with job_errors(options.get("daemon")), ExitStack() as stack:
+                if folder := {"archive": archive, **options}.get(writes):
+                    stack.enter_context(output_folder(str(folder)))
                 if engine == "spark":
                     runner: Any = _start_spark(memory, spark)
                 else:

@@ -21,15 +21,31 @@ class Listing(msgspec.Struct, frozen=True):
     rows: Sequence[Mapping[str, Any]]
 
 
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""What a text begins with that a spreadsheet takes for a formula (OWASP, "CSV Injection")."""
+
+
 def as_csv(listing: Listing) -> bytes:
-    """Return the listing as CSV, with numbers of up to 3 decimals. An unknown value is an empty cell."""
+    """Return the listing as CSV, with numbers of up to 3 decimals. An unknown value is an empty cell.
+
+    Names and keys come from whoever writes to the homeserver: before one that a spreadsheet would take for a
+    formula stands an apostrophe.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
+    # The other leaves a carriage return without quotes, which would end the row.
+    quoted = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(listing.columns)
     for row in listing.rows:
-        values = map(row.get, listing.columns)
-        writer.writerow([round(value, 3) if isinstance(value, float) else value for value in values])
+        cells = [_cell(row.get(key)) for key in listing.columns]
+        (quoted if any("\r" in str(cell) for cell in cells) else writer).writerow(cells)
     return out.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 COLUMNS: Final[Mapping[str, str]] = {
