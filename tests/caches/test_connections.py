@@ -45,7 +45,7 @@ def dropped(registry: CacheRegistry, *keys: str, alias: str = "cs_cache_fake") -
         ([], set(ROOM_CACHES), set()),
     ],
     # Sets have another text in each process.
-    ids=["legacy", "middle", "1.60", "current", "1.113", "newest", "two", "two_turned", "native", "any", "none"],
+    ids=["legacy", "middle", "1.60", "current", "1.113", "newest", "two", "turned", "native", "any", "none"],
 )
 def test_a_registry_drops_what_its_connections_do(
     dialects: list[Dialect | None], state: set[str], members: set[str]
