@@ -17,7 +17,12 @@ EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra."""
+    """Return the command that installs an extra.
+
+    That of the pipeline is `spark`, which has all of `archive`: who wants no JVM is told of that one too.
+    """
+    if extra == "archive":
+        return "pip install 'synrepl[spark]' (without a JVM: pip install 'synrepl[archive]')"
     return f"pip install 'synrepl[{extra}]'"
 
 

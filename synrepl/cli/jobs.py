@@ -51,7 +51,11 @@ JOBS: Final = "synrepl.cli.jobs"
     },
 )
 def pipeline() -> None:
-    """Archive, compact, audit, report on, replay and watch the streams, on Spark or without it."""
+    """Archive, compact, audit, report on, replay and watch the streams, on Spark.
+
+    On one machine or, with --master, on a cluster. Where PySpark is not installed, and with --engine local,
+    all jobs but watch run in this process.
+    """
 
 
 ARCHIVE: Final = "A directory, or a URI that pyarrow can open (s3://, gs://, hdfs://)."

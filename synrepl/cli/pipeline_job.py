@@ -52,7 +52,8 @@ INTERRUPTED: Final = "interrupted before the job ended"
 engine_option = click.option(
     "--engine",
     type=click.Choice(ENGINES),
-    help="Run on Spark, or in this process alone (local) [default: spark, where it is installed]",
+    help="Run on Spark, or without a JVM in this process (local)"
+    " [default: spark; local where PySpark is not installed]",
 )
 
 memory_option = click.option(
