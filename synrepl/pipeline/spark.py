@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -45,13 +46,28 @@ class SparkDriver:
 
 @dataclass(frozen=True)
 class SparkPartitions:
-    """The rows of a frame of Spark, as `Partitions` says."""
+    """The results of `work` on the rows of a frame of Spark, as `Partitions` says.
 
-    frame: DataFrame
+    The work of several `map` in turn is one call for Spark: each would have a Python process of its own, and
+    all rows would pass through the JVM in between.
+    """
+
+    source: DataFrame
     schema: Any
+    work: Work | None = None
+
+    @property
+    def frame(self) -> DataFrame:
+        """The results as a frame."""
+        if self.work is None:
+            return self.source
+        return self.source.mapInArrow(self.work, from_arrow_schema(self.schema))
 
     def map(self, work: Work, schema: Any) -> "SparkPartitions":
-        return SparkPartitions(self.frame.mapInArrow(work, from_arrow_schema(schema)), schema)
+        return SparkPartitions(self.source, schema, self._before(work))
+
+    def _before(self, work: Work) -> Work:
+        return work if self.work is None else partial(_run_both, self.work, work)
 
     def repartition(self, count: int, column: str = TASK) -> "SparkPartitions":
         return SparkPartitions(self.frame.repartitionById(count, column), self.schema)
@@ -76,7 +92,7 @@ class SparkPartitions:
     def _read(self, read: Callable[[DataFrame], Iterable[Any]]) -> Iterator[Any]:
         """Yield the batches. PySpark's own stream of a DataFrame fails for columns with times."""
         try:
-            for row in read(self.frame.mapInArrow(_pack_batches, PACKED)):
+            for row in read(self.source.mapInArrow(self._before(_pack_batches), PACKED)):
                 for batch in unpack(row.batch).to_batches():
                     yield batch.cast(self.schema)
         except Exception as error:
@@ -89,6 +105,10 @@ class SparkPartitions:
 def frame_of(session: SparkSession, table: Any) -> DataFrame:
     """Return an Arrow table as a frame. Chunks of columns are combined, as Spark would lose rows of some."""
     return session.createDataFrame(table.combine_chunks())
+
+
+def _run_both(first: Work, second: Work, batches: Iterator[Any]) -> Iterator[Any]:
+    return second(first(batches))
 
 
 def _pack_batches(batches: Iterable[Any]) -> Iterator[Any]:
