@@ -354,8 +354,8 @@ def replay_command(runner: "Runner", archive: "Store", daemon: DaemonTarget, **o
 def watch_command(session: "SparkSession", daemon: DaemonTarget, **options: Any) -> Any:
     """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
 
-    Types of lines: epoch, restart, gap, repaired, again, active, stall, hot. With --json the last line is the
-    summary.
+    Types of lines: epoch, restart, gap, lost, repaired, again, active, stall, hot. With --json the last line
+    is the summary.
     """
     from synrepl.pipeline.watch.watch import watch
 

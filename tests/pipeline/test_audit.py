@@ -25,7 +25,7 @@ from synrepl.pipeline.audit.findings import CODES, AuditFinding, AuditResult
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import Store
 from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.streams.digest import chain
+from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, LOG, Given, archive, chained, write_facts
 
@@ -59,6 +59,57 @@ def audited(runner: Runner, place: Path, **more: Any) -> AuditResult:
     told = audit(runner, Store(str(place)), **more)
     assert all(finding.what in CODES and finding.sentence for finding in told.findings)
     return told
+
+
+@pytest.mark.parametrize("batch_facts", [1, 2, 100])
+@pytest.mark.parametrize("deep", [False, True])
+def test_facts_that_the_log_has_lost_are_no_fault_of_the_archive(
+    runner: Runner, tmp_path: Path, batch_facts: int, deep: bool
+) -> None:
+    """It has all that the log has, which says itself what it could not get, and where. It is said once."""
+    chains = [(0, 0, []), (0, 2, [[1]]), (5, 5, []), (5, 6, [[1]]), (4, 4, [[1]]), (9, 9, []), (9, 9, [[1]])]
+    archive(str(tmp_path), told_by("push_rules", "w", chains), batch_facts=batch_facts)
+
+    told = audited(runner, tmp_path, deep=deep)
+
+    assert told.is_clean, told.findings
+    assert [("lost-fact", "info", "w", 3, 5, 3), ("lost-fact", "info", "w", 7, 9, 6)] == [
+        (one.what, one.severity, one.writer, one.first_token, one.last_token, one.first_serial)
+        for one in told.findings
+    ]
+    assert "w wrote facts after token 2 up to 5 which the log could not get" == told.findings[0].sentence
+
+
+def test_a_hole_that_no_fact_tells_of_is_missing(runner: Runner, tmp_path: Path) -> None:
+    """Late facts tell of none, though their tokens look alike; nor does an empty fact that only certifies."""
+    chains = [(0, 2, [[1]]), (5, 6, [[1]]), (5, 5, [[1]]), (6, 8, []), (9, 10, [[1]])]
+    archive(str(tmp_path), told_by("push_rules", "w", chains))
+
+    told = audited(runner, tmp_path)
+
+    assert [("broken-chain", 2), ("broken-chain", 5)] == [
+        (one.what, one.first_serial) for one in told.findings
+    ]
+
+
+def told_by(stream: str, writer: str, chains: Sequence[tuple[int, int, list[Any]]]) -> list[Fact]:
+    """Facts of one writer: prev_token, token, rows."""
+    facts: list[Fact] = []
+    digest = EMPTY
+    for serial, (prev_token, token, rows) in enumerate(chains, 1):
+        made: dict[str, Any] = {
+            "serial": serial,
+            "epoch": 1,
+            "stream": stream,
+            "writer": writer,
+            "prev_token": prev_token,
+            "token": token,
+            "committed_at_ms": BEGAN_MS + serial,
+            "rows": json.dumps(rows, separators=(",", ":")).encode(),
+        }
+        digest = chain(digest, **made)
+        facts.append(Fact(**made, digest=digest))
+    return facts
 
 
 def test_facts_that_no_primary_may_have_written_are_named(runner: Runner, tmp_path: Path) -> None:
@@ -153,7 +204,12 @@ def test_late_facts_break_no_chain(runner: Runner, tmp_path: Path) -> None:
     """A fact that comes late says nothing about those before it. If it is lost, only its serial tells."""
     facts = facts_of(8)
     made: dict[str, Any] = {"serial": 9, "epoch": 1, "stream": "receipts", "writer": "w1", "prev_token": 2}
-    made |= {"token": 2, "committed_at_ms": facts[-1].committed_at_ms, "rows": b"[]"}
+    row = ["!r:b", "m.read", "@a:b", "$late", None, {}]
+    made |= {
+        "token": 2,
+        "committed_at_ms": facts[-1].committed_at_ms,
+        "rows": json.dumps([row], separators=(",", ":")).encode(),
+    }
     facts.append(Fact(**made, digest=chain(facts[-1].digest, **made)))
     more: list[Given] = [("receipts", "w1", [["!r:b", "m.read", "@a:b", "$e", None, {}]])]
     (last,) = chained(more, after=facts)

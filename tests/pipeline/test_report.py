@@ -264,5 +264,5 @@ def test_charts_need_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     nobody: Any = None
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    with pytest.raises(ConfigError, match=r"matplotlib: run pip install 'synrepl\[archive\]'$"):
+    with pytest.raises(ConfigError, match=r"matplotlib: run pip install 'synrepl\[spark\]'"):
         report(nobody, Store(str(tmp_path / "archive")), tmp_path / "out")

@@ -417,7 +417,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
     made = write(
         _measured(
             covers=_covers("caches", "w1", epoch_starts=epoch_starts, epoch=3),
-            broken=[broken],
+            broken=[broken, msgspec.structs.replace(broken, serial=8, expected=2, prev_token=4, kind="lost")],
             voided={3: 2},
             daemon=daemon,
             totals=[_total("caches", "w1", late=2), _total("caches", "w2")],
@@ -428,6 +428,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 
     assert [
         ("bad", "1 gap: facts are missing"),
+        ("bad", "1 gap: facts were lost at the source"),
         ("bad", "Epoch 3: facts of events were lost at the source"),
         ("bad", "The daemon has 1 unrecoverable gap"),
         ("busy", "The archive lag was up to 2 h"),
@@ -445,6 +446,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
         < page.index("Coverage")
     )
     assert "4 found, 0 repaired" in page
+    assert "1 gap</span> that the log itself records" in page
     assert "it was away" in page
 
 

@@ -394,6 +394,29 @@ class TestObserving:
         assert drops.keyed == sum(drops.names.values())
         assert drops.whole == sum(drops.whole_names.values())
 
+    def test_what_the_log_says_to_be_lost_is_no_gap(self) -> None:
+        """It will not come: no repair is awaited, and the next fact goes on from there."""
+        facts = [
+            Fact(serial, 1, "s", "w", prev_token, token, rows, serial * 1000, "")
+            for serial, prev_token, token, rows in [
+                (1, 0, 0, b"[]"),
+                (2, 0, 2, b"[[1]]"),
+                (3, 5, 5, b"[]"),
+                (4, 5, 6, b"[[1]]"),
+                (5, 4, 4, b"[[1]]"),
+                (6, 9, 9, b"[]"),
+            ]
+        ]
+        chain = WriterChain(stream="s", writer="w")
+
+        (batch,) = observe([rows_of(facts)])
+
+        seen = msgspec.json.decode(batch["observations"][0].as_py(), type=Observations)
+        ((_, _, runs),) = seen.runs
+        lines = [line for run in runs for line in chain.advance(run, now_ms=0, rules=RULES)]
+        assert ["lost 2 5 1 3", "lost 6 9 1 6"] == said(lines)
+        assert (9, []) == (chain.token, chain.holes)
+
     def test_an_empty_batch_gives_no_rows(self) -> None:
         """Spark asks so where there is nothing."""
         assert [] == list(observe([rows_of([])]))
@@ -410,7 +433,7 @@ def test_lines_of_a_batch_are_in_the_order_of_the_log() -> None:
     told = sorted([*hot, *stall, *restart, *epoch_start, *gap], key=order)
 
     assert ["Gap", "Epoch", "Restart", "Stall", "Hot"] == [type(line).__name__ for line in told]
-    assert len(KINDS) == len({json.loads(encode(line))["type"] for line in told}) + 3
+    assert len(KINDS) == len({json.loads(encode(line))["type"] for line in told}) + 4
 
 
 class TestCheckpointedState:

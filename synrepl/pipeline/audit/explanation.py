@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.pipeline.audit.comparison import AuditSpan, Comparison
+from synrepl.pipeline.audit.file_scan import lost_facts
 from synrepl.pipeline.audit.findings import ChainBreak
 from synrepl.pipeline.driver import TASK, Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress
@@ -53,7 +54,10 @@ class WrongFact(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact that moves the position of its writer, and the previous one (None: none is known)."""
+    """A fact that moves the position of its writer, and the previous one (None: none is known).
+
+    Where `prev_token` is the token, it says that the facts after the previous one are lost.
+    """
 
     stream: str
     writer: str
@@ -241,7 +245,8 @@ def _starts(rows: Any, names: Iterable[str]) -> Any:
 def _follow_writers(examined: Examined, rows: Any, broken: AbstractSet[str]) -> None:
     """Find the facts that do not continue the previous one of their writer. Late facts are ignored."""
     is_broken = pc.is_in(rows["stream"], pa.array(sorted(broken), pa.string()))
-    rows = rows.filter(pc.and_(is_broken, pc.not_equal(rows["prev_token"], rows["token"])))
+    moves = pc.not_equal(rows["prev_token"], rows["token"]).to_numpy() | lost_facts(rows)
+    rows = rows.filter(pc.and_(is_broken, pa.array(moves)))
     order = [(name, "ascending") for name in ("stream", "writer", "serial", "seq")]
     rows = rows.sort_by(order)
     if not len(rows):
@@ -319,6 +324,8 @@ def _follow(compared: Comparison, moves: Iterable[Move]) -> tuple[list[ChainBrea
         for start in compared.table.end.epoch_starts:
             if (one.before_epoch or 0) < start.epoch <= one.epoch and start.stream in {"", one.stream}:
                 kind = "epoch_start"
+        if one.token == one.prev_token > expected:
+            kind = "lost"
         is_excused = _is_excused(compared, one, span, expected, is_known=is_known)
         if one.prev_token == expected or (is_excused and kind != "epoch_start"):
             continue
@@ -328,7 +335,9 @@ def _follow(compared: Comparison, moves: Iterable[Move]) -> tuple[list[ChainBrea
             if not name.startswith("before_")
         }
         breaks.append(ChainBreak(**fields, expected=expected, kind=kind, after=after))
-        if not is_excused and one.prev_token > expected:
+        if kind == "lost":
+            _report_lost(compared, breaks[-1])
+        elif not is_excused and one.prev_token > expected:
             holes.append(breaks[-1])
         elif not is_excused:
             _report_chain(compared, breaks[-1])
@@ -403,6 +412,12 @@ def _report_unexplained(compared: Comparison) -> None:
             why += f" table wrongly has {file.rows} rows, serials {file.first_serial} to {file.last_serial}"
             serials = (file.first_serial, file.last_serial)
             compared.found.add("table", why, file.stream, serials=serials, file=file.path)
+
+
+def _report_lost(compared: Comparison, one: ChainBreak) -> None:
+    why = f"{one.writer} wrote facts after token {one.expected} up to {one.token} which the log could not get"
+    tokens = (one.expected + 1, one.token)
+    compared.report("lost-fact", why, one.stream, one.writer, tokens, (one.serial,))
 
 
 def _report_chain(compared: Comparison, one: ChainBreak) -> None:

@@ -48,7 +48,7 @@ class TokenRun(msgspec.Struct, kw_only=True):
     """The facts of one writer in a file, with its positions `before` the first and `after` the last.
 
     Late facts do not move the position; with late facts only, both are None. `goes_on`: each fact continues
-    the previous one.
+    the previous one. A fact that says that others are lost (`lost_facts`) moves it without continuing any.
     """
 
     before: int | None = None
@@ -115,8 +115,9 @@ def scan_files(
 ) -> Iterator[Any]:
     """Scan the files of these batches (`rank_files`); each should have rows of one stream.
 
-    Passes the record batches of each file, with these columns (at least `COLUMNS`; of a changed file: all),
-    to `derive`, which must read them all. Yields the results of `derive`, and batches of `SEEN`.
+    Passes the record batches of each file, with these columns (at least `COLUMNS`; of a changed file: all; of
+    some files with `row`), to `derive`, which must read them all. Yields the results of `derive`, and batches
+    of `SEEN`.
     """
     for batch in batches:
         scans = []
@@ -157,7 +158,8 @@ def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator
         with store.open(path) as source:
             if seen.sha256 == sha256_of(path):
                 data = pq.ParquetFile(source, read_dictionary=["stream", "writer"])
-                batches = data.iter_batches(AT_ONCE, columns=list(columns))
+                needed = [*columns, *(["row"] if "row" not in columns and _may_have_lost(data) else [])]
+                batches = data.iter_batches(AT_ONCE, columns=needed)
             else:
                 data = pq.ParquetFile(source)
                 batches = _checked(data)
@@ -171,6 +173,29 @@ def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator
     except DAMAGE as error:
         seen.unreadable = (str(error) or type(error).__name__).splitlines()[0]
         seen.runs, seen.odd = {}, []
+
+
+def lost_facts(rows: Any) -> Any:
+    """Return which of these rows are facts that say that facts of their writer are lost (`Fact.is_lost`)."""
+    is_still = pc.equal(rows["prev_token"], rows["token"])
+    return pc.and_(pc.and_(is_still, pc.greater(rows["token"], 0)), pc.is_null(rows["row"])).to_numpy(
+        zero_copy_only=False
+    )
+
+
+def _may_have_lost(data: Any) -> bool:
+    """Return whether a file may have `lost_facts`: their texts are read of few files only."""
+    at = data.schema_arrow.names.index("row")
+    for group in range(data.num_row_groups):
+        known = data.metadata.row_group(group).column(at).statistics
+        if known is None or not known.has_null_count or known.null_count:
+            tokens = data.read_row_group(group, ["prev_token", "token"])
+            is_still = pc.and_(
+                pc.equal(tokens["prev_token"], tokens["token"]), pc.greater(tokens["token"], 0)
+            )
+            if pc.any(is_still).as_py():
+                return True
+    return False
 
 
 def _scan_batch(seen: FileScan, batch: Any, before: tuple[int, int]) -> tuple[int, int]:
@@ -222,6 +247,7 @@ def _scan_writers(runs: dict[str, TokenRun], facts: Any, *, is_ascending: bool) 
     order = np.argsort(codes.astype(np.min_scalar_type(len(coded.dictionary))), kind="stable")
     bounds = np.append(0, np.cumsum(np.bincount(codes, minlength=len(coded.dictionary)))).tolist()
     columns = [facts[name].to_numpy()[order] for name in ("prev_token", "token")]
+    lost = lost_facts(facts) if "row" in facts.schema.names else None
     serials = facts["serial"].to_numpy()
     for writer, (first, end) in zip(coded.dictionary.to_pylist(), pairwise(bounds), strict=True):
         if first == end:
@@ -233,6 +259,8 @@ def _scan_writers(runs: dict[str, TokenRun], facts: Any, *, is_ascending: bool) 
         last = order[end - 1] if is_ascending else order[first:end]
         run.last_serial = max(run.last_serial, int(serials[last].max()))
         moves = before != token
+        if lost is not None:
+            moves |= lost[order[first:end]]
         starts, ends = (before, token) if moves.all() else (before[moves], token[moves])
         if len(starts):
             run.before = int(starts[0]) if run.before is None else run.before

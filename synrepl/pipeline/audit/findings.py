@@ -22,6 +22,7 @@ CODES: Final[Mapping[str, str]] = MappingProxyType(
         "out-of-order": "rows of a file are not in order of serial",
         "changed-row": "a fact does not match its digest",
         "broken-chain": "a fact does not continue the previous fact of its writer",
+        "lost-fact": "the log could not get these facts of a writer, and says so itself",
         "other-history": "the daemon's log is not the one that was archived",
         "differs-from-daemon": "the daemon's facts differ from the archived ones at this serial or before",
         "missing-in-daemon": "the daemon lacks these facts of the same history",
@@ -32,7 +33,7 @@ CODES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The codes and their meanings."""
 
-INFO: Final = frozenset({"unnamed-file", "daemon-trimmed", "unproven-fact"})
+INFO: Final = frozenset({"lost-fact", "unnamed-file", "daemon-trimmed", "unproven-fact"})
 """Codes that are not errors."""
 
 
@@ -54,8 +55,9 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
 class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     """A fact whose `prev_token` is not `expected`, the position of its writer since the serial `after`.
 
-    `after` is 0 if unknown. `kind` is ``missing`` (facts between the tokens are missing), ``again`` (tokens
-    are repeated) or ``epoch_start`` (explained by a new epoch).
+    `after` is 0 if unknown. `kind` is ``missing`` (facts between the tokens are missing), ``lost`` (the same,
+    and the log says so itself), ``again`` (tokens are repeated) or ``epoch_start`` (explained by a new
+    epoch).
     """
 
     stream: str

@@ -244,12 +244,14 @@ def _count(facts: Any, *, bins: Bins, width: int, losses: Sequence[EpochStart]) 
     prev_token, token, rows, ms = (
         facts[name].to_numpy() for name in ("prev_token", "token", "rows", "committed_ms")
     )
+    # The log says that facts of the writer up to this token are lost (`Fact.is_lost`).
+    is_lost = (rows == 0) & (token == prev_token) & (token > 0)
     seconds, ones = ms // 1000, np.ones(len(facts), np.int64)
     names = {name: facts[name] for name in ("stream", "writer")}
     sums = {"facts": ones, "rows": facts["rows"], "bytes": facts["bytes"]}
     conditions = {
         "empty": rows == 0,
-        "late": token == prev_token,
+        "late": (token == prev_token) & ~is_lost,
         "skipping": token > prev_token + 1,
         "copied": facts["copies"].to_numpy() > 1,
     }

@@ -64,7 +64,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "keys": "cache key invalidations",
     "subjects": "key invalidations caches mostly",
     "invalidations": "from rows keyed whole busiest_minute",
-    "chains": "stream writer facts missing again epoch_start copied late skipping skipped doubles",
+    "chains": "stream writer facts missing lost again epoch_start copied late skipping skipped doubles",
     "breaks": "stream writer kind serial expected prev_token token committed_ms",
     "epoch_starts": "epoch at_ms serial why stream token void",
     "leases": "name uuid registered state serial lag_rows held_bytes used ended_ms reason",
@@ -168,7 +168,7 @@ def _from(rows: Iterable[Row], bins: Bins) -> list[Row]:
 
 
 def _chains(measured: Measurements) -> list[Row]:
-    kinds = ("missing", "again", "epoch_start")
+    kinds = ("missing", "lost", "again", "epoch_start")
     counts = Counter((one.stream, one.writer, one.kind) for one in measured.broken)
     rows = [
         {
@@ -178,7 +178,7 @@ def _chains(measured: Measurements) -> list[Row]:
         }
         for row in _ranked("copied", measured.totals)
     ]
-    return sorted(rows, key=lambda row: -row["missing"] - row["again"])
+    return sorted(rows, key=lambda row: -row["missing"] - row["lost"] - row["again"])
 
 
 def _leases(measured: Measurements) -> Iterable[Row]:

@@ -32,7 +32,7 @@ STATES: Mapping[str, str] = {
 """The headings, by the worst kind of the findings."""
 
 BLANK_ZEROS: Final = (
-    *("again", "copied", "doubles", "epoch_start", "late", "misshapen"),
+    *("again", "copied", "doubles", "epoch_start", "late", "lost", "misshapen"),
     *("missing", "skipped", "skipping", "unreadable", "void"),
 )
 """Columns in which a zero is not shown."""

@@ -17,7 +17,7 @@ KINDS: Final = ("bad", "busy", "good", "dim")
 WAIT_SECONDS: Final = 3600.0
 """An archive lag above this is reported."""
 
-CHAIN_CODES: Final = frozenset({"broken-chain", "doubled-row", "gap", "missing-row"})
+CHAIN_CODES: Final = frozenset({"broken-chain", "doubled-row", "gap", "lost-fact", "missing-row"})
 """The codes of an audit for gaps, repeated tokens and duplicates, for which `_chain` has other texts."""
 
 SILENT_SECONDS: Final = 3600.0
@@ -51,6 +51,7 @@ def findings(measured: Measurements) -> list[Advice]:
 
 def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
     missing = [one for one in measured.broken if one.kind == "missing"]
+    lost = [one for one in measured.broken if one.kind == "lost"]
     again = [one for one in measured.broken if one.kind == "again"]
     copied, count = measured.total("copied"), measured.total("facts")
     # A fact without rows has a line too.
@@ -58,6 +59,9 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
     if missing:
         why = f"{_where(missing)}: a fact does not continue the previous one of its writer"
         yield Advice("bad", f"{counted(len(missing), 'gap')}: facts are missing", why, "gaps")
+    if lost:
+        why = f"{_where(lost)}: the log could not get them, and says so; the archive has all that the log has"
+        yield Advice("bad", f"{counted(len(lost), 'gap')}: facts were lost at the source", why, "gaps")
     if again:
         why = f"{_where(again)}: a fact continues from a token below that of the previous one of its writer"
         yield Advice("bad", f"Tokens were repeated {counted(len(again), 'time')}", why, "gaps")
@@ -74,7 +78,7 @@ def _chain(measured: Measurements, covers: Coverage) -> Iterable[Advice]:
         same = [one for one in problems if one.what == what]
         text = f"{counted(len(same), 'finding')} of the audit: {CODES[what]}"
         yield Advice("bad", text, printable(same[0].sentence), "gaps")
-    if not (missing or again or copied or measured.problems) and count == covers.facts:
+    if not (missing or lost or again or copied or measured.problems) and count == covers.facts:
         beyond = "" if not covers.last.compacted_upto else f" after serial {covers.last.compacted_upto:,}"
         why = f"every fact{beyond} continues the previous one of its writer"
         text = f"Nothing is missing from serial {covers.first_serial:,} to {covers.last.last_serial:,}"

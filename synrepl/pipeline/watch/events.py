@@ -57,6 +57,15 @@ class Gap(WriterEvent, frozen=True, kw_only=True):
     serial: int
 
 
+class Lost(WriterEvent, frozen=True, kw_only=True):
+    """The log says that facts with ``after_token < token <= upto_token`` are lost: it could not get them."""
+
+    after_token: int
+    upto_token: int
+    epoch: int
+    serial: int
+
+
 class Repaired(WriterEvent, frozen=True, kw_only=True):
     """A reported gap is filled by late `facts`, the last of them with this serial.
 
@@ -115,7 +124,7 @@ class Hot(WatchEvent, frozen=True, kw_only=True):
     short_by: int
 
 
-KINDS: Final[tuple[type[WatchEvent], ...]] = (Epoch, Restart, Gap, Repaired, Again, Active, Stall, Hot)
+KINDS: Final[tuple[type[WatchEvent], ...]] = (Epoch, Restart, Gap, Lost, Repaired, Again, Active, Stall, Hot)
 """The kinds of events, in the order in which those about one fact are written."""
 
 NO_FACT: Final = 2**63 - 1

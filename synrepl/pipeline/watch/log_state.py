@@ -9,7 +9,18 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.pipeline.watch.events import Active, Again, Count, Gap, Hot, Repaired, Restart, Stall, WatchEvent
+from synrepl.pipeline.watch.events import (
+    Active,
+    Again,
+    Count,
+    Gap,
+    Hot,
+    Lost,
+    Repaired,
+    Restart,
+    Stall,
+    WatchEvent,
+)
 from synrepl.pipeline.watch.observations import Drops, FactRun, Observations
 
 MINUTE_MS: Final = 60_000
@@ -131,6 +142,11 @@ class WriterChain(msgspec.Struct, kw_only=True):
     def _follow(self, run: FactRun) -> Iterator[WatchEvent]:
         """Yield the events of the tokens of this run, and move the position."""
         at, epoch = self.token, self.epoch
+        if run.is_lost and at is not None and run.prev_token > at:
+            self.epoch, self.token = max(run.epoch, epoch), run.token
+            tokens: dict[str, Any] = {"after_token": at, "upto_token": run.prev_token}
+            yield self._event(Lost, run.first_ms, run.serial, epoch=run.epoch, **tokens)
+            return
         is_back = at is not None and run.epoch <= epoch and run.prev_token < at
         if run.is_late or (is_back and any(hole.without(run) != hole.parts for hole in self.holes)):
             yield from self._fill(run)
@@ -138,7 +154,7 @@ class WriterChain(msgspec.Struct, kw_only=True):
         self.epoch, self.token = max(run.epoch, epoch), run.token
         if at is None or run.prev_token == at:
             return
-        tokens: dict[str, Any] = {"after_token": at, "prev_token": run.prev_token, "token": run.first_token}
+        tokens = {"after_token": at, "prev_token": run.prev_token, "token": run.first_token}
         if run.epoch > epoch:
             # Gaps beyond the new start are void: these facts will never come.
             self.holes = [hole for hole in self.holes if hole.upto <= run.prev_token]

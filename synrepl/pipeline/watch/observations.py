@@ -8,6 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synrepl.pipeline.audit.file_scan import lost_facts
 from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.report.invalidations import CACHES, SUMS, Meaning, meaning
 from synrepl.pipeline.watch.events import Epoch
@@ -28,7 +29,8 @@ MOST_KEYS: Final = 20_000
 class FactRun(msgspec.Struct):
     """Consecutive facts of a writer, each of which continues the previous one; or one late fact.
 
-    `prev_token` and `first_token` are those of the first fact, `token` is that of the last.
+    `prev_token` and `first_token` are those of the first fact, `token` is that of the last. If `is_lost`, the
+    first fact says that facts before it are lost (`Fact.is_lost`).
     """
 
     serial: int
@@ -40,11 +42,12 @@ class FactRun(msgspec.Struct):
     first_ms: int
     last_ms: int
     facts: int = 1
+    is_lost: bool = False
 
     @property
     def is_late(self) -> bool:
         """Whether the run is a late fact, which does not move the position."""
-        return self.prev_token == self.token
+        return self.prev_token == self.token and not self.is_lost
 
 
 class Drops(msgspec.Struct, kw_only=True):
@@ -116,9 +119,9 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
     keys = KeyExtractor()
     last_ms = 0
     for batch in batches:
-        for serial, epoch, stream, writer, prev_token, token, at_ms in _facts(batch):
+        for serial, epoch, stream, writer, prev_token, token, at_ms, is_lost in _facts(batch):
             if streams is None or stream in streams:
-                add_fact(runs[stream, writer], serial, epoch, prev_token, token, at_ms)
+                add_fact(runs[stream, writer], serial, epoch, prev_token, token, at_ms, is_lost=is_lost)
             if not begun or epoch > begun[-1].epoch:
                 before = begun[-1].epoch if begun else epoch
                 begun.append(Epoch(at_ms=at_ms, epoch=epoch, before_epoch=before, serial=serial))
@@ -132,7 +135,16 @@ def observe(batches: Iterable[Any], *, streams: frozenset[str] | None = None) ->
         yield pa.record_batch([pa.array([msgspec.json.encode(seen)])], names=["observations"])
 
 
-def add_fact(runs: list[FactRun], serial: int, epoch: int, prev_token: int, token: int, at_ms: int) -> None:
+def add_fact(
+    runs: list[FactRun],
+    serial: int,
+    epoch: int,
+    prev_token: int,
+    token: int,
+    at_ms: int,
+    *,
+    is_lost: bool = False,
+) -> None:
     """Add the next fact of a writer to the last of its runs, or as a new run."""
     last = runs[-1] if runs else None
     is_next = last is not None and not last.is_late and (last.epoch, last.token) == (epoch, prev_token)
@@ -140,13 +152,15 @@ def add_fact(runs: list[FactRun], serial: int, epoch: int, prev_token: int, toke
         last.last_serial, last.token, last.last_ms = serial, token, at_ms
         last.facts += 1
     else:
-        runs.append(FactRun(serial, serial, epoch, prev_token, token, token, at_ms, at_ms))
+        run = FactRun(serial, serial, epoch, prev_token, token, token, at_ms, at_ms, is_lost=is_lost)
+        runs.append(run)
 
 
-def _facts(batch: Any) -> Iterator[tuple[int, int, str, str, int, int, int]]:
+def _facts(batch: Any) -> Iterator[tuple[int, int, str, str, int, int, int, bool]]:
     facts = batch.filter(pc.equal(batch["seq"], 0))
     at_ms = pc.divide(facts["committed_at"].cast(pa.int64()), 1000)
-    return zip(*(facts[name].to_pylist() for name in OF_FACTS), at_ms.to_pylist(), strict=True)
+    columns = [facts[name].to_pylist() for name in OF_FACTS]
+    return zip(*columns, at_ms.to_pylist(), lost_facts(facts).tolist(), strict=True)
 
 
 def _invalidations(batch: Any, keys: KeyExtractor) -> Counter[tuple[int, str | None]]:
