@@ -2,21 +2,27 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 
+from synrepl.errors import RowError
 from synrepl.inspection.configuration import RedisSettings
-from synrepl.inspection.looks import Heard
+from synrepl.inspection.looks import Heard, UnreadableRows
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.follower.facts import decoder, untyped
+from synrepl.streams.table import StreamTable
 from synrepl.transports.redis.address import RedisAddress, RedisWords
 from synrepl.transports.redis.connections import RedisRefused
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
@@ -64,7 +70,7 @@ class Announcement(NamedTuple):
     """What a writer said of a stream: `tokens` (ascending), of so many `rows` or of a position.
 
     `is_answer`: a position as in an answer to REPLICATE, which says where the writer is. An idle writer that
-    moved says from where.
+    moved says from where. `unreadable` are those of its rows that no known release writes.
     """
 
     stream: str
@@ -72,6 +78,7 @@ class Announcement(NamedTuple):
     tokens: list[int]
     rows: int = 0
     is_answer: bool = False
+    unreadable: UnreadableRows | None = None
 
 
 def announcements(commands: Iterable[Command | RdataRun]) -> Iterator[Announcement]:
@@ -80,11 +87,36 @@ def announcements(commands: Iterable[Command | RdataRun]) -> Iterator[Announceme
         match command:
             case RdataRun(stream=stream, instance=writer, tokens=tokens):
                 known = [abs(token) for token in tokens if token is not None]
-                yield Announcement(stream, writer, known, rows=len(tokens))
+                unreadable = _unreadable(stream, tokens, command.rows)
+                yield Announcement(stream, writer, known, rows=len(tokens), unreadable=unreadable)
             case Rdata(stream=stream, instance=writer, token=token):
-                yield Announcement(stream, writer, [] if token is None else [abs(token)], rows=1)
+                unreadable = _unreadable(stream, [token], [command.row])
+                known = [] if token is None else [abs(token)]
+                yield Announcement(stream, writer, known, rows=1, unreadable=unreadable)
             case Position(stream=stream, instance=writer, prev_token=before, token=token):
                 yield Announcement(stream, writer, [abs(token)], is_answer=before == token)
+
+
+@cache
+def _streams() -> StreamTable:
+    return StreamTable.default()
+
+
+def _unreadable(stream: str, tokens: Sequence[int | None], rows: Sequence[bytes]) -> UnreadableRows | None:
+    """Return which of these rows cannot be read; None if all can. A batch has its token at its end."""
+    known = _streams().get(stream)
+    decode = decoder(known or untyped(stream), NEWEST, raw=known is None)
+    found: UnreadableRows | None = None
+    for at, row in enumerate(rows):
+        try:
+            decode([row])
+        except RowError as error:
+            if found is None:
+                token = next((token for token in tokens[at:] if token is not None), None)
+                found = UnreadableRows(count=1, token=token, why=printable(error.why))
+            else:
+                found = msgspec.structs.replace(found, count=found.count + 1)
+    return found
 
 
 class ChannelMonitor(ChannelMember):
@@ -95,6 +127,7 @@ class ChannelMonitor(ChannelMember):
         self._tokens: dict[tuple[str, str], int] = {}
         self._answers: list[Counter[tuple[str, str]]] = []
         self._rows: Counter[tuple[str, str]] = Counter()
+        self._unreadable: dict[tuple[str, str], UnreadableRows] = {}
         self._is_up = False
         self._since = float("inf")
         self._clock: Callable[[], float] = reactor.seconds
@@ -158,6 +191,7 @@ class ChannelMonitor(ChannelMember):
             },
             asks=len(self._answers),
             rows=dict(self._rows),
+            unreadable=dict(self._unreadable),
             subscribers=self._subscribers,
             since=self._since,
             trouble=self._trouble,
@@ -175,6 +209,11 @@ class ChannelMonitor(ChannelMember):
             self._tokens[key] = max(self._tokens.get(key, -1), *one.tokens, 0)
             if one.rows:
                 self._rows[key] += one.rows
+            if one.unreadable is not None:
+                first = self._unreadable.get(key)
+                if first is not None:
+                    first = msgspec.structs.replace(first, count=first.count + one.unreadable.count)
+                self._unreadable[key] = first or one.unreadable
             if one.is_answer and self._answers:
                 self._answers[-1][key] += 1
 

@@ -17,6 +17,7 @@ from synrepl.inspection.looks import (
     Heard,
     Look,
     MetricsLook,
+    UnreadableRows,
 )
 from synrepl.inspection.streams import WIRE, WRITER_KEYS
 from synrepl.inspection.transactions import (
@@ -63,6 +64,11 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
         found.append(Unseen(what="database", why=last.database_trouble))
     if last.heard is not None and last.heard.trouble and "redis_unreachable" not in kinds:
         found.append(Unseen(what="Redis", why=last.heard.trouble))
+    if last.heard is not None:
+        found += [
+            Unseen(what=f"{stream} of {writer}", why=_unreadable(rows))
+            for (stream, writer), rows in sorted(last.heard.unreadable.items())
+        ]
     named = {one.process for one in findings if one.kind in ("fewer_subscribers", "silent_process")}
     found += [
         Unseen(what=f"metrics of {name}", why=look.trouble)
@@ -70,6 +76,14 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
         if look.trouble and name not in named
     ]
     return found
+
+
+def _unreadable(rows: UnreadableRows) -> str:
+    at = "" if rows.token is None else f" at token {rows.token}"
+    return (
+        f"{counted(rows.count, 'row')} on Redis cannot be read, the first{at}: {rows.why};"
+        " a daemon of synrepl records such facts as lost"
+    )
 
 
 # -- what cannot be asked ----------------------------------------------------------------------------------

@@ -127,19 +127,29 @@ class MetricsLook(msgspec.Struct, frozen=True, kw_only=True):
     is_refused: bool = False
 
 
+class UnreadableRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a writer that cannot be read: how many, and of the first its token (None: unknown) and why."""
+
+    count: int
+    token: int | None
+    why: str
+
+
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """What was heard on Redis up to now.
 
     `positions` are the highest tokens of RDATA and POSITION, by the name on the wire and writer. `answers`
     are POSITIONs after our REPLICATE: how often each stream and writer answered, at least, to each of `asks`
-    such questions. `rows` counts RDATA. `since` is when the channel was subscribed, of the looks' clock.
-    `subscribers` of the channel, without us; None if Redis did not say. `trouble`: why there is nothing.
+    such questions. `rows` counts RDATA, also of the `unreadable`. `since` is when the channel was subscribed,
+    of the looks' clock. `subscribers` of the channel, without us; None if Redis did not say. `trouble`: why
+    there is nothing.
     """
 
     positions: Positions = {}
     answers: Mapping[tuple[str, str], int] = {}
     asks: int = 0
     rows: Mapping[tuple[str, str], int] = {}
+    unreadable: Mapping[tuple[str, str], UnreadableRows] = {}
     subscribers: int | None = None
     since: float = float("inf")
     trouble: str = ""

@@ -38,6 +38,29 @@ def test_the_highest_token_of_each_writer_is_kept() -> None:
     assert {("receipts", "w1"): 4, ("receipts", "w2"): 1} == found.rows
 
 
+def test_rows_that_cannot_be_read_are_counted() -> None:
+    """A daemon would record them as lost. Of unknown streams only the JSON is read."""
+    heard = listener()
+    half = rb'["\ud800"]'
+    run = RdataRun(
+        stream="push_rules",
+        instance="w1",
+        tokens=[1, None, 3, 4],
+        rows=[b'["@a:b"]', half, b'["@a:b"]', b"[1]"],
+    )
+    heard.received([run])
+    heard.received([Rdata(stream="push_rules", instance="w1", token=5, row=half)])
+    heard.received([Rdata(stream="of_a_module", instance="w1", token=5, row=b'[{"any": 1}]')])
+    heard.received([Rdata(stream="of_a_module", instance="w2", token=6, row=b"[NaN]")])
+
+    found = heard.heard().unreadable
+
+    assert {("push_rules", "w1"): (3, 3), ("of_a_module", "w2"): (1, 6)} == {
+        key: (one.count, one.token) for key, one in found.items()
+    }
+    assert "one half of a surrogate pair" in found["push_rules", "w1"].why
+
+
 def test_it_begins_and_ends_with_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says why nothing was heard, until it is subscribed."""
     heard = listener()

@@ -21,6 +21,7 @@ from synrepl.inspection.looks import (
     Look,
     MetricsLook,
     OpenTransaction,
+    UnreadableRows,
 )
 
 SERVER = Homeserver(
@@ -289,6 +290,10 @@ class TestUnreachable:
         )
 
         assert [("not_connected", "", "w2")] == found(SERVER, seen)
+        rows = {("receipts", "w1"): UnreadableRows(count=2, token=7, why="no Unicode text")}
+        (unread,) = unseen(SERVER, [Look(at=0.0, heard=Heard(unreadable=rows))])
+        assert "receipts of w1" == unread.what
+        assert "2 rows on Redis cannot be read, the first at token 7: no Unicode text;" in unread.why
         assert [("Redis", "no such host")] == [(one.what, one.why) for one in unseen(SERVER, seen)]
 
 

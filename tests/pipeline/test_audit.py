@@ -204,7 +204,7 @@ def test_late_facts_break_no_chain(runner: Runner, tmp_path: Path) -> None:
     """A fact that comes late says nothing about those before it. If it is lost, only its serial tells."""
     facts = facts_of(8)
     made: dict[str, Any] = {"serial": 9, "epoch": 1, "stream": "receipts", "writer": "w1", "prev_token": 2}
-    row = ["!r:b", "m.read", "@a:b", "$late", None, {}]
+    row: list[Any] = ["!r:b", "m.read", "@a:b", "$late", None, {}]
     made |= {
         "token": 2,
         "committed_at_ms": facts[-1].committed_at_ms,
