@@ -75,7 +75,6 @@ def test_an_archive_that_the_other_engine_began(
     assert [(4, 1_500, 1_500), (2, 700, 2_200), (2, 700, 2_900)] == ends
     found = archives.rows_of_archive(stores["in-turn"].location)
     assert 1_500 + 4 * 700 == len(found)
-    # Not by the status, which may be a second old.
     digests = client.json(DIGESTS.request(serials=[2_900]))["digests"]
     assert digests["2900"] == ArchiveTable(stores["in-turn"]).end.digest
     for name in ("local", "spark"):
