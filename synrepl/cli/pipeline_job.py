@@ -248,6 +248,19 @@ def stop_on_signal() -> Callable[[], bool]:
     return lambda: bool(received)
 
 
+UNITS: Final = {
+    "files": "files",
+    "merging": "files",
+    "reading": "rows",
+    "rows": "rows",
+    "updating tables": "tables",
+    "writing": "keys",
+    # Steps of a report.
+    **dict.fromkeys(("reading the table", "checking files", "counting facts", "drawing", "done"), ""),
+}
+"""What a step of a job counts, if not facts."""
+
+
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Provide a callback that shows the progress of a job: step, done, total. Each step has its own bar."""
@@ -256,7 +269,7 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
     def show(what: str, done: int, total: int) -> None:
         nonlocal advance
         if what != advance.what:
-            advance = Advance(what, None)
+            advance = Advance(what, None, unit=UNITS.get(what, "facts"))
         advance.reach(done, total)
 
     try:

@@ -21,7 +21,8 @@ from synrepl.http_client import REQUEST_ERRORS, BlockingClient, NotADaemon
 class Advance:
     """A progress bar on standard error, if that is a terminal. `total` is in units of `done`, or None.
 
-    `unit` names what the second number of `step` counts.
+    `unit` names what the second number of `step` counts. Without one, the units are steps of unequal length:
+    then nothing is said of speed and of the time that is left.
     """
 
     def __init__(self, what: str, total: int | None, *, unit: str = "facts") -> None:
@@ -49,6 +50,8 @@ class Advance:
         self.step(more, more)
 
     def _text(self, seconds: float) -> str:
+        if not self._unit:
+            return f"{self.what}  step {min(self.done + 1, self.total or 1)} of {self.total}"
         text = f"{self.what}  {self._facts:,} {self._unit}, {self._facts / max(seconds, 0.001):,.0f}/s"
         if not self.total or not self.done:
             return text
