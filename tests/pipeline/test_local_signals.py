@@ -59,6 +59,7 @@ def at(now):
             # As a task that retries, or that is in a library.
             threading.Event().wait()
 
+from synrepl.http_api.routes import APPEND_BATCH
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.tables import tables
@@ -76,6 +77,8 @@ def told_sha256(*arguments):
 def told_send(client, request, body=None, **more):
     if request.method == "PUT":
         at("upload")
+    elif request == APPEND_BATCH.request():
+        at("append")
     return send(client, request, body, **more)
 
 def told_read(*arguments):
@@ -88,7 +91,7 @@ SourceClient.send, tables._read_typed = told_send, told_read
 from synrepl.cli import main
 main(prog_name="synrepl")
 """
-"""The command, in which a task goes on for ever: where it writes, scans or uploads a file, or reads rows."""
+"""The command, in which a task goes on for ever: as it writes, scans, uploads, appends, or reads rows."""
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -225,16 +228,20 @@ def test_the_error_that_a_library_makes_of_a_signal_is_no_failure(number: signal
         job()
 
 
+# The first append of all has no facts.
+@pytest.mark.parametrize(("point", "count", "stores"), [("upload", 3, 0), ("append", 4, 800)])
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_replay_goes_on_under_its_name(position: Path, number: signal.Signals) -> None:
+def test_a_replay_goes_on_under_its_name(
+    position: Path, number: signal.Signals, point: str, count: int, stores: int
+) -> None:
     """The daemon has whole batches in their order, and in the end each fact once."""
     expected = [row.as_py() for row in rows_of_archive(position)["row"]]
     (position.parent / "other").mkdir()
     with Daemon(position.parent / "other") as other:
         words = "replay", "--archive", "archive", "--url", other.url, "--name", "once"
-        end_by(number, command(position.parent, *words, point="upload", count=3))
+        end_by(number, command(position.parent, *words, point=point, count=count))
 
         stored = [fact.rows.decode()[1:-1] for fact in changelog(other.url)]
-        assert expected[:800] == stored
+        assert expected[:stores] == stored
         assert "replayed 2,000 facts" in finish(command(position.parent, *words))
         assert expected == [fact.rows.decode()[1:-1] for fact in changelog(other.url)]

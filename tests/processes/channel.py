@@ -88,18 +88,19 @@ def eventually(check: Callable[[], T], what: str | Callable[[], str], *, seconds
 # -- what a daemon says ------------------------------------------------------------------------------------
 
 
-CACHED: Final = ("/v1/status", "/metrics")
+CACHED: Final = "/metrics"
 """What a daemon makes anew once a second."""
 
-_asked: dict[tuple[str, str], float] = {}
+_asked: dict[str, float] = {}
 
 
 def outlast_cache(url: str, path: str) -> None:
     """Wait until this page is made anew, if it was asked for within the last second."""
-    until = _asked.get((url, path), 0.0) + 1.1
-    while path in CACHED and time.monotonic() < until:
-        time.sleep(STEP_SECONDS)
-    _asked[url, path] = time.monotonic()
+    if path == CACHED:
+        until = _asked.get(url, 0.0) + 1.1
+        while time.monotonic() < until:
+            time.sleep(STEP_SECONDS)
+        _asked[url] = time.monotonic()
 
 
 def ask(url: str, path: str) -> bytes:
