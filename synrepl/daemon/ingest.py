@@ -10,6 +10,7 @@ from synrepl.errors import ConfigError, ReplicationError
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.status import NO_INGEST, NO_SOURCE
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
@@ -74,12 +75,12 @@ class IngestServices:
             return ""
         return self._write_policy.refusal(self._log, stream, writer)
 
-    def open(self, log: Log, publisher: Publisher) -> None:
+    def open(self, log: Log, publisher: Publisher, refused: RefusedFacts) -> None:
         """Open all sources. Idempotent. Raises `ReplicationError` if a source cannot be opened."""
         if self._log is None:
             self._log = log
             self._open_tables(log)
-            self._open_sources(log, publisher)
+            self._open_sources(log, publisher, refused)
 
     async def close(self) -> None:
         """Close all sources. Idempotent."""
@@ -140,7 +141,7 @@ class IngestServices:
             self._wakeups = Wakeups(self._reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
             self._wakeups.start()
 
-    def _open_sources(self, log: Log, publisher: Publisher) -> None:
+    def _open_sources(self, log: Log, publisher: Publisher, refused: RefusedFacts) -> None:
         if self._write_policy is None:
             return
         # Imported on use: a daemon without sources need not load followers.
@@ -156,6 +157,7 @@ class IngestServices:
             write_policy=self._write_policy,
             tables=[one.stream for one in self._followed_tables() if not one.only],
             credentials=self._credentials,
+            refused=refused,
             lost=self._history_lost,
             resp_server=self._resp_server,
         )

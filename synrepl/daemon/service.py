@@ -22,6 +22,7 @@ from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.roles.messages import PRIMARY, REPLICA
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
@@ -69,6 +70,7 @@ class Daemon(Service):
             stream for stream in streams if not (settings.no_federation and stream.name == FEDERATION.name)
         )
         self.declared: DeclaredStreams | None = None
+        self.refused: RefusedFacts | None = None
         self.keyring = settings.keyring()
         self.credentials = settings.credentials()
         self.metrics = Metrics(CollectorRegistry())
@@ -180,8 +182,10 @@ class Daemon(Service):
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
         if settings.snapshot is not None:
             await self._restore(log, settings.snapshot)
+        refused = self.refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
         await declared.load()
-        log.on_replaced(self._read_declared)
+        await refused.load()
+        log.on_replaced(self._read_own)
         adjust = partial(self._adjust_ingest, ingest, log, publisher)
         replication = self.replication = ReplicationServices(
             settings,
@@ -224,7 +228,7 @@ class Daemon(Service):
         self._update_channel()
         if replication.roles.role == PRIMARY:
             # Before the ports open: a source that cannot be opened ends the start.
-            ingest.open(log, publisher)
+            ingest.open(log, publisher, refused)
             await self._declare_streams()
         watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
@@ -244,6 +248,7 @@ class Daemon(Service):
             roles=replication.roles,
             relays=replication.relays,
             declared=declared,
+            refused=refused,
             thread=thread,
             watch=watch,
             invalidator=invalidator,
@@ -341,9 +346,11 @@ class Daemon(Service):
             return None
         return declared.key(declared.decode(row, NEWEST))
 
-    def _read_declared(self) -> None:
+    def _read_own(self) -> None:
         if self.declared is not None:
             self._tasks.start(self.declared.load(), "reading the declared streams")
+        if self.refused is not None:
+            self._tasks.start(self.refused.load(), "reading the refused facts")
 
     async def _declare_streams(self) -> None:
         for one in self.settings.streams:
@@ -355,14 +362,14 @@ class Daemon(Service):
 
     async def _adjust_ingest(self, ingest: IngestServices, log: Log, publisher: Publisher) -> None:
         """Start ingest on a new primary, and stop it on any other daemon."""
-        if self.replication is None:
+        if self.replication is None or self.refused is None:
             return
         self._update_channel()
         try:
             if self.replication.roles.role != PRIMARY:
                 await ingest.close()
                 return
-            ingest.open(log, publisher)
+            ingest.open(log, publisher, self.refused)
             try:
                 if self.ready.called:
                     await self._declare_streams()

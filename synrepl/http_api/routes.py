@@ -666,6 +666,68 @@ DECLARE: Final = Route(
     ),
     answer={"stream": _DECLARED_STREAM, "created": bool},
 )
+REFUSED: Final = Route(
+    "refused.list_all",
+    "GET",
+    "/v1/refused",
+    "List the facts that could not be read, as they were sent, in the order in which they came.",
+    query=(
+        Parameter("since", WholeNumber(0), "only those that the log has after this serial"),
+        Parameter("streams", Names(), "only facts of these streams"),
+        Parameter("limit", WholeNumber(100, lowest=1, highest=1_000), "the maximum number of facts"),
+    ),
+    stream=SEEN_STREAMS,
+    errors=("storage_error", *_COPY),
+    examples=(Example("/v1/refused", {"facts": [], "more": 0}),),
+    answer={"facts": [shapes.REFUSED], "more": int},
+)
+_NAMED_FACTS: Final = {"facts": [{"stream": str, "writer": str, "token": int}]}
+REPLAY_REFUSED: Final = Route(
+    "refused.replay",
+    "POST",
+    "/v1/refused/replay",
+    "Read refused facts again, and store those that can be read, each under its own writer and token.",
+    right="administer",
+    stream=NAMED_STREAMS,
+    errors=("storage_error", "fenced", "starting", "handing_over", "stopped"),
+    max_body=256 * KIB,
+    examples=(
+        Example(
+            "/v1/refused/replay",
+            {
+                "facts": [
+                    {
+                        "stream": "events",
+                        "writer": "master",
+                        "token": 7,
+                        "outcome": "absent",
+                        "why": "there is no such refused fact",
+                    }
+                ]
+            },
+            {"facts": [{"stream": "events", "writer": "master", "token": 7}]},
+        ),
+    ),
+    answer={"facts": [{"stream": str, "writer": str, "token": int, "outcome": str, "why": str}]},
+)
+REMOVE_REFUSED: Final = Route(
+    "refused.remove",
+    "POST",
+    "/v1/refused/remove",
+    "Remove refused facts, here and at all replicas; the answer has those that there were.",
+    right="administer",
+    stream=NAMED_STREAMS,
+    errors=("storage_error", "fenced", "starting", "handing_over", "stopped"),
+    max_body=256 * KIB,
+    examples=(
+        Example(
+            "/v1/refused/remove",
+            {"facts": []},
+            {"facts": [{"stream": "events", "writer": "master", "token": 7}]},
+        ),
+    ),
+    answer=_NAMED_FACTS,
+)
 STATUS: Final = Route(
     "status.status",
     "GET",

@@ -108,6 +108,17 @@ KEY: Final = {
     "revoked": (float, None),
 }
 
+REFUSED: Final = {
+    "stream": str,
+    "writer": str,
+    "token": int,
+    "publisher": (str, None),
+    "why": str,
+    "rows": [str],
+    "serial": int,
+    "at": float,
+}
+
 EXTENT: Final = {
     "since": int,
     "serial": int,
@@ -176,6 +187,14 @@ STATUS: Final = {
             "missing": int,
             "quarantined": int,
             "failing": [{"name": str, "why": str, "tries": int, "next_at": float}],
+        },
+    ),
+    "refused": (
+        None,
+        {
+            "facts": int,
+            "bytes": int,
+            "unkept": [{"stream": str, "writer": str, "facts": int, "first": int, "last": int}],
         },
     ),
     "followers": [

@@ -19,6 +19,7 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.replication.ingester import Ingester, LoggedPositions
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.stalled_writers import StalledWriters
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.databases import Database
@@ -62,6 +63,7 @@ class SourceManager:
     write_policy: WritePolicy
     tables: Collection[str]
     credentials: Credentials
+    refused: RefusedFacts
     lost: Callable[[str], None]
     resp_server: "RespServer | None" = None
 
@@ -69,7 +71,7 @@ class SourceManager:
         settings, clock = self.settings, self.clock
         self._http = HttpCatchUp(clock, secret=self.credentials, instance_map=settings.instance_map)
         self._database = self._database_catch_up()
-        self.ingester = Ingester(self.log, self.table, clock, lost=self.lost)
+        self.ingester = Ingester(self.log, self.table, clock, refused=self.refused, lost=self.lost)
         self.stalled_writers = StalledWriters(self.log, self.table, clock)
         self._server_name = settings.server_name_of(self.log.notes)
         self.redis: RedisSource | None = None
@@ -83,7 +85,7 @@ class SourceManager:
             server = ServerSource(
                 settings=settings,
                 clock=clock,
-                follower=self._follower(is_first=is_first),
+                follower=self._follower(partial(_at, endpoint), is_first=is_first),
                 endpoint=endpoint,
                 metrics=self.metrics,
                 server_name=self._server_name,
@@ -181,7 +183,7 @@ class SourceManager:
         return make(
             settings=self.settings,
             clock=self.clock,
-            follower=self._follower(is_first=True),
+            follower=self._follower(self._channel_publisher, is_first=True),
             publisher=self.publisher,
             metrics=self.metrics,
             write_policy=self.write_policy,
@@ -189,7 +191,14 @@ class SourceManager:
             **more,
         )
 
-    def _follower(self, *, is_first: bool) -> Follower:
+    def _channel_publisher(self, stream: str, writer: str) -> str:
+        """Who sends a stream of a writer on the channel: the name of a key, or the channel."""
+        channel = None if self.resp_server is None else self.resp_server.channel
+        if channel is None:
+            return "Redis"
+        return channel.owner_of((stream, writer)) or "the RESP port"
+
+    def _follower(self, publisher: Callable[[str, str], str], *, is_first: bool) -> Follower:
         # A channel has processes of whatever release, since 1.13 in one form of lines.
         dialect = None if self.settings.has_channel else self.settings.dialect
         streams = self.table.known_to(dialect) if dialect is not None else list(self.table)
@@ -210,8 +219,12 @@ class SourceManager:
             external_position=self.ingester.durable_position,
         )
         on_channel = is_first and self.settings.has_channel
-        self.ingester.attach(follower, knows_history=is_first, confirms=on_channel)
+        self.ingester.attach(follower, publisher=publisher, knows_history=is_first, confirms=on_channel)
         return follower
+
+
+def _at(endpoint: str, stream: str, writer: str) -> str:
+    return endpoint
 
 
 @dataclass(eq=False, repr=False)

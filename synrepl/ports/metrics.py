@@ -108,6 +108,10 @@ class Metrics:
             " there.",
             ["stream"],
         )
+        self.refused_facts = gauge("refused_facts", "Facts that could not be read, kept as they were sent.")
+        self.refused_unkept = counter(
+            "refused_unkept", "Facts that could not be read, and that there was no room to keep.", ["stream"]
+        )
         self.facts_appended = counter("facts_appended", "Facts taken into the log, also ephemeral ones.")
         self.oldest_unfinished_id_age = gauge(
             "oldest_unfinished_id_age_seconds",

@@ -1,6 +1,6 @@
 """Ingester: appends the facts that followers receive to the log, each once."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -10,13 +10,15 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.errors import GapError, ReplicationError, StorageError
 from synrepl.ports.interfaces import IClock, SaveablePosition
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.storage.log import Log
+from synrepl.streams.catalog import RefusedFact
 from synrepl.streams.facts import LOST, NO_ROWS
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
@@ -83,7 +85,8 @@ class Ingester:
 
     A writer's silence (POSITION without rows) is stored as a fact without rows, which records its position.
     What a follower has lost, since a row cannot be read or no source has it, is stored as `LOST`: the log
-    shows the hole then, and does not certify that nothing was there.
+    shows the hole then, and does not certify that nothing was there. A fact that cannot be read is kept in
+    `refused` first.
 
     In an ordered kept stream, a writer whose position is below its own facts in the log has lost them: its
     database was restored from a backup. A new epoch starts, and `lost` is called with the stream.
@@ -94,6 +97,7 @@ class Ingester:
     table: StreamTable
     clock: IClock
     _: KW_ONLY
+    refused: RefusedFacts
     lost: Callable[[str], None] = lambda stream: None
 
     def __post_init__(self) -> None:
@@ -103,21 +107,29 @@ class Ingester:
         """The writers whose history is to be checked, by stream and writer."""
         self._tasks = Tasks(self._logger, "ingest")
         self._pending: dict[str, list[tuple[str, int, bytes]]] = {}
+        self._pending_refused: list[RefusedFact] = []
         self._pending_bytes = 0
         self._is_storing = False
         self._blocked: list[Deferred[None]] = []
         self._announced: dict[tuple[str, str], int] = {}
         self._timer = Timer(self.clock, self._certify_silence)
 
-    def attach(self, follower: Follower, *, knows_history: bool = True, confirms: bool = False) -> None:
-        """Ingest all facts of this follower.
+    def attach(
+        self,
+        follower: Follower,
+        *,
+        publisher: Callable[[str, str], str] = lambda stream, writer: "",
+        knows_history: bool = True,
+        confirms: bool = False,
+    ) -> None:
+        """Ingest all facts of this follower. `publisher` names who sends a stream of a writer.
 
         `knows_history`: the follower is connected to the writers themselves, so a lower position means lost
         facts; an intermediary may only be behind. `confirms`: POSITIONs may be delayed, so a writer is
         queried again before a lower position counts.
         """
         follower.on_everything(self.submit)
-        follower.on_event(self._on_event)
+        follower.on_event(partial(self._on_event, publisher))
         if knows_history:
             follower.on_event(partial(self._on_history_event, follower if confirms else None))
 
@@ -180,10 +192,12 @@ class Ingester:
         with suppress(ReplicationError):  # the follower sends REPLICATE itself when it reconnects
             follower.send(Replicate())
 
-    def _on_event(self, event: FollowerEvent) -> None:
+    def _on_event(self, publisher: Callable[[str, str], str], event: FollowerEvent) -> None:
         if event.kind == "position":
             self._on_position(event.stream, event.writer, event.token)
         elif event.kind == "lost" and event.stream in self.table:
+            if event.rows:
+                self._refuse(event, publisher(event.stream, event.writer))
             if not self.table[event.stream].ephemeral:
                 self._add(event.stream, event.writer, event.token, LOST)
         elif event.kind == "restarted" and event.stream in self.table:
@@ -194,6 +208,23 @@ class Ingester:
                     self._pending[event.stream] = left
                 self.log.reset_writer(event.stream, event.writer)
             self._announced.pop((event.stream, event.writer), None)
+
+    def _refuse(self, event: FollowerEvent, publisher: str) -> None:
+        """Keep a fact that cannot be read. A row is text: a line that is none is refused as a whole."""
+        rows = [row.decode(errors="backslashreplace") for row in event.rows]
+        why = event.error.why if isinstance(event.error, GapError) else event.text
+        self._pending_refused.append(
+            RefusedFact(
+                stream=event.stream,
+                writer=event.writer,
+                token=event.token,
+                publisher=publisher,
+                why=why,
+                rows=rows,
+            )
+        )
+        self._pending_bytes += sum(map(len, rows)) + FACT_BYTES
+        self._store_soon()
 
     def _on_position(self, stream: str, writer: str, token: int) -> None:
         """Record a writer's position without new facts: the first at once, later ones now and then."""
@@ -215,14 +246,17 @@ class Ingester:
         try:
             # Include everything submitted in this reactor turn.
             await sleep(self.clock, 0)
-            while self._pending or self._rewound:
+            while self._pending or self._pending_refused or self._rewound:
                 while self._rewound:
                     key, rewind = next(iter(self._rewound.items()))
                     if await self._is_confirmed(key, rewind):
                         await self._check_history(key, rewind.token)
                     del self._rewound[key]
                 pending, self._pending = self._pending, {}
+                refused, self._pending_refused = self._pending_refused, []
                 self._pending_bytes = 0
+                if refused:
+                    await self._retry(partial(self.refused.keep, refused))
                 await self._commit_all(pending)
                 blocked, self._blocked = self._blocked, []
                 for unblocked in blocked:
@@ -274,20 +308,34 @@ class Ingester:
 
     async def _commit_all(self, pending: dict[str, list[tuple[str, int, bytes]]]) -> None:
         """Commit pending facts, retrying until all are stored: later facts must not overtake them."""
-        backoff = Backoff(RETRY_SECONDS)
-        while pending:
-            commits = [(stream, self.log.append_assigned(stream, facts)) for stream, facts in pending.items()]
-            failed: dict[str, list[tuple[str, int, bytes]]] = {}
-            for stream, commit in commits:
+        left = dict(pending)
+
+        async def commit() -> None:
+            commits = [(stream, self.log.append_assigned(stream, facts)) for stream, facts in left.items()]
+            failed: StorageError | None = None
+            for stream, one in commits:
                 try:
-                    await commit
+                    await one
                 except StorageError as error:
-                    failed[stream] = pending[stream]
-                    self.error = str(error)
-            pending = failed
-            if pending:
-                if backoff.failures == 0:
-                    self._logger.error("cannot store received facts, retrying: {why}", why=self.error)
-                await sleep(self.clock, backoff.next())
+                    failed = error
+                else:
+                    del left[stream]
+            if failed is not None:
+                raise failed
+
+        await self._retry(commit)
+
+    async def _retry(self, store: Callable[[], Awaitable[None]]) -> None:
+        """Store something, and again until it is stored. `error` says why it is not."""
+        backoff = Backoff(RETRY_SECONDS)
+        while True:
+            try:
+                await store()
+            except StorageError as error:
+                self.error = str(error)
             else:
                 self.error = ""
+                return
+            if backoff.failures == 0:
+                self._logger.error("cannot store received facts, retrying: {why}", why=self.error)
+            await sleep(self.clock, backoff.next())

@@ -13,6 +13,7 @@ from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.relay.leases import WARN_AT
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
@@ -140,6 +141,7 @@ def build_status(
     replication: FactReceiver | None,
     files: StatusPart | None = None,
     watch: StatusSection | None = None,
+    refused: RefusedFacts | None = None,
     clock: IClock,
     instance: str,
     server_name: str,
@@ -172,7 +174,11 @@ def build_status(
         "role": "primary",
         "state": state or ("behind" if errors else "serving"),
         "errors": errors,
-        "warnings": [*_warnings(replicated, followers, section), *_disk_warnings(log)],
+        "warnings": [
+            *_warnings(replicated, followers, section),
+            *_disk_warnings(log),
+            *_refused_warnings(refused),
+        ],
         "what_to_do": list(_what_to_do(state or ("behind" if errors else "serving"), replicated)),
         "server_name": server_name,
         "instance": instance,
@@ -186,6 +192,7 @@ def build_status(
         "lag_seconds": round(max(seconds, default=0.0), 3),
         **_bounded(replicated),
         "files": section,
+        "refused": None if refused is None or access.streams is not None else _refused(refused),
         "homeserver": None if watch is None or access.streams is not None else watch.status(),
         "followers": followers if access.streams is None else [],
         "streams": _streams(log, table, publisher.holdings.filter, access),
@@ -208,6 +215,24 @@ def _disk_warnings(log: Log) -> Iterator[str]:
             f"the -wal of the log has {size:,.0f} MiB and grows: another program keeps a transaction open in"
             " the log's file; end it (fuser FILE lists the programs)"
         )
+
+
+def _refused(refused: RefusedFacts) -> dict[str, Any]:
+    return {
+        "facts": len(refused),
+        "bytes": refused.size,
+        "unkept": [
+            {"stream": stream, "writer": writer, **msgspec.structs.asdict(one)}
+            for (stream, writer), one in islice(refused.unkept.items(), SHOWN)
+        ],
+    }
+
+
+def _refused_warnings(refused: RefusedFacts | None) -> Iterator[str]:
+    if refused is not None and len(refused):
+        yield f"{counted(len(refused), 'fact')} could not be read: synrepl refused lists what was sent"
+    if refused is not None and (unkept := sum(one.facts for one in refused.unkept.values())):
+        yield f"{counted(unkept, 'fact')} could not be read, and there was no room to keep what was sent"
 
 
 def own_readers(described: Iterable[dict[str, Any]], access: Access) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere, append_error
-from synrepl.streams.catalog import ATOMIC_APPENDS, DECLARATIONS, FILES, PROMISES, takes
+from synrepl.streams.catalog import ATOMIC_APPENDS, DECLARATIONS, FILES, PROMISES, REFUSED, takes
 from synrepl.streams.origin import Origin
 
 MAX_NAME_BYTES = 1024
@@ -18,6 +18,7 @@ _WAYS_OUT: Final = {
     ATOMIC_APPENDS.name: "the daemon itself writes it, with each atomic append",
     DECLARATIONS.name: "it holds declarations only: use synrepl streams create, or POST /v1/streams",
     FILES.name: "its facts are appended over HTTP only",
+    REFUSED.name: "it holds facts that the daemon could not read",
     PROMISES.name: "it holds what the daemon promises to appends with acks",
 }
 """Why a stream does not take facts from everywhere."""

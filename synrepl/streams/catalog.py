@@ -470,6 +470,34 @@ class AtomicAppend:
 
 ATOMIC_APPENDS = Stream("atomic_appends", AtomicAppend, since="999.0", origin=Origin.DAEMON)
 
+
+# What came and could not be read; only the native dialect has this stream.
+
+
+@row
+class RefusedFact:
+    """A fact of another stream that could not be read: its `rows` as they were sent, and `why`.
+
+    `publisher` is who sent it: a key, or the source. `rows` are null once it was replayed or removed.
+    """
+
+    stream: str
+    writer: str
+    token: int
+    publisher: str
+    why: str
+    rows: list[str] | None
+
+
+REFUSED = Stream(
+    "refused",
+    RefusedFact,
+    key=("stream", "writer", "token"),
+    tombstone=lambda row: row.rows is None,
+    since="999.0",
+    origin=Origin.DAEMON,
+)
+
 # In the order of declaration, which is that in which masters announce positions.
 ALL: tuple[Stream[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Stream))
 

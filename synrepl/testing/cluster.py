@@ -91,9 +91,13 @@ class FakeDaemon:
             self._threads[0],
             self._threads[1],
             clock,
-            ephemeral=[stream.name for stream in self.table if stream.ephemeral],
-            logger=Logger(),
-            **self.log_options,
+            **{
+                "ephemeral": [stream.name for stream in self.table if stream.ephemeral],
+                "unordered": [stream.name for stream in self.table if not stream.ordered],
+                "any_writer": [stream.name for stream in self.table if stream.any_writer],
+                "logger": Logger(),
+                **self.log_options,
+            },
         )
         await self.log.start()
         self.publisher = Publisher(

@@ -25,6 +25,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.declared import DaemonStreams
@@ -141,6 +142,7 @@ class SiteCase(SynchronousTestCase):
         self.declared = DeclaredStreams(self.log, self.table, instance=self.instance)
         self.wait(self.log.start())
         self.metrics = Metrics(CollectorRegistry())
+        self.refused = RefusedFacts(self.log, self.table, self.metrics, instance=self.instance)
         self.publisher = Publisher(
             self.log,
             self.table,
@@ -162,6 +164,7 @@ class SiteCase(SynchronousTestCase):
             thread,
             self.clock,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
+            unordered=[stream.name for stream in self.table if not stream.ordered],
             append_refusal=lambda stream, writer: self.declared.refusal(stream, writer),  # noqa: PLW0108  # made later
             logger=Logger(observer=_unheard),
         )
@@ -177,6 +180,7 @@ class SiteCase(SynchronousTestCase):
             metrics=self.metrics,
             clock=self.clock,
             declared=self.declared,
+            refused=self.refused,
             settings=ApiSettings(instance_name=self.instance, server_name="hs.example", **settings),
             **options,
         )

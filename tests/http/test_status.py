@@ -114,6 +114,7 @@ class StatusTests(SiteCase):
                 "what_to_do": [],
                 "facts_per_second": 0.4,
                 "disk": None,
+                "refused": {"facts": 0, "bytes": 0, "unkept": []},
                 "server_name": "hs.example",
                 "instance": "master",
                 "epoch": 1,

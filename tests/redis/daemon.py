@@ -15,6 +15,7 @@ from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, NowhereToFetch
 from synrepl.replication.ingester import Ingester, LoggedPositions
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.write_policy import StreamWrite, WritePolicy
 from synrepl.streams.table import StreamTable
 from synrepl.testing import FakeDaemon, Network
@@ -145,7 +146,13 @@ class OnFakeRedis:
             instance=daemon.instance,
             table=daemon.table,
         )
-        self.ingester = Ingester(daemon.log, daemon.table, daemon.clock, lost=self._lost)
+        self.ingester = Ingester(
+            daemon.log,
+            daemon.table,
+            daemon.clock,
+            refused=RefusedFacts(daemon.log, daemon.table, daemon.metrics, instance="us"),
+            lost=self._lost,
+        )
         self.follower = Follower(
             instance=daemon.instance,
             clock=daemon.clock,

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 
 import pytest
+from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
+from synrepl.ports.metrics import Metrics
 from synrepl.replication import ingester as ingester_module
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
 from synrepl.replication.ingester import Ingester, LoggedPositions
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.strategies import SHARED
 from synrepl.storage.log import Log
 from synrepl.streams.facts import NO_ROWS, Fact
@@ -79,7 +82,8 @@ class Setup:
         self.clock.advance(0.01)
         self.lost: list[str] = []
         self.follower = Follower(instance="us", clock=self.clock, streams=TABLE, canonical=True)
-        self.ingester = Ingester(self.log, TABLE, self.clock, lost=self.lost.append)
+        self.refused = RefusedFacts(self.log, TABLE, Metrics(CollectorRegistry()), instance="us")
+        self.ingester = Ingester(self.log, TABLE, self.clock, refused=self.refused, lost=self.lost.append)
         self.ingester.attach(self.follower, knows_history=knows_history, confirms=confirms)
 
     def take(

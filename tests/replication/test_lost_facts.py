@@ -9,6 +9,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, NowhereToFetch
 from synrepl.replication.ingester import Ingester, LoggedPositions
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.streams.facts import LOST, NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, FakeWorker, MemoryEndpoint
@@ -51,7 +52,8 @@ class Ingesting:
             canonical=True,
             metrics=self.metrics,
         )
-        Ingester(self.daemon.log, TABLE, self.cluster.clock).attach(self.follower)
+        self.refused = RefusedFacts(self.daemon.log, TABLE, self.metrics, instance="us")
+        Ingester(self.daemon.log, TABLE, self.cluster.clock, refused=self.refused).attach(self.follower)
         self.follower.on_event(self.events.append)
         factory = FollowerFactory(
             self.follower,

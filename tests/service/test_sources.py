@@ -14,6 +14,7 @@ from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -50,6 +51,7 @@ def sources(*servers: str, tables: tuple[str, ...] = (), redis: str | None = Non
         write_policy=WritePolicy((), instance="w", table=TABLE, tables=tables),
         tables=tables,
         credentials=Credentials(),
+        refused=RefusedFacts(log, TABLE, metrics, instance="w"),
         lost=lambda stream: None,
     )
 

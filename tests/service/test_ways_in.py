@@ -17,6 +17,7 @@ from synrepl.ports.access import Keyring
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.roles.messages import PRIMARY
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.tables.layout import table_streams
@@ -168,6 +169,7 @@ class WaysInTests(SiteCase):
             write_policy=WritePolicy((), instance="master", table=self.table),
             tables=(),
             credentials=Credentials(),
+            refused=RefusedFacts(self.log, self.table, self.metrics, instance="master"),
             lost=lambda stream: None,
             resp_server=resp_server,
         )

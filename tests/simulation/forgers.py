@@ -11,12 +11,15 @@ import sys
 from collections import Counter
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.errors import ReplicationError
+from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.ingester import Ingester
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.roles.messages import CannotPromote
 from synrepl.testing.network import Network
 from synrepl.wire import jsontext
@@ -92,7 +95,8 @@ class ForgerySimulation(SeededRun):
         self._pass(2.0)
         a = self.nodes["a"]
         follower = Follower(instance="a", clock=self.clock, streams=a.table, canonical=True)
-        ingester = Ingester(a.log, a.table, self.clock)
+        refused = RefusedFacts(a.log, a.table, Metrics(CollectorRegistry()), instance="a")
+        ingester = Ingester(a.log, a.table, self.clock, refused=refused)
         ingester.attach(follower)
         follower.server.connected(Line(), CURRENT)
         self._work(a, follower, self._seconds / 2)

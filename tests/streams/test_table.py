@@ -39,7 +39,7 @@ def test_each_release_has_its_own_streams_in_the_order_of_masters() -> None:
     assert known(LEGACY) == OLD
     assert known(MIDDLE) == OLD.replace("groups", "groups user_signature")
     assert known(NEWEST) == NEW
-    assert known(NATIVE) == NEW + " files declarations promises atomic_appends"
+    assert known(NATIVE) == NEW + " files declarations promises atomic_appends refused"
     assert known(CURRENT) == (
         "events backfill presence presence_federation typing receipts push_rules pushers caches device_lists"
         " to_device federation tag_account_data account_data user_signature"

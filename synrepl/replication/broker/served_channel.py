@@ -209,6 +209,11 @@ class ServedChannel:
         """How many subscribers the channel has."""
         return len(self.subscribers if channel == self.name else self._beside.get(channel, ()))
 
+    def owner_of(self, source: Source) -> str:
+        """The name of the key with which this source was published last; empty if it has none."""
+        passed = self._passed.get(source)
+        return (passed.publisher.owner or "") if passed is not None else ""
+
     def _all_passed(self, subscriber: ChannelSubscriber) -> dict[Source, None]:
         """All sources that were heard, but from the subscriber's own side."""
         passed = self._passed.items()

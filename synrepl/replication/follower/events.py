@@ -1,6 +1,6 @@
 """FollowerEvents: what a follower tells its user and its operator besides facts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from twisted.logger import Logger
@@ -67,27 +67,39 @@ class FollowerEvents:
         )
         self.emit(FollowerEvent(kind="error", stream=stream, text=text))
 
-    def gap_lost(self, gap: GapError) -> None:
-        """Remember a gap that was skipped as unrecoverable, count it, and say so."""
+    def gap_lost(self, gap: GapError, rows: Sequence[bytes] = ()) -> None:
+        """Remember a gap that was skipped as unrecoverable, count it, and say so. `rows` as in the event."""
         self.lost_gaps.append((self._clock.seconds(), gap))
         del self.lost_gaps[:-MAX_LOST_GAPS]
         if self._metrics is not None:
             self._metrics.gaps_lost.inc()
         self.emit(
             FollowerEvent(
-                kind="lost", stream=gap.stream, writer=gap.writer, token=gap.want, text=str(gap), error=gap
+                kind="lost",
+                stream=gap.stream,
+                writer=gap.writer,
+                token=gap.want,
+                text=str(gap),
+                error=gap,
+                rows=rows,
             )
         )
 
-    def fact_lost(self, stream: str, writer: str, token: int, error: Exception) -> None:
-        """A fact cannot be decoded, or its source has lost it: report the error, and a gap that is lost."""
+    def fact_lost(
+        self, stream: str, writer: str, token: int, error: Exception, rows: Sequence[bytes]
+    ) -> None:
+        """A fact cannot be decoded, or its source has lost it: report the error, and a gap that is lost.
+
+        `rows` are those of the fact, as they were sent.
+        """
         self.report_failure(error, stream, writer=writer, token=token)
         if self._metrics is not None:
             self._metrics.gaps_detected.inc()
-        if not isinstance(error, GapError):
-            why = str(error)
-            error = GapError(stream=stream, writer=writer, have=token - 1, want=token, why=why)
-        self.gap_lost(error)
+        if isinstance(error, GapError):
+            self.gap_lost(error)  # the source has lost it: there are no rows
+            return
+        gap = GapError(stream=stream, writer=writer, have=token - 1, want=token, why=str(error))
+        self.gap_lost(gap, rows)
 
     def _seconds(self) -> float:
         return self._clock.given.seconds() if self._clock.given is not None else 0.0

@@ -155,9 +155,9 @@ class PendingFacts:
     always alone.
 
     A repetition that may be an equal fact of a lost history is applied to the caches again, if the stream has
-    some. `is_repetition`: one was taken last. `failure`: the writer, the token and the error of the fact at
-    which `take` or `take_batches` ended, as it cannot be had. `reached`: where the facts being applied move
-    the positions, by writer.
+    some. `is_repetition`: one was taken last. `failure`: the writer, the token, the error and the rows of the
+    fact at which `take` or `take_batches` ended, as it cannot be had. `reached`: where the facts being
+    applied move the positions, by writer.
     """
 
     def __init__(self, stream: str, history: StreamHistory, gaps: StreamGaps) -> None:
@@ -165,7 +165,7 @@ class PendingFacts:
         self.decode_many: Callable[[list[bytes]], list[Any]] = list
         self.most = 1
         self.is_repetition = False
-        self.failure: tuple[str, int, ReplicationError] | None = None
+        self.failure: tuple[str, int, ReplicationError, list[bytes]] | None = None
         self.reached: dict[str, int] = {}
         self.run: Iterator[tuple[int, Any]] | None = None
         self.queue: deque[RawFact] = deque()
@@ -301,7 +301,7 @@ class PendingFacts:
                 self.is_repetition = True
             queue.popleft()
             if failure is not None:
-                self.failure = writer, token, failure
+                self.failure = writer, token, failure, rows
                 return
             yield updates
             if (step := reached.pop(writer, None)) is not None:

@@ -80,7 +80,7 @@ class StreamReports:
                 self._events.gap_lost(report.error)
             case Reported.FACT_LOST:
                 assert report.error is not None
-                self._events.fact_lost(stream, writer, token, report.error)
+                self._events.fact_lost(stream, writer, token, report.error, report.rows)
             case Reported.ERROR:
                 assert report.error is not None
                 self.report_failure(report.error, stream)

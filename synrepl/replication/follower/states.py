@@ -124,12 +124,13 @@ class Reported(enum.Enum):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell the follower `about` an event of this stream."""
+    """Tell the follower `about` an event of this stream. `rows` are those of a fact that is lost."""
 
     about: Reported
     writer: str = ""
     token: int = 0
     error: Exception | None = None
+    rows: list[bytes] = []
 
 
 ADVANCED: Final = Report(Reported.ADVANCED)

@@ -198,8 +198,8 @@ class StreamMachine:
         facts = self.facts
         steps = facts.finish() if facts.reached else []
         if facts.failure is not None:
-            writer, token, error = facts.failure
-            self._actions.append(Report(Reported.FACT_LOST, writer, token, error))
+            writer, token, error, rows = facts.failure
+            self._actions.append(Report(Reported.FACT_LOST, writer, token, error, rows))
             facts.failure = None
             self._skip(steps[0] if steps else None)
         else:

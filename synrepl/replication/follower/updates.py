@@ -95,7 +95,7 @@ class FollowerEvent(msgspec.Struct, frozen=True):
     * ``went_back``: the position of `writer` in `stream` fell to `token`: its later facts are lost, although
       they may have been delivered (`text` says so);
     * ``lost``: facts of `writer` up to `token` cannot be read or fetched, and are skipped; `error` says which
-      ones, and why;
+      ones, and why; `rows` are those of a fact that came and could not be read, as they were sent;
     * ``moved``: the server must not be followed any more, or not now; `text` says why, and where it says that
       the primary is;
     * ``error``: `text` is the message, `error` the exception, if any.
@@ -113,6 +113,7 @@ class FollowerEvent(msgspec.Struct, frozen=True):
     token: int = 0
     error: Exception | None = None
     code: str = ""
+    rows: Sequence[bytes] = ()
 
 
 REFUSALS: Final = {

@@ -17,6 +17,7 @@ from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import BodyLines, HttpClient, decode_json
+from synrepl.transports.http.python_json import split_page
 
 MIB: Final = 1024 * 1024
 
@@ -101,8 +102,22 @@ class _Allocated(msgspec.Struct):
     allocated: int | None
 
 
+def _decode_updates(body: bytes, url: str) -> _UpdatesAnswer:
+    try:
+        return decode_json(_UpdatesAnswer, body, url)
+    except RemoteProtocolError as refused:
+        try:
+            members, rows = split_page(body, "updates")
+            answer = msgspec.convert({**members, "updates": []}, _UpdatesAnswer)
+            tokens = msgspec.convert([token for token, _ in rows], list[int])
+        except (ValueError, msgspec.ValidationError):
+            raise refused from None
+        answer.updates = [(token, msgspec.Raw(row)) for token, (_, row) in zip(tokens, rows, strict=True)]
+        return answer
+
+
 def _missed_facts(body: bytes, url: str, after: int, upto: int) -> MissedFacts:
-    response = decode_json(_UpdatesAnswer, body, url)
+    response = _decode_updates(body, url)
     if response.limited and after <= upto and response.upto_token == after:
         raise RemoteProtocolError(
             f"{url} answered that there are more rows after token {after}, but sent none"

@@ -23,6 +23,7 @@ from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.status import FactReceiver, StatusSection
@@ -70,6 +71,7 @@ class Services:
     roles: RoleManager | None = None
     relays: ReplicaRegistry | None = None
     declared: DeclaredStreams | None = None
+    refused: RefusedFacts | None = None
     thread: IThread = field(default_factory=ImmediateThread)
     watch: StatusSection | None = None
     invalidator: IInvalidator | None = None

@@ -110,6 +110,7 @@ def _status(call: Call) -> dict[str, Any]:
         replication=services.replication,
         files=services.files,
         watch=services.watch,
+        refused=services.refused,
         clock=services.clock,
         instance=services.settings.instance_name,
         server_name=services.settings.server_name_of(services.log.notes),
