@@ -113,6 +113,8 @@ def _names(text: str, where: str, what: str) -> frozenset[str] | None:
     if text in ("", "-"):
         return None
     names = text.split(",")
+    if names == ["*"]:
+        raise ConfigError(f"{where} is `*`, which is no name: `-` stands for all {what}")
     if why := names_error(names, what):
         raise ConfigError(f"{where}: {why}; separate them by single commas")
     return frozenset(names)

@@ -55,7 +55,7 @@ class ChannelSource(Source):
             )
 
     def problems(self) -> list[Problem]:
-        conflicts = [self.peer.name_conflict, self.peer.stream_conflict]
+        conflicts = [self.peer.name_conflict, self.peer.stream_conflict, self.peer.overflow]
         now = self.clock.seconds()
         conflicting = [Problem(conflict, now) for conflict in conflicts if conflict is not None]
         return super().problems() + conflicting

@@ -98,7 +98,8 @@ def command_refusal(access: Access, command: Command, runs: RunOwners | None) ->
     if why := command_refusals(access).get(type(command)):
         return why
     if runs is not None and command.RUN and (run := getattr(command, command.RUN)):
-        is_own = runs.claim(run, access.name)
+        # The end of a run that nobody has named since the start of this daemon proves nothing.
+        is_own = runs.is_of(run, access.name) if command.ENDS_RUN else runs.claim(run, access.name)
         return "" if is_own or access.instances is None else _speaks_for_another(access, f"the run {run}")
     if access.instances is not None and command.INSTANCE:
         named = getattr(command, command.INSTANCE)

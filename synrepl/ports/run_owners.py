@@ -20,6 +20,10 @@ class RunOwners:
         self._owners: dict[str, str] = {}
         self._by_owner: dict[str, OrderedDict[str, None]] = {}
 
+    def is_of(self, run: str, key: str) -> bool:
+        """Whether a peer with this key named this run first."""
+        return self._owners.get(run) == key
+
     def claim(self, run: str, key: str) -> bool:
         """Note that a peer with this key names this run. False if it belongs to another key."""
         if len(run) > MAX_NAME or self._owners.setdefault(run, key) != key:

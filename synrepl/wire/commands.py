@@ -152,6 +152,7 @@ class UserSync(Command, frozen=True):
     stream="presence",
     since="1.13",
     run="instance_id",
+    ends_run=True,
 )
 class ClearUserSync(Command, frozen=True):
     """A worker stops: no user syncs on it any more."""

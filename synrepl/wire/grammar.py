@@ -60,6 +60,7 @@ class Command(msgspec.Struct, frozen=True):
     STREAM: ClassVar[str]
     INSTANCE: ClassVar[str] = ""
     RUN: ClassVar[str] = ""
+    ENDS_RUN: ClassVar[bool] = False
     FIELDS: ClassVar[tuple[FieldSpec, ...]]
     IS_JSON: ClassVar[bool] = False
     EXAMPLES: ClassVar[dict[Dialect, str]]
@@ -80,13 +81,14 @@ def command(
     channel: str = "",
     instance: str = "",
     run: str = "",
+    ends_run: bool = False,
 ) -> Callable[[type[T]], type[T]]:
     """Declare a command: its name, its senders, and the releases that have it.
 
     `right` is what a client needs to send it (None: nothing, not even a key; empty: no client sends it), and
     `stream` the stream that it concerns, or a word of `synrepl.wire.scope`. `instance` is the member that
     names the process for which it speaks, or a list that begins with its name; `run` is the member that names
-    a run of a process.
+    a run of a process, and `ends_run` that it is over.
 
     Fields are class attributes made by `field`, in the order of the wire.
     `EXAMPLES` maps dialects to lines; each line must parse and format back to itself. With `channel`, a
@@ -117,6 +119,7 @@ def command(
             "STREAM": stream,
             "INSTANCE": instance,
             "RUN": run,
+            "ENDS_RUN": ends_run,
             "FIELDS": fields,
         }
         made = msgspec.defstruct(

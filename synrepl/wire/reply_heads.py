@@ -14,7 +14,7 @@ MAX_LINE: Final = 8_192
 """The most bytes of a head, of a number, or of an error."""
 
 MAX_ITEMS: Final = 65_536
-"""The most items of an array."""
+"""The most items of a reply, in all its arrays together."""
 
 MAX_DEPTH: Final = 7
 """The most arrays within each other."""
@@ -27,6 +27,7 @@ _message: Final = re.compile(rb"\*3\r\n\$7\r\nmessage\r\n\$([0-9]{1,4})\r\n")
 _BULK: Final = ord("$")
 _BULKS: Final = frozenset(b"$=!")
 _ARRAYS: Final = frozenset(b"*~>%")
+_ATTRIBUTE: Final = ord("|")
 
 
 class ReplyHeads:
@@ -42,6 +43,8 @@ class ReplyHeads:
         """How many items follow of each array that is open, the outermost first."""
         self._size = 0
         """The bytes of the current reply, but for those of its array's heads."""
+        self._items = 0
+        """The items of the current reply that its arrays have announced."""
 
     def check(self, data: bytes) -> None:
         """Check what has arrived next. Raises `RemoteProtocolError` for what is larger than it may be.
@@ -74,6 +77,8 @@ class ReplyHeads:
                 self._head, self._skipped = data[at:], 0
                 return
             kind, number = data[at], data[at + 1 : end]
+            if kind == _ATTRIBUTE:
+                raise RemoteProtocolError("an attribute came, which only RESP3 has; nobody asked for that")
             at = end + 2
             if kind in _ARRAYS and number.isdigit():
                 self._open(int(number[:20]) * (2 if kind == ord("%") else 1))
@@ -86,8 +91,9 @@ class ReplyHeads:
         self._skipped = at - size
 
     def _open(self, items: int) -> None:
-        if items > MAX_ITEMS:
-            raise RemoteProtocolError(f"an array has {items} items; at most {MAX_ITEMS} are taken")
+        self._items += items
+        if self._items > MAX_ITEMS:
+            raise RemoteProtocolError(f"a reply has {self._items} items; at most {MAX_ITEMS} are taken")
         if len(self._missing) >= MAX_DEPTH:
             raise RemoteProtocolError(f"arrays are more than {MAX_DEPTH} deep")
         if items:
@@ -106,4 +112,4 @@ class ReplyHeads:
             if missing[-1]:
                 return
             missing.pop()
-        self._size = 0
+        self._size = self._items = 0

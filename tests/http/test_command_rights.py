@@ -5,9 +5,10 @@ from typing import Any, Final, NamedTuple
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import Key, Right, access_of
+from synrepl.ports.rights import command_refusal
 from synrepl.ports.run_owners import MAX_RUNS, RunOwners
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import FORWARDED, Replicate
+from synrepl.wire.commands import FORWARDED, ClearUserSync, Replicate
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from tests.http.builders import SiteCase
@@ -143,11 +144,28 @@ def parsed(line: bytes) -> Command:
     return codec_of(dialect, ours=SERVER, theirs=CLIENT).parse(line)
 
 
+def test_who_ends_a_run_has_not_named_it() -> None:
+    """After a restart of the daemon anybody could end the runs of others, and take them."""
+    one, two = (
+        access_of(Key(name=name, secret=name, rights=frozenset({Right.READ}), instances=frozenset({name})))
+        for name in ("one", "two")
+    )
+    runs, named = RunOwners(), parsed(b"USER_SYNC abcde @a:hs None start 1")
+
+    assert "may not speak for the run abcde" in command_refusal(two, ClearUserSync(instance_id="abcde"), runs)
+    assert command_refusal(one, named, runs) == ""
+    assert command_refusal(one, ClearUserSync(instance_id="abcde"), runs) == ""
+    assert "may not" in command_refusal(two, ClearUserSync(instance_id="abcde"), runs)
+
+
 def test_a_run_belongs_to_who_named_it_first() -> None:
     """Of each key the last ones are remembered: no key makes the daemon forget those of another."""
     runs = RunOwners()
     assert runs.claim("abcde", "one")
     assert not runs.claim("abcde", "two")
+    assert runs.is_of("abcde", "one")
+    assert not runs.is_of("abcde", "two")
+    assert not runs.is_of("other", "one")
     for number in range(2 * MAX_RUNS):
         assert runs.claim(f"r{number}", "two")
     assert runs.claim("abcde", "one")

@@ -538,9 +538,9 @@ class ByNameTests(FilesSiteCase):
         self.site = self.make_site()
 
         for path in ("/v1/files/by-name/a", "/v1/files"):
-            self.assertEqual((404, "not_found"), self.refused(path), path)
+            self.assertEqual((404, "not_found"), self.refusal(path), path)
 
-    def refused(self, path: str) -> tuple[int, str]:
+    def refusal(self, path: str) -> tuple[int, str]:
         """The status and the code of a GET."""
         answer = self.ask("GET", path)
         return answer.status, answer.json()["error"]
@@ -550,4 +550,4 @@ class ByNameTests(FilesSiteCase):
         self.publisher.holdings = Holdings(lambda: {"filter": '{"streams":["events"]}'})
 
         for path in ("/v1/files/by-name/a", "/v1/files"):
-            self.assertEqual((409, "filtered"), self.refused(path), path)
+            self.assertEqual((409, "filtered"), self.refusal(path), path)

@@ -11,7 +11,7 @@ FACTS = "/v1/streams/receipts/facts"
 class CrossSiteRequests(SiteCase):
     """Without a secret, as on loopback by default. Headers are those that browsers send."""
 
-    def refused(self, code: str, method: str, path: str, *headers: str, body: bytes = b"") -> None:
+    def refusal(self, code: str, method: str, path: str, *headers: str, body: bytes = b"") -> None:
         """It is refused with this code, and nothing was stored."""
         answer = self.ask(method, path, body, *headers)
 
@@ -21,7 +21,7 @@ class CrossSiteRequests(SiteCase):
 
     def test_a_page_of_another_site_cannot_post(self) -> None:
         """A form or fetch() without a preflight: text/plain, urlencoded, multipart."""
-        self.refused(
+        self.refusal(
             "foreign_origin",
             "POST",
             FACTS,
@@ -33,16 +33,16 @@ class CrossSiteRequests(SiteCase):
 
     def test_a_page_of_another_port_of_this_machine_cannot_post(self) -> None:
         """Another program's page on localhost is another origin, though the same site."""
-        self.refused("foreign_origin", "POST", FACTS, "Origin: http://localhost:3000", body=BODY)
-        self.refused("foreign_origin", "POST", FACTS, "Sec-Fetch-Site: same-site", body=BODY)
+        self.refusal("foreign_origin", "POST", FACTS, "Origin: http://localhost:3000", body=BODY)
+        self.refusal("foreign_origin", "POST", FACTS, "Sec-Fetch-Site: same-site", body=BODY)
 
     def test_a_page_without_an_origin_cannot_post(self) -> None:
         """A sandboxed frame, or a file, says null."""
-        self.refused("foreign_origin", "POST", FACTS, "Origin: null", body=BODY)
+        self.refusal("foreign_origin", "POST", FACTS, "Origin: null", body=BODY)
 
     def test_an_image_of_another_site_is_not_answered(self) -> None:
         """<img src="http://localhost:9093/v1/changelog">."""
-        self.refused(
+        self.refusal(
             "foreign_origin", "GET", "/v1/changelog", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors"
         )
 
@@ -50,7 +50,7 @@ class CrossSiteRequests(SiteCase):
         """The connection was cut without an answer, and a traceback was logged."""
         for origin in ("http://[", "http://[::1", "http://[not-an-address]", "http://a\u2100"):
             with self.subTest(origin):
-                self.refused("foreign_origin", "POST", FACTS, f"Origin: {origin}", body=BODY)
+                self.refusal("foreign_origin", "POST", FACTS, f"Origin: {origin}", body=BODY)
 
     def test_a_host_that_is_no_name_is_a_bad_request(self) -> None:
         """The library that finds the path raised an error for it: 500, with a traceback in the log."""
@@ -86,7 +86,7 @@ class CrossSiteRequests(SiteCase):
         """To the browser evil.example is the page's own origin, so that the page may read the answers."""
         for path in ("/v1/status", "/status", "/v1/changelog", "/metrics", "/readyz", "/livez"):
             with self.subTest(path):
-                self.refused("foreign_host", "GET", path, "Host: evil.example:9093")
+                self.refusal("foreign_host", "GET", path, "Host: evil.example:9093")
 
     def test_a_name_that_only_ends_like_this_machine_reads_nothing(self) -> None:
         """Anybody can have one."""
@@ -97,11 +97,11 @@ class CrossSiteRequests(SiteCase):
             "127.0.0.1.evil.example",
         ):
             with self.subTest(host):
-                self.refused("foreign_host", "GET", "/v1/status", f"Host: {host}")
+                self.refusal("foreign_host", "GET", "/v1/status", f"Host: {host}")
 
     def test_a_form_of_another_site_cannot_navigate_here(self) -> None:
         """To follow a link is harmless; to send a form is not, though the browser calls both navigation."""
-        self.refused(
+        self.refusal(
             "foreign_origin",
             "POST",
             FACTS,
@@ -115,11 +115,11 @@ class CrossSiteRequests(SiteCase):
         """No page can send application/json without asking first, by OPTIONS, which is refused."""
         for kind in ("text/plain", "multipart/form-data; boundary=x", "x"):
             with self.subTest(kind):
-                self.refused("content_type", "POST", FACTS, f"Content-Type: {kind}", body=BODY)
+                self.refusal("content_type", "POST", FACTS, f"Content-Type: {kind}", body=BODY)
         form = "Content-Type: application/x-www-form-urlencoded"
         for browser in ("Sec-Fetch-Site: none", "Origin: http://localhost", "Referer: http://localhost/"):
             with self.subTest(browser):
-                self.refused("content_type", "POST", FACTS, form, browser, body=BODY)
+                self.refusal("content_type", "POST", FACTS, form, browser, body=BODY)
         self.assertEqual(405, self.ask("OPTIONS", FACTS).status)
 
     def test_nothing_is_changed_by_get(self) -> None:

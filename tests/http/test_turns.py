@@ -48,6 +48,14 @@ class FramingTests(SiteCase):
                 self.assertEqual(b"HTTP/1.1 400 Bad Request", talk.heard.split(b"\r\n")[0])
                 self.assertTrue(talk.transport.disconnecting)
 
+    def test_a_transfer_encoding_in_an_old_request_is_refused(self) -> None:
+        """HTTP/1.0 has none: a proxy may read on to the end of the connection."""
+        talk = self.talk()
+        head = b"POST /v1/facts HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        talk.say(head + b"2\r\n{}\r\n0\r\n\r\n")
+        self.assertEqual(b"HTTP/1.1 400 Bad Request", talk.heard.split(b"\r\n")[0])
+        self.assertTrue(talk.transport.disconnecting)
+
     def test_each_request_has_its_transfer_encoding(self) -> None:
         """On a connection that is kept."""
         talk = self.talk()

@@ -11,7 +11,7 @@ from tests.http.builders import SiteCase
 class UnknownNamesTests(SiteCase):
     """A misspelled name once did nothing, and nobody was told."""
 
-    def refused(self, answer: Any) -> str:
+    def refusal(self, answer: Any) -> str:
         self.assertEqual((400, "bad_request"), (answer.status, answer.json()["error"]))
         return str(answer.json()["message"])
 
@@ -25,10 +25,10 @@ class UnknownNamesTests(SiteCase):
             with self.subTest(path):
                 answer = self.ask(route.method, f"{path}?wiat=1", body, f"Content-Type: {route.body_type}")
 
-                self.assertIn("unknown parameter 'wiat'", self.refused(answer))
+                self.assertIn("unknown parameter 'wiat'", self.refusal(answer))
 
     def test_the_nearest_parameter_is_named(self) -> None:
-        told = self.refused(self.ask("GET", "/v1/changelog?since=0&streems=push_rules"))
+        told = self.refusal(self.ask("GET", "/v1/changelog?since=0&streems=push_rules"))
 
         self.assertEqual("unknown parameter 'streems'; did you mean streams?", told)
 
@@ -49,13 +49,13 @@ class UnknownNamesTests(SiteCase):
             ("/v1/commands/ack", {"life": "a", "nubmer": 1, "number": 1}, "number"),
         ):
             with self.subTest(path):
-                told = self.refused(self.ask("POST", path, json.dumps(body).encode()))
+                told = self.refusal(self.ask("POST", path, json.dumps(body).encode()))
 
                 self.assertIn("unknown field", told)
                 self.assertTrue(told.endswith(f"; did you mean {near}?"), told)
 
     def test_a_request_without_fields_takes_none(self) -> None:
-        self.assertIn("this request has no fields", self.refused(self.ask("POST", "/v1/resync", b'{"x":1}')))
+        self.assertIn("this request has no fields", self.refusal(self.ask("POST", "/v1/resync", b'{"x":1}')))
 
     def test_daemons_may_send_more_than_an_older_one_knows(self) -> None:
         for name, body in (

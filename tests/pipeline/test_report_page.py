@@ -107,11 +107,11 @@ def test_a_table_shortens_and_its_file_does_not(tmp_path: Path) -> None:
 
 def test_no_name_is_a_formula_in_a_file() -> None:
     """A spreadsheet would compute it, which may run a program."""
-    names = ["=cmd|calc!A1", "+1+1", "-1", "@SUM(1)", "\t=1", "\r=1", "plain", "a=1"]
+    names = ["=cmd|calc!A1", "+1+1", "-1", "@SUM(1)", "\t=1", "\r=1", "\uff1d1", "\uff201", "plain", "a=1"]
 
     file = as_csv(Listing("t", ("name", "rows"), [{"name": name, "rows": -1} for name in names])).decode()
 
-    assert [[f"'{name}", "-1"] for name in names[:6]] + [[name, "-1"] for name in names[6:]] == list(
+    assert [[f"'{name}", "-1"] for name in names[:8]] + [[name, "-1"] for name in names[8:]] == list(
         csv.reader(io.StringIO(file, newline=""))
     )[1:]
 

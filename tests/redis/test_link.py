@@ -9,15 +9,18 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.logger import ILogObserver, globalLogPublisher
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from synrepl.errors import LocalProtocolError
 from synrepl.ports.limited_logger import MAX_LINES
 from synrepl.ports.metrics import Metrics
 from synrepl.transports.redis.address import RedisAddress
+from synrepl.transports.redis.connections import RedisRefused
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Server
 from synrepl.wire.session import KEEPALIVE
@@ -80,6 +83,33 @@ def test_hearing_waits_for_the_last_confirmation() -> None:
 
     world.run(setup)
     assert asked[0].split(b"\r\n")[2::2] == [b"SUBSCRIBE", USER_IP.encode(), SERVER.encode()]
+
+
+def test_a_command_that_ends_with_its_connection_is_refused() -> None:
+    """txredisapi has an error of its own for that: ``synrepl inspect`` ended in a traceback."""
+    from twisted.internet.protocol import Factory, Protocol
+
+    world = FakeWorld()
+
+    class Refusing(Protocol):
+        """Answers with an error, and hangs up."""
+
+        def dataReceived(self, data: bytes) -> None:
+            assert self.transport is not None
+            self.transport.write(b"-ERR x\r\n")
+            world.clock.callLater(2, self.transport.loseConnection)
+
+    world.network.listen("redis", Factory.forProtocol(Refusing))
+
+    async def setup(_: World) -> None:
+        failed: list[Failure] = []
+        asked = Deferred.fromCoroutine(world.link(Recorder()).query("PUBSUB", "NUMSUB", "x"))
+        asked.addErrback(failed.append)
+        await world.until(lambda: failed)
+        assert failed[0].check(RedisRefused), failed
+        await world.wait(5)
+
+    world.run(setup)
 
 
 def test_commands_that_redis_does_not_carry_are_refused() -> None:
@@ -536,7 +566,7 @@ def test_a_server_that_announces_a_reply_without_bounds_is_left() -> None:
     world = FakeWorld()
     world.network.listen("redis", Factory.forProtocol(Hostile))
 
-    assert "an array has 2147483647 items" in world.run(refusal)
+    assert "a reply has 2147483647 items" in world.run(refusal)
 
 
 def test_tls_where_none_was_expected_is_reported() -> None:

@@ -687,6 +687,7 @@ class TestClash:
         for number in range(MAX_WRITERS + 50):
             setup.says(f"POSITION events invented{number} 1 1")
         assert MAX_WRITERS - 1 == len(setup.peer.writers)
+        assert "facts of further ones, such as invented" in str(setup.peer.overflow)
 
         setup.says("POSITION to_device us 1 1")
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synrepl.ports.access import Key, Right
 from synrepl.replication.broker.publisher_limits import MAX_OF_PUBLISHER
 from synrepl.transports.resp import server
 from synrepl.transports.resp.client import COSTLY
@@ -146,6 +147,24 @@ def test_a_client_that_is_closed_before_its_turn_ends() -> None:
     client.heard()
     assert not site.server.connections
     assert site.metrics.registry.get_sample_value("synrepl_connections") == 0
+
+
+def test_the_key_that_holds_most_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many connections with little each were never disconnected, and whoever published a long row was."""
+    monkeypatch.setattr(server, "MAX_HELD", 3_000_000)
+    site = Site(
+        Key(name="reader", secret="r", rights=frozenset({Right.READ})),
+        Key(name="writer", secret="w", rights=frozenset({Right.READ, Right.WRITE})),
+    )
+    crowd = [site.client("reader", "r") for _ in range(60)]
+    writer = site.client("writer", "w")
+    for client in crowd:
+        client.protocol.dataReceived(b"*1\r\n$60000\r\n" + bytes(52_000))
+
+    writer.protocol.dataReceived(UNFINISHED + bytes(400_000))
+
+    assert not writer.is_closed
+    assert any(client.is_closed for client in crowd)
 
 
 def test_what_all_clients_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

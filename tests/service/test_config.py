@@ -140,6 +140,7 @@ def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
         ("hush", "expected a name, a secret"),
         ("r2 hush read a w1 extra", "expected a name, a secret"),
         ("r2 hush reed", "must be `all`, `-` or rights out of read, write, replicate, administer"),
+        ("r2 hush read *", "the fourth word is `.`, which is no name: `-` stands for all streams"),
         ("r2 hush read a,,b", "the fourth word: streams must be names of 1 to 255 printable characters"),
         ("r2 hush read a w1,", "the fifth word: instances must be names of 1 to 255 printable characters"),
         ("r2 hush read a hush,w\x001", "separate them by single commas"),

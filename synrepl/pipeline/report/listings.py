@@ -21,8 +21,9 @@ class Listing(msgspec.Struct, frozen=True):
     rows: Sequence[Mapping[str, Any]]
 
 
-FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""What a text begins with that a spreadsheet takes for a formula (OWASP, "CSV Injection")."""
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a text begins with that a spreadsheet takes for a formula (OWASP, "CSV Injection"). The last four are
+the full-width forms of the first."""
 
 
 def as_csv(listing: Listing) -> bytes:

@@ -12,6 +12,7 @@ from synrepl.replication.broker.name_claim import CONFLICT_SECONDS, NameClaim
 from synrepl.replication.publisher import Publisher
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.text import printable
 
 MAX_NAME: Final = 255
 MAX_WRITERS: Final = 1_000
@@ -44,6 +45,8 @@ class ChannelWriters:
         """Names of other writers that were seen on the channel."""
         self.stream_conflict: str | None = None
         """Which other process writes a stream of `exclusive`, and what to do."""
+        self.overflow: str | None = None
+        """What says that facts of further writers are ignored, once there were too many of them."""
         self.has_own_echo = False
         """Whether our own REPLICATE came back: earlier messages may be from our previous run."""
         self._publisher = publisher
@@ -56,7 +59,6 @@ class ChannelWriters:
         """Names of writers in the log and on the channel."""
         if publisher is not None:
             self._names.update(*publisher.log.positions_by_stream().values())
-        self._is_full = False
         self._stream_conflict_timer = Timer(clock, self._end_stream_conflict)
 
     def accepts(self, command: Rdata | RdataRun | Position) -> bool:
@@ -75,12 +77,12 @@ class ChannelWriters:
                 self._on_stream_conflict(command.stream, writer)
             return False
         if writer not in self._names and len(self._names) >= MAX_WRITERS:
-            if not self._is_full:
-                self._is_full = True
-                self._logger.error(
-                    "more than {count} writers on the Redis channel: facts of further writers are ignored",
-                    count=MAX_WRITERS,
+            if self.overflow is None:
+                self.overflow = (
+                    f"more than {MAX_WRITERS} writers on the channel: facts of further ones, such as"
+                    f" {printable(writer)}, are ignored; a process that makes up names must be stopped"
                 )
+                self._logger.error("{why}", why=self.overflow)
             return False
         self._names.add(writer)
         self.seen.add(writer)

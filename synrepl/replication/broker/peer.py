@@ -117,6 +117,11 @@ class BrokerPeer(ChannelMember):
         return self._channel_writers.stream_conflict
 
     @property
+    def overflow(self) -> str | None:
+        """What says that facts of further writers are ignored, once there were too many of them."""
+        return self._channel_writers.overflow
+
+    @property
     def writers(self) -> set[str]:
         """Names of other writers that were seen on the channel."""
         return self._channel_writers.seen

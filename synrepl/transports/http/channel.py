@@ -183,8 +183,9 @@ class ApiChannel(HTTPChannel):
             self._respondToBadRequestAndDisconnect()
             return False
         if line[: len(TRANSFER)].lower() == TRANSFER:
-            if self._has_transfer_encoding:
-                # Twisted would take the one that it knows; a proxy before us, perhaps the other one.
+            if self._has_transfer_encoding or self._version == b"HTTP/1.0":
+                # Twisted would take the one that it knows; a proxy before us, perhaps the other one, or none
+                # in HTTP/1.0, which has no such header (RFC 9112, 6.1).
                 self._respondToBadRequestAndDisconnect()
                 return False
             self._has_transfer_encoding = True

@@ -231,6 +231,11 @@ async def query(link: IHalvesLink, *words: str) -> Any:
         raise RedisRefused(attempt.describe(Failure(error))) from error
     try:
         return await attempt.within(CONNECT_SECONDS, connection.run_command(*words))
+    except RedisRefused:
+        raise
+    except Exception as error:
+        # Of txredisapi, which has several for a connection that ends.
+        raise RedisRefused(attempt.describe(Failure(error))) from error
     finally:
         connection.end("closed by this process")
 

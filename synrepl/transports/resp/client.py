@@ -87,6 +87,11 @@ class RespClient:
         self._lines: list[bytes] = []
         """Lines of the channel itself that are not passed yet."""
 
+    @property
+    def key_name(self) -> str:
+        """The name of the client's key; empty if it has none, or the shared secret."""
+        return self.key.name if self.key is not None else ""
+
     def end(self) -> None:
         """The client is gone."""
         channel = self._server.channel

@@ -1,5 +1,6 @@
 """The RESP port of a daemon: its connections, its cache, and the channel that it serves."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
@@ -30,8 +31,8 @@ OVERFULL_SECONDS: Final = 60.0
 """How long the status says that a client was disconnected for that."""
 
 OVERFULL: Final = (
-    f"clients of the RESP port had more than {MAX_HELD // 1024**2} MiB of unfinished requests together: the"
-    " one that had most of it was disconnected"
+    f"clients of the RESP port had more than {MAX_HELD // 1024**2} MiB of unfinished requests together: of"
+    " the key with most of it, the one that had most was disconnected"
 )
 
 MAX_CLIENTS: Final = 200
@@ -108,7 +109,11 @@ class RespServer:
                 connection.close("NOAUTH Authentication required.")
 
     def account(self, connection: RespConnection) -> None:
-        """Count what this connection holds; if all hold too much, close the one that holds most."""
+        """Count what this connection holds.
+
+        If all hold too much, close the connection that holds most of the key whose connections hold most: who
+        fills the room has to make it again.
+        """
         held = connection.held_bytes
         self.held_bytes += held - connection.counted
         connection.counted = held
@@ -117,7 +122,10 @@ class RespServer:
         self._overfull_at = self.clock.seconds()
         if self._overfull_since is None:
             self._overfull_since = self._overfull_at
-        largest = max(self.connections, key=lambda one: one.counted)
+        by_key: Counter[str] = Counter()
+        for one in self.connections:
+            by_key[one.client.key_name] += one.counted
+        largest = max(self.connections, key=lambda one: (by_key[one.client.key_name], one.counted))
         self.complain(f"closing {largest.client.peer}: {OVERFULL}")
         largest.close(f"ERR {OVERFULL}")
 
