@@ -92,12 +92,16 @@ def test_a_command_that_ends_with_its_connection_is_refused() -> None:
     world = FakeWorld()
 
     class Refusing(Protocol):
-        """Answers with an error, and hangs up."""
+        """Answers one command with an error, and hangs up later."""
+
+        has_answered = False
 
         def dataReceived(self, data: bytes) -> None:
             assert self.transport is not None
-            self.transport.write(b"-ERR x\r\n")
-            world.clock.callLater(2, self.transport.loseConnection)
+            if not self.has_answered:
+                self.has_answered = True
+                self.transport.write(b"-ERR x\r\n")
+                world.clock.callLater(2, self.transport.loseConnection)
 
     world.network.listen("redis", Factory.forProtocol(Refusing))
 
