@@ -1,6 +1,6 @@
 """Error responses of a daemon, as exceptions."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -52,8 +52,16 @@ def as_response_error(status: int, body: bytes, url: str) -> ApiResponseError:
         value = {}
     errcode, error, message = (_text(value.get(key)) for key in ("errcode", "error", "message"))
     code = errcode or error or "error"
-    why = " ".join((error if errcode else message).split())[:1000] or "no reason given"
+    why = " ".join((error if errcode else message).split())[:1000] or NO_REASON.get(status, "no reason given")
     return ApiResponseError(url=url, status=status, code=code, message=why, body=value)
+
+
+NO_REASON: Final = {
+    413: "a proxy on the way takes no body of this size: raise its limit (nginx: client_max_body_size)",
+    502: "a proxy on the way cannot reach the daemon",
+    504: "a proxy on the way had no answer of the daemon in time",
+}
+"""What is most likely if an answer has a status, and is not a daemon's."""
 
 
 def _text(value: Any) -> str:

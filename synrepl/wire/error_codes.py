@@ -136,6 +136,9 @@ _REQUESTS: Final = {
     "too_large": ErrorCode(
         413, "the body, the file, the staged file or one fact is too large", "the message names the limit"
     ),
+    "unsupported_encoding": ErrorCode(
+        415, "the body has a Content-Encoding", "send it as it is; the message names the encoding"
+    ),
     "unknown_stream": ErrorCode(404, "no stream has this name"),
     "no_such_file": ErrorCode(404, "no fact names this [file](../howto/files.md), or it is not staged"),
     "file_not_here": ErrorCode(503, "the bytes of the file are not here yet", "retry", None, 1),

@@ -1,5 +1,6 @@
 """Requests of a connection take turns, and each must progress: no peer keeps the others waiting."""
 
+import gzip
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -55,6 +56,50 @@ class FramingTests(SiteCase):
         talk.say(head + b"2\r\n{}\r\n0\r\n\r\n")
         self.assertEqual(b"HTTP/1.1 400 Bad Request", talk.heard.split(b"\r\n")[0])
         self.assertTrue(talk.transport.disconnecting)
+
+    def test_a_target_in_absolute_form_is_that_of_its_path(self) -> None:
+        """A server must accept it (RFC 9112, 3.2.2); proxies send it. The host in it counts."""
+        for target, host, status in (
+            ("http://localhost:9093/livez", "localhost", 200),
+            ("HTTP://127.0.0.1/livez?x=1", "evil.example", 200),
+            ("http://127.0.0.1/livez", "evil.example", 200),
+            ("http://localhost", "localhost", 302),
+            ("http://localhost?x", "localhost", 302),
+            ("http://evil.example/v1/status", "localhost", 403),
+            ("ftp://localhost/livez", "localhost", 404),
+        ):
+            with self.subTest(target):
+                talk = self.talk()
+                talk.say(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                self.clock.advance(0)
+                self.assertIn(f"HTTP/1.1 {status} ".encode(), talk.heard)
+
+    def test_an_encoded_body_is_refused_by_name(self) -> None:
+        """It was called no JSON; whole, in pieces, and where a body is read as it comes."""
+        body = gzip.compress(b'{"facts":[[["@a:hs"]]]}')
+        for path, method in (
+            ("/v1/streams/push_rules/facts", "POST"),
+            ("/v1/appends", "POST"),
+            (f"/v1/files/sha256/{'0' * 64}", "PUT"),
+        ):
+            for encoding in ("gzip", "zstd, gzip", "x\x1b[2J"):
+                with self.subTest(path, encoding=encoding):
+                    talk = self.talk()
+                    head = (
+                        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                    )
+                    head += f"Content-Encoding: {encoding}\r\nContent-Length: {len(body)}\r\n\r\n"
+                    talk.say(head.encode("latin-1") + body)
+                    self.clock.advance(0)
+                    answer = talk.answer()
+                    self.assertEqual((415, "unsupported_encoding"), (answer.status, answer.json()["error"]))
+                    self.assertEqual("identity", answer.headers["accept-encoding"])
+                    self.assertIn(encoding.replace("\x1b", "\\x1b"), answer.json()["message"])
+        self.assertEqual(0, self.log.head.serial)
+        identity = self.ask(
+            "POST", "/v1/streams/push_rules/facts", b'{"facts":[[["@a:hs"]]]}', "Content-Encoding: identity"
+        )
+        self.assertEqual(200, identity.status)
 
     def test_each_request_has_its_transfer_encoding(self) -> None:
         """On a connection that is kept."""

@@ -1,5 +1,6 @@
 """A connection of an HTTP client: bounds of requests, their turns, and deadlines of their progress."""
 
+import re
 from typing import Any, Final, Protocol
 
 from twisted.protocols.basic import LineReceiver
@@ -15,6 +16,8 @@ LENGTH: Final = b"content-length:"
 TRANSFER: Final = b"transfer-encoding:"
 MAX_LENGTH_LINE: Final = 64
 """Limit for the Content-Length line in bytes; its number has 19 digits at most."""
+
+_absolute_target: Final = re.compile(rb"(?i:https?)://([^/?#]*)(.*)", re.DOTALL)
 
 PROGRESS_SECONDS: Final = 30.0
 """A head must be complete within this time, and of a body `PROGRESS_BYTES` must arrive in it."""
@@ -152,6 +155,7 @@ class ApiChannel(HTTPChannel):
 
     def allHeadersReceived(self) -> None:
         self._progress.stop()
+        self._read_absolute_target()
         self._has_transfer_encoding = False
         self._is_in_body = True
         self._received, self._least_bytes, self._was_held_up = 0, PROGRESS_BYTES, False
@@ -177,6 +181,16 @@ class ApiChannel(HTTPChannel):
     def forceAbortClient(self) -> None:
         self._abortingCall = None
         self.transport.abortConnection()
+
+    def _read_absolute_target(self) -> None:
+        """Take ``http://host/path`` as a request target, as proxies send it (RFC 9112, 3.2.2).
+
+        The host in it counts, whatever ``Host`` says.
+        """
+        if found := _absolute_target.fullmatch(self._path):
+            host, path = found.groups()
+            self._path = path if path.startswith(b"/") else b"/" + path
+            self.requests[-1].requestHeaders.setRawHeaders(b"host", [host])
 
     def headerReceived(self, line: bytes) -> bool:
         if len(line) > MAX_LENGTH_LINE and line[: len(LENGTH)].lower() == LENGTH:

@@ -23,6 +23,7 @@ BLOCK: Final = 256 * 1024
 """Bytes per read."""
 
 MAX_HOPS: Final = 8
+TOO_LARGE: Final = 413
 STORED_LOCALLY: Final = "the file is stored on this replica, but perhaps not on the primary: upload it again"
 
 
@@ -65,6 +66,7 @@ async def put(call: Call) -> FileAnswer:
         code = "upstream_away" if error.retryable else "upstream_refused"
         # A replica on the way cannot reach the primary.
         code = error.code if error.code == "upstream_unreachable" else code
+        code = "too_large" if error.status == TOO_LARGE else code
         raise ApiError(code, f"{STORED_LOCALLY}: {error}") from error
     except ReplicationError as error:
         raise ApiError("upstream_unreachable", f"{STORED_LOCALLY}: {error}") from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
@@ -116,6 +116,8 @@ class HttpFiles(HttpClient):
             yield url, response, chunks
         finally:
             chunks.stop()
+            if body is not None:
+                body.end()
 
 
 async def _error_body(chunks: BodyChunks) -> bytes:
@@ -140,10 +142,27 @@ class _Body(Gate):
         self.sent = 0
         self._read = read
         self._sending: Deferred[None] | None = None
+        self._is_over = False
 
     def startProducing(self, consumer: Any) -> "Deferred[None]":
+        produced: Deferred[None] = Deferred()
         self._sending = Deferred.fromCoroutine(self._send(consumer))
-        return self._sending
+
+        def done(result: Any) -> None:
+            if not self._is_over:
+                produced.callback(result)
+
+        self._sending.addBoth(done)
+        return produced
+
+    def end(self) -> None:
+        """The answer has come, perhaps before the whole body was sent: nothing is read any more.
+
+        Twisted is not told: it would log that a request failed which was answered.
+        """
+        self._is_over = True
+        if self._sending is not None:
+            self._sending.cancel()
 
     async def _send(self, consumer: Any) -> None:
         while self.sent < self.length:
@@ -153,9 +172,7 @@ class _Body(Gate):
             consumer.write(data)
 
     def stopProducing(self) -> None:
-        if self._sending is not None:
-            self._sending.addErrback(lambda failure: failure.trap(CancelledError) and None)
-            self._sending.cancel()
+        self.end()
 
 
 class SigningClient(HttpClient):

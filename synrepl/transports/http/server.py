@@ -38,6 +38,7 @@ from synrepl.transports.http.channel import ApiChannel
 from synrepl.transports.http.signatures import SignedRequest
 from synrepl.transports.http.uploads import Upload, is_upload
 from synrepl.transports.settings import ApiSettings
+from synrepl.wire.text import printable
 
 BODY_METHODS: Final = ("POST", "PUT")
 
@@ -171,9 +172,14 @@ class ApiRequest(Request):
         if route is not None and route.max_body is not None:
             self._limit = min(self._limit, route.max_body)
         self._room = self._limit
-        if length is not None and length > self._limit:
+        if length != 0 and (encoding := self._content_encoding()):
+            why = f"the body has the encoding {printable(encoding)}: send it as it is (identity)"
+            self._refuse_body(
+                ApiError("unsupported_encoding", why, headers={b"accept-encoding": b"identity"})
+            )
+        elif length is not None and length > self._limit:
             self._refuse_body(self._too_large())
-        if route is not None and route.streams_body and is_welcome:
+        if route is not None and route.streams_body and is_welcome and not self._is_refused:
             self.content = self._stream = BodyStream(self.channel)
             self.channel.expect_slow_body()
             # Later: the channel may have to send 100 Continue before the answer begins.
@@ -273,6 +279,12 @@ class ApiRequest(Request):
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
         self.finish()
+
+    def _content_encoding(self) -> str:
+        """What the body is encoded with; empty if it is as it is."""
+        values = self.requestHeaders.getRawHeaders(b"content-encoding") or []
+        names = ", ".join(value.decode("latin-1") for value in values).strip()
+        return "" if names.lower() == "identity" else names
 
     def _too_large(self) -> ApiError:
         return ApiError("too_large", f"the body is longer than the limit of {self._limit} bytes")
