@@ -37,6 +37,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 NDJSON: Final = "application/x-ndjson"
 HTML: Final = "text/html; charset=utf-8"
 PROMETHEUS: Final = "text/plain; version=1.0.0; charset=utf-8"
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 OCTETS: Final = "application/octet-stream"
 
 MAX_WAIT: Final = 300.0
@@ -797,6 +798,7 @@ METRICS: Final = Route(
     "/metrics",
     "Read the metrics, for Prometheus, at most a second old.",
     content_type=PROMETHEUS,
+    other_types=(OPENMETRICS,),
     right=None,
     is_cached=True,
 )

@@ -11,12 +11,13 @@ def test_a_response_is_kept_for_a_moment_whatever_sets_the_clock() -> None:
     clock = Clock()
     clock.advance(1_790_000_000)
     cache, response = ResponseCache(clock), Response(b"{}", ())
-    cache.store(METRICS, None, response)
+    cache.store(METRICS, None, "", response)
 
-    assert response == cache.find(METRICS, None)
+    assert response == cache.find(METRICS, None, "")
+    assert cache.find(METRICS, None, "of another type") is None
     clock.advance(FRESH_SECONDS)
-    assert cache.find(METRICS, None) is None
+    assert cache.find(METRICS, None, "") is None
 
-    cache.store(METRICS, None, response)
+    cache.store(METRICS, None, "", response)
     clock.rightNow -= 8 * 86_400
-    assert cache.find(METRICS, None) is None
+    assert cache.find(METRICS, None, "") is None

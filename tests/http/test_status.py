@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from synrepl.http_api.routes import OPENMETRICS, PROMETHEUS
 from synrepl.ports.metrics import POSITION_WRITERS
 from synrepl.ports.problems import Problem
 from synrepl.replication.status import ENDED_REPLICA, LOST_REPLICA, STATES, build_status
@@ -285,6 +286,22 @@ class StatusTests(SiteCase):
         self.assertEqual(POSITION_WRITERS + 1, len(series))
         self.assertIn('synrepl_stream_position{stream="receipts",writer="w0"} 1.0', series)
         self.assertIn('synrepl_stream_position{stream="receipts",writer="(others)"} 108.0', series)
+
+    def test_metrics_have_the_form_that_is_accepted(self) -> None:
+        """OpenMetrics ends with a mark, by which a scraper sees that it has all."""
+        for accept, kind, end in (
+            ("application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5", OPENMETRICS, b"# EOF\n"),
+            ("text/plain;version=0.0.4", PROMETHEUS, b"\n"),
+            ("Application/OpenMetrics-Text", OPENMETRICS, b"# EOF\n"),
+            ("*/*", PROMETHEUS, b"\n"),
+        ):
+            with self.subTest(accept):
+                answer = self.ask("GET", "/metrics", b"", f"Accept: {accept}")
+                self.assertEqual(kind, answer.headers["content-type"])
+                self.assertEqual("accept", answer.headers["vary"])
+                self.assertTrue(answer.body.endswith(end))
+                self.assertEqual(kind == OPENMETRICS, b"# EOF" in answer.body)
+                self.assertIn(b"synrepl_connections 0", answer.body)
 
     def test_metrics_are_fresh_when_scraped(self) -> None:
         """Positions and lag are read when they are asked for, not when they change."""

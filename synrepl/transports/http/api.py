@@ -31,6 +31,7 @@ from synrepl.transports.http.call import Call, IEndlessChangelog
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
     WANT_DIGEST,
+    accepted_type,
     content_digest,
     headers,
     matches_digest,
@@ -217,12 +218,13 @@ class Api(Resource):
 
     async def _answer_from_cache(self, call: Call, handler: Handler) -> bytes:
         request, headers = call.request, call.request.responseHeaders
+        kind = accepted_type(request, call.route.other_types)
         async with self._making[call.route.name]:
             # Others may ask while one is made in a thread: they take the same.
-            response = self._cache.find(call.route, request.access)
+            response = self._cache.find(call.route, request.access, kind)
             if response is None:
                 response = await self._make(call, handler)
-                self._cache.store(call.route, request.access, response)
+                self._cache.store(call.route, request.access, kind, response)
         for name, values in response.headers:
             headers.setRawHeaders(name, values)
         return response.body

@@ -19,6 +19,12 @@ def header(request: Any, name: str) -> str | None:
     return value[-1] if value else None
 
 
+def accepted_type(request: Any, types: Sequence[str]) -> str:
+    """Return the first of these types that the request accepts by name; empty if there is none."""
+    media = {one.partition(";")[0].strip().lower() for one in (header(request, "accept") or "").split(",")}
+    return next((one for one in types if one.partition(";")[0] in media), "")
+
+
 def forbid_buffering(request: Any) -> None:
     """Ask proxies to pass an answer without an end on as it comes.
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.status import build_status, recent_facts
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.headers import accepted_type
 from synrepl.transports.http.server import Services
 from synrepl.wire import jsontext
 
@@ -94,10 +96,15 @@ async def readyz(call: Call) -> Ready:
 
 
 async def metrics(call: Call) -> bytes:
-    """Return the metrics for Prometheus."""
+    """Return the metrics for Prometheus, on request in the form of OpenMetrics."""
     _collect(call.services)
+    generate, kind = generate_latest, accepted_type(call.request, call.route.other_types)
+    call.request.setHeader(b"vary", b"accept")
+    if kind:
+        generate = generate_openmetrics
+        call.request.setHeader(b"content-type", kind.encode())
     # In a thread: with ten thousand writers it takes a tenth of a second.
-    return await call.services.thread.run(lambda: generate_latest(call.services.metrics.registry))
+    return await call.services.thread.run(lambda: generate(call.services.metrics.registry))
 
 
 def _status(call: Call) -> dict[str, Any]:
