@@ -1,14 +1,14 @@
 """Handlers of status, health and metrics."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
 import msgspec
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
@@ -98,7 +98,8 @@ async def readyz(call: Call) -> Ready:
 async def metrics(call: Call) -> bytes:
     """Return the metrics for Prometheus, on request in the form of OpenMetrics."""
     _collect(call.services)
-    generate, kind = generate_latest, accepted_type(call.request, call.route.other_types)
+    generate: Callable[[CollectorRegistry], bytes] = generate_latest
+    kind = accepted_type(call.request, call.route.other_types)
     call.request.setHeader(b"vary", b"accept")
     if kind:
         generate = generate_openmetrics
