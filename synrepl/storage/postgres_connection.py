@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from twisted.logger import Logger
+
 from synrepl.errors import StorageError
 from synrepl.extras import install
 from synrepl.storage.append_errors import InvalidValue
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     import psycopg
 
     Connection = psycopg.Connection[tuple[Any, ...]]
+
+_logger: Final = Logger(namespace="synrepl.storage")
 
 PATIENCE: Final = {
     "connect_timeout": 5,
@@ -45,9 +49,16 @@ SETTINGS: Final = {"standard_conforming_strings": "on", "bytea_output": "hex"}
 role may have others, for old applications.
 """
 
+POOLER: Final = (
+    "a pooler stands before the server: it must not give a session to others (PgBouncer: pool_mode ="
+    " session), or two daemons can have one log; better name the server itself"
+)
+
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
     "25006": "the server is a standby, or read only; use the primary",
+    "26000": POOLER,
+    "42P05": POOLER,
     "28": "check the user, and its password in the pgpass file",
     "3D000": "create the database, or choose another one",
     "42P01": "correct the table's name in the configuration, or stop the daemon and restore a backup",
@@ -95,6 +106,7 @@ class PostgresAddress:
         self._parameters["client_encoding"] = "utf8"
         self._parameters["application_name"] = f"{what} {os.getpid()} {socket.gethostname()}"
         self.name = printable(_without(self._secrets, _redacted(from_url)), limit=MAX_NAME)
+        self._is_pooled = False
 
     def __repr__(self) -> str:
         return f"<PostgresAddress {self.name}>"
@@ -115,10 +127,22 @@ class PostgresAddress:
                 )
                 for name, value in SETTINGS.items():
                     database.execute("SELECT set_config(%s, %s, false)", (name, value))
+                self._look_for_pooler(database)
             except BaseException:
                 database.close()
                 raise
         return database
+
+    def _look_for_pooler(self, database: "Connection") -> None:
+        """Warn, once, if the process behind this connection is not the one that answered it."""
+        found = database.execute("SELECT pg_backend_pid()").fetchone()
+        if found == (database.info.backend_pid,):
+            return
+        # Another session may not have what was prepared in this one.
+        database.prepare_threshold = None
+        if not self._is_pooled:
+            self._is_pooled = True
+            _logger.warn("{name}: {why}", name=self.name, why=POOLER)
 
     @contextmanager
     def map_errors(self, op: str, stream: str = "", *, tried: bool = True) -> Iterator[None]:

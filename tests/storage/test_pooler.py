@@ -1,0 +1,98 @@
+"""A pooler before PostgreSQL: it answers with a process of its own, and gives sessions to others."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+from psycopg.conninfo import conninfo_to_dict
+from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
+from zope.interface import implementer
+
+from synrepl.storage.postgres_connection import POOLER, PostgresAddress
+from tests.postgres import new_database
+
+
+class Pooler:
+    """Passes on what comes, with another process id in the server's greeting, as PgBouncer does."""
+
+    def __init__(self, url: str) -> None:
+        parameters = conninfo_to_dict(url)
+        self._server = f"{parameters['host']}/.s.PGSQL.{parameters.get('port', 5432)}"
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        port = self._socket.getsockname()[1]
+        options = "sslmode=disable&gssencmode=disable"
+        self.url = f"postgresql://{parameters['user']}@127.0.0.1:{port}/{parameters['dbname']}?{options}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._socket.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._server)
+                for source, target, is_greeting in ((client, server, False), (server, client, True)):
+                    threading.Thread(
+                        target=self._pass, args=(source, target, is_greeting), daemon=True
+                    ).start()
+
+    @staticmethod
+    def _pass(source: socket.socket, target: socket.socket, is_greeting: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                # BackendKeyData: its type, its length, the process id, the key.
+                at = data.find(b"K\0\0\0\x0c") if is_greeting else -1
+                if at >= 0:
+                    data, is_greeting = data[: at + 5] + b"\0\0\0\7" + data[at + 9 :], False
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        """Take no more connections."""
+        self._socket.close()
+
+
+@contextmanager
+def warnings() -> Iterator[list[str]]:
+    """What is logged meanwhile."""
+    found: list[str] = []
+
+    @implementer(ILogObserver)
+    def note(event: LogEvent) -> None:
+        if event["log_namespace"] == "synrepl.storage" and "why" in event:
+            found.append(event["why"])
+
+    globalLogPublisher.addObserver(note)
+    try:
+        yield found
+    finally:
+        globalLogPublisher.removeObserver(note)
+
+
+def test_a_pooler_is_told_once_and_nothing_is_prepared() -> None:
+    """In transaction mode statements that were prepared in another session failed, now and then."""
+    pooler = Pooler(new_database())
+    with warnings() as told:
+        address = PostgresAddress(pooler.url)
+        for _ in range(2):
+            with closing(address.connect("open")) as database:
+                for _ in range(10):
+                    database.execute("SELECT %s::int", (1,))
+                found = database.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
+                assert found == (0,)
+    pooler.stop()
+
+    assert [POOLER] == told
+
+
+def test_a_server_itself_is_no_pooler() -> None:
+    """The control: statements are prepared, and nothing is told."""
+    with warnings() as told, closing(PostgresAddress(new_database()).connect("open")) as database:
+        for _ in range(10):
+            database.execute("SELECT %s::int", (1,))
+        found = database.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
+
+    assert [] == told
+    assert found is not None
+    assert found[0]
