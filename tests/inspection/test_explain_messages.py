@@ -1,0 +1,183 @@
+"""Each form of each message that Synapse logs about replication, behind the headers of people's logs."""
+
+import random
+import re
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synrepl.inspection.explanation import explain
+from synrepl.inspection.explanation.messages import FormRow, Message, known_messages
+
+VALUES: Final = {
+    "s": ["events", "GET-12", "@ada:hs.test", "5 of 6", "s12_3_0"],
+    "r": ["'events'", "<RdataCommand object at 0x7f00>", "b'x'", "['@ada:hs.test']"],
+    "i": ["17", "0", "-1"],
+    "d": ["17", "4830129"],
+    "f": ["1.500000"],
+}
+"""What stands in the places of a form, by the kind of the place."""
+
+HEADERS: Final = [
+    "",
+    "2026-11-02 10:00:00,000 - {logger} - 656 - {level} - GET-5-$x - ",
+    "2026-11-02 10:00:00,000 - {logger} - 656 - {level} -  - ",
+    "{logger} - 656 - {level} - ",
+    "Nov 02 15:42:11 host synapse[32346]: {logger}: [GET-1] ",
+    "matrix-1  | 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - sentinel - ",
+    "2026-11-02T10:00:00.000000001Z stdout F 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "2026-11-02T10:00:00.000Z ",
+    "2026-11-02 10:00:00,000 {level} {logger} - GET-5 - ",
+    "[{level}] {logger}: ",
+]
+RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
+
+FORMS: Final = [(message, form) for message in known_messages() for form in message.forms]
+
+
+def fill(pattern: str, seed: int) -> str:
+    """Return a text that has this pattern; the same seed makes the same."""
+    drawn = random.Random(seed)
+    return re.sub(
+        r"%(?:\(\w+\))?([sridf])|\{[\w.]+\}", lambda found: drawn.choice(VALUES[found[1] or "s"]), pattern
+    )
+
+
+def same_text(form: FormRow) -> set[str]:
+    """Return the keys of the messages that have this text, whoever logs it."""
+    return {message.key for message, other in FORMS if other[1] == form[1]}
+
+
+def test_there_are_as_many_forms_as_the_releases_have() -> None:
+    assert len([form for message, form in FORMS if form[2] is not None]) == 351
+    assert len({message.key for message, _ in FORMS}) == len(known_messages())
+
+
+@pytest.mark.parametrize(
+    ("number", "message", "form"),
+    [(number, *one) for number, one in enumerate(FORMS)],
+    ids=[f"{message.key}-{number}" for number, (message, _) in enumerate(FORMS)],
+)
+def test_a_form_is_recognized_behind_every_header(number: int, message: Message, form: FormRow) -> None:
+    level = {"exception (error)": "ERROR"}.get(form[0], form[0].upper())
+    if message.key == "unknown_stream_position":
+        texts = ["KeyError: 'quarantined_media'"]
+    elif form[0].startswith("raise "):
+        error = form[0].removeprefix("raise ")
+        texts = [header.format(error=error) + fill(form[1], number) for header in RAISED]
+    else:
+        logger = message.logger or "synapse.x"
+        texts = [header.format(logger=logger, level=level) + fill(form[1], number) for header in HEADERS]
+
+    for text in texts:
+        found = explain(text).passages
+        expected = {message.key} if message.logger in text else same_text(form)
+        assert {passage.kind for passage in found} <= expected, text
+        assert len(found) == 1, text
+
+
+@pytest.mark.parametrize(
+    ("message", "form"), [one for one in FORMS if not one[1][0].startswith("raise ")][::6]
+)
+def test_a_structured_line_is_recognized(message: Message, form: FormRow) -> None:
+    """As Synapse's own JSON formatter writes it."""
+    text = fill(form[1], 1).replace("\\", "\\\\").replace('"', '\\"')
+
+    [passage] = explain(
+        f'{{"log":"{text}","namespace":"{message.logger}","level":"INFO","time":"2026-11-02T10:00:00Z"}}'
+    ).passages
+
+    assert (passage.kind, passage.first_time) == (message.key, "2026-11-02T10:00:00Z")
+
+
+@pytest.mark.parametrize("message", known_messages(), ids=lambda one: one.key)
+def test_a_meaning_is_plain(message: Message) -> None:
+    """A sentence, and what to do unless nothing is to be done."""
+    assert re.fullmatch(r"[A-Zw].+\.", message.means)
+    assert bool(message.do) or message.severity == "normal"
+    assert not message.do.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Waiting for repl stream 'events' to reach 5", "waits up to 30 s"),
+        ("Waiting for repl stream 'events' to reach 5 (w1)", "waits up to 5 s"),
+        ("Waiting for repl stream 'events' to reach 5", "Logged by Synapse 1.14 to 1.75."),
+        ("Handling 'POSITION events w1 5 6'", "Logged by Synapse 1.13 and later."),
+        (
+            "synapse.replication.tcp.handler - 1 - INFO - x - Handling 'POSITION events w1 5 6'",
+            "Logged by Synapse 1.13 to 1.58.",
+        ),
+        (
+            (
+                "synapse.replication.tcp.client - 1 - ERROR - x - Timed out waiting for repl stream 'events' to"
+                " reach 5 (w1); currently at: 3"
+            ),
+            "Logged by Synapse 1.78 to 1.93.",
+        ),
+        ("Postgres sequence a is behind table b: 4 < 9", "refuses to start (1.21 to 1.108)"),
+        (
+            "Postgres sequence a is behind table b: 4 < 9. Updating sequence.",
+            "raises it by itself (since 1.109)",
+        ),
+        ("Got RDATA for unknown stream: sticky_events", "Synapse has the stream sticky_events since 1.148."),
+        ("KeyError: 'quarantined_media'", "Synapse has the stream quarantined_media since 1.152."),
+        ("Got POSITION for unknown stream: packages", "has no stream packages"),
+        ("Caught up with stream 'receipts' to 5123", "This is normal."),
+    ],
+)
+def test_a_release_is_told_where_it_matters(line: str, said: str) -> None:
+    [passage] = explain(line).passages
+
+    assert said in " ".join(passage.words)
+
+
+@pytest.mark.parametrize("stream", ["typing", "presence_federation", "federation"])
+def test_no_metric_is_named_that_the_page_does_not_have(stream: str) -> None:
+    [passage] = explain(
+        f"Timed out waiting for repl stream '{stream}' to reach 12 (w1); currently at: 3"
+    ).passages
+
+    assert not any("synapse_storage" in step or "stream_positions" in step for step in passage.advice)
+    assert f"--stream {stream}." in passage.advice[0]
+
+
+OTHERS: Final = [
+    "Discarding POSITION persister1/events 120 124",
+    "POSITION persister1/events 120 124",
+    "POSITION persister1/events 120",
+    "POSITION events 120 124 126",
+    "POSITION 120 events 124",
+    "RDATA persister1/events w1 5 []",
+    "RDATA events 17 5 []",
+    "RDATA received from w1",
+    "ERROR something happened",
+    "ERROR - main - no such thing",
+    "PING of 10.0.0.1 failed",
+    "NAME of the worker is wrong",
+    "SERVER is going away",
+    "REMOTE_SERVER_UP",
+    "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - POSITION events w1 120 124",
+    "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - Handling 1 -> 2",
+    "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - Got 'foo' query",
+    "synapse.util.x - 656 - INFO - RDATA events w1 5 []",
+    "KeyError: 'events'",
+    "KeyError: 'room_id'",
+    "LOG:  checkpoint starting: time",
+    "the position s1_2 is a word, as is m3",
+    "GET /_matrix/client/v3/rooms/!a:b/messages?from=x&dir=b HTTP/1.1",
+]
+
+
+@pytest.mark.parametrize("line", OTHERS)
+def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
+    assert explain(line).passages == []
+
+
+@given(st.sampled_from(FORMS), st.integers(0, 10_000), st.text(max_size=40))
+def test_whatever_follows_a_message_is_no_error(one: tuple[Message, FormRow], seed: int, rest: str) -> None:
+    for passage in explain(fill(one[1][1], seed) + rest).passages:
+        assert all(sentence.isprintable() and sentence for sentence in (*passage.words, passage.text))
