@@ -50,7 +50,7 @@ def explain_command(text: str | None, homeserver_files: tuple[Path, ...], output
 
 
 def _lines_of(text: str | None) -> Iterator[str]:
-    """Yield the lines of the text, or those on standard input; the end of one that is too long is left out."""
+    """Yield the lines of the text or of standard input; the end of one that is too long is not read."""
     if text is not None and text != "-":
         yield from split_lines(text)
         return

@@ -28,7 +28,7 @@ _HEADER: Final = re.compile(
       (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\ ?[+-]\d\d:?\d\d)?
         | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\ [\ \d]\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?
         | \d\d:\d\d:\d\d(?:[.,]\d+)?)
-    | (?P<logger>(?:synapse|twisted|txredisapi)(?:\.[a-z_]\w*)*(?=[\s:\]-]))
+    | (?P<logger>(?:synapse|twisted|txredisapi)(?:\.[a-z0-9_]\w*)*(?=[\s:\]-]))
     | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
     | [\w.-]{1,80}\ {0,20}\|
     | [\w.-]{1,80}\ (?:[\w./@-]{1,80}\[\d+\]|(?:matrix|synapse)[\w./@-]{0,80}):(?=\ )

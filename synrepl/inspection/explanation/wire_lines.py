@@ -72,7 +72,7 @@ def explain_line(text: str) -> Passage | None:
 _ANYTHING: Final = re.compile(".*", re.DOTALL)
 _PLAIN: Final = {
     "ERROR": re.compile(r"(?!)"),
-    "NAME": re.compile(r"\S+"),
+    "NAME": re.compile(r"\S+(?: \S+)?"),
     "PING": re.compile(r"\d*"),
     "SERVER": re.compile(r"\S+"),
 }
