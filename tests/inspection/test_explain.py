@@ -746,7 +746,7 @@ def test_tokens_are_compared() -> None:
     )
     rows = {row["field"]: row for row in found[0].fields}
     assert (rows["room"]["token_1"], rows["room"]["token_3"], rows["room"]["moved"]) == (4829079, 4829128, 49)
-    assert any("The same in all tokens: push_rules, to_device" in sentence for sentence in found[0].words)
+    assert any("Still in all tokens: push_rules, to_device" in sentence for sentence in found[0].words)
 
 
 def test_a_stream_that_goes_back_is_told() -> None:

@@ -32,6 +32,8 @@ HEADERS: Final = [
     "2026-11-02T10:00:00.000Z ",
     "2026-11-02 10:00:00,000 {level} {logger} - GET-5 - ",
     "[{level}] {logger}: ",
+    "[worker-1] 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "{level}:{logger}:",
 ]
 RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
 

@@ -394,13 +394,10 @@ def explain_message(match: Match, writers: Writers) -> Passage | None:
 
 
 def _passage(match: Match, words: list[str], advice: list[str], fields: list[dict[str, Any]]) -> Passage:
-    text = printable(" ".join(match.text[:MAX_TEXT].split()))
-    if len(match.text) > MAX_TEXT:
-        text += "..."
     return Passage(
         kind=match.message.key,
         severity=match.message.severity,
-        text=text,
+        text=printable(" ".join(match.text[:MAX_TEXT].split())),
         words=words,
         advice=advice,
         fields=fields,
@@ -408,4 +405,4 @@ def _passage(match: Match, words: list[str], advice: list[str], fields: list[dic
 
 
 MAX_TEXT: Final = 300
-"""The most characters of a message that are repeated."""
+"""The most characters of a message that are looked through for what is repeated of it."""

@@ -6,7 +6,6 @@ known to be another one rules a form out, unless the form is so long that no oth
 """
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from typing import Final, Literal
@@ -179,10 +178,3 @@ def _is_allowed(pattern: _Pattern, logged: LoggedText) -> bool:
     if pattern.message.key == "unknown_stream_position":
         return logged.exception == "KeyError"
     return not logged.header.logger or pattern.is_raised or pattern.weight >= DISTINCT
-
-
-def forms() -> Iterator[tuple[Message, FormRow]]:
-    """Yield each form with its message."""
-    for message in known_messages():
-        for form in message.forms:
-            yield message, form

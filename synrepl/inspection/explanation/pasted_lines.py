@@ -33,9 +33,10 @@ _HEADER: Final = re.compile(
     | [\w.-]{1,80}\ {0,20}\|
     | [\w.-]{1,80}\ (?:[\w./@-]{1,80}\[\d+\]|(?:matrix|synapse)[\w./@-]{0,80}):(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
+    | \[[\w.-]{1,80}\](?=\ \d{4}-)
     | \d{1,6}(?=\ -\ )
     | (?P<opening>[\[(])(?=\d{4}-|\d\d:|synapse|[A-Z]{4,8}[\])])
-    )(?:\s*[\])]\s*[-:|]?\s*|\s*[-:|]\s+|\s+)?""",
+    )(?:\s*[\])]\s*[-:|]?\s*|\s*[-:|]\s+|:(?=\S)|\s+)?""",
     re.VERBOSE | re.ASCII,
 )
 """One part of a header: a time, a logger, a level, a container, a program, the number of a line."""
@@ -113,7 +114,6 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
     if found := _DEFAULT.fullmatch(line.rstrip("\r\n")):
         header = Header(found["time"], found["logger"], found["level"])
         message = found["message"]
-        # A line without a request, as some formats have it: what looks like one is of the message.
         texts = [LoggedText(message, header)]
         if " " in message and not _may_wrap(message):
             return header, texts
@@ -170,7 +170,7 @@ def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
         yield LoggedText(rest, header)
     if found := _EXCEPTION.match(rest):
         yield LoggedText(rest[found.end() :].strip(), header, found["name"])
-    yield LoggedText(text, header if rest == text else msgspec.structs.replace(header))
+    yield LoggedText(text, header)
 
 
 def _beheaded(text: str, outer: Header) -> tuple[Header, str]:
@@ -184,9 +184,7 @@ def _beheaded(text: str, outer: Header) -> tuple[Header, str]:
         place = part.end()
         found |= {name: part[name] for name in found if part[name]}
         if found["logger"] and found["level"]:
-            # What follows may be the message: a number belongs to the header only with the logger before it.
-            number = re.compile(r"\d{1,6} - ").match(text, place)
-            place = number.end() if number else place
+            # What follows may be the message.
             break
     return Header(**found), text[place:].strip()
 

@@ -361,7 +361,7 @@ def compare(tokens: Sequence[SyncToken]) -> tuple[list[str], list[dict[str, Any]
         words.append("All tokens are at the same positions.")
     elif still:
         words.append(
-            f"The same in all tokens: {', '.join(still)}. If something was written there meanwhile, the"
+            f"Still in all tokens: {', '.join(still)}. If something was written there meanwhile, the"
             " process that gave out the tokens does not receive that stream."
         )
     rows = [
