@@ -34,9 +34,9 @@ COUNTS = frozenset({"behind", "ahead", "moved"})
 def explain_command(text: str | None, homeserver_files: tuple[Path, ...], output: Output) -> None:
     """Say in words what a sync token, a line of Synapse's log or a line of the protocol means.
 
-    TEXT is in quotes; without it, the text is read from standard input, which may be a whole log: each message
-    is told once, with how often it is there, the worst first. No daemon is asked, and without --homeserver
-    no database either. Exit code 1: nothing was recognized.
+    TEXT is in quotes; without it, the text is read from standard input, which may be a whole log: each
+    message is told once, with how often it is there, the worst first. No daemon is asked, and without
+    --homeserver no database either. Exit code 1: nothing was recognized.
     """
     state = _state(homeserver_files) if homeserver_files else NOTHING_KNOWN
     found = explain_lines(_lines_of(text), state)

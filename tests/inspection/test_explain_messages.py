@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.inspection.explanation import explain
-from synrepl.inspection.explanation.messages import FormRow, Message, known_messages
+from synrepl.inspection.explanation.messages import FormRow, Message, find_message, known_messages
+from synrepl.inspection.explanation.pasted_lines import Header, LoggedText
 
 VALUES: Final = {
     "s": ["events", "GET-12", "@ada:hs.test", "5 of 6", "s12_3_0"],
@@ -81,6 +82,22 @@ def test_a_form_is_recognized_behind_every_header(number: int, message: Message,
         assert len(found) == 1, text
 
 
+@pytest.mark.parametrize(("message", "form"), FORMS)
+def test_the_releases_of_a_form_are_told(message: Message, form: FormRow) -> None:
+    """Its own are among them; with its level, no others if no other form of that level reads so."""
+    level = {"exception (error)": "ERROR"}.get(form[0], form[0].upper())
+    header = Header(logger="" if form[0].startswith("raise ") else message.logger, level=level)
+    match = find_message(LoggedText(fill(form[1], 3), header, "KeyError" if form[1] == "%r" else ""))
+
+    assert match is not None
+    if form[2] is None:
+        assert match.spans == [] or any(one[2] for one in message.forms)
+    elif match.message is message:
+        since = tuple(int(part) for part in f"{form[2]}.0.0".split(".")[:3])
+        assert any(since in one for one in match.spans)
+        assert (form[3] is None) <= (match.spans[-1].until is None)
+
+
 @pytest.mark.parametrize(
     ("message", "form"), [one for one in FORMS if not one[1][0].startswith("raise ")][::6]
 )
@@ -127,6 +144,13 @@ def test_a_meaning_is_plain(message: Message) -> None:
             "raises it by itself (since 1.109)",
         ),
         ("Got RDATA for unknown stream: sticky_events", "Synapse has the stream sticky_events since 1.148."),
+        ("Sending redis SUBSCRIBE for ['hs.test/USER_IP', 'hs.test']", "Logged by Synapse 1.60 and later."),
+        ("Sending redis SUBSCRIBE for ['hs.test']", "Logged by Synapse 1.60 and later."),
+        ("Sending redis SUBSCRIBE for hs.test", "Logged by Synapse 1.13 to 1.59."),
+        ("Got RDATA for unknown stream: sticky_events", "Logged by Synapse 1.16 and later."),
+        ("Got USER_SYNC for unknown stream: x", "Logged by Synapse 1.18 and later."),
+        ("Waiting for repl stream 'events' to reach 5 (w1)", "Logged by Synapse 1.76 to 1.77."),
+        ("Got 'x' query from hs.test", "Logged by Synapse 1.29 and later."),
         ("KeyError: 'quarantined_media'", "Synapse has the stream quarantined_media since 1.152."),
         ("Got POSITION for unknown stream: packages", "has no stream packages"),
         ("Caught up with stream 'receipts' to 5123", "This is normal."),

@@ -389,7 +389,7 @@ def explain_message(match: Match, writers: Writers) -> Passage | None:
     if message.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")
     if match.spans:
-        words.append(f"Logged by {', and '.join(span_text(*one) for one in match.spans)}.")
+        words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
     return msgspec.structs.replace(passage, words=words)
 
 

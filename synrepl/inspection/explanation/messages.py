@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from synrepl.inspection.explanation.pasted_lines import LoggedText
-from synrepl.wire.dialect import Release
+from synrepl.wire.dialect import Release, Span
 
 Severity = Literal["error", "look", "normal"]
 
@@ -37,15 +37,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     forms: list[FormRow]
 
 
-class Match(msgspec.Struct, frozen=True):
-    """A message that a text is, the text, and the releases that write it so: pairs of first and end."""
-
-    message: Message
-    text: str
-    spans: list[tuple[Release | None, Release | None]]
-    values: tuple[str, ...]
-
-
 DISTINCT: Final = 30
 """So many letters make a form one that no other module's message has."""
 
@@ -56,7 +47,14 @@ _LONGEST: Final = 2000
 """The most characters of a message that are compared."""
 
 _PLACEHOLDER: Final = re.compile(r"%(?:\(\w+\))?([sridf])|\{[\w.]+\}")
-_PLACES: Final = {"i": r"(-?\d+)", "d": r"(-?\d+)", "f": r"(-?[\d.]+)"}
+_PLACES: Final = {
+    "s": "(.*?)",
+    # What `repr` begins with: a text, bytes, a number, a collection, an object, a constructor.
+    "r": r"((?=[bu]?['\"]|[\[{(<]|-?\d|None|True|False|[\w.]+[(<\[{]).*?)",
+    "i": r"(-?\d+)",
+    "d": r"(-?\d+)",
+    "f": r"(-?[\d.]+)",
+}
 
 
 class _Pattern:
@@ -69,82 +67,137 @@ class _Pattern:
         # People leave out the full stop.
         parts = _PLACEHOLDER.split(text.removesuffix("."))
         self.literals = parts[::2]
+        self._longest = max(self.literals, key=len)
         self.weight = sum(one.isalpha() for literal in self.literals for one in literal)
-        places = [_PLACES.get(kind or "s", "(.*?)") for kind in parts[1::2]]
+        self._kinds = [kind or "s" for kind in parts[1::2]]
+        self.represented = self._kinds.count("r")
         body = "".join(
-            re.escape(literal) + place for literal, place in zip(self.literals, [*places, ""], strict=True)
+            re.escape(literal) + _PLACES.get(kind, "")
+            for literal, kind in zip(self.literals, [*self._kinds, ""], strict=True)
         )
-        if body.endswith("(.*?)"):
-            body = body.removesuffix("(.*?)") + "(.+)"
+        if body.endswith(".*?)"):
+            body = body.removesuffix(".*?)") + ".+)"
         # A word must not go on: "stream" is not the beginning of "streams".
-        end = r"(?!\w)" if parts[-1][-1:].isalnum() and places[-1:] != ["(.*?)"] else ""
+        end = r"(?!\w)" if parts[-1][-1:].isalnum() else ""
         self._compiled: re.Pattern[str] | None = None
         self._body = body + end
 
     def match(self, text: str) -> re.Match[str] | None:
         """Return how a text has this pattern at its beginning."""
-        if not text.startswith(self.literals[0]) or any(one not in text for one in self.literals):
+        if not text.startswith(self.literals[0]) or self._longest not in text:
             return None
         if self._compiled is None:
             self._compiled = re.compile(self._body, re.DOTALL | re.ASCII)
         return self._compiled.match(text)
 
-    def spans(self, level: str) -> list[tuple[Release | None, Release | None]]:
+    def fits(self, text: str) -> bool:
+        """Whether a text is all of this pattern, with one word in each place of a text."""
+        found = self.match(text)
+        return (
+            found is not None
+            and found.end() == len(text)
+            and all(
+                kind != "s" or _WORD.fullmatch(value)
+                for kind, value in zip(self._kinds, found.groups(), strict=True)
+            )
+        )
+
+    def spans(self, level: str) -> list[Span]:
         """Return the releases that write it, at this level if any does."""
         forms = [one for one in self._forms if level and _LEVELS.get(one[0], one[0].upper()) == level]
-        found: list[tuple[Release | None, Release | None]] = []
-        for _, _, since, until in forms or self._forms:
-            span = _release(since), _release(until)
-            if span == (None, None):
-                continue
-            if found and found[-1][1] is not None and found[-1][1] == span[0]:
-                found[-1] = found[-1][0], span[1]
-            elif span not in found:
-                found.append(span)
-        return found
+        return [
+            Span(since=_release(since), until=_release(until) if until else None)
+            for _, _, since, until in forms or self._forms
+            if since is not None
+        ]
 
 
 _LEVELS: Final = {"exception (error)": "ERROR"}
 
 
-def _release(text: str | None) -> Release | None:
-    if text is None:
-        return None
+_WORD: Final = re.compile(r"[\w@!#$%+/:.-]+")
+
+
+def _release(text: str) -> Release:
     major, minor, *patch = (int(part) for part in text.split("."))
     return major, minor, patch[0] if patch else 0
 
 
-class _Patterns:
-    """All patterns, found by logger, or by the beginning of a text; those with the most letters first."""
+class Match(msgspec.Struct, frozen=True):
+    """A message that a text is: its text, and the values in the places of its pattern.
 
-    def __init__(self, messages: list[Message]) -> None:
-        found: list[_Pattern] = []
-        for message in messages:
-            texts = dict.fromkeys(form[1] for form in message.forms)
-            found += [
-                _Pattern(message, text, [form for form in message.forms if form[1] == text]) for text in texts
-            ]
-        found.sort(key=lambda one: (-one.weight, -sum(map(len, one.literals))))
-        self.by_logger: dict[str, list[_Pattern]] = {}
-        for pattern in found:
-            self.by_logger.setdefault(pattern.message.logger, []).append(pattern)
-        unplaced = [one for one in found if len(one.literals[0]) < _HEAD]
-        self._unplaced = unplaced
-        self._by_head: dict[str, list[_Pattern]] = {}
-        for head in {one.literals[0][:_HEAD] for one in found if one not in unplaced}:
-            self._by_head[head] = [one for one in found if one in unplaced or one.literals[0][:_HEAD] == head]
+    `is_own` says that its own logger logged it, or an unknown one.
+    """
 
-    def candidates(self, text: str) -> list[_Pattern]:
-        """Return the patterns that a text may have, whoever logged it."""
-        return self._by_head.get(text[:_HEAD], self._unplaced)
+    pattern: _Pattern
+    text: str
+    values: tuple[str, ...]
+    level: str
+    is_own: bool
+
+    @property
+    def message(self) -> Message:
+        """The message."""
+        return self.pattern.message
+
+    @property
+    def spans(self) -> list[Span]:
+        """The releases that log it: those of all patterns of the message that the text has, if known."""
+        if not self.is_own:
+            return []
+        same = [one for one in _patterns().by_logger[self.message.logger] if one.message is self.message]
+        fitting = [one for one in same if one is self.pattern or one.fits(self.text)]
+        found: list[Span] = []
+        for span in sorted((span for one in fitting for span in one.spans(self.level)), key=_since):
+            before = found[-1] if found else None
+            if before is None or (before.until is not None and before.until < span.since):
+                found.append(span)
+            elif before.until is not None and (span.until is None or span.until > before.until):
+                found[-1] = Span(since=before.since, until=span.until)
+        return found
+
+
+def _since(span: Span) -> Release:
+    return span.since
 
 
 _HEAD: Final = 4
 
 
+class _Index:
+    """Patterns by the first characters of a text, in the order given."""
+
+    def __init__(self, patterns: list[_Pattern]) -> None:
+        heads = {id(one): one.literals[0][:_HEAD] for one in patterns if len(one.literals[0]) >= _HEAD}
+        self._anywhere = [one for one in patterns if id(one) not in heads]
+        self._by_head = {
+            head: [one for one in patterns if heads.get(id(one), head) == head] for head in {*heads.values()}
+        }
+
+    def __getitem__(self, text: str) -> list[_Pattern]:
+        return self._by_head.get(text[:_HEAD], self._anywhere)
+
+
+class _Patterns:
+    """All patterns, found by logger, or by the beginning of a text; those with the most letters first."""
+
+    def __init__(self, messages: tuple[Message, ...]) -> None:
+        found = [
+            _Pattern(message, text, [form for form in message.forms if form[1] == text])
+            for message in messages
+            for text in dict.fromkeys(form[1] for form in message.forms)
+        ]
+        found.sort(key=lambda one: (-one.weight, -sum(map(len, one.literals)), -one.represented))
+        self.by_logger: dict[str, list[_Pattern]] = {"": []}
+        for pattern in found:
+            self.by_logger.setdefault(pattern.message.logger, []).append(pattern)
+        self.without_logger = _Index(found)
+        self.of_other_logger = _Index([one for one in found if one.is_raised or one.weight >= DISTINCT])
+
+
 @cache
 def _patterns() -> _Patterns:
-    return _Patterns(list(known_messages()))
+    return _Patterns(known_messages())
 
 
 @cache
@@ -157,24 +210,19 @@ def known_messages() -> tuple[Message, ...]:
 def find_message(logged: LoggedText) -> Match | None:
     """Return the message that a text is; None if it is none that is known."""
     text, header = logged.text[:_LONGEST], logged.header
-    if not text:
-        return None
     patterns = _patterns()
-    for pattern in patterns.by_logger.get(header.logger, []) if header.logger else []:
-        if found := pattern.match(text):
-            return Match(pattern.message, logged.text, pattern.spans(header.level), found.groups())
-    for pattern in patterns.candidates(text):
-        if _is_allowed(pattern, logged) and (found := pattern.match(text)):
-            if pattern.weight < TELLING and found.end() < len(text):
-                continue
-            # Of another logger: what is known of releases is not of this line.
-            spans = [] if header.logger and not pattern.is_raised else pattern.spans(header.level)
-            shown = f"{logged.exception}: {logged.text}" if logged.exception else logged.text
-            return Match(pattern.message, shown, spans, found.groups())
+    if header.logger and text:
+        for pattern in patterns.by_logger.get(header.logger, ()):
+            if found := pattern.match(text):
+                return Match(pattern, logged.text, found.groups(), header.level, is_own=True)
+    index = patterns.of_other_logger if header.logger else patterns.without_logger
+    for pattern in index[text] if text else ():
+        if pattern.message.key == "unknown_stream_position" and logged.exception != "KeyError":
+            continue
+        found = pattern.match(text)
+        if found is None or (pattern.weight < TELLING and found.end() < len(text)):
+            continue
+        shown = f"{logged.exception}: {logged.text}" if logged.exception else logged.text
+        is_own = pattern.is_raised or not header.logger
+        return Match(pattern, shown, found.groups(), header.level, is_own=is_own)
     return None
-
-
-def _is_allowed(pattern: _Pattern, logged: LoggedText) -> bool:
-    if pattern.message.key == "unknown_stream_position":
-        return logged.exception == "KeyError"
-    return not logged.header.logger or pattern.is_raised or pattern.weight >= DISTINCT

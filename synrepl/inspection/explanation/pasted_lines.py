@@ -25,7 +25,8 @@ _DEFAULT: Final = re.compile(
 
 _HEADER: Final = re.compile(
     r"""(?:
-      (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\ ?[+-]\d\d:?\d\d)?
+      (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?
+          (?:Z|\ ?[+-]\d\d:?\d\d|\ (?:UTC|[A-Z]{1,3}T)(?=\ ))?
         | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\ [\ \d]\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?
         | \d\d:\d\d:\d\d(?:[.,]\d+)?)
     | (?P<logger>(?:synapse|twisted|txredisapi)(?:\.[a-z0-9_]\w*)*(?=[\s:\]-]))
@@ -34,6 +35,8 @@ _HEADER: Final = re.compile(
     | [\w.-]{1,80}\ (?:[\w./@-]{1,80}\[\d+\]|(?:matrix|synapse)[\w./@-]{0,80}):(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
     | \[[\w.-]{1,80}\](?=\ \d{4}-)
+    | \[\d{1,10}\](?=\ )
+    | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,7}:\ )
     | \d{1,6}(?=\ -\ )
     | (?P<opening>[\[(])(?=\d{4}-|\d\d:|synapse|[A-Z]{4,8}[\])])
     )(?:\s*[\])]\s*[-:|]?\s*|\s*[-:|]\s+|:(?=\S)|\s+)?""",
@@ -45,6 +48,7 @@ _REQUEST: Final = re.compile(r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\
 """The request on whose behalf a line was logged: between the header and the message."""
 
 _EXCEPTION: Final = re.compile(r"(?:\w{1,80}\.){0,10}(?P<name>[A-Z]\w{1,80}): ", re.ASCII)
+_INNER_EXCEPTION: Final = re.compile(r"(?<!\w)(?P<name>\w{0,80}(?:Error|Exception|Setup)): ", re.ASCII)
 _QUOTED: Final = re.compile(r"""\A(?:b?(?P<quote>["'`])(?P<inner>.*)(?P=quote))[,;.]?\Z""", re.DOTALL)
 _OPENING: Final = re.compile(r"""(?<!\w)b?(["'])(?=[A-Z][A-Za-z_]{3,40} )""")
 _ESCAPE: Final = re.compile(r"""\\(["'\\/])""")
@@ -126,7 +130,15 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
 
 
 def _may_wrap(text: str) -> bool:
-    return "%" in text or "\\" in text or "b'" in text or "'" in text[:1] or '"' in text
+    return (
+        "Error: " in text
+        or "Exception: " in text
+        or "%" in text
+        or "\\" in text
+        or "b'" in text
+        or "'" in text[:1]
+        or '"' in text
+    )
 
 
 def _unwrapped(line: str, outer: Header, *, depth: int = 2) -> Iterator[LoggedText]:
@@ -150,15 +162,20 @@ def _unwrapped(line: str, outer: Header, *, depth: int = 2) -> Iterator[LoggedTe
 def _inside(text: str) -> Iterator[str]:
     """Yield what is in quotes in a text, and the text without its escapes and percent-encoding."""
     if found := _QUOTED.match(text):
-        yield found["inner"]
-        yield _ESCAPE.sub(r"\1", found["inner"])
+        yield from _unescaped(found["inner"])
     if quoted := _quoted_end(text):
-        yield quoted
-        yield _ESCAPE.sub(r"\1", quoted)
+        yield from _unescaped(quoted)
     if "\\" in text:
         yield _ESCAPE.sub(r"\1", text)
     if "%" in text:
         yield unquote(text)
+
+
+def _unescaped(quoted: str) -> Iterator[str]:
+    """Yield what is in quotes without its escapes, and then as it is."""
+    if "\\" in quoted:
+        yield _ESCAPE.sub(r"\1", quoted)
+    yield quoted
 
 
 def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
@@ -168,7 +185,7 @@ def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
         if (found := _REQUEST.match(rest)) and header:
             yield LoggedText(rest[found.end() :].strip(), header)
         yield LoggedText(rest, header)
-    if found := _EXCEPTION.match(rest):
+    if found := _EXCEPTION.match(rest) or _INNER_EXCEPTION.search(rest[:500]):
         yield LoggedText(rest[found.end() :].strip(), header, found["name"])
     yield LoggedText(text, header)
 

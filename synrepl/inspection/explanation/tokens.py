@@ -313,13 +313,11 @@ def _span(token: SyncToken) -> tuple[Release, Release | None]:
     return since, until
 
 
-def span_text(since: Release | None, until: Release | None) -> str:
+def span_text(since: Release, until: Release | None) -> str:
     """Return releases in words, as ``Synapse 1.13 to 1.58``."""
     if until is None:
-        return f"Synapse {_number(since)} and later" if since is not None else "Synapse of any release"
+        return f"Synapse {_number(since)} and later"
     last = f"{until[0]}.{until[1] - 1}" if until[1] and not until[2] else ""
-    if since is None:
-        return f"Synapse before {_number(until)}"
     if last == _number(since):
         return f"Synapse {last}"
     if last:
