@@ -146,6 +146,12 @@ def test_a_meaning_is_plain(message: Message) -> None:
         ("Got RDATA for unknown stream: sticky_events", "Synapse has the stream sticky_events since 1.148."),
         ("Sending redis SUBSCRIBE for ['hs.test/USER_IP', 'hs.test']", "Logged by Synapse 1.60 and later."),
         ("Sending redis SUBSCRIBE for ['hs.test']", "Logged by Synapse 1.60 and later."),
+        (
+            "Can't send an 'invalidate all' for current state cache",
+            "1.9 to 1.13, and Synapse 1.19 and later.",
+        ),
+        ("[TXN EROLL] {a} b", "Logged by Synapse 0.21 and later."),
+        ("Using direct TCP replication for workers is no longer supported", "Or: Synapse refuses to start:"),
         ("Sending redis SUBSCRIBE for hs.test", "Logged by Synapse 1.13 to 1.59."),
         ("Got RDATA for unknown stream: sticky_events", "Logged by Synapse 1.16 and later."),
         ("Got USER_SYNC for unknown stream: x", "Logged by Synapse 1.18 and later."),

@@ -384,7 +384,9 @@ def explain_message(match: Match, writers: Writers) -> Passage | None:
     if passage is None:
         if message.key == "unknown_stream_position":
             return None
-        passage = _passage(match, [message.means], [message.do] if message.do else [], [])
+        first, *others = match.meanings
+        words = [first, *(f"Or: {other}" for other in others)]
+        passage = _passage(match, words, [message.do] if message.do else [], [])
     words = list(passage.words)
     if message.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")

@@ -63,6 +63,7 @@ class _Pattern:
     def __init__(self, message: Message, text: str, forms: list[FormRow]) -> None:
         self.message = message
         self.is_raised = forms[0][0].startswith("raise ")
+        self.is_current = any(until is None for _, _, _, until in forms)
         self._forms = forms
         # People leave out the full stop.
         parts = _PLACEHOLDER.split(text.removesuffix("."))
@@ -80,14 +81,14 @@ class _Pattern:
         # A word must not go on: "stream" is not the beginning of "streams".
         end = r"(?!\w)" if parts[-1][-1:].isalnum() else ""
         self._compiled: re.Pattern[str] | None = None
-        self._body = body + end
+        self.body = body + end
 
     def match(self, text: str) -> re.Match[str] | None:
         """Return how a text has this pattern at its beginning."""
         if not text.startswith(self.literals[0]) or self._longest not in text:
             return None
         if self._compiled is None:
-            self._compiled = re.compile(self._body, re.DOTALL | re.ASCII)
+            self._compiled = re.compile(self.body, re.DOTALL | re.ASCII)
         return self._compiled.match(text)
 
     def fits(self, text: str) -> bool:
@@ -126,14 +127,14 @@ def _release(text: str) -> Release:
 class Match(msgspec.Struct, frozen=True):
     """A message that a text is: its text, and the values in the places of its pattern.
 
-    `is_own` says that its own logger logged it, or an unknown one.
+    `logger` is that which logged it, or "" if that is unknown.
     """
 
     pattern: _Pattern
     text: str
     values: tuple[str, ...]
     level: str
-    is_own: bool
+    logger: str
 
     @property
     def message(self) -> Message:
@@ -143,10 +144,10 @@ class Match(msgspec.Struct, frozen=True):
     @property
     def spans(self) -> list[Span]:
         """The releases that log it: those of all patterns of the message that the text has, if known."""
-        if not self.is_own:
-            return []
+        if self.logger not in ("", self.message.logger):
+            return []  # What is known of releases is not of this line.
         same = [one for one in _patterns().by_logger[self.message.logger] if one.message is self.message]
-        fitting = [one for one in same if one is self.pattern or one.fits(self.text)]
+        fitting = [one for one in same if one is self.pattern or one.fits(self.text)] + self._like
         found: list[Span] = []
         for span in sorted((span for one in fitting for span in one.spans(self.level)), key=_since):
             before = found[-1] if found else None
@@ -155,6 +156,15 @@ class Match(msgspec.Struct, frozen=True):
             elif before.until is not None and (span.until is None or span.until > before.until):
                 found[-1] = Span(since=before.since, until=span.until)
         return found
+
+    @property
+    def meanings(self) -> list[str]:
+        """What the text means: of several messages with the same text, if their logger is unknown."""
+        return list(dict.fromkeys([self.message.means, *(one.message.means for one in self._like)]))
+
+    @property
+    def _like(self) -> list[_Pattern]:
+        return [] if self.logger else _patterns().by_text[self.pattern.body]
 
 
 def _since(span: Span) -> Release:
@@ -187,10 +197,14 @@ class _Patterns:
             for message in messages
             for text in dict.fromkeys(form[1] for form in message.forms)
         ]
-        found.sort(key=lambda one: (-one.weight, -sum(map(len, one.literals)), -one.represented))
+        found.sort(
+            key=lambda one: (-one.weight, -sum(map(len, one.literals)), -one.represented, not one.is_current)
+        )
+        self.by_text: dict[str, list[_Pattern]] = {}
         self.by_logger: dict[str, list[_Pattern]] = {"": []}
         for pattern in found:
             self.by_logger.setdefault(pattern.message.logger, []).append(pattern)
+            self.by_text.setdefault(pattern.body, []).append(pattern)
         self.without_logger = _Index(found)
         self.of_other_logger = _Index([one for one in found if one.is_raised or one.weight >= DISTINCT])
 
@@ -214,7 +228,7 @@ def find_message(logged: LoggedText) -> Match | None:
     if header.logger and text:
         for pattern in patterns.by_logger.get(header.logger, ()):
             if found := pattern.match(text):
-                return Match(pattern, logged.text, found.groups(), header.level, is_own=True)
+                return Match(pattern, logged.text, found.groups(), header.level, header.logger)
     index = patterns.of_other_logger if header.logger else patterns.without_logger
     for pattern in index[text] if text else ():
         if pattern.message.key == "unknown_stream_position" and logged.exception != "KeyError":
@@ -223,6 +237,6 @@ def find_message(logged: LoggedText) -> Match | None:
         if found is None or (pattern.weight < TELLING and found.end() < len(text)):
             continue
         shown = f"{logged.exception}: {logged.text}" if logged.exception else logged.text
-        is_own = pattern.is_raised or not header.logger
-        return Match(pattern, shown, found.groups(), header.level, is_own=is_own)
+        logger = "" if pattern.is_raised else header.logger
+        return Match(pattern, shown, found.groups(), header.level, logger)
     return None
