@@ -217,13 +217,13 @@ EXCERPTS: Final = [
     (
         "Lost replication connection; streams now disconnected: {'events', 'receipts'}",
         "lost_streams",
-        "This process lost its connection to Redis.",
+        "This process lost its connection to Redis (or, up to 1.66, over TCP",
         "caches are stale",
     ),
     (
         "Dropping command as not connected: 'RDATA'",
         "command_dropped",
-        "This process is not connected to Redis, and dropped a command",
+        "This process is not connected to Redis (or, up to 1.66, over TCP",
         "Logged by Synapse 1.13 and later.",
     ),
 ]

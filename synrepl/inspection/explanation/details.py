@@ -116,9 +116,9 @@ def _streams_wait(match: Match, writers: Writers) -> Passage:
         if has_timed_out
         else f"This is not an error yet: the request waits up to {SYNC_WAIT_SECONDS} s."
     )
-    advice = (
-        lag_advice(streams) if streams else [] if pairs or tokens or not has_timed_out else [match.message.do]
-    )
+    advice = lag_advice(streams) if streams else []
+    if has_timed_out and not rows:
+        advice.append(match.message.do)
     advice += names_advice(row["writer"] for row in rows if "writer" in row)
     return _passage(match, words, advice, rows)
 
