@@ -278,7 +278,17 @@ def test_prefixes_and_quotes_do_not_matter(wrapper: str, line: str, kind: str) -
     assert (passage.kind, passage.fields) == (kind, only(line).fields)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+CAPTURES: Final = [
+    "1795226010143\tlocalhost:52673\t{line}",
+    "   148 < {line}",
+    "0.000 > {line}",
+    "   3.808 c1 < {line}",
+    '1795226010.139287 [0 127.0.0.1:41678] "PUBLISH" "localhost:52673" "{escaped}"',
+]
+"""Lines of the protocol that were recorded."""
+
+
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, *CAPTURES])
 @pytest.mark.parametrize(
     "line",
     [
@@ -532,6 +542,23 @@ def test_an_access_token_is_not_shown() -> None:
     ):
         assert "s3cret" not in repr(explain(line))
         assert len(explain(line).passages) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        """Failed to parse replication line: b'USER_IP @ada:hs ["s3cretToken","127.0.0.1","curl",null,5]'""",
+        """Failed to parse replication line: b'USER_IP @ada:hs ["s3cretToken"'""",
+        "Error sending request to  GET http://w1/_synapse/replication/x?access_token=s3cretToken&a: Error",
+        "x request connection failed; retrying in 1s: ConnectError('redis://:s3cretToken@host:6379')",
+        "Failed to handle command syt_YWRh_s3cretToken_1abc",
+    ],
+)
+def test_secrets_of_a_message_are_not_shown(line: str) -> None:
+    passage = only(line)
+
+    assert "s3cretToken" not in repr(passage)
+    assert "(not shown)" in passage.text
 
 
 def test_every_example_of_every_command_is_explained() -> None:

@@ -395,11 +395,25 @@ def explain_message(match: Match, writers: Writers) -> Passage | None:
     return msgspec.structs.replace(passage, words=words)
 
 
+_SECRETS: Final = re.compile(
+    r"(?P<before>USER_IP \S{1,300} ).*"
+    r"|(?P<key>access_token=)[^&\s\"']+"
+    r"|(?P<user>://[^/\s:@]{0,100}:)[^/\s@]{1,300}(?=@)"
+    r"|\b(?:syt_|MDAx)\w{8,}",
+    re.ASCII,
+)
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text without the access tokens and passwords in it."""
+    return _SECRETS.sub(lambda found: f"{found[found.lastgroup] if found.lastgroup else ''}(not shown)", text)
+
+
 def _passage(match: Match, words: list[str], advice: list[str], fields: list[dict[str, Any]]) -> Passage:
     return Passage(
         kind=match.message.key,
         severity=match.message.severity,
-        text=printable(" ".join(match.text[:MAX_TEXT].split())),
+        text=printable(_without_secrets(" ".join(match.text[:MAX_TEXT].split()))),
         words=words,
         advice=advice,
         fields=fields,

@@ -49,6 +49,11 @@ _REQUEST: Final = re.compile(r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\
 
 _EXCEPTION: Final = re.compile(r"(?:\w{1,80}\.){0,10}(?P<name>[A-Z]\w{1,80}): ", re.ASCII)
 _INNER_EXCEPTION: Final = re.compile(r"(?<!\w)(?P<name>\w{0,80}(?:Error|Exception|Setup)): ", re.ASCII)
+_CAPTURED: Final = re.compile(
+    r"(?:\d[\d.:]{0,20}\s+)?(?:\S{1,255}\t\s*)?(?:(?:\S{1,40}\s+)?[<>]\s+)?(?=[A-Z_]{4,40}(?: |\Z))", re.ASCII
+)
+"""A time, a channel or a direction before a line of the protocol that was recorded."""
+
 _QUOTED: Final = re.compile(r"""\A(?:b?(?P<quote>["'`])(?P<inner>.*)(?P=quote))[,;.]?\Z""", re.DOTALL)
 _OPENING: Final = re.compile(r"""(?<!\w)b?(["'])(?=[A-Z][A-Za-z_]{3,40} )""")
 _ESCAPE: Final = re.compile(r"""\\(["'\\/])""")
@@ -187,6 +192,8 @@ def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
         yield LoggedText(rest, header)
     if found := _EXCEPTION.match(rest) or _INNER_EXCEPTION.search(rest[:500]):
         yield LoggedText(rest[found.end() :].strip(), header, found["name"])
+    elif not header and (found := _CAPTURED.match(text)) and found.end():
+        yield LoggedText(text[found.end() :], header)
     yield LoggedText(text, header)
 
 
