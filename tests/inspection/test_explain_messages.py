@@ -178,6 +178,91 @@ def test_no_metric_is_named_that_the_page_does_not_have(stream: str) -> None:
     assert f"--stream {stream}." in passage.advice[0]
 
 
+OUTAGES: Final = [
+    ("redis_failed", "{redis} - 270 - INFO - Connection to redis server hs:6379 failed: Connection refused."),
+    ("redis_lost", "{redis} - 306 - INFO - Connection to redis server hs:6380 lost: non-clean fashion."),
+    ("redis_lost", "{redis} - 230 - INFO - Lost connection to redis"),
+    ("redis_ping", "{redis} - 329 - WARNING - Failed to send ping to a redis connection"),
+    ("caught_up", "{tcp}.handler - 738 - INFO - Caught up with stream 'receipts' to 5123"),
+    ("send_rows", "{tcp}.resource - 187 - INFO - Streaming: presence_federation -> 5"),
+    (
+        "send_rows",
+        (
+            "{tcp}.resource - 256 - INFO - Sending update for events: 14 -> 15 (limited: False,"
+            " updates: 1, max"
+            " token: 15)"
+        ),
+    ),
+    ("send_position", "{tcp}.resource - 305 - INFO - Sending position for receipts: 1 -> 1"),
+    ("tcp_invalid_command", "{tcp}.protocol - 223 - ERROR - [anon-abcde] invalid command USER_SYNC"),
+    (
+        "command_failed",
+        "{tcp}.handler - 276 - ERROR - Failed to handle command <RdataCommand at 0x7f00>",
+    ),
+    ("unknown_stream_position", "KeyError: 'quarantined_media'"),
+    (
+        "http_failed",
+        (
+            "synapse.http.client - 945 - INFO - Error sending request to  POST synapse-replication://encryption1"
+            "/_synapse/replication/fed_send_edu/m.direct_to_device/AbCd: ConnectionRefusedError"
+            " Connection refused"
+        ),
+    ),
+    (
+        "http_retry",
+        (
+            "synapse.replication.http._base - 318 - WARNING - fed_send_edu request connection"
+            " failed; retrying in"
+            " 1s: ConnectionRefusedError('Connection refused')"
+        ),
+    ),
+    (
+        "txn_retry",
+        (
+            "synapse.storage.txn - 517 - WARNING - [TXN OPERROR]"
+            " {{set_type_stream_id_for_appservice-17c85}} could"
+            " not serialize access due to concurrent update 0/5"
+        ),
+    ),
+    (
+        "cfg_writer_missing",
+        "Instance 'writer9' is configured to write receipts but does not appear in `instance_map` config.",
+    ),
+    ("cfg_one", "Must only specify one instance to handle `to_device` messages."),
+    (
+        "cfg_no_main",
+        (
+            "Missing data for a worker to connect to main process. Please include 'main' in the"
+            " `instance_map`"
+            " declared in your shared yaml configuration"
+        ),
+    ),
+    (
+        "id_twice",
+        'psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint "state_groups_pkey"',
+    ),
+    ("presence_worker", "NotImplementedError: Attempting to check presence on a non-presence worker"),
+    (
+        "discard_position",
+        (
+            "2026-11-02 10:00:00,000 - {tcp}.handler - 656 - DEBUG - x - Discarding redundant POSITION"
+            " persister1/events 120 124"
+        ),
+    ),
+]
+"""Lines that people pasted into reports (matrix-org/synapse 9590, 9869, 9899, 7257, 10060 and others)."""
+
+
+@pytest.mark.parametrize(("key", "line"), OUTAGES)
+def test_a_line_of_a_report_is_explained(key: str, line: str) -> None:
+    [passage] = explain(
+        line.format(tcp="synapse.replication.tcp", redis="synapse.replication.tcp.redis")
+    ).passages
+
+    assert passage.kind == key
+    assert passage.advice or passage.severity == "normal"
+
+
 OTHERS: Final = [
     "Discarding POSITION persister1/events 120 124",
     "POSITION persister1/events 120 124",
