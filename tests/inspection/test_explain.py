@@ -528,8 +528,9 @@ def test_a_row_that_does_not_fit_is_said_to() -> None:
     assert "not a JSON array" in " ".join(only('RDATA typing tw1 5 {"a":7}').words)
 
 
-def test_a_line_that_was_cut_off_is_shown_with_its_forms() -> None:
-    passage = only("RDATA receipts rw1 54")
+@pytest.mark.parametrize("line", ["RDATA receipts rw1 54", 'RDATA receipts rw1 54 ["!r:hs","m.re'])
+def test_a_line_that_was_cut_off_is_shown_with_its_forms(line: str) -> None:
+    passage = only(line)
 
     assert "no release writes it so" in passage.words[0]
     assert any(sentence.startswith("RDATA <stream> <instance> <token") for sentence in passage.words)
