@@ -788,6 +788,26 @@ def test_a_stream_that_goes_back_is_told() -> None:
     assert not any(sentence.startswith("typing goes back") for sentence in compared.words)
 
 
+def test_each_writer_of_tokens_is_compared() -> None:
+    """One that stands still while another goes on."""
+    [compared] = [
+        one
+        for one in explain(
+            "m56~2.60~3.70_1_1_1_1_1_1_1_0 m56~2.60~3.75_1_1_1_1_1_1_1_0 m58~2.61~3.75_1_1_1_1_1_1_1_0"
+        ).passages
+        if one.kind == "compared_tokens"
+    ]
+
+    assert [(row["field"], row["token_1"], row["token_3"]) for row in compared.fields[:3]] == [
+        ("room", 56, 58),
+        ("room, writer 2", 60, 61),
+        ("room, writer 3", 70, 75),
+    ]
+    assert any(
+        sentence.startswith("room, writer 2 stands still at 60 from token 1") for sentence in compared.words
+    )
+
+
 def test_equal_positions_of_tokens_are_told() -> None:
     found = explain("s9_5_3_4_4_4_4_4_0 then s9_5_3_4_4_4_4_4_0_0").passages
 

@@ -334,9 +334,14 @@ def compare(tokens: Sequence[SyncToken]) -> tuple[list[str], list[dict[str, Any]
 
     Returns sentences, and a table with a row for each field of them all.
     """
-    names = [name for name in tokens[0].positions if all(name in one.positions for one in tokens)]
-    places = {name: [_highest(one.positions[name]) for one in tokens] for name in names}
-    steps = {name: [last - first for first, last in pairwise(found)] for name, found in places.items()}
+    places: dict[str, list[int]] = {}
+    for name in tokens[0].positions:
+        if all(name in one.positions for one in tokens):
+            found = [one.positions[name] for one in tokens]
+            places[name] = [one.minimum for one in found]
+            for writer in dict.fromkeys(writer for one in found for writer in one.ahead):
+                places[f"{name}, {writer}"] = [one.of(writer) for one in found]
+    steps = {name: [last - first for first, last in pairwise(at)] for name, at in places.items()}
     words: list[str] = []
     for name, moved in steps.items():
         for number, step in enumerate(moved, 1):
@@ -355,7 +360,7 @@ def compare(tokens: Sequence[SyncToken]) -> tuple[list[str], list[dict[str, Any]
             " order in which they were given out."
         )
     still = [name for name, moved in steps.items() if not any(moved)]
-    if len(still) == len(names):
+    if len(still) == len(places):
         words.append("All tokens are at the same positions.")
     elif still:
         words.append(
@@ -365,17 +370,13 @@ def compare(tokens: Sequence[SyncToken]) -> tuple[list[str], list[dict[str, Any]
     rows = [
         {
             "field": name,
-            **{f"token_{number}": place for number, place in enumerate(found, 1)},
-            "moved": found[-1] - found[0],
-            "stream": BY_NAME[name].stream if name in BY_NAME else "",
+            **{f"token_{number}": place for number, place in enumerate(at, 1)},
+            "moved": at[-1] - at[0],
+            "stream": BY_NAME[field].stream if (field := name.partition(",")[0]) in BY_NAME else "",
         }
-        for name, found in places.items()
+        for name, at in places.items()
     ]
     return words, rows
-
-
-def _highest(position: FieldPosition) -> int:
-    return max([position.minimum, *position.ahead.values()])
 
 
 def token_fields(token: SyncToken) -> list[dict[str, Any]]:
