@@ -854,6 +854,28 @@ def test_the_log_form_without_separators_is_read() -> None:
     assert (places["quarantined_media"], places["quarantined_media, w1"]) == (3, 4)
 
 
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        (represented(9, 6), "10 fields: Synapse 1.96 to 1.138."),
+        (represented(9, 6).replace("immutabledict", "frozendict"), "no release writes it so"),
+        (logged(), "10 fields: Synapse 1.112 to 1.138."),
+        (
+            logged(un_partial_stated_rooms="6,thread_subscriptions: 8, sticky_events: 9"),
+            "12 fields: Synapse 1.148 to 1.153.",
+        ),
+        (
+            represented(9, 6).partition(", receipt_key")[0].replace("immutabledict", "frozendict")
+            + ", receipt_key=5, account_data_key=1, push_rules_key=1, to_device_key=1, device_list_key=3,"
+            " groups_key=0)",
+            "9 fields: Synapse 1.44 to 1.75.",
+        ),
+    ],
+)
+def test_the_notation_of_a_log_narrows_the_releases(token: str, said: str) -> None:
+    assert said in only(token).words[1]
+
+
 def test_a_whole_log_is_bounded() -> None:
     """A hundred thousand lines are a few passages; what they say is counted."""
     lines = (

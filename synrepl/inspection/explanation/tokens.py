@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.inspection.streams import BY_NAME, TOKEN_FIELDS, TokenField, written_by
-from synrepl.wire.dialect import Release
+from synrepl.wire.dialect import Release, Span
 from synrepl.wire.text import printable
 
 Writers = Mapping[int, str]
@@ -95,11 +95,12 @@ class SyncToken(msgspec.Struct, frozen=True):
     """A sync token: the position in each of its fields, by the name of the field.
 
     `connection` is the number before the slash of a sliding sync token. Fields beyond those of 1.163 are
-    called ``field 15`` and so on.
+    called ``field 15`` and so on. `logged_by` are the releases that log it so, if a log has it.
     """
 
     positions: Mapping[str, FieldPosition]
     connection: int | None = None
+    logged_by: Span = Span()
 
     @property
     def count(self) -> int:
@@ -127,7 +128,10 @@ def find_tokens(text: str, writers: Writers) -> list[tuple[str, SyncToken]]:
             for one in _MEMBER.finditer(text, match.end(), end)
         }
         if "room" in positions:
-            found.append((match.start(), text[match.start() : end + 1], SyncToken(positions)))
+            shown = text[match.start() : end + 1]
+            spans = [span for mark, span in LOG_FORMS.items() if mark in shown]
+            token = SyncToken(positions, logged_by=spans[0] if spans else Span())
+            found.append((match.start(), shown, token))
     return [(shown, token) for _, shown, token in sorted(found, key=lambda one: one[0])]
 
 
@@ -185,7 +189,7 @@ def read_position(text: str) -> FieldPosition:
         int(minimum[1]) if minimum else 0,
         {printable(name): int(place) for name, place in _INSTANCE.findall(ahead[1])} if ahead else {},
         int(topological[1]) if topological else None,
-        is_map=bool(ahead and ahead[1].strip()),
+        is_map=text[0] == "M" or bool(ahead and ahead[1].strip()),
     )
 
 
@@ -235,6 +239,15 @@ MAPS_SINCE: Final[Mapping[str, Release]] = {
 
 CONNECTION_SINCE: Final[Release] = (1, 113, 0)
 """The first release with the tokens of sliding sync."""
+
+
+LOG_FORMS: Final[Mapping[str, Span]] = {
+    ",thread_subscriptions": Span(since=(1, 139, 0), until=(1, 159, 0)),
+    "(room: ": Span(since=(1, 112, 0)),
+    "frozendict": Span(since=(1, 44, 0), until=(1, 81, 0)),
+    "immutabledict": Span(since=(1, 81, 0)),
+}
+"""What a token in a log has, from which release on and until when; the narrowest first."""
 
 
 def releases(token: SyncToken) -> list[str]:
@@ -300,10 +313,13 @@ def _span(token: SyncToken) -> tuple[Release, Release | None]:
     if token.count < FIELDS_SINCE[0][0] or token.count > len(TOKEN_FIELDS):
         return (0, 0, 0), None
     since, until = _fields_span(token.count)
+    since = max(since, token.logged_by.since)
+    if token.logged_by.until is not None:
+        until = min(until or token.logged_by.until, token.logged_by.until)
     for name, position in token.positions.items():
         if position.is_map:
             since = max(since, MAPS_SINCE.get(name, since))
-            if not position.ahead:
+            if not position.ahead and token.logged_by == Span():
                 # Since 1.76 writers that are not ahead are left out; since 1.112 an empty map is a number.
                 since, until = max(since, (1, 76, 0)), min(until or (1, 112, 0), (1, 112, 0))
             elif position.below and since < BELOW_UNTIL:
