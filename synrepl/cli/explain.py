@@ -15,10 +15,12 @@ from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
-from synrepl.inspection.explanation import KINDS, MAX_BYTES, Explanation, HomeserverState, Passage, explain
+from synrepl.inspection.explanation import KINDS, Explanation, HomeserverState, Passage, explain_lines
+from synrepl.inspection.explanation.pasted_lines import MAX_LINE, split_lines
 from synrepl.inspection.explanation.results import NOTHING_KNOWN
+from synrepl.wire.text import printable
 
-COUNTS = frozenset({"behind", "ahead"})
+COUNTS = frozenset({"behind", "ahead", "moved"})
 """Columns with amounts. All other numbers are positions, which are printed without commas."""
 
 
@@ -32,22 +34,34 @@ COUNTS = frozenset({"behind", "ahead"})
 def explain_command(text: str | None, homeserver_files: tuple[Path, ...], output: Output) -> None:
     """Say in words what a sync token, a line of Synapse's log or a line of the protocol means.
 
-    TEXT is in quotes; without it, the text is read from standard input. It may have several lines. No daemon
-    is asked, and without --homeserver no database either. Exit code 1: nothing was recognized.
+    TEXT is in quotes; without it, the text is read from standard input, which may be a whole log: each
+    message is told once, with how often it is there, the worst first. No daemon is asked, and without
+    --homeserver no database either. Exit code 1: nothing was recognized.
     """
     state = _state(homeserver_files) if homeserver_files else NOTHING_KNOWN
-    found = _explain(_read() if text is None or text == "-" else text, state)
+    found = explain_lines(_lines_of(text), state)
+    if not found.lines:
+        raise click.UsageError("the text is empty: give it in quotes, or on standard input")
     if not found.passages:
-        raise CliError(f"nothing was recognized; known are {'; '.join(KINDS.values())}")
+        raise CliError(
+            "nothing was recognized; known are the messages that Synapse logs about replication, and"
+            f" {', '.join(KINDS.values())}"
+        )
     output.show(msgspec.to_builtins(found), _lines(found, is_wide=output.is_wide))
 
 
-def _read() -> str:
-    """Read standard input, a little beyond the limit at most."""
+def _lines_of(text: str | None) -> Iterator[str]:
+    """Yield the lines of the text or of standard input; the end of one that is too long is not read."""
+    if text is not None and text != "-":
+        yield from split_lines(text)
+        return
     if sys.stdin.isatty():
         click.echo("Paste the text, then press Ctrl-D.", err=True)
-    data: bytes = sys.stdin.buffer.read(MAX_BYTES + 1)
-    return data.decode(errors="replace")
+    is_beginning = True
+    while data := sys.stdin.buffer.readline(MAX_LINE):
+        if is_beginning:
+            yield from split_lines(data.decode(errors="replace").removesuffix("\n").removesuffix("\r"))
+        is_beginning = data.endswith(b"\n")
 
 
 def _state(files: tuple[Path, ...]) -> HomeserverState:
@@ -70,14 +84,8 @@ def _state(files: tuple[Path, ...]) -> HomeserverState:
         return NOTHING_KNOWN
 
 
-def _explain(text: str, state: HomeserverState) -> Explanation:
-    """Explain a text. Raises `click.UsageError` if it is empty or too long."""
-    if not text.strip():
-        raise click.UsageError("the text is empty: give it in quotes, or on standard input")
-    try:
-        return explain(text, state)
-    except ValueError as error:
-        raise click.UsageError(f"{error}: paste fewer lines") from error
+SEVERITIES = {"error": "something failed", "look": "look into it if it repeats", "normal": "normal"}
+"""What is said of the severity of a message."""
 
 
 def _lines(found: Explanation, *, is_wide: bool) -> Iterator[str]:
@@ -86,8 +94,10 @@ def _lines(found: Explanation, *, is_wide: bool) -> Iterator[str]:
             yield ""
         if found.lines > 1:
             yield click.style(_where(passage), bold=True)
+            if passage.severity:
+                yield passage.text
         first, *more = passage.words
-        yield click.style(first, "yellow") if passage.advice else first
+        yield click.style(first, "yellow") if passage.severity in ("error", "look") else first
         yield from more
         yield from (f"next: {step}" for step in passage.advice)
         if passage.fields:
@@ -96,16 +106,18 @@ def _lines(found: Explanation, *, is_wide: bool) -> Iterator[str]:
     if found.unrecognized:
         yield ""
         yield f"{counted(found.unrecognized, 'line')} not recognized"
-    if found.skipped:
-        yield ""
-        yield f"{counted(found.skipped, 'line')} after these not read: paste them separately"
 
 
 def _where(passage: Passage) -> str:
-    """Return the numbers of a passage's lines."""
-    first, *more = passage.lines
-    others = f" and {counted(len(more), 'other')}" if more else ""
-    return f"line {first}{others}: {KINDS[passage.kind]}"
+    """Return the number of a passage's first line, how many others there are, and from when to when."""
+    others = f" and {counted(passage.count - 1, 'other')}" if passage.count > 1 else ""
+    what = SEVERITIES[passage.severity] if passage.severity else KINDS[passage.kind]
+    times = ""
+    if passage.first_time:
+        times = f", {passage.first_time}"
+        if passage.last_time != passage.first_time:
+            times += f" to {passage.last_time}"
+    return f"line {passage.lines[0]}{others}{printable(times)}: {what}"
 
 
 def _table(fields: list[dict[str, Any]], *, is_wide: bool) -> Iterator[str]:

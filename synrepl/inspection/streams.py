@@ -127,11 +127,11 @@ def lag_advice(streams: Sequence[str]) -> list[str]:
     advice = []
     if stored := [POSITION_NAMES.get(one, one) for one in streams if one not in NOT_STORED]:
         advice.append(f"see what is written: {position_query(stored)}")
-    names = ", ".join(POSITION_NAMES.get(one, one) for one in streams)
-    advice.append(
-        "see what this process has (1.163): the metric synapse_storage_stream_current_position, with the"
-        f" stream_name {names}"
-    )
+    if measured := [POSITION_NAMES.get(one, one) for one in streams if one in WIRE.values()]:
+        advice.append(
+            "see what this process has (1.163): the metric synapse_storage_stream_current_position, with the"
+            f" stream_name {', '.join(measured)}"
+        )
     advice.append(
         "see what is announced: synrepl tail redis://HOST --server-name NAME --stream"
         f" {','.join(streams)}. If the database moves and nothing is announced, the writer is at fault:"

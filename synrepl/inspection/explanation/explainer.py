@@ -1,81 +1,191 @@
-"""The explanation of a pasted text: finds what is known in each line, and says what it means."""
+"""The explanation of a pasted text or a whole log: finds what is known in each line, and says what it means.
 
+Lines that say the same are one passage. A message that comes with ever other values is explained for the
+first `MAX_EXAMPLES` of them; when more come, all of them are one passage, with the first as the example. So
+the memory does not depend on the length of a log.
+"""
+
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from synrepl.inspection.explanation.log_messages import explain_message
-from synrepl.inspection.explanation.pasted_lines import split_lines, unwrapped
-from synrepl.inspection.explanation.results import NOTHING_KNOWN, Explanation, HomeserverState, Passage
+from synrepl.inspection.explanation.details import explain_message
+from synrepl.inspection.explanation.messages import find_message
+from synrepl.inspection.explanation.pasted_lines import LoggedText, numbered_lines, read_line, split_lines
+from synrepl.inspection.explanation.results import (
+    MAX_NUMBERS,
+    NOTHING_KNOWN,
+    Explanation,
+    HomeserverState,
+    Passage,
+)
 from synrepl.inspection.explanation.tokens import (
     FieldPosition,
     SyncToken,
-    Writers,
+    below_sentences,
+    compare,
+    find_positions,
     find_room_positions,
     find_tokens,
     names_advice,
     releases,
     token_fields,
 )
-from synrepl.inspection.explanation.wire_lines import explain_broken_line, explain_line
+from synrepl.inspection.explanation.wire_lines import explain_line
 from synrepl.inspection.streams import POSITION_NAMES
 from synrepl.wire.text import printable
 
-MAX_BYTES: Final = 64 * 1024
-"""The most bytes of text that are explained."""
+MAX_EXAMPLES: Final = 10
+"""A message is explained for so many different values at most."""
 
-MAX_LINES: Final = 100
-"""The most lines that are explained; lines in which nothing is known do not count."""
+MAX_COMPARED: Final = 8
+"""The most tokens that are compared with each other."""
 
 KINDS: Final = {
     "sync_token": "a sync token",
-    "room_position": "a position in rooms, such as t12-345",
-    "stuck_sync": "a /sync that timed out",
-    "waiting_sync": "a /sync that waits",
-    "stuck_request": "a time-out on a stream ('Timed out waiting for repl stream')",
-    "waiting_request": "a wait for a stream",
-    "caught_up": "the end of a wait",
-    "token_from_future": "a token that is ahead of the database",
-    "position_ahead": "a position that is ahead",
-    "inconsistent_sequence": "a sequence that is inconsistent",
-    "fetching_rows": "a gap that is filled",
-    "unknown_stream": "an unknown stream",
-    "lost_connection": "a lost connection to Redis",
+    "compared_tokens": "several sync tokens",
+    "position": "a position, such as t12-345 or RoomStreamToken(...)",
     "protocol_line": "a line of the replication protocol (POSITION, RDATA, REPLICATE ...)",
 }
-"""What is recognized: the kinds of passages, with a name for each."""
+"""The kinds of passages that are no messages of a log, with a name for each."""
+
+_RANKS: Final = {"error": 0, "look": 1, "": 2, "normal": 3}
 
 
 def explain(text: str, state: HomeserverState = NOTHING_KNOWN) -> Explanation:
     """Explain what a text of a homeserver means: tokens, lines of its log, lines of the protocol.
 
     With the `state` of the homeserver, writers are called by their names, each table has what is stored now,
-    and what is ahead of the database is told. Lines that mean the same are one passage. Raises ValueError for
-    a text of more than `MAX_BYTES` bytes.
+    and what is ahead of the database is told.
     """
-    if len(text.encode(errors="replace")) > MAX_BYTES:
-        raise ValueError(f"the text has more than {MAX_BYTES:,} bytes")
-    writers = MappingProxyType(dict(state.writers))
-    lines = split_lines(text)
-    passages: dict[bytes, Passage] = {}
-    unrecognized = explained = skipped = 0
-    for place, (number, line) in enumerate(lines):
-        if explained == MAX_LINES:
-            skipped = len(lines) - place
-            break
-        found = [_with_state(one, state) for one in _explain_line(line, writers)]
-        if not found:
-            unrecognized += 1
-            continue
-        explained += 1
-        for passage in found:
-            key = msgspec.json.encode((passage.kind, passage.words, passage.fields))
-            same = passages.get(key, passage)
-            passages[key] = msgspec.structs.replace(same, lines=[*same.lines, number])
-    return Explanation(
-        passages=list(passages.values()), lines=len(lines), unrecognized=unrecognized, skipped=skipped
+    return explain_lines(split_lines(text), state)
+
+
+def explain_lines(lines: Iterable[str], state: HomeserverState = NOTHING_KNOWN) -> Explanation:
+    """Explain lines as `explain` does a text; the lines may be more than fit into the memory."""
+    explainer = _Explainer(state)
+    for number, line in numbered_lines(lines):
+        explainer.add(number, line)
+    return explainer.result()
+
+
+class _Group:
+    """The lines with one message: the passages of the first ones, and how many there are."""
+
+    def __init__(self) -> None:
+        self.passages: dict[bytes, Passage] = {}
+        self.whole: Passage | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.passages) > MAX_EXAMPLES
+
+    def add(self, passage: Passage, number: int, time: str) -> None:
+        """Count a line that says this."""
+        key = msgspec.json.encode((passage.kind, passage.words, passage.fields))
+        self.passages[key] = _counted(self.passages.get(key), passage, number, time)
+        self.count(passage, number, time)
+
+    def count(self, passage: Passage, number: int, time: str) -> None:
+        """Count a line like the others, without a look at its values."""
+        self.whole = _counted(self.whole, passage, number, time)
+
+    def result(self) -> list[Passage]:
+        assert self.whole is not None
+        return [self.whole] if self.is_full else list(self.passages.values())
+
+
+def _counted(same: Passage | None, passage: Passage, number: int, time: str) -> Passage:
+    if same is None:
+        return msgspec.structs.replace(passage, lines=[number], first_time=time, last_time=time)
+    if same.lines[-1] == number:
+        return same
+    lines = [*same.lines, number] if len(same.lines) < MAX_NUMBERS else same.lines
+    return msgspec.structs.replace(
+        same,
+        lines=lines,
+        count=same.count + 1,
+        first_time=same.first_time or time,
+        last_time=time or same.last_time,
     )
+
+
+class _Explainer:
+    """What was found in the lines so far."""
+
+    def __init__(self, state: HomeserverState) -> None:
+        self._state = state
+        self._writers = MappingProxyType(dict(state.writers))
+        self._groups: dict[str, _Group] = {}
+        self._tokens: dict[str, tuple[SyncToken, int]] = {}
+        self._lines = self._unrecognized = 0
+
+    def add(self, number: int, line: str) -> None:
+        """Explain one line."""
+        self._lines += 1
+        header, texts = read_line(line)
+        match = next((found for text in texts if (found := find_message(text))), None)
+        if match is not None:
+            group = self._groups.get(match.message.key)
+            if group is not None and group.is_full and group.whole is not None:
+                group.count(group.whole, number, header.time)
+                return
+            if (passage := explain_message(match, self._writers)) is not None:
+                self._add(passage, number, header.time)
+                return
+        passages = self._explain_texts(texts, number)
+        for passage in passages:
+            self._add(passage, number, header.time)
+        self._unrecognized += not passages
+
+    def _add(self, passage: Passage, number: int, time: str) -> None:
+        group = self._groups.setdefault(passage.kind, _Group())
+        group.add(_with_state(passage, self._state), number, time)
+
+    def _explain_texts(self, texts: list[LoggedText], number: int) -> list[Passage]:
+        """Explain what is no message: of the texts in a line, the first in which something is known."""
+        for text in texts:
+            # A line that a logger wrote is none of the protocol, whatever it looks like.
+            if not text.header and (found := explain_line(text.text)) is not None:
+                return [found]
+        for text in texts:
+            if tokens := find_tokens(text.text, self._writers):
+                for shown, token in tokens:
+                    if len(self._tokens) <= MAX_COMPARED:
+                        self._tokens.setdefault(shown, (token, number))
+                return [_explain_token(shown, token) for shown, token in tokens]
+        for text in texts:
+            if rooms := list(find_room_positions(text.text, self._writers)):
+                return [_explain_position(shown, "Room", position) for shown, position in rooms]
+            if logged := list(find_positions(text.text)):
+                return [_explain_position(*one) for one in logged]
+        return []
+
+    def result(self) -> Explanation:
+        """Return all passages, the worst first."""
+        passages = [one for group in self._groups.values() for one in group.result()]
+        if compared := self._compared():
+            passages.append(compared)
+        passages.sort(key=lambda one: (_RANKS[one.severity], one.kind == "sync_token", one.lines[0]))
+        return Explanation(passages=passages, lines=self._lines, unrecognized=self._unrecognized)
+
+    def _compared(self) -> Passage | None:
+        """Compare the tokens with each other, if they are few: those of a whole log are of many clients."""
+        tokens = [one for one in self._tokens.values() if one[0].positions["room"].topological is None]
+        if not 2 <= len(tokens) <= MAX_COMPARED:
+            return None
+        words, rows = compare([token for token, _ in tokens])
+        lines = list(dict.fromkeys(number for _, number in tokens))
+        return Passage(
+            kind="compared_tokens",
+            text=f"{len(tokens)} tokens",
+            words=[f"{len(tokens)} tokens, compared in the order in which they are in the text.", *words],
+            fields=rows,
+            lines=lines,
+            count=len(lines),
+        )
 
 
 def _with_state(passage: Passage, state: HomeserverState) -> Passage:
@@ -96,24 +206,6 @@ def _with_state(passage: Passage, state: HomeserverState) -> Passage:
                 f" {last}: it was restored from an older copy, or the text is of another homeserver."
             )
     return msgspec.structs.replace(passage, words=list(dict.fromkeys(words)), fields=rows)
-
-
-def _explain_line(line: str, writers: Writers) -> list[Passage]:
-    """Return what is known in one line: of the texts inside it, the first in which something is."""
-    texts = list(unwrapped(line))
-    for text in texts:
-        if (found := explain_message(text, writers) or explain_line(text)) is not None:
-            return [found]
-    for text in texts:
-        if tokens := find_tokens(text, writers):
-            return [_explain_token(shown, token) for shown, token in tokens]
-    for text in texts:
-        if positions := list(find_room_positions(text, writers)):
-            return [_explain_room(shown, position) for shown, position in positions]
-    for text in texts:
-        if (found := explain_line(text, is_whole=True) or explain_broken_line(text)) is not None:
-            return [found]
-    return []
 
 
 def _explain_token(text: str, token: SyncToken) -> Passage:
@@ -138,20 +230,28 @@ def _explain_token(text: str, token: SyncToken) -> Passage:
     )
 
 
-def _explain_room(text: str, position: FieldPosition) -> Passage:
+def _explain_position(text: str, kind: str, position: FieldPosition) -> Passage:
+    where = "the stream events" if kind == "Room" else "a stream that several processes write"
     if position.topological is not None:
         said = (
             f"A place in a room's history: it pages back after depth {position.topological}, event"
             f" {position.minimum}."
         )
     elif position.ahead:
-        said = f"A place in the stream events: all writers are after {position.minimum}, but these further."
+        said = f"A place in {where}: all writers are after {position.minimum}, but these further."
     else:
-        said = f"A place in the stream events: after event {position.minimum}."
+        said = f"A place in {where}: after {'event ' if kind == 'Room' else ''}{position.minimum}."
+    words = [said, *below_sentences("the position", position, is_written=kind == "Room")]
+    if kind == "Room":
+        words.append("A sync token begins with this; here the other fields are missing.")
+        fields = token_fields(SyncToken({"room": position}))
+    else:
+        words.append(
+            "The text does not say which stream: receipts, device_lists, or another of a sync token."
+        )
+        fields = [{"writer": "all others", "position": position.minimum}] + [
+            {"writer": writer, "position": place} for writer, place in position.ahead.items()
+        ]
     return Passage(
-        kind="room_position",
-        text=printable(text),
-        words=[said, "A sync token begins with this; here the other fields are missing."],
-        advice=names_advice(position.ahead),
-        fields=token_fields(SyncToken({"room": position})),
+        kind="position", text=printable(text), words=words, advice=names_advice(position.ahead), fields=fields
     )

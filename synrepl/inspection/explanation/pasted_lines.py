@@ -1,71 +1,233 @@
-"""Pasted text: its lines, and what is inside quotes, JSON and escapes.
+"""Pasted lines: the header that a logger or a container put before a message, and what is inside quotes.
 
-People paste from terminals, from issues (with ``> `` and backticks), from Docker and Loki (JSON), from Python
-(``b'...'``) and from browsers (percent-encoded). `unwrapped` yields a line as it is, then what is inside it.
+People paste from terminals, from issues (with ``> `` and backticks), from Docker, journald and Loki (JSON),
+from Python (``b'...'``) and from browsers (percent-encoded). `read_line` takes the header off, and yields
+the texts in which something may be recognized, the whole message first.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
-from synrepl.inspection.explanation.log_messages import CONTINUES
+import msgspec
+
+MAX_LINE: Final = 64 * 1024
+"""The most characters of one line that are looked at."""
+
+_DEFAULT: Final = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d+)?) - (?P<logger>[\w.]+) - \d+ - (?P<level>[A-Z]+) - "
+    r"(?P<request>\S{0,200}) ?- (?P<message>.*)",
+    re.DOTALL | re.ASCII,
+)
+"""The format of Synapse's own log: most lines of a whole log."""
+
+_HEADER: Final = re.compile(
+    r"""(?:
+      (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?
+          (?:Z|\ ?[+-]\d\d:?\d\d|\ (?:UTC|[A-Z]{1,3}T)(?=\ ))?
+        | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\ [\ \d]\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?
+        | \d\d:\d\d:\d\d(?:[.,]\d+)?)
+    | (?P<logger>(?:synapse|twisted|txredisapi)(?:\.[a-z0-9_]\w*)*(?=[\s:\]-]))
+    | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
+    | [\w.-]{1,80}\ {0,20}\|
+    | [\w.-]{1,80}\ (?:[\w./@-]{1,80}\[\d+\]|(?:matrix|synapse)[\w./@-]{0,80}):(?=\ )
+    | (?:stdout|stderr)\ [FP](?=\ )
+    | \[[\w.-]{1,80}\](?=\ \d{4}-)
+    | \[\d{1,10}\](?=\ )
+    | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,7}:\ )
+    | \d{1,6}(?=\ -\ )
+    | (?P<opening>[\[(])(?=\d{4}-|\d\d:|synapse|[A-Z]{4,8}[\])])
+    )(?:\s*[\])]\s*[-:|]?\s*|\s*[-:|]\s+|:(?=\S)|\s+)?""",
+    re.VERBOSE | re.ASCII,
+)
+"""One part of a header: a time, a logger, a level, a container, a program, the number of a line."""
+
+_REQUEST: Final = re.compile(r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\] )", re.ASCII)
+"""The request on whose behalf a line was logged: between the header and the message."""
+
+_EXCEPTION: Final = re.compile(r"(?:\w{1,80}\.){0,10}(?P<name>[A-Z]\w{1,80}): ", re.ASCII)
+_INNER_EXCEPTION: Final = re.compile(r"(?<!\w)(?P<name>\w{0,80}(?:Error|Exception|Setup)): ", re.ASCII)
+_CAPTURED: Final = re.compile(
+    r"(?:\d[\d.:]{0,20}\s+)?(?:\S{1,255}\t\s*)?(?:(?:\S{1,40}\s+)?[<>]\s+)?(?=[A-Z_]{4,40}(?: |\Z))", re.ASCII
+)
+"""A time, a channel or a direction before a line of the protocol that was recorded."""
 
 _QUOTED: Final = re.compile(r"""\A(?:b?(?P<quote>["'`])(?P<inner>.*)(?P=quote))[,;.]?\Z""", re.DOTALL)
-_OPENING: Final = re.compile(r"""(?<!\w)b?(["'])(?=[A-Z_]{4,40} )""")
+_OPENING: Final = re.compile(r"""(?<!\w)b?(["'])(?=[A-Z][A-Za-z_]{3,40} )""")
 _ESCAPE: Final = re.compile(r"""\\(["'\\/])""")
 _MARKS: Final = re.compile(r"\A[>\s]+")
+_BACKTICKS: Final = re.compile(r"(?P<ticks>`{1,3})(?P<inner>[^`]*)(?P=ticks)")
 _TEXT_KEYS: Final = ("log", "message", "msg", "MESSAGE", "line")
+_HEADER_KEYS: Final = {
+    "time": ("time", "timestamp", "@timestamp", "ts"),
+    "logger": ("namespace", "logger", "logger_name", "name"),
+    "level": ("level", "levelname", "severity"),
+}
 _MAX_STRINGS: Final = 20
 """The most strings of a JSON document that are looked at."""
 
+_CONTINUES: Final = re.compile(
+    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
+    re.ASCII,
+)
+"""The end of a line whose message goes on in the next line."""
 
-def split_lines(text: str) -> list[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers from 1; a message over two lines is one."""
-    found: list[tuple[int, str]] = []
-    continues = False
-    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
+
+class Header(msgspec.Struct, frozen=True):
+    """What stood before a message; "" is unknown. `logger` is a module's name, `level` as ``WARNING``."""
+
+    time: str = ""
+    logger: str = ""
+    level: str = ""
+
+    def __bool__(self) -> bool:
+        return self.logger != "" or self.level != ""
+
+
+class LoggedText(msgspec.Struct, frozen=True):
+    """A text of a line, without the header. The `exception` is the class named before it, or ""."""
+
+    text: str
+    header: Header
+    exception: str = ""
+
+
+def numbered_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, with their numbers from 1; a message over two lines is one."""
+    held: tuple[int, str] | None = None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if continues:
-            before, start = found[-1]
-            found[-1] = before, f"{start} {line.strip()}"
+        if held is not None:
+            first, start = held
+            held = None
+            yield first, f"{start.rstrip()} {line.strip()}"
+        elif _CONTINUES.search(line, max(0, len(line) - 80)) is not None:
+            held = number, line
         else:
-            found.append((number, line))
-        continues = not continues and CONTINUES.search(line) is not None
-    return found
+            yield number, line
+    if held is not None:
+        yield held
 
 
-def unwrapped(line: str) -> Iterator[str]:
-    """Yield a line, and then the texts inside it, each once."""
-    seen: set[str] = set()
-    for text in _unwrapped(line):
-        if text and text not in seen:
-            seen.add(text)
-            yield text
+def split_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text, whatever ends them."""
+    yield from re.split(r"\r\n|\r|\n", text)
 
 
-def _unwrapped(line: str, *, depth: int = 2) -> Iterator[str]:
-    text = _MARKS.sub("", line.strip()).strip("`").strip()
-    yield text
-    for inner in _strings(text):
-        for _, one in split_lines(inner):
-            if depth:
-                yield from _unwrapped(one, depth=depth - 1)
+def read_line(line: str) -> tuple[Header, list[LoggedText]]:
+    """Return the header of a line, and the texts in it: each once, the most likely message first."""
+    line = line[:MAX_LINE]
+    if found := _DEFAULT.fullmatch(line.rstrip("\r\n")):
+        header = Header(found["time"], found["logger"], found["level"])
+        message = found["message"]
+        texts = [LoggedText(message, header)]
+        if " " in message and not _may_wrap(message):
+            return header, texts
+    seen: dict[LoggedText, None] = {}
+    for text in _unwrapped(line, Header()):
+        if text.text:
+            seen.setdefault(text)
+    texts = list(seen)
+    return (texts[0].header if texts else Header()), texts
+
+
+def _may_wrap(text: str) -> bool:
+    return (
+        "Error: " in text
+        or "Exception: " in text
+        or "%" in text
+        or "\\" in text
+        or "b'" in text
+        or "'" in text[:1]
+        or '"' in text
+    )
+
+
+def _unwrapped(line: str, outer: Header, *, depth: int = 2) -> Iterator[LoggedText]:
+    text = _MARKS.sub("", line.strip())
+    if found := _BACKTICKS.fullmatch(text):
+        text = found["inner"].strip()
+    document = _document(text)
+    if isinstance(document, dict):
+        outer = _header_of(document, outer)
+    else:
+        yield from _messages(text, outer)
+    if depth and document is not None:
+        for inner in _strings(document):
+            for one in split_lines(inner):
+                yield from _unwrapped(one, outer, depth=depth - 1)
+    header, _ = _beheaded(text, outer)
+    for one in _inside(text):
+        yield LoggedText(one, header)
+
+
+def _inside(text: str) -> Iterator[str]:
+    """Yield what is in quotes in a text, and the text without its escapes and percent-encoding."""
     if found := _QUOTED.match(text):
-        yield found["inner"]
-        yield _ESCAPE.sub(r"\1", found["inner"])
-    if quoted := _quoted_command(text):
-        yield quoted
-        yield _ESCAPE.sub(r"\1", quoted)
-    yield _ESCAPE.sub(r"\1", text)
+        yield from _unescaped(found["inner"])
+    if quoted := _quoted_end(text):
+        yield from _unescaped(quoted)
+    if "\\" in text:
+        yield _ESCAPE.sub(r"\1", text)
     if "%" in text:
         yield unquote(text)
 
 
-def _quoted_command(text: str) -> str:
-    """Return the command in quotes at the end of a text, as in ``cannot parse b'RDATA ...'``, or ""."""
+def _unescaped(quoted: str) -> Iterator[str]:
+    """Yield what is in quotes without its escapes, and then as it is."""
+    if "\\" in quoted:
+        yield _ESCAPE.sub(r"\1", quoted)
+    yield quoted
+
+
+def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
+    """Yield what may be the message of a line: without the header, the request, the class of an error."""
+    header, rest = _beheaded(text, outer)
+    if header or rest != text:
+        if (found := _REQUEST.match(rest)) and header:
+            yield LoggedText(rest[found.end() :].strip(), header)
+        yield LoggedText(rest, header)
+    if found := _EXCEPTION.match(rest) or _INNER_EXCEPTION.search(rest[:500]):
+        yield LoggedText(rest[found.end() :].strip(), header, found["name"])
+    elif not header and (found := _CAPTURED.match(text)) and found.end():
+        yield LoggedText(text[found.end() :], header)
+    yield LoggedText(text, header)
+
+
+def _beheaded(text: str, outer: Header) -> tuple[Header, str]:
+    """Return the header of a text, and the rest."""
+    found = {"time": outer.time, "logger": outer.logger, "level": outer.level}
+    place = 0
+    for _ in range(10):
+        part = _HEADER.match(text, place)
+        if part is None or part.end() == place:
+            break
+        place = part.end()
+        found |= {name: part[name] for name in found if part[name]}
+        if found["logger"] and found["level"]:
+            # What follows may be the message.
+            break
+    return Header(**found), text[place:].strip()
+
+
+def _header_of(document: dict[str, Any], outer: Header) -> Header:
+    """Return the header that the keys of a structured line are."""
+    found = {
+        name: next((str(document[key])[:100] for key in keys if isinstance(document.get(key), str)), "")
+        for name, keys in _HEADER_KEYS.items()
+    }
+    if not found["logger"].startswith("synapse"):
+        found["logger"] = ""
+    return Header(
+        found["time"] or outer.time, found["logger"] or outer.logger, found["level"].upper() or outer.level
+    )
+
+
+def _quoted_end(text: str) -> str:
+    """Return the words in quotes at the end of a text, as in ``3) "RDATA ..."`` of redis-cli, or ""."""
     end = text.rstrip(")] \t\n")
     found = _OPENING.search(end)
     if found is None or not end.endswith(found[1]) or found.end() >= len(end):
@@ -73,14 +235,18 @@ def _quoted_command(text: str) -> str:
     return end[found.end() : -1]
 
 
-def _strings(text: str) -> list[str]:
-    """Return the strings in a JSON document, the text of a log entry first; none if it is no JSON."""
+def _document(text: str) -> Any:
+    """Return the JSON document that a text is; None if it is none."""
     if text[:1] not in ("{", "[", '"'):
-        return []
+        return None
     try:
-        document = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return []
+        return None
+
+
+def _strings(document: Any) -> list[str]:
+    """Return the strings in a JSON document, the text of a log entry first."""
     if isinstance(document, dict):
         ordered = [document[key] for key in _TEXT_KEYS if key in document]
         document = [*ordered, *(value for key, value in document.items() if key not in _TEXT_KEYS)]

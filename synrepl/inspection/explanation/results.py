@@ -24,9 +24,12 @@ NOTHING_KNOWN = HomeserverState()
 class Passage(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was recognized, and what it means.
 
-    `kind` is a key of `KINDS`. `text` is what was recognized, shortened. `words` are sentences, of which the
-    first is the summary. `advice` is what to do or to look at next. `fields` are the rows of a table: all
-    have the same names, in snake case. `lines` are the numbers of the lines that say the same, from 1 on.
+    `kind` is a key of `KINDS`, or the key of a message; `severity` is that of the message: "error", "look",
+    "normal", or "" for what is no message. `text` is what was recognized, shortened. `words` are sentences,
+    of which the first is the summary. `advice` is what to do or to look at next. `fields` are the rows of a
+    table: all have the same names, in snake case. `lines` are the numbers of the first `MAX_NUMBERS` lines
+    that say so, from 1 on, and `count` is of all of them; `first_time` and `last_time` are the times before
+    the first and the last as they stand there, or "".
     """
 
     kind: str
@@ -34,17 +37,23 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     words: list[str]
     advice: list[str] = []
     fields: list[dict[str, Any]] = []
+    severity: str = ""
     lines: list[int] = []
+    count: int = 1
+    first_time: str = ""
+    last_time: str = ""
+
+
+MAX_NUMBERS = 10
+"""The most numbers of lines that a passage has."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recognized in a text.
+    """What was recognized in a text, the worst first.
 
-    `lines` counts the lines with text. `unrecognized` counts those that contain nothing known, and
-    `skipped` those after the last line that was explained, which were not read.
+    `lines` counts the lines with text. `unrecognized` counts those that contain nothing known.
     """
 
     passages: Sequence[Passage]
     lines: int
     unrecognized: int
-    skipped: int = 0

@@ -6,12 +6,14 @@ A line is parsed as every release would parse it, with the forms of `synrepl.wir
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final
 
 import msgspec
 
 from synrepl.errors import RemoteProtocolError, RowError
 from synrepl.inspection.explanation.results import Passage
+from synrepl.inspection.explanation.tokens import span_text
 from synrepl.inspection.streams import writers_sentence
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -26,14 +28,20 @@ _STREAMS: Final = StreamTable.default()
 _FIRST: Final = (0, 21, 0)
 """The first release with the protocol."""
 
-_ROW_RELEASES: Final = ("1.163", "1.66", "1.23", "1.21", "1.12", "1.5", "1.0", "0.99.4", "0.21")
-"""Releases that between them have every form of every row, the newest first."""
+_ROW_RELEASES: Final[tuple[Release, ...]] = (
+    *((1, minor, 0) for minor in range(163, -1, -1)),
+    *((0, 99, patch) for patch in range(5, -1, -1)),
+    *((0, minor, 0) for minor in range(34, 20, -1)),
+)
+"""The releases whose rows are looked through, the newest first."""
 
 UNMISTAKABLE: Final = ("RDATA", "POSITION", *(name for name in COMMANDS if "_" in name))
 """Commands that are recognized anywhere in a line. The others are common words."""
 
-_COMMAND: Final = re.compile(rf"(?<![\w'\"`/])(?:{'|'.join(UNMISTAKABLE)}) \S")
 _BEGINNING: Final = re.compile(rf"(?:{'|'.join(COMMANDS)})(?: |\Z)")
+_STREAM: Final = re.compile(r"[A-Za-z_][\w.-]{0,99}", re.ASCII)
+_WORD: Final = re.compile(r"[^\s/]{1,255}")
+_NUMBER: Final = re.compile(r"\d+")
 
 
 class _Reading(msgspec.Struct, frozen=True):
@@ -45,23 +53,48 @@ class _Reading(msgspec.Struct, frozen=True):
     until: Release | None
 
 
-def explain_line(text: str, *, is_whole: bool = False) -> Passage | None:
-    """Explain the first line of the protocol in a text: one that begins with an `UNMISTAKABLE` command.
+def explain_line(text: str) -> Passage | None:
+    """Explain a text that is a line of the protocol; None if it is none.
 
-    With `is_whole` the text itself is the line, with any command. None if there is no such line.
+    ERROR is none: a text that begins so is one of a log. Of lines that were cut off, those are recognized
+    that begin with an `UNMISTAKABLE` command, and with the name of a stream if they have one.
     """
-    found = (_BEGINNING.match if is_whole else _COMMAND.search)(text)
-    if found is None:
+    name, _, rest = text.partition(" ")
+    if _BEGINNING.match(text) is None or not _PLAIN.get(name, _ANYTHING).fullmatch(rest):
         return None
-    line = text[found.start() :]
-    readings = _readings(line)
-    return _explain(line.partition(" ")[0], readings) if readings else None
+    if readings := _readings(text):
+        return _explain(name, readings)
+    if name in _CUT and not (rest.partition(" ")[0] in _STREAMS and _CUT[name].fullmatch(rest)):
+        return None
+    return _misfit(name, text) if name in UNMISTAKABLE and rest else None
 
 
-def explain_broken_line(text: str) -> Passage | None:
-    """Explain a text that begins like a line of the protocol, and that no release writes so."""
-    name, _, _ = text.partition(" ")
-    return _misfit(name, text) if name in UNMISTAKABLE else None
+_ANYTHING: Final = re.compile(".*", re.DOTALL)
+_PLAIN: Final = {
+    "ERROR": re.compile(r"(?!)"),
+    "NAME": re.compile(r"\S+(?: \S+)?"),
+    "PING": re.compile(r"\d*"),
+    "SERVER": re.compile(r"\S+"),
+}
+"""What follows commands that are common words, in a line of the protocol."""
+
+_CUT: Final = {
+    "POSITION": re.compile(r"\S+(?: (?!\d+(?: |\Z))\S+(?: \d+)?)?"),
+    "RDATA": re.compile(r"\S+(?: (?!\d+(?: |\Z))\S+)?(?: (?:\d+|batch)(?: [\[{].*)?)?", re.DOTALL),
+}
+"""What follows these commands in a line of which the end is missing."""
+
+
+def _is_of_homeserver(command: Command) -> bool:
+    """Whether its names are such as a homeserver has: what only looks like a line has others."""
+    if isinstance(command, Position | Rdata):
+        writer = command.instance
+        return (
+            _STREAM.fullmatch(command.stream) is not None
+            and _WORD.fullmatch(writer) is not None
+            and _NUMBER.fullmatch(writer) is None
+        )
+    return True
 
 
 def _readings(line: str) -> list[_Reading]:
@@ -79,6 +112,8 @@ def _readings(line: str) -> list[_Reading]:
         except (RemoteProtocolError, UnicodeEncodeError):
             continue
         if isinstance(command, Rdata) and _json(command.row) is None:
+            continue
+        if not _is_of_homeserver(command):
             continue
         if found and found[-1].command == command and found[-1].until == since:
             found[-1] = msgspec.structs.replace(found[-1], until=until)
@@ -196,7 +231,7 @@ def _row(command: Rdata) -> tuple[list[str], list[dict[str, Any]]]:
         return ["The row is not a JSON array: no release writes it so."], [
             {"field": "row", "value": _text(values)}
         ]
-    words, names, values = _named(stream, values) if stream is not None else ([], (), values)
+    words, names, values = _named(stream, values, command.row) if stream is not None else ([], (), values)
     if stream is not None:
         try:
             said = _first_sentences(type(stream.decode(command.row, NEWEST)))
@@ -209,7 +244,9 @@ def _row(command: Rdata) -> tuple[list[str], list[dict[str, Any]]]:
     ]
 
 
-def _named(stream: Stream[Any], values: list[Any]) -> tuple[list[str], tuple[str, ...], list[Any]]:
+def _named(
+    stream: Stream[Any], values: list[Any], row: bytes
+) -> tuple[list[str], tuple[str, ...], list[Any]]:
     """Return remarks on the form of a row, and the names of its values with the values."""
     tag = ""
     if stream.tags:
@@ -217,13 +254,54 @@ def _named(stream: Stream[Any], values: list[Any]) -> tuple[list[str], tuple[str
             tag, values = values
         else:
             tag = stream.tags[0]
-    for release in _ROW_RELEASES:
-        dialect = Dialect.parse(release)
-        names = stream.shape(dialect, tag)
-        if names and len(names) == len(values):
-            is_newest = names == stream.shape(NEWEST, tag)
-            return [] if is_newest else [f"The row has the form of Synapse {release}."], names, values
+    fitting = [shape for shape in _shapes(stream.name, tag) if len(shape.names) == len(values)]
+    for shape in [*(one for one in fitting if _writes(stream, row, one)), *fitting]:
+        return [shape.said] if shape.said else [], shape.names, values
     return [], (), values
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """The fields of one form of a row, a release that writes it, and a sentence if it is not the newest."""
+
+    names: tuple[str, ...]
+    dialect: Dialect
+    said: str = ""
+
+
+def _writes(stream: Stream[Any], row: bytes, shape: _Shape) -> bool:
+    """Whether the releases of a shape write the row so."""
+    try:
+        written = stream.project(stream.canonical(row, shape.dialect), shape.dialect)
+    except RowError:
+        return False
+    return written is not None and bool(_json(written) == _json(row))
+
+
+@cache
+def _shapes(stream: str, tag: str) -> list[_Shape]:
+    """Return the forms of a row, the newest first."""
+    made = _STREAMS.get(stream)
+    assert made is not None
+    found: list[tuple[tuple[str, ...], Release, Release | None]] = []
+    after: Release | None = None
+    for release in _ROW_RELEASES:
+        if names := made.shape(Dialect(release=release, name=""), tag):
+            if found and found[-1][0] == names:
+                found[-1] = names, release, found[-1][2]
+            else:
+                found.append((names, release, after))
+        after = release
+    if not found:
+        # A stream that no release has: an operator's own.
+        return [_Shape(made.shape(NEWEST, tag), NEWEST)]
+    return [
+        _Shape(
+            names,
+            Dialect(release=since, name=""),
+            "" if until is None else f"The row has the form of {span_text(since, until)}.",
+        )
+        for names, since, until in found
+    ]
 
 
 def _misfit(name: str, line: str) -> Passage:

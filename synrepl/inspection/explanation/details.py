@@ -1,15 +1,15 @@
-"""Messages of Synapse's log about streams: what happened, and what to look at next.
+"""What some messages of Synapse's log say beyond their meaning: values compared, who writes, what to look at.
 
-The messages are those of releases 1.66.0 and 1.163.2, and of threads of Synapse's issues (element-hq/synapse
-20080, 18412, 17215; matrix-org/synapse 16093, 15136). A message is found anywhere in a line.
+`DETAILS` has them by the key of the message. Docs: docs/howto/explain.md.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from synrepl.inspection.explanation.messages import Match
 from synrepl.inspection.explanation.results import Passage
 from synrepl.inspection.explanation.tokens import (
     NUMBERED,
@@ -20,8 +20,10 @@ from synrepl.inspection.explanation.tokens import (
     find_tokens,
     names_advice,
     read_position,
+    span_text,
     token_fields,
 )
+from synrepl.inspection.explanation.wire_lines import explain_line
 from synrepl.inspection.streams import (
     BY_NAME,
     POSITION_NAMES,
@@ -30,22 +32,15 @@ from synrepl.inspection.streams import (
     writers_sentence,
     written_by,
 )
+from synrepl.streams.table import StreamTable
 from synrepl.wire.text import printable
 
 SYNC_WAIT_SECONDS: Final = 10
 """How long a process of Synapse waits for the streams of a client's token (1.109 and later)."""
 
-REPLICATION_WAIT_SECONDS: Final = 5
-"""How long a process of Synapse waits for the rows that follow from its request to another process."""
-
 _STREAM_NAME: Final = r"[\w.-]{1,100}"
 _INTEGER: Final = r"-?\d{1,19}"
 
-_STREAMS_WAIT: Final = re.compile(
-    r"(?P<verb>Timed out w|W)aiting for"
-    r" (?:this worker's streams to advance to given token|current token to reach):?(?P<rest>.*)",
-    re.DOTALL | re.ASCII,
-)
 _LAGGING: Final = re.compile(
     rf"(?<!\w)(?P<field>[a-z_]{{2,40}}?)(?:_key)? \(at (?P<current>{VALUE}),"
     rf" waiting for (?P<given>{VALUE})\)",
@@ -57,9 +52,6 @@ _ROWS_WAIT: Final = re.compile(
     rf"(?:; currently at:? (?P<current>{_INTEGER}))?",
     re.ASCII,
 )
-_EMPTY_SYNC: Final = re.compile(
-    r"Timed out waiting for worker to catch up\. Returning empty response", re.ASCII
-)
 _BOUNDED: Final = re.compile(
     rf"Bounding token from the future '?(?:StreamKeyType\.)?(?P<field>\w{{2,40}})'?:"
     rf" token: (?P<given>{VALUE}), bound: (?P<current>{_INTEGER})",
@@ -68,10 +60,6 @@ _BOUNDED: Final = re.compile(
 _TO_DEVICE_AHEAD: Final = re.compile(
     rf"Got to-device\.since from the future\. since token: (?P<given>{_INTEGER}) is ahead of our current"
     rf" to_device stream position: (?P<current>{_INTEGER})",
-    re.ASCII,
-)
-_POSITION_AHEAD: Final = re.compile(
-    rf"\b[Pp]osition of stream ['\"]?(?P<stream>{_STREAM_NAME})['\"]?[^\n]{{0,200}}?\bis ahead\b",
     re.ASCII,
 )
 _INCONSISTENT: Final = re.compile(
@@ -84,46 +72,18 @@ _SEQUENCE_BEHIND: Final = re.compile(
     rf" (?P<current>{_INTEGER}) < (?P<given>{_INTEGER})",
     re.ASCII,
 )
-_FETCHING: Final = re.compile(
-    rf"Fetching replication rows for '(?P<stream>{_STREAM_NAME})'(?: / (?P<writer>[^\s]{{1,255}}))? between"
-    rf" (?P<current>{_INTEGER}) and (?P<given>{_INTEGER})",
-    re.ASCII,
-)
-_UNKNOWN: Final = re.compile(
-    rf"Got (?P<command>RDATA|POSITION) for unknown stream: (?P<stream>{_STREAM_NAME})", re.ASCII
-)
-_LOST: Final = re.compile(
-    r"Lost replication connection; streams now disconnected: (?P<streams>.{0,1000})", re.ASCII
-)
-_DROPPED: Final = re.compile(r"Dropping command as not connected: '(?P<command>[A-Z_]{1,40})'", re.ASCII)
-
-CONTINUES: Final = re.compile(
-    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
-    re.ASCII,
-)
-"""The end of a line whose message goes on in the next line."""
 
 SEQUENCE_QUERY: Final = "SELECT last_value, is_called FROM {}"
 
-Found = re.Match[str]
 
-
-def explain_message(text: str, writers: Writers) -> Passage | None:
-    """Explain the first known message in a text; None if there is none."""
-    for pattern, explain in _MESSAGES.items():
-        if found := pattern.search(text):
-            return explain(found, writers)
-    return None
-
-
-def _streams_wait(found: Found, writers: Writers) -> Passage:
+def _streams_wait(match: Match, writers: Writers) -> Passage:
     """Explain the wait of a request for the streams of its token: names the fields that are behind."""
     pairs = {
         one["field"]: (read_position(one["given"]), read_position(one["current"]))
-        for one in _LAGGING.finditer(found["rest"])
+        for one in _LAGGING.finditer(match.text)
     }
-    tokens = [token for _, token in find_tokens(found["rest"], writers)]
-    has_timed_out = found["verb"] != "W"
+    tokens = [token for _, token in find_tokens(match.text, writers)]
+    has_timed_out = match.message.key == "stream_wait_timeout"
     words: list[str] = []
     rows: list[dict[str, Any]] = []
     late: dict[str, _Lag] = {}
@@ -157,9 +117,10 @@ def _streams_wait(found: Found, writers: Writers) -> Passage:
         else f"This is not an error yet: the request waits up to {SYNC_WAIT_SECONDS} s."
     )
     advice = lag_advice(streams) if streams else []
+    if has_timed_out and not rows:
+        advice.append(match.message.do)
     advice += names_advice(row["writer"] for row in rows if "writer" in row)
-    kind = "stuck_sync" if has_timed_out else "waiting_sync"
-    return _passage(kind, found, words, advice, rows)
+    return _passage(match, words, advice, rows)
 
 
 class _Lag(msgspec.Struct, frozen=True):
@@ -210,34 +171,40 @@ def _lagging(pairs: dict[str, tuple[FieldPosition, FieldPosition]]) -> list[_Lag
     return sorted(found, key=lambda one: one.current - one.given)
 
 
-def _rows_wait(found: Found, writers: Writers) -> Passage:
+def _rows_wait(match: Match, writers: Writers) -> Passage | None:
+    found = _ROWS_WAIT.search(match.text)
+    if found is None:
+        return None
     stream, given = found["stream"], int(found["given"])
     writer = printable(found["writer"] or "the writer")
-    words = []
-    if found["verb"].startswith("Finished"):
-        words.append(f"{stream} has reached {given}: the wait for {writer} is over, nothing is wrong.")
-        return _passage("caught_up", found, words, [], [])
-    has_timed_out = found["verb"] != "W"
+    if match.message.key == "repl_wait_done":
+        words = [f"{stream} has reached {given}: the wait for {writer} is over, nothing is wrong."]
+        return _passage(match, words, [], [])
+    # Only since 1.76 the message has the writer, and the wait is short.
+    seconds = 5 if found["writer"] else 30
     row: dict[str, Any] = {"stream": stream, "writer": writer, "written_up_to": given}
     if found["current"] is None:
-        words.append(
-            f"{stream} is behind: {writer} has written up to {given}; this line does not tell how far this"
-            " process is."
-        )
+        words = [
+            (
+                f"{stream} is behind: {writer} has written up to {given}; this line does not tell how far"
+                " this process is."
+            )
+        ]
     else:
         current = int(found["current"])
         lag = given - current
-        words.append(
+        words = [
             f"{stream} is {lag:,} behind: {writer} has written up to {given}, this process is at {current}."
             if lag > 0
             else f"{stream} has come in the meantime: this process is at {current}, {writer} wrote {given}."
-        )
+        ]
         row |= {"this_process": current, "behind": max(lag, 0)}
+    has_timed_out = match.message.key == "repl_wait_timeout"
     words.append(
-        f"After a request to {writer}, this process waited {REPLICATION_WAIT_SECONDS} s for the rows that the"
+        f"After a request to {writer}, this process waited {seconds} s for the rows that the"
         " request caused, and went on without them: what it reads until they come may be stale."
         if has_timed_out
-        else f"After a request to {writer}, this process waits up to {REPLICATION_WAIT_SECONDS} s for the"
+        else f"After a request to {writer}, this process waits up to {seconds} s for the"
         " rows that the request caused: no error yet."
     )
     words.append(writers_sentence(stream))
@@ -248,33 +215,13 @@ def _rows_wait(found: Found, writers: Writers) -> Passage:
             " (matrix-org/synapse#15136): update"
         )
     row["written_by"] = written_by(stream)
-    return _passage("stuck_request" if has_timed_out else "waiting_request", found, words, advice, [row])
+    return _passage(match, words, advice, [row])
 
 
-def _empty_sync(found: Found, writers: Writers) -> Passage:
-    words = [
-        (
-            "A /sync got an empty response: this process did not reach the position of the client's token"
-            f" within {SYNC_WAIT_SECONDS} s."
-        ),
-        "The client asks again with the same token, and receives nothing until this process has caught up.",
-        "The line does not name the stream.",
-    ]
-    advice = [
-        (
-            "paste the line of synapse.notifier before it: since 1.163 it says 'Timed out waiting for this"
-            " worker's streams to advance to given token'; older releases say, at level INFO, 'Waiting for"
-            " current token to reach'"
-        ),
-        (
-            "if all users see it after a restart or an upgrade, tokens may be ahead of the database:"
-            " releases since July 2024 cope with that (element-hq/synapse#17274)"
-        ),
-    ]
-    return _passage("stuck_sync", found, words, advice, [])
-
-
-def _bounded(found: Found, writers: Writers) -> Passage:
+def _bounded(match: Match, writers: Writers) -> Passage | None:
+    found = _BOUNDED.search(match.text)
+    if found is None:
+        return None
     field = found["field"].lower().removesuffix("_key")
     given, most = read_position(found["given"]), int(found["current"])
     highest = max([given.minimum, *given.ahead.values()])
@@ -290,11 +237,13 @@ def _bounded(found: Found, writers: Writers) -> Passage:
     ]
     stream = BY_NAME[field].stream if field in BY_NAME else ""
     row = {"field": field, "token": highest, "highest_id": most, "ahead": highest - most, "stream": stream}
-    advice = ["see whether sequences and positions fit: synrepl doctor --homeserver HOMESERVER.YAML"]
-    return _passage("token_from_future", found, words, advice, [row])
+    return _passage(match, words, [match.message.do], [row])
 
 
-def _to_device_ahead(found: Found, writers: Writers) -> Passage:
+def _to_device_ahead(match: Match, writers: Writers) -> Passage | None:
+    found = _TO_DEVICE_AHEAD.search(match.text)
+    if found is None:
+        return None
     given, current = int(found["given"]), int(found["current"])
     words = [
         (
@@ -305,37 +254,27 @@ def _to_device_ahead(found: Found, writers: Writers) -> Passage:
         writers_sentence("to_device"),
     ]
     row = {"stream": "to_device", "token": given, "this_process": current, "behind": given - current}
-    return _passage("stuck_sync", found, words, lag_advice(["to_device"]), [row])
+    return _passage(match, words, lag_advice(["to_device"]), [row])
 
 
-def _position_ahead(found: Found, writers: Writers) -> Passage:
-    stream = found["stream"]
-    words = [
-        f"A position of {stream} is ahead of what the other side has.",
-        "Either this side lags behind the writer, or the other lost ids, as by a restore or a switch-over.",
-        writers_sentence(stream),
-    ]
-    return _passage("position_ahead", found, words, lag_advice([stream]), [])
-
-
-def _inconsistent(found: Found, writers: Writers) -> Passage:
+def _inconsistent(match: Match, writers: Writers) -> Passage | None:
+    found = _INCONSISTENT.search(match.text)
+    if found is None:
+        return None
     sequence = found["sequence"]
-    if found["stream"]:
-        stored = found["stream"]
-        what = f"a stored position of {stored} (table stream_positions)"
-    else:
-        stored, what = "", f"an id in the table {found['table']}"
+    stored = found["stream"] or ""
+    what = f"a stored position of {stored} (table stream_positions)" if stored else ""
     words = [
-        f"Synapse refuses to start: the sequence {sequence} is behind {what}.",
+        (
+            f"Synapse refuses to start: the sequence {sequence} is behind"
+            f" {what or 'an id in the table ' + found['table']}."
+        ),
         (
             "It would give out ids a second time. PostgreSQL logs sequences 32 values ahead: a switch-over,"
             " a restore or a port of the database can leave this behind."
         ),
     ]
-    advice = [
-        "find the statement that raises the sequence: synrepl doctor --homeserver HOMESERVER.YAML",
-        SEQUENCE_QUERY.format(sequence),
-    ]
+    advice = [match.message.do, SEQUENCE_QUERY.format(sequence)]
     if stored:
         advice.append(position_query([stored]))
         advice.append(
@@ -343,94 +282,143 @@ def _inconsistent(found: Found, writers: Writers) -> Passage:
             " tokens that clients and workers have received"
         )
     row = {"sequence": sequence, "behind": stored or found["table"], "stream": _wire_name(stored)}
-    return _passage("inconsistent_sequence", found, words, advice, [row])
+    return _passage(match, words, advice, [row])
 
 
-def _sequence_behind(found: Found, writers: Writers) -> Passage:
+def _sequence_behind(match: Match, writers: Writers) -> Passage | None:
+    found = _SEQUENCE_BEHIND.search(match.text)
+    if found is None:
+        return None
     sequence, table = found["sequence"], found["table"]
     current, given = int(found["current"]), int(found["given"])
+    is_raised = "Updating sequence" in match.text
     words = [
         (
             f"The sequence {sequence} is {given - current:,} behind: it is at {current}, the table {table}"
             f" has {given}."
         ),
-        "A release that adds 'Updating sequence.' raises it by itself; an older one refuses to start.",
+        (
+            "Synapse raises it by itself (since 1.109)."
+            if is_raised
+            else "This release does not raise it: Synapse refuses to start (1.21 to 1.108)."
+        ),
     ]
     row = {"sequence": sequence, "at": current, "table": table, "highest_id": given}
-    advice = ["if Synapse does not start: synrepl doctor --homeserver HOMESERVER.YAML"]
-    return _passage("inconsistent_sequence", found, words, advice, [row])
+    return _passage(match, words, [match.message.do], [row])
 
 
 def _wire_name(stored: str) -> str:
     return next((name for name, other in POSITION_NAMES.items() if other == stored), stored)
 
 
-def _fetching(found: Found, writers: Writers) -> Passage:
-    stream, writer = found["stream"], printable(found["writer"] or "its writer")
-    current, given = int(found["current"]), int(found["given"])
+def _fetching(match: Match, writers: Writers) -> Passage:
+    stream, *named, first, last = match.values
+    writer = printable(named[0] if named else "its writer")
+    current, given = int(first), int(last)
     words = [
         (
-            f"{stream} had a gap of {given - current:,}: this process is at {current}, {writer} announced"
-            f" {given}."
+            f"{printable(stream)} had a gap of {given - current:,}: this process is at {current}, {writer}"
+            f" announced {given}."
         ),
-        (
-            "It now reads the missing rows from the database or from the writer. That is normal after a start"
-            " or a lost connection to Redis; if it comes often, rows are lost on Redis."
-        ),
+        match.message.means,
     ]
-    row = {"stream": stream, "writer": writer, "this_process": current, "announced": given}
-    return _passage("fetching_rows", found, words, [], [row])
+    row = {"stream": printable(stream), "writer": writer, "this_process": current, "announced": given}
+    return _passage(match, words, [match.message.do], [row])
 
 
-def _unknown(found: Found, writers: Writers) -> Passage:
-    stream = found["stream"]
-    words = [
-        f"This process does not know the stream {stream}, and drops its {found['command']}.",
-        "The processes run different releases, or something else writes to the same Redis channel.",
-    ]
-    return _passage("unknown_stream", found, words, ["compare the releases of all processes"], [])
+def _unknown(match: Match, writers: Writers) -> Passage | None:
+    """Explain a stream that a process does not know; None for a word that is no stream."""
+    name = match.values[-1].strip("'\" ")
+    stream = STREAMS.get(name)
+    is_key = match.message.key == "unknown_stream_position"
+    # A KeyError may be of anything else that has the name of a stream, if all releases have that stream.
+    if is_key and (stream is None or stream.span.since < (1, 13, 0)):
+        return None
+    words = [f"This process does not know the stream {printable(name)}.", match.message.means]
+    if stream is not None:
+        words.append(f"Synapse has the stream {name} {stream.span}.")
+    else:
+        words.append(writers_sentence(printable(name)))
+    return _passage(match, words, [match.message.do], [])
 
 
-def _lost(found: Found, writers: Writers) -> Passage:
-    words = [
-        (
-            "This process lost its connection to Redis. Until it is back nothing arrives here: /sync on it is"
-            " late, caches are stale."
-        ),
-        "After the connection is back, the process asks for positions, and reads what it missed.",
-    ]
-    advice = ["look for 'Connected to redis' after this line, and at the log and memory of Redis before it"]
-    return _passage("lost_connection", found, words, advice, [])
+STREAMS: Final = StreamTable.default()
 
 
-def _dropped(found: Found, writers: Writers) -> Passage:
-    command = found["command"]
-    words = [
-        f"This process is not connected to Redis, and dropped a {command} that others should have received.",
-    ]
-    if command == "RDATA":
-        words.append("The next POSITION shows the gap, and the others read the rows from the database.")
-    return _passage("lost_connection", found, words, ["look at the connection to Redis before this line"], [])
+def _with_line(match: Match, writers: Writers) -> Passage | None:
+    """Explain the line of the protocol that a message is about."""
+    found = re.search(r"b?(?P<quote>['\"])(?P<line>[A-Z_]{4,40} .*)(?P=quote)", match.text, re.DOTALL)
+    inner = explain_line(found["line"]) if found else None
+    if inner is None:
+        return None
+    return _passage(match, [match.message.means, *inner.words], [match.message.do], inner.fields)
 
 
-_MESSAGES: Final[dict[re.Pattern[str], Callable[[Found, Writers], Passage]]] = {
-    _STREAMS_WAIT: _streams_wait,
-    _ROWS_WAIT: _rows_wait,
-    _EMPTY_SYNC: _empty_sync,
-    _BOUNDED: _bounded,
-    _TO_DEVICE_AHEAD: _to_device_ahead,
-    _INCONSISTENT: _inconsistent,
-    _SEQUENCE_BEHIND: _sequence_behind,
-    _FETCHING: _fetching,
-    _UNKNOWN: _unknown,
-    _LOST: _lost,
-    _DROPPED: _dropped,
-    _POSITION_AHEAD: _position_ahead,
+DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
+    "stream_wait_start": _streams_wait,
+    "stream_wait_timeout": _streams_wait,
+    "repl_wait_start": _rows_wait,
+    "repl_wait_done": _rows_wait,
+    "repl_wait_timeout": _rows_wait,
+    "token_bounded": _bounded,
+    "to_device_ahead": _to_device_ahead,
+    "sequence_table": _inconsistent,
+    "sequence_position": _inconsistent,
+    "sequence_behind": _sequence_behind,
+    "fetching": _fetching,
+    "unknown_stream": _unknown,
+    "unknown_stream_position": _unknown,
+    "redis_bad_line": _with_line,
+    "tcp_bad_line": _with_line,
 }
+"""What explains a message by its values; None: what the data says is all."""
 
 
-def _passage(
-    kind: str, found: Found, words: list[str], advice: list[str], fields: list[dict[str, Any]]
-) -> Passage:
-    text = printable(" ".join(found.group().split()))
-    return Passage(kind=kind, text=text, words=words, advice=advice, fields=fields)
+def explain_message(match: Match, writers: Writers) -> Passage | None:
+    """Explain a message by its data, and by its values where they say more.
+
+    None if its text is, by its values, another one.
+    """
+    message = match.message
+    passage = DETAILS[message.key](match, writers) if message.key in DETAILS else None
+    if passage is None:
+        if message.key == "unknown_stream_position":
+            return None
+        first, *others = match.meanings
+        words = [first, *(f"Or: {other}" for other in others)]
+        passage = _passage(match, words, [message.do] if message.do else [], [])
+    words = list(passage.words)
+    if message.severity == "normal" and "normal" not in words[0]:
+        words.append("This is normal.")
+    if match.spans:
+        words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
+    return msgspec.structs.replace(passage, words=words)
+
+
+_SECRETS: Final = re.compile(
+    r"(?P<before>USER_IP \S{1,300} ).*"
+    r"|(?P<key>access_token=)[^&\s\"']+"
+    r"|(?P<user>://[^/\s:@]{0,100}:)[^/\s@]{1,300}(?=@)"
+    r"|\b(?:syt_|MDAx)\w{8,}",
+    re.ASCII,
+)
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text without the access tokens and passwords in it."""
+    return _SECRETS.sub(lambda found: f"{found[found.lastgroup] if found.lastgroup else ''}(not shown)", text)
+
+
+def _passage(match: Match, words: list[str], advice: list[str], fields: list[dict[str, Any]]) -> Passage:
+    return Passage(
+        kind=match.message.key,
+        severity=match.message.severity,
+        text=printable(_without_secrets(" ".join(match.text[:MAX_TEXT].split()))),
+        words=words,
+        advice=advice,
+        fields=fields,
+    )
+
+
+MAX_TEXT: Final = 300
+"""The most characters of a message that are looked through for what is repeated of it."""

@@ -1,0 +1,308 @@
+"""Each form of each message that Synapse logs about replication, behind the headers of people's logs."""
+
+import random
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synrepl.inspection.explanation import explain
+from synrepl.inspection.explanation.messages import FormRow, Message, find_message, known_messages
+from synrepl.inspection.explanation.pasted_lines import Header, LoggedText
+
+VALUES: Final = {
+    "s": ["events", "GET-12", "@ada:hs.test", "5 of 6", "s12_3_0"],
+    "r": ["'events'", "<RdataCommand object at 0x7f00>", "b'x'", "['@ada:hs.test']"],
+    "i": ["17", "0", "-1"],
+    "d": ["17", "4830129"],
+    "f": ["1.500000"],
+}
+"""What stands in the places of a form, by the kind of the place."""
+
+HEADERS: Final = [
+    "",
+    "2026-11-02 10:00:00,000 - {logger} - 656 - {level} - GET-5-$x - ",
+    "2026-11-02 10:00:00,000 - {logger} - 656 - {level} -  - ",
+    "{logger} - 656 - {level} - ",
+    "Nov 02 15:42:11 host synapse[32346]: {logger}: [GET-1] ",
+    "matrix-1  | 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - sentinel - ",
+    "2026-11-02T10:00:00.000000001Z stdout F 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "2026-11-02T10:00:00.000Z ",
+    "2026-11-02 10:00:00,000 {level} {logger} - GET-5 - ",
+    "[{level}] {logger}: ",
+    "[worker-1] 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "{level}:{logger}:",
+]
+RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
+
+FORMS: Final = [(message, form) for message in known_messages() for form in message.forms]
+
+
+def fill(pattern: str, seed: int) -> str:
+    """Return a text that has this pattern; the same seed makes the same."""
+    drawn = random.Random(seed)
+    return re.sub(
+        r"%(?:\(\w+\))?([sridf])|\{[\w.]+\}", lambda found: drawn.choice(VALUES[found[1] or "s"]), pattern
+    )
+
+
+def same_text(form: FormRow) -> set[str]:
+    """Return the keys of the messages that have this text, whoever logs it."""
+    return {message.key for message, other in FORMS if other[1] == form[1]}
+
+
+def test_there_are_as_many_forms_as_the_releases_have() -> None:
+    assert len([form for message, form in FORMS if form[2] is not None]) == 351
+    assert len({message.key for message, _ in FORMS}) == len(known_messages())
+
+
+@pytest.mark.parametrize(
+    ("number", "message", "form"),
+    [(number, *one) for number, one in enumerate(FORMS)],
+    ids=[f"{message.key}-{number}" for number, (message, _) in enumerate(FORMS)],
+)
+def test_a_form_is_recognized_behind_every_header(number: int, message: Message, form: FormRow) -> None:
+    level = {"exception (error)": "ERROR"}.get(form[0], form[0].upper())
+    if message.key == "unknown_stream_position":
+        texts = ["KeyError: 'quarantined_media'"]
+    elif form[0].startswith("raise "):
+        error = form[0].removeprefix("raise ")
+        texts = [header.format(error=error) + fill(form[1], number) for header in RAISED]
+    else:
+        logger = message.logger or "synapse.x"
+        texts = [header.format(logger=logger, level=level) + fill(form[1], number) for header in HEADERS]
+
+    for text in texts:
+        found = explain(text).passages
+        expected = {message.key} if message.logger in text else same_text(form)
+        assert {passage.kind for passage in found} <= expected, text
+        assert len(found) == 1, text
+
+
+@pytest.mark.parametrize(("message", "form"), FORMS)
+def test_the_releases_of_a_form_are_told(message: Message, form: FormRow) -> None:
+    """Its own are among them; with its level, no others if no other form of that level reads so."""
+    level = {"exception (error)": "ERROR"}.get(form[0], form[0].upper())
+    header = Header(logger="" if form[0].startswith("raise ") else message.logger, level=level)
+    match = find_message(LoggedText(fill(form[1], 3), header, "KeyError" if form[1] == "%r" else ""))
+
+    assert match is not None
+    if form[2] is None:
+        assert match.spans == [] or any(one[2] for one in message.forms)
+    elif match.message is message:
+        since = tuple(int(part) for part in f"{form[2]}.0.0".split(".")[:3])
+        assert any(since in one for one in match.spans)
+        assert (form[3] is None) <= (match.spans[-1].until is None)
+
+
+@pytest.mark.parametrize(
+    ("message", "form"), [one for one in FORMS if not one[1][0].startswith("raise ")][::6]
+)
+def test_a_structured_line_is_recognized(message: Message, form: FormRow) -> None:
+    """As Synapse's own JSON formatter writes it."""
+    text = fill(form[1], 1).replace("\\", "\\\\").replace('"', '\\"')
+
+    [passage] = explain(
+        f'{{"log":"{text}","namespace":"{message.logger}","level":"INFO","time":"2026-11-02T10:00:00Z"}}'
+    ).passages
+
+    assert (passage.kind, passage.first_time) == (message.key, "2026-11-02T10:00:00Z")
+
+
+@pytest.mark.parametrize("message", known_messages(), ids=lambda one: one.key)
+def test_a_meaning_is_plain(message: Message) -> None:
+    """A sentence, and what to do unless nothing is to be done."""
+    assert re.fullmatch(r"[A-Zw].+\.", message.means)
+    assert bool(message.do) or message.severity == "normal"
+    assert not message.do.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Waiting for repl stream 'events' to reach 5", "waits up to 30 s"),
+        ("Waiting for repl stream 'events' to reach 5 (w1)", "waits up to 5 s"),
+        ("Waiting for repl stream 'events' to reach 5", "Logged by Synapse 1.14 to 1.75."),
+        ("Handling 'POSITION events w1 5 6'", "Logged by Synapse 1.13 and later."),
+        (
+            "synapse.replication.tcp.handler - 1 - INFO - x - Handling 'POSITION events w1 5 6'",
+            "Logged by Synapse 1.13 to 1.58.",
+        ),
+        (
+            (
+                "synapse.replication.tcp.client - 1 - ERROR - x - Timed out waiting for repl stream 'events'"
+                " to reach 5 (w1); currently at: 3"
+            ),
+            "Logged by Synapse 1.78 to 1.93.",
+        ),
+        ("Postgres sequence a is behind table b: 4 < 9", "refuses to start (1.21 to 1.108)"),
+        (
+            "Postgres sequence a is behind table b: 4 < 9. Updating sequence.",
+            "raises it by itself (since 1.109)",
+        ),
+        ("Got RDATA for unknown stream: sticky_events", "Synapse has the stream sticky_events since 1.148."),
+        ("Sending redis SUBSCRIBE for ['hs.test/USER_IP', 'hs.test']", "Logged by Synapse 1.60 and later."),
+        ("Sending redis SUBSCRIBE for ['hs.test']", "Logged by Synapse 1.60 and later."),
+        (
+            "Can't send an 'invalidate all' for current state cache",
+            "1.9 to 1.13, and Synapse 1.19 and later.",
+        ),
+        ("[TXN EROLL] {a} b", "Logged by Synapse 0.21 and later."),
+        ("Using direct TCP replication for workers is no longer supported", "Or: Synapse refuses to start:"),
+        ("Sending redis SUBSCRIBE for hs.test", "Logged by Synapse 1.13 to 1.59."),
+        ("Got RDATA for unknown stream: sticky_events", "Logged by Synapse 1.16 and later."),
+        ("Got USER_SYNC for unknown stream: x", "Logged by Synapse 1.18 and later."),
+        ("Waiting for repl stream 'events' to reach 5 (w1)", "Logged by Synapse 1.76 to 1.77."),
+        ("Got 'x' query from hs.test", "Logged by Synapse 1.29 and later."),
+        ("KeyError: 'quarantined_media'", "Synapse has the stream quarantined_media since 1.152."),
+        ("Got POSITION for unknown stream: packages", "has no stream packages"),
+        ("Caught up with stream 'receipts' to 5123", "This is normal."),
+    ],
+)
+def test_a_release_is_told_where_it_matters(line: str, said: str) -> None:
+    [passage] = explain(line).passages
+
+    assert said in " ".join(passage.words)
+
+
+@pytest.mark.parametrize("stream", ["typing", "presence_federation", "federation"])
+def test_no_metric_is_named_that_the_page_does_not_have(stream: str) -> None:
+    [passage] = explain(
+        f"Timed out waiting for repl stream '{stream}' to reach 12 (w1); currently at: 3"
+    ).passages
+
+    assert not any("synapse_storage" in step or "stream_positions" in step for step in passage.advice)
+    assert f"--stream {stream}." in passage.advice[0]
+
+
+OUTAGES: Final = [
+    ("redis_failed", "{redis} - 270 - INFO - Connection to redis server hs:6379 failed: Connection refused."),
+    ("redis_lost", "{redis} - 306 - INFO - Connection to redis server hs:6380 lost: non-clean fashion."),
+    ("redis_lost", "{redis} - 230 - INFO - Lost connection to redis"),
+    ("redis_ping", "{redis} - 329 - WARNING - Failed to send ping to a redis connection"),
+    ("caught_up", "{tcp}.handler - 738 - INFO - Caught up with stream 'receipts' to 5123"),
+    ("send_rows", "{tcp}.resource - 187 - INFO - Streaming: presence_federation -> 5"),
+    (
+        "send_rows",
+        (
+            "{tcp}.resource - 256 - INFO - Sending update for events: 14 -> 15 (limited: False,"
+            " updates: 1, max"
+            " token: 15)"
+        ),
+    ),
+    ("send_position", "{tcp}.resource - 305 - INFO - Sending position for receipts: 1 -> 1"),
+    ("tcp_invalid_command", "{tcp}.protocol - 223 - ERROR - [anon-abcde] invalid command USER_SYNC"),
+    (
+        "command_failed",
+        "{tcp}.handler - 276 - ERROR - Failed to handle command <RdataCommand at 0x7f00>",
+    ),
+    ("unknown_stream_position", "KeyError: 'quarantined_media'"),
+    (
+        "http_failed",
+        (
+            "synapse.http.client - 945 - INFO - Error sending request to  POST synapse-replication://encryption1"
+            "/_synapse/replication/fed_send_edu/m.direct_to_device/AbCd: ConnectionRefusedError"
+            " Connection refused"
+        ),
+    ),
+    (
+        "http_retry",
+        (
+            "synapse.replication.http._base - 318 - WARNING - fed_send_edu request connection"
+            " failed; retrying in"
+            " 1s: ConnectionRefusedError('Connection refused')"
+        ),
+    ),
+    (
+        "txn_retry",
+        (
+            "synapse.storage.txn - 517 - WARNING - [TXN OPERROR]"
+            " {{set_type_stream_id_for_appservice-17c85}} could"
+            " not serialize access due to concurrent update 0/5"
+        ),
+    ),
+    (
+        "cfg_writer_missing",
+        "Instance 'writer9' is configured to write receipts but does not appear in `instance_map` config.",
+    ),
+    ("cfg_one", "Must only specify one instance to handle `to_device` messages."),
+    (
+        "cfg_no_main",
+        (
+            "Missing data for a worker to connect to main process. Please include 'main' in the"
+            " `instance_map`"
+            " declared in your shared yaml configuration"
+        ),
+    ),
+    (
+        "id_twice",
+        'psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint "state_groups_pkey"',
+    ),
+    ("presence_worker", "NotImplementedError: Attempting to check presence on a non-presence worker"),
+    (
+        "discard_position",
+        (
+            "2026-11-02 10:00:00,000 - {tcp}.handler - 656 - DEBUG - x - Discarding redundant POSITION"
+            " persister1/events 120 124"
+        ),
+    ),
+]
+"""Lines that people pasted into reports (matrix-org/synapse 9590, 9869, 9899, 7257, 10060 and others)."""
+
+
+@pytest.mark.parametrize(("key", "line"), OUTAGES)
+def test_a_line_of_a_report_is_explained(key: str, line: str) -> None:
+    [passage] = explain(
+        line.format(tcp="synapse.replication.tcp", redis="synapse.replication.tcp.redis")
+    ).passages
+
+    assert passage.kind == key
+    assert passage.advice or passage.severity == "normal"
+
+
+OTHERS: Final = [
+    "Discarding POSITION persister1/events 120 124",
+    "POSITION persister1/events 120 124",
+    "POSITION persister1/events 120",
+    "POSITION events 120 124 126",
+    "POSITION 120 events 124",
+    "RDATA persister1/events w1 5 []",
+    "RDATA events 17 5 []",
+    "RDATA received from w1",
+    "ERROR something happened",
+    "ERROR - main - no such thing",
+    "PING of 10.0.0.1 failed",
+    "NAME of the worker is wrong",
+    "SERVER is going away",
+    "REMOTE_SERVER_UP",
+    "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - POSITION events w1 120 124",
+    "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - Handling 1 -> 2",
+    "2026-11-02 10:00:00,000 - synapse.handlers.x - 656 - DEBUG - x - Got 'foo' query",
+    "synapse.util.x - 656 - INFO - RDATA events w1 5 []",
+    "KeyError: 'events'",
+    "KeyError: 'room_id'",
+    "LOG:  checkpoint starting: time",
+    "the position s1_2 is a word, as is m3",
+    "GET /_matrix/client/v3/rooms/!a:b/messages?from=x&dir=b HTTP/1.1",
+]
+
+
+@pytest.mark.parametrize("line", OTHERS)
+def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
+    assert explain(line).passages == []
+
+
+def test_lines_of_other_modules_are_neither_messages_nor_of_the_protocol() -> None:
+    """Three hundred real ones of 1.66.0 and 1.163.2, at DEBUG; a few have tokens or positions."""
+    for line in (Path(__file__).parent / "other_modules.log").read_text().splitlines():
+        kinds = {passage.kind for passage in explain(line).passages}
+        assert kinds <= {"sync_token", "compared_tokens", "position"}, line
+
+
+@given(st.sampled_from(FORMS), st.integers(0, 10_000), st.text(max_size=40))
+def test_whatever_follows_a_message_is_no_error(one: tuple[Message, FormRow], seed: int, rest: str) -> None:
+    for passage in explain(fill(one[1][1], seed) + rest).passages:
+        assert all(sentence.isprintable() and sentence for sentence in (*passage.words, passage.text))
