@@ -41,7 +41,10 @@ setup(
     package_dir={"": "."},
     # PySpark finds the data source in a package whose name begins with `pyspark_`.
     packages=find_packages(include=["synrepl", "synrepl.*", "pyspark_synrepl"]),
-    package_data={"synrepl": ["py.typed", "cli/sessions/*.gz"], "": ["*.j2", "*.mplstyle", "*.properties"]},
+    package_data={
+        "synrepl": ["py.typed", "caches/names.txt", "cli/sessions/*.gz"],
+        "": ["*.j2", "*.mplstyle", "*.properties"],
+    },
     # Twisted looks for plugins in every `twisted/plugins` folder of the path; ours must not have an
     # __init__.py, or it would hide Twisted's own. As a module it is installed all the same.
     py_modules=["twisted.plugins.synrepl_plugin"],
