@@ -10,7 +10,7 @@ text: no row can name it, so that it ends what can be given. What a name means b
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+from importlib import resources
 from types import MappingProxyType
 from typing import Final
 
@@ -103,7 +103,7 @@ def all_names() -> Mapping[str, list[CacheName]]:
         name: [CacheName(name=name, span=has, arguments=keys, texts=len(keys), is_alias=True)]
         for name, (has, keys) in _ALIASES.items()
     }
-    for line in Path(__file__).with_name("names.txt").read_text("utf-8").splitlines():
+    for line in resources.files(__package__).joinpath("names.txt").read_text("utf-8").splitlines():
         marked, *arguments = line.split()
         has = Span()
         if arguments and ".." in arguments[0]:
