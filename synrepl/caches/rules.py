@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from synrepl.wire.dialect import Dialect, Release, Span, span
+from synrepl.caches.names import all_names
+from synrepl.wire.dialect import ALWAYS, Dialect, Release, Span, span
 
 _RULES: Final = """
 [cs_cache_fake 0.99.2..]
@@ -229,79 +230,6 @@ cannot be told from others. The last word is explained in `synrepl.caches.vintag
 has users.
 """
 
-_CACHED: Final = """
-_get_cached_devices_for_user ..1.10
-_get_current_state_event_id 1.162..
-_get_e2e_cross_signing_signatures_for_device 1.139..
-_get_e2e_device_keys_for_federation_query_inner 1.86..
-_get_joined_profile_from_event_id 1.5..1.67
-_get_last_receipt_event_id_for_user 1.59..1.62
-_get_linearized_receipts_for_room 0.33..
-_get_max_event_pos 1.114..
-_get_membership_from_event_id 1.56..
-_get_partial_state_servers_at_join 1.77..
-_get_receipts_for_user_with_orderings 1.59..
-_get_rooms_for_local_user_where_membership_is_inner 1.112..
-_get_server_keys_json 1.83..
-does_pair_of_users_share_a_room 1.64..
-get_account_data_for_room 0.27..
-get_account_data_for_room_and_type 0.27..
-get_account_data_for_user ..1.78
-get_aggregation_groups_for_event 0.99.5..1.79
-get_applicable_edit 0.99.5..
-get_cached_devices_for_user 1.10..
-get_current_hosts_in_room 1.61..
-get_current_hosts_in_room_ordered 1.69..
-get_current_state_ids ..1.61
-get_event_ordering 1.14..
-get_forgotten_rooms_for_user 1.3..
-get_global_account_data_for_user 1.78..
-get_invited_rooms_for_local_user 1.9..
-get_invited_rooms_for_user ..1.9
-get_last_receipt_event_id_for_user ..1.59
-get_linearized_receipts_for_room ..0.33
-get_local_users_in_room 1.63..
-get_member_counts 1.115..
-get_metadata_for_event 1.121..
-get_mutual_event_relations_for_rel_type 1.61..1.70
-get_number_joined_users_in_room 1.63..
-get_partial_current_state_ids 1.61..
-get_push_rules_enabled_for_user ..1.67
-get_receipts_for_room ..1.59
-get_receipts_for_user ..1.59
-get_references_for_event 1.73..
-get_relations_for_event 0.99.5..
-get_retention_policy_for_room 1.7..
-get_room_account_data_for_user 1.78..
-get_room_encryption 1.113..
-get_room_summary 0.33.5..
-get_room_type 1.112..
-get_room_version_id 1.10..
-get_rooms_for_user ..0.27 1.69..
-get_rooms_for_user_with_stream_ordering 0.27..1.111
-get_sliding_sync_rooms_for_user 1.115..1.130
-get_sliding_sync_rooms_for_user_from_membership_snapshots 1.130..
-get_subscribers_to_thread 1.136..
-get_subscription_for_thread 1.135..
-get_tags_for_room 1.116..
-get_thread_id 1.70..
-get_thread_id_for_receipts 1.70..
-get_thread_participated 1.51..
-get_thread_summary 1.46..
-get_threads 1.70..
-get_user_in_room_with_profile 1.63..
-get_users_in_room_with_profiles 1.33..
-get_users_with_read_receipts_in_room ..1.59
-have_seen_event 1.36..
-is_host_invited 1.39..
-is_host_joined 0.22..
-is_partial_state_event 1.54..
-is_partial_state_room 1.67..
-is_room_blocked 0.22..
-was_host_joined 0.24..1.19
-"""
-"""The releases that have a cache of the table above, if not all have it."""
-
 
 class Rule(msgspec.Struct, frozen=True):
     """A line of the table, for one of its sources: an alias, or a stream with the class of its row."""
@@ -329,14 +257,14 @@ def _span(words: list[str]) -> Span:
             words.remove(word)
             since, _, until = word.partition("..")
             return span(since, until)
-    return span()
+    return ALWAYS
 
 
 @cache
 def _rules() -> tuple[Rule, ...]:
-    lives = {name: [_span([one]) for one in spans] for name, *spans in map(str.split, _lines(_CACHED))}
-    found, sources, there = [], list[str](), span()
-    for line in _lines(_RULES):
+    lives = {name: [one.span for one in forms] for name, forms in all_names().items()}
+    found, sources, there = [], list[str](), ALWAYS
+    for line in filter(None, _RULES.splitlines()):
         words = line.strip("[]").split()
         releases = _span(words)
         if line.startswith("["):
@@ -345,13 +273,9 @@ def _rules() -> tuple[Rule, ...]:
         name, key, *when = words
         for one in sources:
             source, _, row = one.partition(":")
-            spans = (releases, there, *lives.get(name, [span()]))
+            spans = (releases, there, *lives.get(name, [ALWAYS]))
             found.append(Rule(source, row, name, key, "".join(when), spans))
     return tuple(found)
-
-
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line]
 
 
 def rules_of(dialects: Iterable[Dialect], *, others: bool) -> list[Rule]:

@@ -67,6 +67,8 @@ def invalidate(
 
     The row is written to the homeserver's database as Synapse writes it, in a transaction of its own, and
     announced on Redis. It asks for confirmation on a terminal, and requires --yes without one.
+
+    NAME may be the cached function of a module, as in ``my_module.lookup``.
     """
     if not (name or whole or rooms):
         raise click.UsageError("name a cache with the keys of an entry, or give --all NAME or --room ROOM")
@@ -148,7 +150,7 @@ def _planned_lines(report: "InvalidationReport") -> Iterator[str]:
     for row in report.rows:
         yield f"row: {_entry(row['name'], row['keys'])}"
     for release, found in report.drops.items():
-        yield f"each process of Synapse {release} drops:"
+        yield f"each process of Synapse {release} drops" + (":" if found else " nothing that is known here")
         for one in found[:SHOWN]:
             yield f"    {_entry(one['name'], one['key'])}"
         if len(found) > SHOWN:

@@ -13,8 +13,17 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from synrepl.caches.changes import Changes
-from synrepl.caches.names import KNOWN, ROOM_ALIASES, CacheName, Release, find_name, names_of, parse_release
-from synrepl.caches.vintage import PACKED, Invalidation, unpack
+from synrepl.caches.names import (
+    EVENTS,
+    NEWEST_KNOWN,
+    ROOM_ALIASES,
+    CacheName,
+    Release,
+    find_name,
+    names_of,
+    parse_release,
+)
+from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.errors import ConfigError, LocalProtocolError
 from synrepl.inspection.channel import announcements, redis_address
 from synrepl.inspection.configuration import Homeserver
@@ -86,11 +95,17 @@ def make_plan(
 
     Raises `ConfigError` for a name that none of them has, for keys that do not fit, and for too many rows.
     """
+    newest = _text(NEWEST_KNOWN)
     notes = []
     if not releases:
-        releases = KNOWN[-1:]
-        newest = ".".join(map(str, releases[0]))
+        releases = [NEWEST_KNOWN]
         notes.append(f"the release is unknown: taken for {newest}; --release says another")
+    newest_first = sorted(set(releases), reverse=True)
+    notes += [
+        f"Synapse {_text(release)} is newer than what is known here: taken for {newest}"
+        for release in newest_first
+        if release > NEWEST_KNOWN
+    ]
     entries: list[tuple[str, tuple[str, ...] | None]] = []
     if wanted.name:
         entries.append((wanted.name, tuple(wanted.key)))
@@ -98,57 +113,74 @@ def make_plan(
     for room in wanted.rooms:
         if not room.startswith("!"):
             raise ConfigError("--room takes the id of a room, which begins with !")
-        for release in sorted(set(releases), reverse=True):
+        for release in newest_first:
             alias = next(one for one in ROOM_ALIASES if one in names_of(release))
             if alias != ROOM_ALIASES[0]:
                 notes.append(f"{alias} is all that Synapse {_text(release)} has: only the state of the room")
             entries.append((alias, (room,)))
     rows: dict[tuple[str, tuple[str, ...] | None], CacheInvalidation] = {}
-    for name, key in entries:
-        found = _find(name, releases)
-        # One for each: together, an alias would replace another that older processes need.
-        changes = Changes()
-        try:
-            if key is not None:
-                found.check(key)
-                changes.invalidate(name, key)
-            elif found.can_drop_all:
-                changes.invalidate_all(name)
-            else:
-                raise ConfigError(f"{name} cannot be dropped whole: give {' '.join(found.arguments)}")
-        except LocalProtocolError as error:
-            raise ConfigError(error.why) from error
-        for row in changes.rows(now_ms):
+    drops: dict[Release, dict[Invalidation, None]] = {release: {} for release in reversed(newest_first)}
+    for name, key in dict.fromkeys(entries):
+        forms = _forms(name, newest_first)
+        found = next(iter(forms.values()))
+        if found.is_of_module:
+            notes.append(
+                f"{name} is taken for a function of a module, as none of Synapse's own caches has that name:"
+                " only processes with the module drop it, and its keys are not checked"
+            )
+        for row in _rows(found, key, now_ms):
             rows[row.cache_func, None if row.keys is None else tuple(row.keys)] = row
+            for release, form in forms.items():
+                if key is None or form.takes_as(found, key):
+                    drops[release] |= dict.fromkeys(_drops(row, form, release))
+                else:
+                    notes.append(f"Synapse {_text(release)} has other keys for {name}, and drops nothing")
     if len(rows) > MAX_ROWS or sum(len(row.keys or ()) for row in rows.values()) > MAX_ROWS:
         raise ConfigError(f"at most {MAX_ROWS} rows and keys at once")
-    planned = list(rows.values())
-    drops = {release: _drops(planned, release) for release in sorted(set(releases))}
-    return InvalidationPlan(rows=planned, drops=drops, notes=tuple(dict.fromkeys(notes)))
+    return InvalidationPlan(
+        rows=list(rows.values()),
+        drops={release: list(found) for release, found in drops.items()},
+        notes=tuple(dict.fromkeys(notes)),
+    )
 
 
-def _find(name: str, releases: Sequence[Release]) -> CacheName:
-    newest_first = sorted(set(releases), reverse=True)
+def _forms(name: str, newest_first: Sequence[Release]) -> dict[Release, CacheName]:
+    """What the name is in each release that has it. Raises `ConfigError` if none has."""
+    found, refused = {}, list[ConfigError]()
     for release in newest_first:
-        if found := names_of(release).get(name):
-            return found
-    return find_name(name, newest_first[0])
+        try:
+            found[release] = find_name(name, release)
+        except ConfigError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return found
 
 
-def _drops(rows: Sequence[CacheInvalidation], release: Release) -> list[Invalidation]:
-    """What a process of this release drops for the rows."""
-    there = frozenset(names_of(release))
-    found: dict[Invalidation, None] = {}
-    for row in rows:
-        name = names_of(release).get(row.cache_func)
-        if name is None:
-            continue
-        if row.keys is not None and name.name in PACKED:
-            for text in row.keys:
-                found |= dict.fromkeys(name.drops(unpack(text), there))
+def _rows(found: CacheName, key: tuple[str, ...] | None, now_ms: int) -> list[CacheInvalidation]:
+    """The rows for one entry of a cache, or for all of it."""
+    # Changes of several entries together would replace an alias by another, which older processes lack.
+    changes = Changes()
+    try:
+        if key is not None:
+            found.check(key)
+            changes.invalidate(found.name, key)
+        elif found.can_drop_all:
+            changes.invalidate_all(found.name)
         else:
-            found |= dict.fromkeys(name.drops(None if row.keys is None else tuple(row.keys), there))
-    return list(found)
+            raise ConfigError(f"{found.name} cannot be dropped whole: give {' '.join(found.arguments)}")
+    except LocalProtocolError as error:
+        raise ConfigError(error.why) from error
+    return changes.rows(now_ms)
+
+
+def _drops(row: CacheInvalidation, form: CacheName, release: Release) -> list[Invalidation]:
+    """What every process of this release drops for the row, of the caches that it has."""
+    there = {*names_of(release), EVENTS}
+    if form.is_of_module:
+        return []  # Only the processes know whether they have it.
+    found = Vintage.of(_text(release)).expand(row.cache_func, row.keys)
+    return [one for one in found if not form.is_alias or one.cache in there]
 
 
 def _text(release: Release) -> str:

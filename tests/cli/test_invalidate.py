@@ -25,7 +25,7 @@ def invalidate(folder: Path, *words: str, **settings: object) -> Result:
     [
         ([], "name a cache with the keys of an entry"),
         (["get_user_by_idd", USER], "did you mean get_user_by_id?"),
-        (["get_user_in_directory", USER], "it is known in 1.66"),
+        (["get_user_in_directory", USER], "(since 0.22, until 1.89)"),
         (["get_user_by_id"], "--all get_user_by_id drops the whole cache"),
         (["--all", "dr_cache_fake"], "cannot be dropped whole"),
         (["--room", "#lobby:hs.test"], "begins with !"),
@@ -81,3 +81,27 @@ def test_a_room_of_an_old_release(tmp_path: Path) -> None:
         one["name"] for one in found["drops"]["1.66"]
     }
     assert "only the state of the room" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["get_room_type", "!room:example.org"], "(since 1.112), and keeps no such answer"),
+        (["get_user_suspended_status", "@ada:example.org"], "(since 1.107), and keeps no such answer"),
+    ],
+)
+def test_a_cache_that_a_release_between_lacks(words: list[str], why: str, tmp_path: Path) -> None:
+    """It was told as dropped, and Synapse ignored the row."""
+    result = invalidate(tmp_path, "--release", "1.100", *words, "--dry-run")
+
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert why in result.stderr
+
+
+def test_a_function_of_a_module(tmp_path: Path) -> None:
+    """Nobody but its processes knows what is dropped."""
+    result = invalidate(tmp_path, "my_module.lookup", "@a:hs", "--release", "1.140", "--dry-run")
+
+    assert result.exit_code == 0
+    assert "drops nothing that is known here" in result.stdout
+    assert "is taken for a function of a module" in result.stderr

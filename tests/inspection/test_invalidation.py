@@ -103,6 +103,56 @@ def test_processes_of_several_releases() -> None:
     assert "only the state of the room" in plan.notes[0]
 
 
+def test_keys_that_mean_something_else_in_an_older_release() -> None:
+    """The room is first since 1.109; before, the event was."""
+    wanted = InvalidationRequest(name="get_relations_for_event", key=["!r:hs"])
+    plan = make_plan(wanted, [(1, 100), NEW])
+
+    assert plan.drops[NEW]
+    assert [] == plan.drops[1, 100]
+    assert ("Synapse 1.100 has other keys for get_relations_for_event, and drops nothing",) == plan.notes
+
+
+@pytest.mark.parametrize(
+    ("release", "drops", "spares"),
+    [
+        ((1, 80), {"is_host_joined"}, {"is_host_invited", "get_room_type"}),
+        ((1, 100), {"get_event", "get_rooms_for_user_with_stream_ordering"}, {"get_room_type"}),
+        ((1, 120), {"get_room_type", "get_sliding_sync_rooms_for_user"}, {"_get_current_state_event_id"}),
+    ],
+)
+def test_a_release_between_drops_what_it_has(release: Release, drops: set[str], spares: set[str]) -> None:
+    """Not what the newest would drop for the same row."""
+    wanted = InvalidationRequest(rooms=["!r:hs"], name="cs_cache_fake", key=["!r:hs", "@a:hs"])
+    found = {one.cache for one in make_plan(wanted, [release]).drops[release]}
+
+    assert drops <= found
+    assert not spares & found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "row"),
+    [
+        (InvalidationRequest(name="my_module.lookup", key=["a", "b"]), ("my_module.lookup", ["a", "b"])),
+        (InvalidationRequest(all=["my_module.lookup"]), ("my_module.lookup", None)),
+    ],
+)
+def test_a_function_of_a_module(wanted: InvalidationRequest, row: tuple[str, list[str] | None]) -> None:
+    """Modules name their caches so; whether there is one, only their processes know, and that is said."""
+    plan = make_plan(wanted, [NEW])
+
+    assert [row] == [(one.cache_func, one.keys) for one in plan.rows]
+    assert {NEW: []} == plan.drops
+    assert "my_module.lookup is taken for a function of a module" in plan.notes[0]
+
+
+def test_a_release_newer_than_the_newest_known() -> None:
+    """Its names are guessed, and that is said."""
+    plan = make_plan(InvalidationRequest(all=["get_user_by_id"]), [(1, 170)])
+
+    assert "Synapse 1.170 is newer than what is known here: taken for 1.163" in plan.notes[0]
+
+
 def test_an_unknown_release() -> None:
     """The newest known counts, and that is said."""
     plan = make_plan(InvalidationRequest(all=["get_user_by_id"]), [])

@@ -1,37 +1,62 @@
-"""Which releases have which streams, and items of a row: as their final tags show, from 1.66 to 1.163."""
-
-import json
+"""Every minor release from 1.0 to the newest has the streams, fields and order that its tag has."""
 
 import pytest
 
+from synrepl.streams.catalog import ALL
 from synrepl.streams.table import StreamTable
-from synrepl.wire.dialect import CURRENT, NEWEST, Dialect
+from synrepl.wire.dialect import CURRENT, NEWEST, SYNAPSE, Dialect
+from tests.releases import MINORS, at, facts
 
 TABLE = StreamTable.default()
 
-ROWS = {
-    "receipts": ["!r:hs", "m.read", "@a:hs", "$e", "main", {"ts": 1}],
-    "device_lists": ["@a:hs", True, False],
-}
-
-ITEMS = [
-    ("receipts", "1.68", 5),
-    ("receipts", "1.69", 6),
-    ("device_lists", "1.13", 1),
-    ("device_lists", "1.75", 1),
-    ("device_lists", "1.76", 2),
-    ("device_lists", "1.109", 2),
-    ("device_lists", "1.110", 3),
-    ("device_lists", "1.163", 3),
-]
+RENAMED = {("device_lists", "entity"): "user_id"}
+"""Fields that an older release called otherwise; no name of a field is on the wire."""
 
 
-@pytest.mark.parametrize(("stream", "release", "count"), ITEMS)
-def test_a_row_has_the_items_of_its_release(stream: str, release: str, count: int) -> None:
-    """Workers of a release fail on items that it does not know."""
-    (text,) = TABLE[stream].project_fact(json.dumps([ROWS[stream]]).encode(), Dialect.parse(release))
+def fields_of(stream: str, declared: list[str]) -> tuple[str, ...]:
+    """The names of ``name:type`` as our declarations have them."""
+    names = [one.partition(":")[0] for one in declared]
+    return tuple(RENAMED.get((stream, name), name) for name in names)
 
-    assert count == len(json.loads(text))
+
+@pytest.mark.parametrize("dialect", MINORS, ids=str)
+def test_a_release_has_its_streams_with_their_fields(dialect: Dialect) -> None:
+    """A process disconnects at a stream that it does not know, and fails on a row with another shape."""
+    found, expected = {}, {}
+    for stream in TABLE:
+        if dialect.release in stream.span:
+            for tag in stream.tags or ("",):
+                if shape := stream.shape(dialect, tag):
+                    found[stream.name, tag] = shape
+    for name, spans in facts("streams")["streams"].items():
+        of_release = at(spans, dialect)
+        if of_release is None:
+            continue
+        kinds = {"": spans} if of_release["fields"] != "tagged" else facts("streams")["events_tags"]
+        for tag, kind in kinds.items():
+            if shape := at(kind, dialect):
+                expected[name, tag] = fields_of(name, shape["fields"])
+
+    assert expected == found
+
+
+@pytest.mark.parametrize("dialect", MINORS, ids=str)
+def test_positions_are_announced_in_the_order_of_the_release(dialect: Dialect) -> None:
+    """The order of declaration is that of every release."""
+    order = list[str]()
+    for since, _, change in facts("streams")["order"]:
+        if Dialect.parse(since) > dialect:
+            break
+        if isinstance(change, list):
+            order = change
+        else:
+            order = [one for one in order if one not in change["removed"]] + change["added"]
+    newest = facts("streams")["order_newest"]
+    found = [one.name for one in ALL if dialect.release in one.span and one.span.since in SYNAPSE]
+
+    assert set(order) == set(found)
+    for known in (newest, facts("streams")["order"][0][2]):
+        assert [one for one in known if one in found] == [one for one in found if one in known]
 
 
 @pytest.mark.parametrize("dialect", [CURRENT, NEWEST, Dialect.parse("1.80")], ids=str)
@@ -46,30 +71,3 @@ def test_a_row_has_the_items_of_its_release(stream: str, release: str, count: in
 def test_device_lists_of_each_release_are_read(row: str, newest: str, dialect: Dialect) -> None:
     """The two items of 1.76 to 1.109 were refused in every dialect: each device change was missing."""
     assert newest.encode() == TABLE["device_lists"].canonical(row.encode(), dialect)
-
-
-STREAMS = [
-    ("un_partial_stated_room", "1.74", None),
-    ("un_partial_stated_event", "1.75", None),
-    ("thread_subscriptions", "1.135", None),
-    ("sticky_events", "1.148", None),
-    ("quarantined_media", "1.152", None),
-    ("profile_updates", "1.159", None),
-    ("tag_account_data", "0.21", "1.76"),
-    ("user_signature", "1.6", "1.76"),
-]
-
-
-@pytest.mark.parametrize(("stream", "since", "until"), STREAMS)
-def test_a_stream_is_offered_to_the_releases_that_have_it(stream: str, since: str, until: str | None) -> None:
-    """A process disconnects at a stream that it does not know."""
-    has = TABLE[stream].span
-
-    assert Dialect.parse(since).release in has
-    if until is None:
-        assert Dialect.parse("1.163").release in has
-        major, minor = since.split(".")
-        assert Dialect.parse(f"{major}.{int(minor) - 1}").release not in has
-    else:
-        assert Dialect.parse("1.75").release in has
-        assert Dialect.parse(until).release not in has

@@ -22,7 +22,7 @@ from synrepl.storage.doctor.examination import (
     reason_of,
 )
 from synrepl.storage.doctor.statements import raise_sequence_sql
-from synrepl.storage.doctor.synapse import MARKS, read_catalog
+from synrepl.storage.doctor.synapse import is_homeservers, raises_at_start, read_catalog
 from synrepl.storage.id_tables import IdStream
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.startup import examine
@@ -125,7 +125,8 @@ class StartCheck:
 
     def _look(self, cursor: Any) -> Diagnosis:
         self._check_primary(cursor)
-        if not set(MARKS) <= set(read_catalog(cursor, self.database.flavor).tables):
+        catalog = read_catalog(cursor, self.database.flavor)
+        if not is_homeservers(catalog):
             return self._diagnosis([], [NO_TABLES])
         # The time would only be compared with what writers told.
         doctor = Doctor(self.database, now=lambda: 0.0, has_log=False, has_writers=False, only_indexed=True)
@@ -134,11 +135,12 @@ class StartCheck:
         complaints = []
         for one in found.complaints:
             if one.kind in BEHIND:
-                # Rows above the sequence alone are no reason to refuse: the homeserver raises it by itself.
-                # Of other sequences it may raise none, and fails later.
-                severity: Severity = "error" if one.stream in refused or one.kind == KIND else "note"
+                # Since 1.109 rows above the sequence are no reason to refuse: the homeserver raises it by
+                # itself. Of other sequences it may raise none, and fails later.
+                is_raised = raises_at_start(catalog) and one.stream not in refused and one.kind != KIND
+                severity: Severity = "note" if is_raised else "error"
                 complaints.append(msgspec.structs.replace(one, severity=severity, remedy=REMEDY))
-            elif one.kind in NOT_LOOKED_AT:
+            elif one.kind in NOT_LOOKED_AT or one.kind == "not_looked_at":
                 complaints.append(one)
         return self._diagnosis(found.streams, complaints, found.sequences)
 

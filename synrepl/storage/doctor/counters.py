@@ -5,7 +5,7 @@ gets an id that is taken, and fails. Most sequences belong to a column, which th
 (`pg_depend`); a few are used by the homeserver's code alone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,16 +16,29 @@ from synrepl.storage.doctor.synapse import Catalog, OwnedSequence
 from synrepl.storage.id_tables import IDENTIFIER, IdStream, IdTable
 from synrepl.storage.ids.database import Flavor, IdDatabase
 
+TRANSACTIONS: Final = "application_services_txn_id_seq"
+"""Ids of what all application services are sent."""
+
 BY_CODE: Final = (
     OwnedSequence("state_group_id_seq", "state_groups", "id"),
     OwnedSequence("event_auth_chain_id", "event_auth_chains", "chain_id"),
-    OwnedSequence("application_services_txn_id_seq", "application_services_txns", "txn_id"),
+    OwnedSequence(TRANSACTIONS, "application_services_txns", "txn_id"),
+    OwnedSequence(TRANSACTIONS, "application_services_state", "last_txn"),
 )
 """Sequences that the homeserver's code names. It compares them with their tables when it starts, since 1.21,
-the second since 1.29."""
+the second since 1.29; the last column it does not look at."""
 
-SMALL: Final = frozenset(("application_services_txns",))
-"""Tables of which the highest id is read without an index: they have the transactions that wait."""
+SMALL: Final = frozenset(("application_services_txns", "application_services_state"))
+"""Tables of which the highest id is read without an index: they have transactions that wait, and services."""
+
+REFERS_TO_GROUPS: Final = "event_to_state_groups"
+"""The table by which a database refers to groups of states, which may be in another one."""
+
+RAISED: Final = (
+    "since 1.109 the homeserver raises it at its start, with a warning; before 1.109 it refuses"
+    " to start with it"
+)
+"""What becomes of a sequence behind rows that the homeserver checks."""
 
 USER_IDS: Final = "user_id_seq"
 """Numbers for users without a name, as guests are. If one is taken, the homeserver tries the next."""
@@ -86,16 +99,17 @@ def complain(problem: CounterProblem, flavor: Flavor, remedy: str) -> Complaint:
     """Describe the problem, with the statement that repairs it."""
     counter = problem.counter
     tables = ", ".join(table.name for table in counter.tables)
-    if any(one.sequence == counter.sequence for one in BY_CODE):
-        check = "the homeserver checks this at its start alone, and refuses to start with it before 1.109"
-    else:
-        check = "the homeserver never checks this"
+    is_checked = any(one.sequence == counter.sequence for one in BY_CODE)
+    check = RAISED if is_checked else "the homeserver never checks this"
+    harm = "new rows get ids that are taken, and fail"
+    if counter.sequence == TRANSACTIONS:
+        harm += ", and application services ignore transactions whose ids they have had"
     return Complaint(
         severity="error",
         kind=KIND,
         stream="",
         text=f"sequence {counter.sequence} is at {problem.allocated}, behind the rows of {tables}"
-        f" ({problem.goal}); new rows get ids that are taken, and fail; {check}",
+        f" ({problem.goal}); {harm}; {check}",
         remedy=remedy,
         statement=raise_sequence_sql(counter, problem.goal, flavor),
     )
@@ -121,9 +135,22 @@ def check_user_ids(cursor: Any, flavor: Flavor) -> Iterator[Complaint]:
 def not_looked_at(catalog: Catalog, examined: Iterable[str]) -> Iterator[Complaint]:
     """Name the sequences that were not examined, as nothing is known of what has their ids."""
     if left := sorted(catalog.sequences - set(examined)):
-        yield Complaint(
-            severity="note",
-            kind="not_looked_at",
-            stream="",
-            text=f"not examined, since it is not known which rows have their ids: {', '.join(left)}",
+        yield _not_examined(f"since it is not known which rows have their ids: {', '.join(left)}")
+    groups = BY_CODE[0].sequence
+    if REFERS_TO_GROUPS in catalog.tables and groups not in catalog.sequences:
+        yield _not_examined(
+            f"{groups} is not here: groups of states are in another database of the homeserver"
         )
+
+
+def without_index(
+    catalog: Catalog, streams: Sequence[IdStream], examined: Iterable[str]
+) -> Iterator[Complaint]:
+    """Name the sequences whose rows have no index by id, so that they were not examined."""
+    known = {counter.sequence for counter in counters_in(catalog, streams, only_indexed=False)}
+    if left := sorted(known - set(examined)):
+        yield _not_examined(f"as no index gives the highest id of its rows: {', '.join(left)}")
+
+
+def _not_examined(why: str) -> Complaint:
+    return Complaint(severity="note", kind="not_looked_at", stream="", text=f"not examined, {why}")

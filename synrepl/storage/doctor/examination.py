@@ -11,17 +11,19 @@ from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.complaints import Complaint, Diagnosis
 from synrepl.storage.doctor.counters import (
+    RAISED,
     USER_IDS,
     check_user_ids,
     complain,
     counters_in,
     examine_counter,
     not_looked_at,
+    without_index,
 )
 from synrepl.storage.doctor.holds import Hold, holds_in
 from synrepl.storage.doctor.log_check import check_log, repair_positions
 from synrepl.storage.doctor.statements import quoted, raise_sequence_sql
-from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, read_catalog
+from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, is_homeservers, read_catalog
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
@@ -108,7 +110,7 @@ class Doctor:
     def examine_in(self, cursor: Any, *, whole_log: bool = True) -> Diagnosis:
         """Examine the same in the transaction of this cursor."""
         catalog = read_catalog(cursor, self.database.flavor)
-        is_synapse = all(mark in catalog.tables for mark in MARKS)
+        is_synapse = is_homeservers(catalog)
         has_numbers = is_synapse and self.database.flavor == "postgresql"
         found = present_streams(catalog, only_indexed=self.only_indexed) if has_numbers else []
         streams = _merged(found, self.streams)
@@ -138,7 +140,9 @@ class Doctor:
         sequences = [counter.sequence for counter in counters]
         for counter in counters:
             look(counter.sequence, partial(self._check_counter, counter))
-        if has_numbers and not self.only_indexed:
+        if has_numbers and self.only_indexed:
+            complaints += without_index(catalog, streams, sequences)
+        elif has_numbers:
             if USER_IDS in catalog.sequences and "name" in catalog.tables.get("users", ()):
                 look(USER_IDS, lambda cursor: list(check_user_ids(cursor, self.database.flavor)))
                 sequences.append(USER_IDS)
@@ -263,7 +267,7 @@ def _synapse_behavior(stream: IdStream, examined: IdProblems, problem: IdProblem
         return "the homeserver refuses to start with it"
     if problem.kind == "sequence_behind_positions":
         return "the homeserver does not check this, since these ids descend"
-    return "the homeserver repairs this at its start"
+    return RAISED
 
 
 def _remedy(hold: Hold) -> str:
@@ -283,7 +287,7 @@ def present_streams(catalog: Catalog, *, only_indexed: bool = False) -> list[IdS
     left out that have no index by id.
     """
     found = []
-    for stream in STREAMS:
+    for stream in STREAMS if MARKS[-1] in catalog.tables else ():
         tables = tuple(
             IdTable(
                 name=table.name,

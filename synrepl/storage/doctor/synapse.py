@@ -97,6 +97,7 @@ def _owned(cursor: Any) -> list[OwnedSequence]:
         " JOIN pg_class AS relation ON relation.oid = owned.relation"
         " JOIN pg_namespace AS its ON its.oid = relation.relnamespace"
         " JOIN pg_attribute AS field ON field.attrelid = relation.oid AND field.attnum = owned.field"
+        " JOIN pg_sequence AS given ON given.seqrelid = counter.oid AND given.seqincrement > 0"
         " WHERE counter.relkind = 'S' AND relation.relkind IN ('r', 'p')"
         " AND field.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype)"
         " AND space.nspname = ANY (current_schemas(false)) AND its.nspname = ANY (current_schemas(false))"
@@ -129,6 +130,24 @@ def _indexed(cursor: Any, flavor: Flavor) -> set[tuple[str, str]]:
 
 MARKS: Final = ("schema_version", "applied_schema_deltas", "stream_positions")
 """Only a Synapse database has all of these tables."""
+
+OF_STATE: Final = "state_groups"
+"""The table that a homeserver's other database has, if groups of states are in one of their own."""
+
+
+def is_homeservers(catalog: Catalog) -> bool:
+    """Whether it is a homeserver's database, or the one of its groups of states."""
+    *always, positions = MARKS
+    tables = catalog.tables.keys()
+    return tables >= {*always} and not tables.isdisjoint((positions, OF_STATE))
+
+
+def raises_at_start(catalog: Catalog) -> bool:
+    """Whether 1.109 or a newer release has been there, which raises a sequence that is behind rows.
+
+    It has made this sequence; older releases refuse to start.
+    """
+    return "pushers_sequence" in catalog.sequences
 
 
 def _stream(name: str, sequence: str, *tables: str, negative: bool = False) -> IdStream:

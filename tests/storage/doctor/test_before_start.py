@@ -38,6 +38,7 @@ def place(tmp_path: Path) -> Place:
         "CREATE TABLE receipts_linearized (stream_id BIGINT PRIMARY KEY, instance_name TEXT)",
         "CREATE TABLE presence_stream (stream_id BIGINT, instance_name TEXT)",
         "CREATE TABLE events (stream_ordering BIGINT UNIQUE, instance_name TEXT)",
+        "CREATE SEQUENCE pushers_sequence START 2",
         "CREATE SEQUENCE receipts_sequence START 2",
         "CREATE SEQUENCE presence_stream_sequence START 2",
         "CREATE SEQUENCE events_backfill_stream_seq START 2",
@@ -150,6 +151,17 @@ def test_what_is_behind_is_seen_and_raised(
 
 
 # -- a raise by more than a million ids --------------------------------------------------------------------
+
+
+def test_a_release_before_1_109_refuses_what_newer_ones_raise(place: Place) -> None:
+    """Its database has no sequence of `pushers`: rows beyond a sequence are then an error."""
+    place.do("DROP SEQUENCE pushers_sequence", ROW.format("receipts_linearized", 9))
+
+    report = check(place, applies=False)
+    assert [("error", BEHIND_TABLES)] == kinds(report)
+    assert report.may_start is False
+    assert "before 1.109 it refuses to start with it" in report.diagnosis.complaints[0].text
+    assert check(place).may_start
 
 
 def test_a_large_raise_is_made_alone(place: Place) -> None:
@@ -304,7 +316,7 @@ def user(place: Place) -> Iterator[str]:
     server.execute("CREATE ROLE starts LOGIN")
     place.do(
         "GRANT SELECT ON ALL TABLES IN SCHEMA public TO starts",
-        "GRANT SELECT ON events_backfill_stream_seq, presence_stream_sequence TO starts",
+        "GRANT SELECT ON events_backfill_stream_seq, presence_stream_sequence, pushers_sequence TO starts",
         POSITION.format("receipts", "worker", 36),
     )
     yield place.url.replace("postgres@", "starts@")

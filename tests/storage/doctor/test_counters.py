@@ -26,6 +26,7 @@ def place(tmp_path: Path) -> Place:
         "CREATE INDEX ON event_auth_chains (chain_id)",
         "CREATE SEQUENCE event_auth_chain_id",
         "CREATE TABLE application_services_txns (as_id TEXT, txn_id INTEGER, UNIQUE (as_id, txn_id))",
+        "CREATE TABLE application_services_state (as_id TEXT PRIMARY KEY, last_txn INTEGER)",
         "CREATE SEQUENCE application_services_txn_id_seq",
         "CREATE TABLE instance_map (instance_id SERIAL PRIMARY KEY, instance_name TEXT)",
         "CREATE TABLE sliding_sync_connections"
@@ -53,7 +54,7 @@ BEHIND = {
     "state_group_id_seq": ("state_groups", "INSERT INTO state_groups VALUES (18)"),
     "event_auth_chain_id": ("event_auth_chains", "INSERT INTO event_auth_chains VALUES ('$e', 18)"),
     "application_services_txn_id_seq": (
-        "application_services_txns",
+        "application_services_txns, application_services_state",
         "INSERT INTO application_services_txns VALUES ('bridge', 18)",
     ),
     "instance_map_instance_id_seq": ("instance_map", "INSERT INTO instance_map VALUES (18, 'w1')"),
@@ -125,6 +126,9 @@ def test_a_table_without_an_index_takes_no_scan_before_a_start(place: Place) -> 
     report = before_start(place, applies=False)
 
     assert "event_auth_chain_id" not in report.diagnosis.sequences
+    assert ["not examined, as no index gives the highest id of its rows: event_auth_chain_id"] == [
+        one.text for one in report.diagnosis.complaints
+    ]
     assert "application_services_txn_id_seq" in report.diagnosis.sequences
 
 
@@ -143,3 +147,52 @@ def test_names_that_need_quotes_are_left_out_and_named(place: Place) -> None:
 
     assert any("Odd name_Number_seq" in one.text for one in found(place) if one.kind == "not_looked_at")
     assert before_start(place, applies=True).may_start
+
+
+def test_transactions_that_were_sent_count(place: Place) -> None:
+    """No row waits, but a service has had the id, and ignores what comes with it again."""
+    place.do("INSERT INTO application_services_state VALUES ('bridge', 18)")
+    (complaint,) = [one for one in found(place) if one.severity == "error"]
+
+    assert "sequence application_services_txn_id_seq is at 0, behind the rows of" in complaint.text
+    assert "application services ignore transactions whose ids they have had" in complaint.text
+    assert "SELECT setval('application_services_txn_id_seq', greatest(18," in complaint.statement
+
+
+def test_a_sequence_that_descends_is_named(place: Place) -> None:
+    """It is not compared with the highest row."""
+    place.do(
+        "CREATE SEQUENCE downward INCREMENT -1",
+        "CREATE TABLE below (number BIGINT DEFAULT nextval('downward') PRIMARY KEY)",
+        "INSERT INTO below VALUES (7)",
+    )
+
+    assert place.examine().is_healthy
+    assert any("downward" in one.text for one in found(place) if one.kind == "not_looked_at")
+
+
+def test_groups_of_states_in_another_database_are_told(place: Place) -> None:
+    """As with a data store `state` of its own: nothing is known of them here."""
+    place.do(
+        "DROP SEQUENCE state_group_id_seq",
+        "DROP TABLE state_groups",
+        "CREATE TABLE event_to_state_groups (event_id TEXT, state_group BIGINT)",
+    )
+
+    assert any(one.text.startswith("not examined, state_group_id_seq is not here") for one in found(place))
+
+
+def test_a_database_of_groups_of_states_alone(tmp_path: Path) -> None:
+    """It is a homeserver's, and its sequences are examined."""
+    place = Place("postgresql", tmp_path)
+    place.do(
+        "CREATE TABLE schema_version (version INTEGER)",
+        "CREATE TABLE applied_schema_deltas (version INTEGER)",
+        "CREATE TABLE state_groups (id BIGINT PRIMARY KEY)",
+        "CREATE SEQUENCE state_group_id_seq",
+        "INSERT INTO state_groups VALUES (18)",
+    )
+    diagnosis = place.examine()
+
+    assert ("synapse", ["state_group_id_seq"]) == (diagnosis.kind, diagnosis.sequences)
+    assert [("error", KIND)] == [(one.severity, one.kind) for one in diagnosis.complaints]
