@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import Final
 
 from synrepl.html.humanize import counted
-from synrepl.inspection.configuration import MAIN, Homeserver
+from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.consumers import find_consumers
+from synrepl.inspection.file_findings import find_in_files, unseen_in_files
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.looks import (
     DatabaseLook,
@@ -18,7 +19,9 @@ from synrepl.inspection.looks import (
     Look,
     MetricsLook,
     UnreadableRows,
+    release_of,
 )
+from synrepl.inspection.merging import MAIN
 from synrepl.inspection.streams import WIRE, WRITER_KEYS
 from synrepl.inspection.transactions import (
     HELD_SECONDS,
@@ -43,7 +46,7 @@ def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = 
         *_not_running(homeserver, looks),
         *_processes(homeserver, looks),
         *_channel(homeserver, looks, has_asked=has_asked),
-        *_configuration(homeserver),
+        *_files(homeserver, looks),
         *find_consumers(homeserver, looks),
     ]
 
@@ -51,7 +54,7 @@ def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = 
 def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Finding] = ()) -> list[Unseen]:
     """What could not be looked at, each with what to give. What `findings` say already is left out."""
     kinds = {one.kind for one in findings}
-    found = [Unseen(what="configuration", why=note) for note in homeserver.notes]
+    found = unseen_in_files(homeserver)
     last = looks[-1] if looks else Look(at=0.0)
     if homeserver.database is not None and last.database is not None:
         found += [Unseen(what="database", why=why) for why in last.database.unread]
@@ -70,12 +73,24 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
             for (stream, writer), rows in sorted(last.heard.unreadable.items())
         ]
     named = {one.process for one in findings if one.kind in ("fewer_subscribers", "silent_process")}
+    named.update(one.what for one in found)
     found += [
         Unseen(what=f"metrics of {name}", why=look.trouble)
         for name, look in last.metrics.items()
         if look.trouble and name not in named
     ]
     return found
+
+
+def _files(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
+    """What is wrong in the files, for the releases that the processes show."""
+    pages = looks[-1].metrics if looks else {}
+    releases = {one for page in pages.values() if (one := release_of(page.release)) is not None}
+    there = {name for name, page in pages.items() if not page.trouble}
+    heard = looks[-1].heard if looks else None
+    if heard is not None:
+        there.update(*heard.positions.values())
+    return find_in_files(homeserver, releases, there=there)
 
 
 def _unreadable(rows: UnreadableRows) -> str:
@@ -430,38 +445,3 @@ def _unknown_writers(homeserver: Homeserver, heard: Heard) -> Iterator[Finding]:
             f" {', '.join(homeserver.writers.get(key, (MAIN,)))} for {key}",
             remedy="give all processes the same stream_writers and restart them, or end that process",
         )
-
-
-def _configuration(homeserver: Homeserver) -> Iterator[Finding]:
-    for name, files in sorted(homeserver.twice.items()):
-        yield Finding(
-            kind="name_twice",
-            process=name,
-            count=len(files),
-            why=f"{' and '.join(files)} have the name {name}",
-            remedy="give each worker a worker_name of its own",
-        )
-    marks: dict[str, list[str]] = {}
-    for process in homeserver.processes:
-        if process.file:
-            marks.setdefault(process.secret_mark, []).append(process.name)
-    if len(marks) > 1:
-        groups = sorted(marks.values(), key=len)
-        odd = [name for group in groups[:-1] for name in group]
-        yield Finding(
-            kind="different_secrets",
-            process=odd[0] if len(odd) == 1 else "",
-            count=len(odd),
-            why=f"worker_replication_secret of {', '.join(odd)} is not that of {', '.join(groups[-1])}:"
-            " their requests to each other are refused",
-            remedy="give all processes the same worker_replication_secret, and restart them",
-        )
-    if homeserver.redis is not None:
-        for process in homeserver.processes:
-            if process.file and not process.has_redis:
-                yield Finding(
-                    kind="no_redis",
-                    process=process.name,
-                    why=f"{process.file} switches Redis off for {process.name}: it hears of nothing",
-                    remedy=f"remove `redis` from {process.file}: a key at the top replaces the shared one",
-                )

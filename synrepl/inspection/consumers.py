@@ -6,6 +6,7 @@ from typing import Final
 
 from synrepl.html.humanize import counted
 from synrepl.inspection.configuration import Homeserver
+from synrepl.inspection.duties import BY_NAME
 from synrepl.inspection.findings import Finding
 from synrepl.inspection.looks import Consumers, EventsProgress, Look
 
@@ -24,9 +25,11 @@ def find_consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Fi
         return
     last = databases[-1].consumers
     # One failed transaction makes it down until the next try, two seconds later.
-    down = set(homeserver.appservices).intersection(
+    down = set.intersection(
         *({one.name for one in look.consumers.appservices if one.is_down} for look in databases)
     )
+    if homeserver.appservices is not None:
+        down &= set(homeserver.appservices)
     for service in last.appservices:
         if service.name in down:
             waiting = service.first_waiting is not None
@@ -42,7 +45,7 @@ def find_consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Fi
                 f" reached{waits}",
                 remedy=f"look at the log of {service.name}; Synapse tries again by itself, later each time",
             )
-    if homeserver.appservices:
+    if homeserver.appservices != ():
         yield from _behind(
             "appservices_behind",
             "the sender of application services",
@@ -50,18 +53,25 @@ def find_consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Fi
             [look.consumers.events for look in databases],
             "look at the log of the process in notify_appservices_from_worker (or the main process)",
         )
-    if homeserver.federates:
-        for sender in sorted(last.federation):
-            if homeserver.process(sender) is not None:
-                yield from _behind(
-                    "federation_behind",
-                    f"the federation sender {sender}",
-                    [look.consumers.federation.get(sender) for look in databases],
-                    [look.consumers.events for look in databases],
-                    f"look whether {sender} runs, and at its log",
-                    process=sender,
-                )
+    for sender in sorted(last.federation):
+        if _sends(homeserver, sender):
+            yield from _behind(
+                "federation_behind",
+                f"the federation sender {sender}",
+                [look.consumers.federation.get(sender) for look in databases],
+                [look.consumers.events for look in databases],
+                f"look whether {sender} runs, and at its log",
+                process=sender,
+            )
     yield from (one for one, is_wrong in _pushers(homeserver, last) if is_wrong)
+
+
+def _sends(homeserver: Homeserver, name: str) -> bool:
+    """Whether this process sends federation, as far as the files that were given say."""
+    process = homeserver.process(name)
+    if process is not None and process.file:
+        return "federation" in process.duties
+    return any(key.startswith(BY_NAME["federation"].names) for key in homeserver.named.get(name, ()))
 
 
 def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Finding, bool]]:
@@ -102,9 +112,11 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
 def remarks(homeserver: Homeserver, looks: Sequence[Look]) -> list[Finding]:
     """What is worth a note, and is not wrong."""
     databases = [look.database for look in looks if look.database is not None]
-    if not databases:
-        return []
-    return [one for one, is_wrong in _pushers(homeserver, databases[-1].consumers) if not is_wrong]
+    # That a process is not measured is among what was not seen.
+    found = [one for one in homeserver.notes if one.kind != "unmeasured"]
+    if databases:
+        found += [one for one, is_wrong in _pushers(homeserver, databases[-1].consumers) if not is_wrong]
+    return found
 
 
 def _behind(

@@ -12,8 +12,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is one of `KINDS`. `stream` (the name on the wire), `writer` and `process` are empty if it is not
     about one. `position` is the token that it is about; `since_seconds` and `count` say for how long, and how
-    many; each is None if it is not known. `why` is what was seen, `remedy` what to do, `command` shows it
-    again; the last may be empty.
+    many; each is None if it is not known. `why` is what was seen, `remedy` what to do, `cure` the statement
+    or command that does it, and `cost` what that costs; `command` shows it again. These three may be empty.
     """
 
     kind: str
@@ -25,6 +25,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     count: int | None = None
     why: str
     remedy: str
+    cure: str = ""
+    cost: str = ""
     command: str = ""
 
 
@@ -54,6 +56,12 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "different_secrets": "processes have different replication secrets",
         "no_redis": "a worker's configuration has no Redis",
         "name_twice": "two processes have one name",
+        "unknown_process": "a duty, a stream or `instance_map` names a process that no file is of",
+        "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
+        "no_main": "the `instance_map` of a worker has no `main`",
+        "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
+        "refused_key": "a key that the release refuses: the process does not start",
+        "different_writers": "processes have different `stream_writers`",
         "unknown_writer": "a process writes a stream, and the configuration does not say so",
         "appservice_down": "an application service does not accept its transactions",
         "appservices_behind": "the sender of application services is behind the events",
@@ -62,3 +70,14 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """The kinds of findings, with what each means. A kind keeps its name."""
+
+NOTES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "ignored_file": "a file that holds no settings, which Synapse ignores",
+        "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
+        "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
+        "unread_registration": "the file of an application service that cannot be read",
+        "pushers_failing": "pushers of one gateway fail, while others succeed",
+    }
+)
+"""The kinds of notes, which are not wrong."""

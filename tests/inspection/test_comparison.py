@@ -9,7 +9,7 @@ import pytest
 from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
 from synrepl.inspection.consumers import BEHIND_EVENTS, WAITING_SECONDS, remarks
-from synrepl.inspection.findings import KINDS
+from synrepl.inspection.findings import KINDS, Unseen
 from synrepl.inspection.looks import (
     Appservice,
     CommittedRow,
@@ -29,7 +29,7 @@ SERVER = Homeserver(
     database=None,
     redis=RedisSettings(),
     processes=(
-        Process(name="master", file="homeserver.yaml", secret_mark="m"),
+        Process(name="master", file="homeserver.yaml", secret_mark="m", duties=("federation",)),
         Process(name="w1", file="w1.yaml", secret_mark="m"),
         Process(name="w2", file="w2.yaml", secret_mark="m"),
     ),
@@ -486,7 +486,9 @@ class TestConsumers:
         seen = consumers(events=5_000, federation=readers)
 
         assert [("federation_behind", "", "master")] == found(SERVER, seen)
-        assert [] == found(msgspec.structs.replace(SERVER, federates=False), seen)
+        master, *others = SERVER.processes
+        silent = (msgspec.structs.replace(master, duties=()), *others)
+        assert [] == found(msgspec.structs.replace(SERVER, processes=silent), seen)
 
     @pytest.mark.parametrize(
         ("highest", "waiting", "is_found"),
@@ -568,7 +570,7 @@ class TestConsumers:
 
 def test_unseen_streams_are_reported_with_the_reason() -> None:
     """By what, and why."""
-    server = msgspec.structs.replace(SERVER, notes=("a note",))
+    server = msgspec.structs.replace(SERVER, unread=(Unseen(what="configuration", why="a note"),))
     last = Look(
         at=0.0,
         heard=Heard(trouble="refused"),

@@ -8,7 +8,8 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 
-from synrepl.inspection.configuration import MetricsAddress, Process
+from synrepl.inspection.addresses import MetricsAddress
+from synrepl.inspection.configuration import Process
 from synrepl.inspection.metrics import MAX_BYTES, MAX_LINE, MetricsPage, MetricsScraper, is_here
 
 PAGE = b"""# HELP synapse_storage_stream_current_position Current position

@@ -1,0 +1,286 @@
+"""``inspect --files``: files of public templates and reports, and what is right for each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from synrepl.cli import main
+
+CASES = Path(__file__).parent / "cases"
+WELL, UNWELL, WRONG, PARTLY = 0, 1, 2, 3
+
+
+def run(*arguments: object, code: int) -> dict[str, Any]:
+    """The answer of ``inspect --files -o json`` with this exit code."""
+    result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *map(str, arguments)])
+    assert code == result.exit_code, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def case(name: str, *rest: object, code: int) -> dict[str, Any]:
+    """The answer for one of `CASES`: all of its files are given, the homeserver's first."""
+    folder = CASES / name
+    files = sorted(one for one in folder.iterdir() if one.suffix != ".sql")
+    first = next(one for one in files if one.stem in ("homeserver", "main"))
+    workers = [word for one in files if one != first for word in ("--worker", one)]
+    return run("--homeserver", first, *workers, *rest, code=code)
+
+
+def process(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """The process of this name."""
+    (one,) = [one for one in found["processes"] if one["name"] == name]
+    return dict(one)
+
+
+def kinds(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is wrong, and with which process."""
+    return sorted({(one["kind"], one["process"]) for one in found["findings"]})
+
+
+def test_a_shared_file_among_the_workers() -> None:
+    """It counts for all, and most of all for the main process."""
+    found = case("shared-file-among-workers", code=WELL)
+
+    assert {"master", "event_persister1", "federation_sender1"} == {one["name"] for one in found["processes"]}
+    assert {
+        "host": "localhost",
+        "port": 6379,
+        "path": None,
+        "dbid": None,
+        "username": None,
+        "use_tls": False,
+    } == (found["redis"])
+    assert process(found, "master")["metrics"] == "http://10.0.0.1:19090/_synapse/metrics"
+    assert process(found, "master")["file"] == str(CASES / "shared-file-among-workers/homeserver.yaml")
+    persister = process(found, "event_persister1")
+    assert ("10.0.0.2", []) == (persister["host"], persister["duties"])
+    assert ["backfill", "events", "profile_updates", "sticky_events"] == persister["writes"]
+    sender = process(found, "federation_sender1")
+    assert (None, None, ["federation"], []) == tuple(
+        sender[key] for key in ("host", "metrics", "duties", "writes")
+    )
+
+
+def test_the_option_of_a_file_changes_nothing() -> None:
+    folder = CASES / "shared-file-among-workers"
+    files = [folder / "homeserver.yaml", *sorted((folder / "workers").iterdir())]
+    as_workers = [word for one in files for word in ("--worker", one)]
+    as_homeserver = [word for one in files for word in ("--homeserver", one)]
+
+    assert (
+        case("shared-file-among-workers", code=WELL)
+        == run(*as_homeserver, code=WELL)
+        == run("--homeserver", files[0], *as_workers[2:], code=WELL)
+    )
+
+
+def test_no_two_processes_are_at_one_address() -> None:
+    """Each pod has its metrics at port 9001; two of them have no known host."""
+    found = case("same-metrics-port", code=UNWELL)
+
+    # The shortened file of the writer has no listener for the others.
+    assert [("wrong_port", "hs-event-persister-0")] == kinds(found)
+
+    assert {
+        "master": "http://hs-main.matrix.svc:9001/_synapse/metrics",
+        "hs-event-persister-0": "http://hs-event-persister-0.matrix.svc:9001/_synapse/metrics",
+        "hs-fed-sender-0": None,
+        "hs-pusher-0": None,
+    } == {one["name"]: one["metrics"] for one in found["processes"]}
+    noted = {one["process"]: one["why"] for one in found["notes"] if one["kind"] == "unmeasured"}
+    assert {"hs-fed-sender-0", "hs-pusher-0"} == set(noted)
+    assert "do not say on which host" in noted["hs-pusher-0"]
+    assert ["pushers"] == process(found, "hs-pusher-0")["duties"]
+
+
+def test_a_worker_without_a_name() -> None:
+    found = case("worker-without-name", code=WELL)
+
+    assert ["master", "synapse.app.generic_worker"] == [one["name"] for one in found["processes"]]
+
+
+def test_a_duty_by_an_old_worker_app() -> None:
+    found = case("duty-by-legacy-app", code=WELL)
+
+    assert ["federation"] == process(found, "fedsender1")["duties"]
+    assert "federation" not in process(found, "master")["duties"]
+
+
+def test_a_registration_in_a_container(tmp_path: Path) -> None:
+    """Its file is found by --root and --map; without them that is a note."""
+    found = case("registration-in-a-container", code=WELL)
+    assert ["unread_registration"] == [one["kind"] for one in found["notes"] if not one["process"]]
+
+    (tmp_path / "bridge").mkdir()
+    (tmp_path / "bridge/registration.yaml").write_text("id: bridge\n")
+    mapped = case("registration-in-a-container", "--map", f"/data={tmp_path}", code=WELL)
+    assert [] == [one for one in mapped["notes"] if one["kind"] == "unread_registration"]
+
+    (tmp_path / "data").symlink_to(tmp_path)
+    rooted = case("registration-in-a-container", "--root", tmp_path, code=WELL)
+    assert mapped == rooted
+
+
+def test_what_is_wrong_in_an_instance_map() -> None:
+    found = case("instance-map", code=UNWELL)
+
+    assert [
+        ("no_main", "writer1"),
+        ("refused_key", ""),
+        ("refused_key", "writer1"),
+        ("unknown_process", "writer2"),
+        ("unknown_process", "writer3"),
+        ("wrong_port", "writer1"),
+        ("wrong_writers", ""),
+    ] == kinds(found)
+    assert all(one["remedy"] and one["cost"] for one in found["findings"])
+    (wrong,) = [one for one in found["findings"] if one["kind"] == "wrong_port"]
+    assert "has 9999 for writer1" in wrong["why"]
+    assert "replication at 9094" in wrong["why"]
+
+
+def test_a_release_that_takes_what_newer_ones_refuse() -> None:
+    assert ("no_main", "writer1") not in kinds(case("instance-map", "--synapse", "1.66", code=UNWELL))
+
+
+def test_duties_of_nobody() -> None:
+    """Each is told once, with the name that is near."""
+    found = case("duty-for-nobody", code=UNWELL)
+
+    names = ("appservice9", "background9", "directory9", "media9", "pusher9", "sender_1")
+    assert [("unknown_process", name) for name in names] == kinds(found)
+    assert "did you mean sender1?" in str(found["findings"])
+    assert [[], []] == [one["duties"] for one in found["processes"]]
+
+
+def test_names_without_any_workers_file_are_not_seen() -> None:
+    file = CASES / "duty-for-nobody/homeserver.yaml"
+    found = run("--homeserver", file, code=PARTLY)
+
+    assert [] == found["findings"]
+    assert "sender_1" in [one["what"] for one in found["unseen"]]
+
+
+def test_redis_enabled_as_text() -> None:
+    assert "redis.example.org" == case("redis-enabled-as-text", code=WELL)["redis"]["host"]
+
+
+def test_a_file_that_synapse_ignores() -> None:
+    found = case("ignored-file", code=WELL)
+
+    assert "localhost" == found["redis"]["host"]
+    (ignored,) = [one for one in found["notes"] if one["kind"] == "ignored_file"]
+    assert "list.yaml" in ignored["why"]
+
+
+# -- templates -----------------------------------------------------------------------------------------------
+
+
+def test_marks_of_templates_are_named_and_their_values_unknown(tmp_path: Path) -> None:
+    """Nothing else of the value is shown."""
+    file = tmp_path / "homeserver.yaml"
+    file.write_text(
+        "server_name: x\n"
+        "redis: {enabled: true, host: 'pa55w0rd-${REDIS_HOST:-redis}'}\n"
+        "instance_map: {main: {host: '{{ main.host }}', port: 9093}}\n"
+        "federation_sender_instances: ['${SENDER}']\n"
+        "macaroon_secret_key: ${SECRET}\n"
+    )
+    found = run("--homeserver", file, code=PARTLY)
+
+    assert found["redis"] is None
+    assert process(found, "master")["host"] is None
+    assert "pa55w0rd" not in str(found)
+    whys = [one["why"] for one in found["unseen"]]
+    for name in ("redis.host has the variable REDIS_HOST", "main.host", "SENDER"):
+        assert any(name in why for why in whys)
+    assert not any("SECRET" in why for why in whys)
+
+
+def test_a_template_that_is_no_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "homeserver.yaml"
+    file.write_text("server_name: x\nport: {{ port }}\n")
+    result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(file)])
+
+    assert WRONG == result.exit_code
+    assert "marks of a template" in result.stderr
+
+
+# -- where metrics are ---------------------------------------------------------------------------------------
+
+GROUPS: list[dict[str, Any]] = [
+    {"targets": ["hs-fed-sender-0:9001"], "labels": {"job": "synapse"}},
+    {"targets": ["10.1.1.1:9001"], "labels": {"worker": "hs-pusher-0", "__scheme__": "https"}},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        GROUPS,
+        {
+            "scrape_configs": [
+                {"job_name": "x", "metrics_path": "/_synapse/metrics", "static_configs": GROUPS}
+            ]
+        },
+    ],
+)
+def test_targets_of_prometheus(tmp_path: Path, content: Any) -> None:
+    targets = tmp_path / "targets.json"
+    targets.write_text(json.dumps(content))
+    found = case("same-metrics-port", "--targets", targets, code=UNWELL)
+
+    assert process(found, "hs-fed-sender-0")["metrics"] == "http://hs-fed-sender-0:9001/_synapse/metrics"
+    assert process(found, "hs-pusher-0")["metrics"] == "https://10.1.1.1:9001/_synapse/metrics"
+    assert [] == [one for one in found["notes"] if one["kind"] == "unmeasured"]
+
+
+def test_targets_with_the_number_of_a_process(tmp_path: Path) -> None:
+    """As in Synapse's own example. One process may have one target only."""
+    targets = tmp_path / "targets.yaml"
+    labels = [{"job": "master", "index": 1}, {"job": "federation_sender", "index": 1}]
+    groups = [{"targets": [f"a:{number}"], "labels": each} for number, each in enumerate(labels, 1)]
+    targets.write_text(
+        json.dumps([*groups, {"targets": ["b:1", "b:2"], "labels": {"job": "event_persister1"}}])
+    )
+    found = case("shared-file-among-workers", "--targets", targets, code=PARTLY)
+
+    assert process(found, "master")["metrics"] == "http://a:1/_synapse/metrics"
+    assert process(found, "federation_sender1")["metrics"] == "http://a:2/_synapse/metrics"
+    assert ["2 targets are of event_persister1"] == [one["why"].partition(":")[0] for one in found["unseen"]]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "[{targets: []}]", "x", "[1, {targets: [1, 'a/b']}]"])
+def test_a_file_without_targets(tmp_path: Path, content: str) -> None:
+    targets = tmp_path / "targets.yaml"
+    targets.write_text(content)
+    file = CASES / "ignored-file/homeserver.yaml"
+    result = CliRunner().invoke(
+        main, ["inspect", "--files", "--homeserver", str(file), "--targets", str(targets)]
+    )
+
+    assert WRONG == result.exit_code
+    assert "no targets" in result.stderr
+
+
+def test_two_addresses_that_are_one(tmp_path: Path) -> None:
+    """On one host, by a mistake: neither is used."""
+    listener = "{type: metrics, port: 9001, bind_addresses: [127.0.0.1]}"
+    main_file, worker = tmp_path / "homeserver.yaml", tmp_path / "w1.yaml"
+    main_file.write_text(f"server_name: x\nenable_metrics: true\nlisteners: [{listener}]\n")
+    worker.write_text(
+        f"worker_app: synapse.app.generic_worker\nworker_name: w1\nworker_listeners: [{listener}]\n"
+        "instance_map: {main: {host: 127.0.0.1, port: 1}}\n"
+    )
+    found = run("--homeserver", main_file, "--worker", worker, code=UNWELL)
+
+    assert [None, None] == [one["metrics"] for one in found["processes"]]
+    assert {"would be that of w1 as well", "would be that of master as well"} == {
+        one["why"].partition("metrics ")[2].partition(";")[0]
+        for one in found["notes"]
+        if one["kind"] == "unmeasured"
+    }
