@@ -14,6 +14,9 @@ BEHIND_EVENTS: Final = 1_000
 """A consumer so many ids behind the events, and not moving, is behind."""
 WAITING_SECONDS: Final = 60.0
 """So is one that an event waits for so long, while new ones come and call it."""
+SET_APPSERVICES_POSITION: Final = (
+    "UPDATE appservice_stream_position SET stream_ordering = (SELECT max(stream_ordering) FROM events);"
+)
 NAMED_GATEWAYS: Final = 5
 """The most gateways that one finding names."""
 
@@ -51,7 +54,11 @@ def find_consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Fi
             "the sender of application services",
             [look.consumers.appservices_reader for look in databases],
             [look.consumers.events for look in databases],
-            "look at the log of the process in notify_appservices_from_worker (or the main process)",
+            f"look at the log of {_notifier(homeserver)}; if it stands still without an error, stop that"
+            " process,"
+            " set the position, and start it again",
+            cure=SET_APPSERVICES_POSITION,
+            cost="the events between are sent to no application service: its rooms miss those messages",
         )
     for sender in sorted(last.federation):
         if _sends(homeserver, sender):
@@ -64,6 +71,12 @@ def find_consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Fi
                 process=sender,
             )
     yield from (one for one, is_wrong in _pushers(homeserver, last) if is_wrong)
+
+
+def _notifier(homeserver: Homeserver) -> str:
+    """The process that sends to application services, as far as the files say."""
+    names = [one.name for one in homeserver.processes if "appservices" in one.duties]
+    return names[0] if len(names) == 1 else "the process that notify_appservices_from_worker names"
 
 
 def _sends(homeserver: Homeserver, name: str) -> bool:
@@ -127,6 +140,8 @@ def _behind(
     remedy: str,
     *,
     process: str = "",
+    cure: str = "",
+    cost: str = "",
 ) -> Iterator[Finding]:
     """Behind the events of the first look at the last, and standing still: far, or long although called.
 
@@ -147,6 +162,8 @@ def _behind(
             count=behind,
             why=f"{who} is at {last.position}, {behind} ids behind the events, and does not move",
             remedy=remedy,
+            cure=cure,
+            cost=cost,
         )
 
 

@@ -142,6 +142,16 @@ DUTIES: Final = (
 )
 """In the order of the documentation."""
 
+DOES: Final[Mapping[str, str]] = {
+    "federation": "sends federation",
+    "pushers": "pushes",
+    "appservices": "sends to application services",
+    "user_directory": "updates the user directory",
+    "background_tasks": "runs background tasks",
+    "media": "cares for media",
+}
+"""What a process with a duty does, in words."""
+
 BY_NAME: Final[Mapping[str, Duty]] = {one.name: one for one in DUTIES}
 
 

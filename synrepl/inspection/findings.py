@@ -61,6 +61,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "no_main": "the `instance_map` of a worker has no `main`",
         "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
         "refused_key": "a key that the release refuses: the process does not start",
+        "mixed_releases": "processes are of different releases: the older ones cannot read all",
         "different_writers": "processes have different `stream_writers`",
         "unknown_writer": "a process writes a stream, and the configuration does not say so",
         "appservice_down": "an application service does not accept its transactions",
@@ -70,6 +71,43 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """The kinds of findings, with what each means. A kind keeps its name."""
+
+_RESTART = "a restart of that process: its clients connect again"
+COSTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "never_announced": _RESTART,
+        "not_received": _RESTART,
+        "not_connected": _RESTART,
+        "held": "what the session did in its transaction is undone, and its program sees an error",
+        "waiting_for_lock": "what the session did in its transaction is undone, and its program sees an"
+        " error",
+        "writer_not_running": "its start; or a restart of all processes, if stream_writers is changed",
+        "fewer_subscribers": "its start; what waited for it comes late, and typing of meanwhile is lost",
+        "silent_process": _RESTART,
+        "unknown_writer": "a restart of all processes: clients connect again, and nothing is lost",
+        "name_twice": _RESTART,
+        "mixed_releases": _RESTART,
+        "database_unreachable": "nothing: no process can write until then",
+        "redis_unreachable": "nothing: processes connect again, and fetch what they missed",
+        "federation_behind": "a restart of the sender: it goes on where it was",
+        "appservice_down": "nothing: transactions that wait are sent in order",
+        "pushers_failing": "nothing: what was not pushed is not pushed again",
+        "sequence_behind_positions": "the homeserver is stopped meanwhile; numbers are skipped, and no"
+        " row changes",
+        "sequence_behind_tables": "the homeserver is stopped meanwhile; numbers are skipped, and no row"
+        " changes",
+        "sequence_unused": "one number is skipped",
+        "counter_behind_table": "numbers are skipped, and no row changes",
+    }
+)
+"""What the cure of a finding costs, by its kind, unless the finding says it."""
+
+
+def with_cost(finding: Finding) -> Finding:
+    """The finding with what its cure costs."""
+    cost = finding.cost or COSTS.get(finding.kind, "")
+    return finding if finding.cost == cost else msgspec.structs.replace(finding, cost=cost)
+
 
 NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {

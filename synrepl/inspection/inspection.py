@@ -13,7 +13,7 @@ from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.consumers import remarks
 from synrepl.inspection.database import DatabaseViewer, open_database
-from synrepl.inspection.findings import Finding, Unseen
+from synrepl.inspection.findings import Finding, Unseen, with_cost
 from synrepl.inspection.looks import DatabaseLook, Look, MetricsLook
 from synrepl.inspection.metrics import MetricsScraper
 from synrepl.inspection.streams import WIRE
@@ -230,13 +230,15 @@ DOCTORS: Final = (
 
 
 def _finding(complaint: Complaint) -> Finding:
-    return Finding(
+    finding = Finding(
         kind=complaint.kind,
         stream=WIRE.get(complaint.stream, complaint.stream),
         why=complaint.text,
-        remedy=f"{complaint.remedy}: {complaint.statement}" if complaint.statement else complaint.remedy,
+        remedy=complaint.remedy,
+        cure=complaint.statement,
         command="synrepl doctor --homeserver HOMESERVER.YAML",
     )
+    return with_cost(finding)
 
 
 def _count(looks: Sequence[Look]) -> dict[str, int]:
