@@ -12,6 +12,7 @@ import msgspec
 from synrepl.config.files import load_yaml
 from synrepl.errors import ConfigError
 from synrepl.inspection.merging import MAIN, ProcessConfig, Template, as_list, as_mapping
+from synrepl.wire.dialect import Release, span
 from synrepl.wire.text import printable
 
 METRICS_PATH: Final = "/_synapse/metrics"
@@ -54,6 +55,25 @@ class PathMap(msgspec.Struct, frozen=True):
 
 
 # -- hosts ---------------------------------------------------------------------------------------------------
+
+
+MAIN_BY_WORKER: Final = span("1.84", "1.88")
+"""The releases that add the main process to `instance_map` by a worker's older keys."""
+
+
+def instances_of(config: ProcessConfig, release: Release) -> dict[str, tuple[Any, Any]]:
+    """Host and port in `instance_map` by the name of the process; or no host, and the path of a socket."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, entry in config.mapping("instance_map").items():
+        of = as_mapping(entry)
+        is_tcp = of.get("host") is not None and of.get("port") is not None
+        found[MAIN if name == "main" else str(name)] = (
+            (of["host"], of["port"]) if is_tcp else ("", of.get("path"))
+        )
+    host, port = config.get("worker_replication_host"), config.get("worker_replication_http_port")
+    if host and port and not config.is_main and release in MAIN_BY_WORKER:
+        found.setdefault(MAIN, (host, port))
+    return found
 
 
 def hosts_of(configs: Sequence[ProcessConfig]) -> dict[str, str]:

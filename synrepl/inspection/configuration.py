@@ -20,6 +20,7 @@ from synrepl.inspection.addresses import (
     PathMap,
     Target,
     hosts_of,
+    instances_of,
     is_spread,
     match_targets,
     metrics_of,
@@ -319,10 +320,9 @@ class _ConfigurationLoader:
     def _instances(self) -> dict[str, int | str]:
         found: dict[str, int | str] = {}
         for config in self._configs:
-            for name, entry in config.mapping("instance_map").items():
-                where = as_mapping(entry).get("path") or as_mapping(entry).get("port")
+            for name, (_, where) in instances_of(config, self._release).items():
                 if isinstance(where, int | str) and not isinstance(where, Template):
-                    found.setdefault(MAIN if name == "main" else str(name), where)
+                    found.setdefault(name, where)
         return found
 
     def _named(self) -> dict[str, list[str]]:

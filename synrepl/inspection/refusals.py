@@ -57,9 +57,10 @@ def _mappings(config: ProcessConfig) -> Found:
                 why=f"`{key}` is no mapping",
                 remedy=f"write `{key}` as `name: value` lines",
             )
-    if "instance_map" in config and not config.get("instance_map") and config.get("instance_map") != {}:
+    value = config.get("instance_map", {})
+    if not value and value != {}:
         yield Refusal(
-            span=span("1.82"),
+            span=span("1.82" if value is None else "1.142"),
             key="instance_map",
             why="`instance_map` is empty",
             remedy="indent what is meant to be below `instance_map`, or remove the key",

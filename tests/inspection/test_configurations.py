@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
+from synrepl.inspection.addresses import instances_of
 from synrepl.inspection.configuration import KEYS, read_homeserver, redis_settings
 from synrepl.inspection.duties import DUTIES, STREAM_WRITERS, stream_writers
-from synrepl.inspection.merging import MAIN, ProcessConfig, as_mapping, merge_files
+from synrepl.inspection.merging import MAIN, ProcessConfig, merge_files
 from synrepl.inspection.refusals import find_refusals, refused_by
 from synrepl.wire.dialect import Dialect, Release
 from tests.inspection.configurations import COUNT, Configuration, configurations, read_answers
@@ -46,9 +47,8 @@ def our_answer(config: ProcessConfig, release: Release) -> dict[str, Any]:
             if release in one.known
         },
         "instances": {
-            MAIN if name == "main" else name: as_mapping(entry).get("path")
-            or f"{as_mapping(entry).get('host')}:{as_mapping(entry).get('port')}"
-            for name, entry in config.mapping("instance_map").items()
+            name: ":".join(filter(None, map(str, where)))
+            for name, where in instances_of(config, release).items()
         },
         "duties": {one.name: one.has(config, release) for one in DUTIES},
     }
@@ -131,7 +131,7 @@ def test_the_option_of_a_file_changes_nothing(
     at = 1 if as_workers else len(files) - 1
     first, second = read_homeserver(files), read_homeserver(files[:at], files[at:])
 
-    names = ("redis", "writers", "named", "instances", "notes")
+    names = ("database", "writers", "named", "instances", "notes")
     assert [getattr(first, name) for name in names] == [getattr(second, name) for name in names]
     assert [(one.name, one.duties, one.writes) for one in first.processes] == [
         (one.name, one.duties, one.writes) for one in second.processes

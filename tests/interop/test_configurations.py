@@ -92,16 +92,20 @@ def ask(
 
 
 def draw() -> list[Configuration]:
-    """The configurations of the kept seed."""
+    """The first configurations of the kept seed, each once."""
     drawn: list[Configuration] = []
 
     @seed(SEED)
     @hypothesis_settings(
-        max_examples=COUNT, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=2 * COUNT,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(configurations())
     def collect(one: Configuration) -> None:
-        drawn.append(one)
+        if one not in drawn:
+            drawn.append(one)
 
     collect()
     return drawn[:COUNT]

@@ -54,7 +54,7 @@ def duties(config: Any) -> Dict[str, bool]:
     worker, found = config.worker, {}
     is_main = worker.worker_app is None
     names = [
-        ("federation", worker, "send_federation", hasattr(worker, "pusher_shard_config")),
+        ("federation", worker, "send_federation", "pusher_shard_config" in vars(worker)),
         ("pushers", worker, "start_pushers", True),
         ("appservices", worker, "should_notify_appservices", True),
         ("user_directory", worker, "should_update_user_directory", True),
