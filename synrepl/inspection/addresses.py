@@ -5,7 +5,7 @@ An address that is not known is none: what is measured at a guess may be another
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -89,15 +89,27 @@ def hosts_of(configs: Sequence[ProcessConfig]) -> dict[str, str]:
     return found
 
 
-def is_spread(configs: Sequence[ProcessConfig]) -> bool:
-    """Whether anything in the files is on another host: then 127.0.0.1 may not be where a process is."""
-    hosts: list[Any] = list(hosts_of(configs).values())
+class Elsewhere(NamedTuple):
+    """Whether the files name other hosts than this one: of processes, or of anything (database, Redis)."""
+
+    processes: bool
+    anything: bool
+
+
+def elsewhere(configs: Sequence[ProcessConfig]) -> Elsewhere:
+    """What of the homeserver is on other hosts: then 127.0.0.1 may not be where a process is."""
+    processes: list[Any] = list(hosts_of(configs).values())
+    others: list[Any] = []
     for config in configs:
+        processes += [as_mapping(entry).get("host") for entry in config.mapping("instance_map").values()]
         redis = config.mapping("redis")
-        hosts += [redis.get("host")] if redis.get("enabled") and not redis.get("path") else []
+        others += [redis.get("host")] if redis.get("enabled") and not redis.get("path") else []
         databases = [config.mapping("database"), *map(as_mapping, config.mapping("databases").values())]
-        hosts += [as_mapping(one.get("args")).get("host") for one in databases]
-        hosts += [as_mapping(entry).get("host") for entry in config.mapping("instance_map").values()]
+        others += [as_mapping(one.get("args")).get("host") for one in databases]
+    return Elsewhere(_any_other(processes), _any_other(processes + others))
+
+
+def _any_other(hosts: Sequence[Any]) -> bool:
     # A socket is a path.
     return any(isinstance(one, str) and one not in LOOPBACK and not one.startswith("/") for one in hosts)
 
@@ -110,24 +122,24 @@ def _host(value: Any) -> str:
 
 
 def metrics_of(
-    config: ProcessConfig, host: str, *, spread: bool, paths: PathMap
+    config: ProcessConfig, host: str, *, away: Elsewhere, paths: PathMap
 ) -> tuple[MetricsAddress | None, bool]:
     """The address that is easiest to reach, and whether the process listens for metrics at all."""
-    found = list(_metrics(config, host, spread=spread, paths=paths))
+    found = list(_metrics(config, host, away=away, paths=paths))
     known = [one for one in found if one is not None]
     known.sort(key=lambda one: one.is_loopback and host not in (*LOOPBACK, ""))
     return (known[0] if known else None), bool(found)
 
 
 def _metrics(
-    config: ProcessConfig, host: str, *, spread: bool, paths: PathMap
+    config: ProcessConfig, host: str, *, away: Elsewhere, paths: PathMap
 ) -> Iterator[MetricsAddress | None]:
     for listener in map(as_mapping, config.list("listeners" if config.is_main else "worker_listeners")):
         if _shows_metrics(listener):
-            yield from _addresses(listener, host, spread=spread, paths=paths)
+            yield from _addresses(listener, host, away=away, paths=paths)
     if (port := config.get("metrics_port")) and config.is_main:
         bind = config.get("metrics_bind_host") or "127.0.0.1"
-        yield from _addresses({"port": port, "bind_addresses": [bind]}, host, spread=spread, paths=paths)
+        yield from _addresses({"port": port, "bind_addresses": [bind]}, host, away=away, paths=paths)
 
 
 def _shows_metrics(listener: Mapping[str, Any]) -> bool:
@@ -138,7 +150,7 @@ def _shows_metrics(listener: Mapping[str, Any]) -> bool:
 
 
 def _addresses(
-    listener: Mapping[str, Any], host: str, *, spread: bool, paths: PathMap
+    listener: Mapping[str, Any], host: str, *, away: Elsewhere, paths: PathMap
 ) -> Iterator[MetricsAddress | None]:
     """The addresses of a listener; None for one that is not known."""
     if isinstance(path := listener.get("path"), str):
@@ -159,10 +171,10 @@ def _addresses(
             continue
         is_loopback, at = bind in LOOPBACK, bind
         if bind in EVERYWHERE:
-            at = host or ("" if spread else "127.0.0.1")
+            at = host or ("" if away.anything else "127.0.0.1")
         elif bind == "localhost":
             at = "127.0.0.1"
-        if not at or isinstance(bind, Template) or (is_loopback and spread and not host):
+        if not at or isinstance(bind, Template) or (is_loopback and away.processes and not host):
             yield None
             continue
         yield MetricsAddress(f"{scheme}://{bracketed(at)}:{port}{METRICS_PATH}", is_loopback=is_loopback)

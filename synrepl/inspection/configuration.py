@@ -16,12 +16,13 @@ import msgspec
 from synrepl.config.files import read_yaml
 from synrepl.errors import ConfigError, suggest
 from synrepl.inspection.addresses import (
+    Elsewhere,
     MetricsAddress,
     PathMap,
     Target,
+    elsewhere,
     hosts_of,
     instances_of,
-    is_spread,
     match_targets,
     metrics_of,
 )
@@ -205,11 +206,11 @@ class _ConfigurationLoader:
         for why in left:
             self._miss("metrics", why)
         given = {**targets, **self._metrics}
-        spread = is_spread(self._configs)
+        away = elsewhere(self._configs)
         by_name = {config.name: config for config in self._configs}
         writers = stream_writers(self._main)
         processes = [
-            self._process(by_name[name], given, spread=spread)
+            self._process(by_name[name], given, away=away)
             if name in by_name
             else Process(
                 name=name,
@@ -247,9 +248,9 @@ class _ConfigurationLoader:
 
     # -- processes -----------------------------------------------------------------------------------------
 
-    def _process(self, config: ProcessConfig, given: Mapping[str, str], *, spread: bool) -> Process:
+    def _process(self, config: ProcessConfig, given: Mapping[str, str], *, away: Elsewhere) -> Process:
         name = config.name
-        metrics, unmeasured = self._measured(config, given, spread=spread)
+        metrics, unmeasured = self._measured(config, given, away=away)
         return Process(
             name=name,
             file=config.file,
@@ -266,14 +267,14 @@ class _ConfigurationLoader:
         )
 
     def _measured(
-        self, config: ProcessConfig, given: Mapping[str, str], *, spread: bool
+        self, config: ProcessConfig, given: Mapping[str, str], *, away: Elsewhere
     ) -> tuple[MetricsAddress | None, str]:
         """Where the metrics of a process are; or None, and why."""
         name = config.name
         if name in given:
             return MetricsAddress(given[name]), ""
         host = self._hosts.get(name, "")
-        metrics, listens = metrics_of(config, host, spread=spread, paths=self._paths)
+        metrics, listens = metrics_of(config, host, away=away, paths=self._paths)
         give = f"give --metrics {printable(name)}=URL, or --targets FILE"
         if not listens:
             why = f"its files name no metrics (a listener of type metrics, and enable_metrics: true); {give}"
@@ -426,9 +427,11 @@ class _ConfigurationLoader:
 
     def _redis(self) -> RedisSettings | None:
         found = redis_settings(self._main)
-        if found is None:
-            return None
         redis = self._main.mapping("redis")
+        if found is None:
+            if not redis.get("enabled") and len(self._configs) > 1:
+                self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
+            return None
         password = self._secret(redis, "password", "password_path", self._main.origin("redis"))
         return msgspec.structs.replace(
             found,

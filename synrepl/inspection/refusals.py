@@ -94,6 +94,30 @@ def _old_keys(config: ProcessConfig) -> Found:
             )
 
 
+APPS: Final = (
+    *("generic_worker", "homeserver", "appservice", "client_reader", "event_creator", "federation_reader"),
+    *("federation_sender", "frontend_proxy", "media_repository", "pusher", "synchrotron", "user_dir"),
+)
+
+
+def _start(config: ProcessConfig) -> Found:
+    """What is refused at the start, before or after the configuration is read."""
+    if config.app and config.app not in [f"synapse.app.{one}" for one in APPS]:
+        yield Refusal(
+            span=ALWAYS,
+            key="worker_app",
+            why=f"there is no `worker_app` {printable(config.app)}",
+            remedy="write `worker_app: synapse.app.generic_worker`",
+        )
+    if not isinstance(config.get("worker_log_config", ""), str | None):
+        yield Refusal(
+            span=span("1.57"),
+            key="worker_log_config",
+            why="`worker_log_config` is no text",
+            remedy="name a file",
+        )
+
+
 def _secrets(config: ProcessConfig) -> Found:
     secret, path = config.get("worker_replication_secret"), config.get("worker_replication_secret_path")
     if secret and path:
@@ -421,6 +445,7 @@ def _outside(known: Span | None, why: str) -> Iterator[tuple[Span, str]]:
 RULES: Final[tuple[Rule, ...]] = (
     _mappings,
     _old_keys,
+    _start,
     _secrets,
     _no_main,
     _entries,

@@ -177,6 +177,74 @@ def test_a_file_that_synapse_ignores() -> None:
     assert "list.yaml" in ignored["why"]
 
 
+def test_workers_without_redis_are_reported(tmp_path: Path) -> None:
+    """Once, as something that was not seen: another file may have it."""
+    folder = CASES / "ignored-file"
+    worker = tmp_path / "w1.yaml"
+    worker.write_text(
+        "worker_app: synapse.app.generic_worker\nworker_name: w1\ninstance_map: {main: {path: /s}}\n"
+    )
+    found = run("--homeserver", folder / "homeserver.yaml", "--worker", worker, code=PARTLY)
+
+    assert ["Redis"] == [one["what"] for one in found["unseen"]]
+    assert [] == run("--homeserver", folder / "homeserver.yaml", code=WELL)["unseen"]
+
+
+@pytest.mark.parametrize(
+    ("host", "bind", "metrics"),
+    [
+        ("", "0.0.0.0", "http://127.0.0.1:9100/_synapse/metrics"),
+        ("", "127.0.0.1", "http://127.0.0.1:9100/_synapse/metrics"),
+        ("host: db.example.org", "127.0.0.1", "http://127.0.0.1:9100/_synapse/metrics"),
+        ("host: db.example.org", "0.0.0.0", None),
+        ("host: /run/postgresql", "0.0.0.0", "http://127.0.0.1:9100/_synapse/metrics"),
+    ],
+)
+def test_loopback_is_a_default_on_one_host_only(
+    tmp_path: Path, host: str, bind: str, metrics: str | None
+) -> None:
+    """An address that the file gives is none."""
+    file = tmp_path / "homeserver.yaml"
+    file.write_text(
+        f"server_name: x\nenable_metrics: true\ndatabase: {{name: psycopg2, args: {{{host}}}}}\n"
+        f"listeners: [{{type: metrics, port: 9100, bind_addresses: ['{bind}']}}]\n"
+    )
+
+    assert metrics == process(run("--homeserver", file, code=WELL), "master")["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "kind"),
+    [
+        ("worker_app: synapse.app.generic_workers", "1.163", "refused_key"),
+        ("worker_log_config: [a]", "1.163", "refused_key"),
+        ("worker_replication_port: 9092", "1.67", "refused_key"),
+        ("worker_replication_port: 9092", "1.66", None),
+        ("worker_listeners: [{type: replication, port: 1}]", "1.67", "refused_key"),
+        ("stream_writers: {thread_subscriptions: w1}", "1.134", "refused_key"),
+        ("instance_map:", "1.163", "refused_key"),
+    ],
+)
+def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, kind: str | None) -> None:
+    """With the release in the text."""
+    worker = tmp_path / "w1.yaml"
+    shared = {"worker_app": "synapse.app.generic_worker", "worker_name": "w1"}
+    entry = "{host: 127.0.0.1, port: 9093}"
+    lines = [f"{key}: {value}" for key, value in shared.items() if not line.startswith(key)]
+    lines += [f"instance_map: {{main: {entry}, w1: {entry}}}"] * ("instance_map" not in line)
+    lines += ["worker_listeners: [{type: http, port: 9093, resources: [{names: [replication]}]}]"] * (
+        "worker_listeners" not in line
+    )
+    worker.write_text("\n".join([*lines, line, "redis: {enabled: true}"]))
+    file = CASES / "redis-enabled-as-text/homeserver.yaml"
+    options = ("--homeserver", file, "--worker", worker, "--synapse", release)
+    result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *map(str, options)])
+    whys = [one["why"] for one in json.loads(result.stdout)["findings"] if one["kind"] == kind]
+
+    assert bool(whys) is (kind is not None)
+    assert all("refused by" in why for why in whys)
+
+
 # -- templates -----------------------------------------------------------------------------------------------
 
 

@@ -60,8 +60,10 @@ class Release:
 
 @pytest.fixture(scope="module")
 def releases() -> Iterator[dict[str, Release]]:
-    """Those of `RELEASES` whose environment is there."""
-    found = {one: Release(one) for one in RELEASES if python_of(one).exists()}
+    """All of them: `scripts/interop configurations` makes their environments."""
+    if missing := [one for one in RELEASES if not python_of(one).exists()]:
+        pytest.skip(f"no Synapse {', '.join(missing)} below {PEERS}: run scripts/interop configurations")
+    found = {one: Release(one) for one in RELEASES}
     yield found
     for one in found.values():
         one.close()
@@ -114,10 +116,8 @@ def draw() -> list[Configuration]:
 def test_real_releases_say_what_is_kept(releases: dict[str, Release], tmp_path: Path) -> None:
     """With SYNREPL_RECORD=1 it is recorded anew."""
     if os.environ.get("SYNREPL_RECORD"):
-        assert set(RELEASES) == set(releases)
         found = [(one, ask(one, releases, tmp_path / str(at))) for at, one in enumerate(draw())]
         write_answers(found)
         return
     for at, (one, kept) in enumerate(read_answers()):
-        answers = ask(one, releases, tmp_path / str(at))
-        assert {release: kept[release] for release in answers} == answers
+        assert kept == ask(one, releases, tmp_path / str(at))
