@@ -34,7 +34,7 @@ class MetricsAddress(msgspec.Struct, frozen=True):
     @property
     def shown(self) -> str:
         """The address as a person reads it."""
-        return self.socket or self.url
+        return f"unix:{self.socket}" if self.socket else self.url
 
 
 class PathMap(msgspec.Struct, frozen=True):

@@ -487,10 +487,13 @@ def redis_settings(config: ProcessConfig) -> RedisSettings | None:
         value = redis.get(name)
         return value if isinstance(value, str) and not isinstance(value, Template) else default
 
-    port, dbid = redis.get("port", 6379), redis.get("dbid")
+    given, dbid = redis.get("port", 6379), redis.get("dbid")
+    port = int(given) if isinstance(given, int) or (isinstance(given, str) and given.isdecimal()) else 6379
+    if not 0 < port < 65536:
+        port = 6379
     return RedisSettings(
         host=text("host", "localhost"),
-        port=port if isinstance(port, int) and 0 < port < 65536 else 6379,
+        port=port,
         path=text("path"),
         dbid=dbid if type(dbid) is int else None,
         username=text("username"),

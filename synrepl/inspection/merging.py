@@ -1,7 +1,8 @@
 """Merges a homeserver's files as Synapse does: one merge for each process, in order, key by key at the top.
 
 What a file is depends on what is in it, and not on the option that named it: one with `worker_app` or
-`worker_name` belongs to that process, all others are shared (docs/reference/peers.md#configuration). No
+`worker_name` belongs to that process, all others are shared (docs/reference/peers.md#configuration). A folder
+with no more than one of each is of one process, whose keys may be in several files of it. No
 message quotes a value, as any may be a secret.
 """
 
@@ -19,6 +20,11 @@ from synrepl.wire.text import printable
 MAIN: Final = "master"
 """The main process, as the streams call it. In `instance_map` its name is ``main``."""
 HOMESERVER_APP: Final = "synapse.app.homeserver"
+OWN_KEYS: Final = (
+    *("worker_app", "worker_name", "worker_listeners", "worker_log_config", "worker_pid_file"),
+    *("worker_daemonize", "worker_manhole"),
+)
+"""Keys of one process, and not of all."""
 
 MAX_MARKS: Final = 100
 """The most places with a template's mark that are told."""
@@ -84,8 +90,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_main(self) -> bool:
-        """Whether it is the main process."""
-        return self.name == MAIN
+        """Whether it is the main process. A worker may be called as it is, by mistake."""
+        return not self.worker_name
 
 
 class MergedFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,30 +111,49 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
     Raises `ConfigError` for a file that cannot be read, and if none is the configuration of a homeserver.
     """
     given = list(paths)
-    files = list(_files(given))
     keys, ignored, unfilled = frozenset(read_keys), list[str](), list[Unfilled]()
     shared, own = _Merge(), list[_Merge]()
     seen = set[Path]()
-    for path in files:
-        content = load_yaml(path)
-        if not isinstance(content, dict):
-            if content is not None:
-                ignored.append(str(path))
-            continue
-        content = {
-            key: _marked(value, str(path), str(key), unfilled) if key in keys else value
-            for key, value in content.items()
-        }
-        if not (content.get("worker_app") or content.get("worker_name")):
-            shared = shared.over(path, content)
-        elif path.resolve() not in seen:
-            own.append(_Merge().over(path, content))
-            seen.add(path.resolve())
+    for path in given:
+        contents = {}
+        for file in _files(path):
+            content = load_yaml(file)
+            if isinstance(content, dict):
+                contents[file] = {
+                    key: _marked(value, str(file), str(key), unfilled) if key in keys else value
+                    for key, value in content.items()
+                }
+            elif content is not None:
+                ignored.append(str(file))
+        groups = _groups(contents)
+        for file, content in contents.items():
+            if not any(file in group for group in groups):
+                shared = shared.over(file, content)
+        for group in groups:
+            # The same file may be named by itself, and be in a folder as well.
+            if not seen.issuperset(file.resolve() for file in group):
+                merged = _Merge()
+                for file in group:
+                    merged = merged.over(file, contents[file])
+                own.append(merged)
+            seen.update(file.resolve() for file in group)
     processes = sorted(_processes(shared, own), key=lambda one: not one.is_main)
     if not any(isinstance(one.get("server_name"), str) for one in processes):
         names = ", ".join(str(path) for path in given)
         raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver")
     return MergedFiles(processes=processes, ignored=ignored, unfilled=unfilled)
+
+
+def _groups(contents: Mapping[Path, Mapping[str, Any]]) -> list[list[Path]]:
+    """The files of each process among those of a path."""
+    naming = [
+        [file for file, content in contents.items() if content.get(key)]
+        for key in ("worker_app", "worker_name")
+    ]
+    if any(len(files) > 1 for files in naming):
+        return [[file] for file in contents if any(file in files for files in naming)]
+    of_one = [file for file, content in contents.items() if any(key in content for key in OWN_KEYS)]
+    return [of_one] if any(naming) else []
 
 
 class _Merge(msgspec.Struct, frozen=True):
@@ -168,18 +193,16 @@ def _processes(shared: _Merge, own: Sequence[_Merge]) -> Iterator[ProcessConfig]
         yield (mains[0] if needs_main else shared).under(one).process()
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if not path.is_dir():
-            yield path
-            continue
-        try:
-            found = sorted(one for one in path.iterdir() if one.name.endswith(".yaml") and one.is_file())
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        if not found:
-            raise ConfigError(f"{path} has no *.yaml file: name the homeserver's configuration files")
-        yield from found
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    try:
+        found = sorted(one for one in path.iterdir() if one.name.endswith(".yaml") and one.is_file())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if not found:
+        raise ConfigError(f"{path} has no *.yaml file: name the homeserver's configuration files")
+    return found
 
 
 def _marked(value: Any, file: str, key: str, unfilled: list[Unfilled]) -> Any:

@@ -104,10 +104,21 @@ def _start(config: ProcessConfig) -> Found:
     """What is refused at the start, before or after the configuration is read."""
     if config.app and config.app not in [f"synapse.app.{one}" for one in APPS]:
         yield Refusal(
+            kind="refused_at_start",
             span=ALWAYS,
             key="worker_app",
             why=f"there is no `worker_app` {printable(config.app)}",
             remedy="write `worker_app: synapse.app.generic_worker`",
+        )
+    redis = config.mapping("redis")
+    port = redis.get("port", 6379)
+    if redis.get("enabled") and not redis.get("path") and not isinstance(port, int | Template):
+        yield Refusal(
+            kind="refused_at_start",
+            span=ALWAYS,
+            key="redis.port",
+            why="`redis.port` is no number",
+            remedy="write it without quotes",
         )
     if not isinstance(config.get("worker_log_config", ""), str | None):
         yield Refusal(

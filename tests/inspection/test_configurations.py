@@ -25,7 +25,8 @@ REDIS_SINCE = {"path": (1, 85, 0), "dbid": (1, 78, 0), "username": (1, 162, 0), 
 
 def our_answer(config: ProcessConfig, release: Release) -> dict[str, Any]:
     """What we say of a process, as the releases do."""
-    if refused_by(find_refusals(config), release):
+    refused = refused_by(find_refusals(config), release)
+    if any(one.kind != "refused_at_start" for one in refused):  # they read these
         return {"accepted": False}
     redis = redis_settings(config)
     writers = stream_writers(config)

@@ -177,6 +177,28 @@ def test_a_file_that_synapse_ignores() -> None:
     assert "list.yaml" in ignored["why"]
 
 
+def test_a_folder_of_one_process_may_have_a_file_for_each_key(tmp_path: Path) -> None:
+    """With some for all processes among them."""
+    for folder in ("w1", "w2"):
+        (tmp_path / folder).mkdir()
+        for key, value in (
+            ("worker_app", "synapse.app.generic_worker"),
+            ("worker_name", folder),
+            ("worker_listeners", [{"type": "metrics", "port": 9100 + len(list(tmp_path.iterdir()))}]),
+            ("instance_map", {"main": {"host": "127.0.0.1", "port": 9093}}),
+            ("enable_metrics", True),
+            ("redis", {"enabled": True}),
+        ):
+            (tmp_path / folder / f"{key}.yaml").write_text(json.dumps({key: value}))
+    file = CASES / "ignored-file/homeserver.yaml"
+    found = run("--homeserver", file, "--worker", tmp_path / "w1", "--worker", tmp_path / "w2", code=WELL)
+
+    assert [("master", None), ("w1", 9101), ("w2", 9102)] == [
+        (one["name"], one["metrics"] and int(one["metrics"].split(":")[2].partition("/")[0]))
+        for one in found["processes"]
+    ]
+
+
 def test_workers_without_redis_are_reported(tmp_path: Path) -> None:
     """Once, as something that was not seen: another file may have it."""
     folder = CASES / "ignored-file"
@@ -216,7 +238,8 @@ def test_loopback_is_a_default_on_one_host_only(
 @pytest.mark.parametrize(
     ("line", "release", "kind"),
     [
-        ("worker_app: synapse.app.generic_workers", "1.163", "refused_key"),
+        ("worker_app: synapse.app.generic_workers", "1.163", "refused_at_start"),
+        ("redis: {enabled: true, port: '6380'}", "1.163", "refused_at_start"),
         ("worker_log_config: [a]", "1.163", "refused_key"),
         ("worker_replication_port: 9092", "1.67", "refused_key"),
         ("worker_replication_port: 9092", "1.66", None),
@@ -235,7 +258,7 @@ def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, ki
     lines += ["worker_listeners: [{type: http, port: 9093, resources: [{names: [replication]}]}]"] * (
         "worker_listeners" not in line
     )
-    worker.write_text("\n".join([*lines, line, "redis: {enabled: true}"]))
+    worker.write_text("\n".join([*lines, line, *["redis: {enabled: true}"] * ("redis" not in line)]))
     file = CASES / "redis-enabled-as-text/homeserver.yaml"
     options = ("--homeserver", file, "--worker", worker, "--synapse", release)
     result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *map(str, options)])
