@@ -30,7 +30,10 @@ def files_option(what: str, *, required: bool = False) -> Callable[[Command], Co
 
 
 def homeserver_options(command: Command) -> Command:
-    """Add the options for the homeserver's files; the command receives a `Homeserver` as `homeserver`."""
+    """Add the options for the homeserver's files; the command receives a `Homeserver` as `homeserver`.
+
+    An option `synapse` of the command's own is the release that reads them.
+    """
     options = [
         files_option("A configuration file of the homeserver, or a directory of them", required=True),
         click.option(
@@ -71,18 +74,12 @@ def homeserver_options(command: Command) -> Command:
             metavar="FOLDER=DIR",
             help="Where a folder that the files name is here, as /data=/matrix/synapse; may be repeated.",
         ),
-        click.option(
-            "--synapse",
-            "release",
-            metavar="RELEASE",
-            help="The release that is to read the files, as 1.100 (default: what the processes show, else the"
-            " newest).",
-        ),
     ]
 
     def run(*args: Any, **rest: Any) -> Any:
-        names = ("homeserver_files", "workers", "metrics", "targets", "root", "maps", "release")
-        return command(*args, homeserver=_read(**{name: rest.pop(name) for name in names}), **rest)
+        names = ("homeserver_files", "workers", "metrics", "targets", "root", "maps")
+        given = {name: rest.pop(name) for name in names}
+        return command(*args, homeserver=_read(**given, synapse=rest.pop("synapse", None)), **rest)
 
     return with_options(run, command, options)
 
@@ -94,7 +91,7 @@ def _read(
     targets: tuple[Path, ...],
     root: Path | None,
     maps: tuple[str, ...],
-    release: str | None,
+    synapse: str | None,
 ) -> "Homeserver":
     # Imported on use: it takes most of the start time.
     from synrepl.inspection.addresses import PathMap, read_targets
@@ -108,7 +105,7 @@ def _read(
             metrics=_metrics(metrics),
             targets=[one for path in targets for one in read_targets(path)],
             path_map=PathMap(root, tuple(map(_map, maps))),
-            release=None if release is None else Dialect.parse(release).release,
+            release=None if synapse is None else Dialect.parse(synapse).release,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error

@@ -33,6 +33,12 @@ EXIT_CODES = (
     help="Look, publish one REPLICATE on Redis, look again, and say what the asking mended.",
 )
 @click.option(
+    "--synapse",
+    "synapse",
+    metavar="RELEASE",
+    help="The release that is to read the files, as 1.100 [default: that of the processes, or the newest].",
+)
+@click.option(
     "--files",
     "files_only",
     is_flag=True,

@@ -1,13 +1,20 @@
 """What is found in looks, and what is not: each finding beside the healthy case that is nearest to it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from synrepl.inspection.comparison import compare, unseen
-from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
+from synrepl.inspection.configuration import (
+    DatabaseSettings,
+    Homeserver,
+    Process,
+    RedisSettings,
+    read_homeserver,
+)
 from synrepl.inspection.consumers import BEHIND_EVENTS, WAITING_SECONDS, remarks
 from synrepl.inspection.findings import KINDS, Unseen
 from synrepl.inspection.looks import (
@@ -36,6 +43,7 @@ SERVER = Homeserver(
     writers={"receipts": ("w1", "w2")},
     appservices=("bridge",),
 )
+CASES = Path(__file__).parent / "cases"
 TIMES = (0.0, 5.0, 15.0)
 
 
@@ -520,6 +528,23 @@ class TestConsumers:
         behind = consumers(events=5_000, appservices_reader=EventsProgress(12), appservices=[down])
 
         assert [("appservice_down", "", "bridge"), ("appservices_behind", "", "")] == found(server, behind)
+
+    @pytest.mark.parametrize(
+        ("case", "sender", "expected"),
+        [
+            ("duty-by-legacy-app", "fedsender1", [("federation_behind", "", "fedsender1")]),
+            ("duty-by-legacy-app", "master", []),
+            # Nobody sends: a position that the main process left behind is not its fault.
+            ("duty-for-nobody", "master", []),
+        ],
+    )
+    def test_a_sender_by_the_files(self, case: str, sender: str, expected: list[Any]) -> None:
+        """An old worker_app makes one, too."""
+        files = sorted((CASES / case).glob("*.yaml"))
+        seen = consumers(events=6_008, federation={sender: EventsProgress(10)})
+        kinds = [one for one in found(read_homeserver(files), seen) if one[0] == "federation_behind"]
+
+        assert expected == kinds
 
     def test_a_position_that_is_lost_has_a_statement(self) -> None:
         """With what it costs."""
