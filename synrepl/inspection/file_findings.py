@@ -114,9 +114,8 @@ def _nobody(homeserver: Homeserver, there: Collection[str]) -> Iterator[Finding]
             kind="unknown_process",
             process=name,
             count=len(keys),
-            why=f"no process has the name {printable(name)}, to which {share}"
-            f" leave{'s' * (len(keys) == 1)} work:"
-            f" nobody does it{hint}",
+            why=f"no file that was given is of {printable(name)}, to which {share}"
+            f" leave{'s' * (len(keys) == 1)} work: if there is no such process, nobody does it{hint}",
             remedy=f"correct the name, start {printable(name)}, or give its file with --worker",
             cost=RESTART_ALL,
         )
