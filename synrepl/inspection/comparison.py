@@ -93,7 +93,11 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
 def _files(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
     """What is wrong in the files, for the releases that the processes show."""
     pages = looks[-1].metrics if looks else {}
-    releases = {one for page in pages.values() if (one := release_of(page.release)) is not None}
+    releases: set[Release] | None = {
+        one for page in pages.values() if (one := release_of(page.release)) is not None
+    }
+    if not pages and any(one.metrics is not None for one in homeserver.processes):
+        releases = None  # the pages come with another look
     there = {name for name, page in pages.items() if not page.trouble}
     heard = looks[-1].heard if looks else None
     if heard is not None:

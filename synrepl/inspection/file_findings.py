@@ -17,14 +17,16 @@ RESTART_ONE: Final = "a restart of that process alone"
 
 
 def find_in_files(
-    homeserver: Homeserver, releases: Collection[Release] = (), *, there: Collection[str] = ()
+    homeserver: Homeserver, releases: Collection[Release] | None = (), *, there: Collection[str] = ()
 ) -> Iterator[Finding]:
     """Find what is wrong in the files.
 
     `releases` are those of the processes, as far as they are known; without any, the one that was given with
-    the files counts, or else the newest. `there` are processes that were heard or measured.
+    the files counts, or else the newest. With None, as they are to come, what releases refuse is left out.
+    `there` are processes that were heard or measured.
     """
-    yield from _refused(homeserver, releases or [homeserver.release or NEWEST.release])
+    if releases is not None:
+        yield from _refused(homeserver, releases or [homeserver.release or NEWEST.release])
     if homeserver.has_workers and not _has_unknown_names(homeserver):
         yield from _nobody(homeserver, there)
     yield from _wrong_ports(homeserver)
@@ -64,9 +66,10 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
         does = "do" if len(names) > 1 else "does"
         yield Finding(
             kind=one.kind,
+            stream=one.stream,
             process=names[0] if len(names) == 1 else "",
             count=len(names),
-            why=f"{_several(names)} {does} not start: {one.why} ({_refuse(one.span)})",
+            why=f"{one.why}: {_refuse(one.span)} it, and {_several(names)} {does} not start there",
             remedy=one.remedy,
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
         )
@@ -75,7 +78,7 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
 def _refuse(span: Span) -> str:
     since = "" if span.since <= (0, 21, 0) else f" from {_text(span.since)} on"
     until = "" if span.until is None else f" before {_text(span.until)}"
-    return f"refused by releases{since}{until}" if since or until else "refused by every release"
+    return f"releases{since}{until} refuse" if since or until else "every release refuses"
 
 
 def _text(release: Release) -> str:

@@ -12,18 +12,20 @@ import msgspec
 from synrepl.inspection.duties import BY_NAME as DUTY
 from synrepl.inspection.duties import DUTIES, STREAM_WRITERS, Duty, named_here, switched_here, writer_names
 from synrepl.inspection.merging import MAIN, ProcessConfig, Template, as_mapping
+from synrepl.inspection.streams import WRITER_KEYS
 from synrepl.wire.dialect import ALWAYS, NEWEST, Release, Span, span
 from synrepl.wire.text import printable
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A process does not start: the releases that refuse, the key, why, and what to do."""
+    """A process does not start: the releases that refuse, the key (and its stream), why, and what to do."""
 
     span: Span
     key: str
     why: str
     remedy: str
     kind: str = "refused_key"
+    stream: str = ""
 
 
 Found = Iterator[Refusal]
@@ -279,7 +281,9 @@ def _writers(config: ProcessConfig) -> Found:
             )
         if isinstance(value, Template):
             continue
-        yield from _wrong_writers(config, shown, key, value)
+        stream = next(stream for stream, of in WRITER_KEYS.items() if of == key)
+        for one in _wrong_writers(config, shown, key, value):
+            yield msgspec.structs.replace(one, stream=stream)
 
 
 def _wrong_writers(config: ProcessConfig, shown: str, key: str, value: Any) -> Found:
