@@ -90,7 +90,8 @@ def _inspect_files(homeserver: "Homeserver", output: Output) -> int:
     from synrepl.inspection.file_findings import find_in_files, unseen_in_files
 
     findings = list(find_in_files(homeserver))
-    unseen = unseen_in_files(homeserver)
+    # A database is not looked at.
+    unseen = [one for one in unseen_in_files(homeserver) if one.what != "database"]
     processes = [one for one in homeserver.processes if one.file or one.metrics is not None]
     result = {
         "server_name": homeserver.server_name,

@@ -207,7 +207,7 @@ class _ConfigurationLoader:
             self._miss("metrics", why)
         given = {**targets, **self._metrics}
         away = elsewhere(self._configs)
-        by_name = {config.name: config for config in self._configs}
+        by_name = {config.name: config for config in reversed(self._configs)}
         writers = stream_writers(self._main)
         processes = [
             self._process(by_name[name], given, away=away)
@@ -417,11 +417,11 @@ class _ConfigurationLoader:
             }
             return DatabaseSettings(parameters=Secret(parameters))
         if kind != "sqlite3":
-            self._miss("configuration", "the database is neither psycopg2 nor sqlite3: it is not examined")
+            self._miss("database", "the database is neither psycopg2 nor sqlite3: it is not examined")
             return None
         path = main.get("database_path") or arguments.get("database")
         if not isinstance(path, str) or path == ":memory:":
-            self._miss("configuration", "the files name no database: it is not examined")
+            self._miss("database", "the files name no database: it is not examined")
             return None
         return DatabaseSettings(path=self._paths.here(path))
 

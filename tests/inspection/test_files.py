@@ -268,6 +268,69 @@ def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, ki
     assert all(" refuse" in why for why in whys)
 
 
+def write(folder: Path, **files: dict[str, Any]) -> list[str]:
+    """Options that name these files; the first is the homeserver's."""
+    options: list[str] = []
+    for name, content in files.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(content))
+        options += ["--worker" if options else "--homeserver", str(folder / f"{name}.yaml")]
+    return options
+
+
+WORKER = {"worker_app": "synapse.app.generic_worker", "worker_name": "w1"}
+WHOLE: dict[str, Any] = {
+    "server_name": "x",
+    "redis": {"enabled": True},
+    "instance_map": {"main": {"host": "127.0.0.1", "port": 9093}},
+}
+
+
+def test_a_worker_without_a_server_name_has_the_main_process_file_as_well(tmp_path: Path) -> None:
+    """Else it would not start. One that has all of it does not."""
+    main_file = {**WHOLE, "worker_app": "synapse.app.homeserver", "pusher_instances": ["w1"]}
+    part = run(*write(tmp_path, homeserver=main_file, w1=WORKER), code=WELL)
+    whole = run(*write(tmp_path, homeserver=main_file, w1={**WHOLE, **WORKER}), code=WELL)
+
+    assert [["pushers"], []] == [process(found, "w1")["duties"] for found in (part, whole)]
+
+
+def test_workers_with_writers_of_their_own(tmp_path: Path) -> None:
+    """A key at the top replaces the shared one whole."""
+    port = {"host": "127.0.0.1", "port": 9100}
+    shared = {
+        **WHOLE,
+        "stream_writers": {"typing": "w1"},
+        "instance_map": {**WHOLE["instance_map"], "w1": port},
+    }
+    listens = {
+        "worker_listeners": [{"type": "http", "port": 9100, "resources": [{"names": ["replication"]}]}]
+    }
+    own = {**WORKER, **listens, "stream_writers": {"events": "w1"}}
+    found = run(*write(tmp_path, homeserver=shared, w1=own), code=UNWELL)
+
+    assert [("different_writers", "w1")] == kinds(found)
+    assert "events" in process(found, "w1")["writes"]
+
+
+def test_a_secret_that_cannot_be_read_is_no_other_secret(tmp_path: Path) -> None:
+    """It is not seen. A text with a variable left in is not known either."""
+    for secret in (
+        {"worker_replication_secret_path": "/no/such"},
+        {"worker_replication_secret": "${SECRET}"},
+    ):
+        own = {**WORKER, "worker_replication_secret": None, **secret}
+        files = write(tmp_path, homeserver={**WHOLE, "worker_replication_secret": "s"}, w1=own)
+
+        assert [] == run(*files, code=PARTLY)["findings"]
+
+
+def test_a_worker_that_is_called_as_the_main_process(tmp_path: Path) -> None:
+    """Both are told: neither can be another's."""
+    found = run(*write(tmp_path, homeserver=WHOLE, w1={**WORKER, "worker_name": "master"}), code=UNWELL)
+
+    assert [("name_twice", "master")] == kinds(found)
+
+
 # -- templates -----------------------------------------------------------------------------------------------
 
 
