@@ -140,7 +140,8 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
     processes = sorted(_processes(shared, own), key=lambda one: not one.is_main)
     if not any(isinstance(one.get("server_name"), str) for one in processes):
         names = ", ".join(str(path) for path in given)
-        raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver")
+        without = f" ({', '.join(ignored)} has no settings at its top)" if ignored else ""
+        raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver{without}")
     return MergedFiles(processes=processes, ignored=ignored, unfilled=unfilled)
 
 
