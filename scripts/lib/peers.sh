@@ -6,11 +6,13 @@
 #   current   Synapse 1.66.0    needs Python 3.9 (the last release that speaks the protocol over TCP; over Redis too)
 #   newest    Synapse 1.163.2   needs Python 3.12 (it prepares databases, starts on them, and is a whole homeserver)
 #   silent    Synapse 1.157.1   needs Python 3.12 (it has a stream that is written and never announced)
+#   1.21.2, 1.50.2, 1.85.2, 1.100.0   need Python 3.8 and 3.11 (with the others they read configurations)
 #
 #   SYNREPL_PEERS            where they are (default: synrepl-peers in the user's cache folder)
 #   SYNREPL_PYTHON_LEGACY    the Python 3.7 to make it with (default: pyenv's newest, else python3.7)
 #   SYNREPL_PYTHON_CURRENT   the Python 3.9 to make it with (default: pyenv's newest, else python3.9)
 #   SYNREPL_PYTHON_NEWEST    the Python 3.12 to make both of its releases with (default: pyenv's newest, else python3.12)
+#   SYNREPL_PYTHON_OLD, SYNREPL_PYTHON_BETWEEN   the Pythons 3.8 and 3.11, in the same way
 
 SYNREPL_PEERS=${SYNREPL_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/synrepl-peers}
 export SYNREPL_PEERS
@@ -42,14 +44,16 @@ _peer_find_python() { # version, the variable that names one
     return 1
 }
 
-_peer_facts() { # legacy|current|newest|silent; sets wanted, python, variable and setuptools
+_peer_facts() { # legacy|current|newest|silent|RELEASE; sets wanted, python, variable and setuptools
     case $1 in
         legacy) wanted=1.0.0 python=3.7 variable=SYNREPL_PYTHON_LEGACY setuptools='setuptools<58' ;;
         current) wanted=1.66.0 python=3.9 variable=SYNREPL_PYTHON_CURRENT setuptools='setuptools<66' ;;
         newest) wanted=1.163.2 python=3.12 variable=SYNREPL_PYTHON_NEWEST setuptools=setuptools ;;
         silent) wanted=1.157.1 python=3.12 variable=SYNREPL_PYTHON_NEWEST setuptools=setuptools ;;
+        1.21.2 | 1.50.2) wanted=$1 python=3.8 variable=SYNREPL_PYTHON_OLD setuptools='setuptools<66' ;;
+        1.85.2 | 1.100.0) wanted=$1 python=3.11 variable=SYNREPL_PYTHON_BETWEEN setuptools='setuptools<66' ;;
         *)
-            echo "there is no peer '$1': say legacy, current, newest or silent" >&2
+            echo "there is no peer '$1': say legacy, current, newest, silent, 1.21.2, 1.50.2, 1.85.2 or 1.100.0" >&2
             return 2
             ;;
     esac

@@ -30,7 +30,10 @@ def files_option(what: str, *, required: bool = False) -> Callable[[Command], Co
 
 
 def homeserver_options(command: Command) -> Command:
-    """Add the options for the homeserver's files; the command receives a `Homeserver` as `homeserver`."""
+    """Add the options for the homeserver's files; the command receives a `Homeserver` as `homeserver`.
+
+    An option `synapse` of the command's own is the release that reads them.
+    """
     options = [
         files_option("A configuration file of the homeserver, or a directory of them", required=True),
         click.option(
@@ -48,25 +51,71 @@ def homeserver_options(command: Command) -> Command:
             metavar="NAME=URL",
             help="Where a process shows its metrics, if the files do not say; may be repeated.",
         ),
+        click.option(
+            "--targets",
+            "targets",
+            multiple=True,
+            metavar="FILE",
+            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+            help="Targets of Prometheus (file_sd_configs, or static ones of its configuration) whose labels"
+            " name the processes; may be repeated.",
+        ),
+        click.option(
+            "--root",
+            "root",
+            metavar="DIR",
+            type=click.Path(path_type=Path, exists=True, file_okay=False),
+            help="The folder that is / for paths in the files, as of a container.",
+        ),
+        click.option(
+            "--map",
+            "maps",
+            multiple=True,
+            metavar="FOLDER=DIR",
+            help="Where a folder that the files name is here, as /data=/matrix/synapse; may be repeated.",
+        ),
     ]
 
     def run(*args: Any, **rest: Any) -> Any:
-        given = {name: rest.pop(name) for name in ("homeserver_files", "workers", "metrics")}
-        return command(*args, homeserver=_read(**given), **rest)
+        names = ("homeserver_files", "workers", "metrics", "targets", "root", "maps")
+        given = {name: rest.pop(name) for name in names}
+        return command(*args, homeserver=_read(**given, synapse=rest.pop("synapse", None)), **rest)
 
     return with_options(run, command, options)
 
 
 def _read(
-    homeserver_files: tuple[Path, ...], workers: tuple[Path, ...], metrics: tuple[str, ...]
+    homeserver_files: tuple[Path, ...],
+    workers: tuple[Path, ...],
+    metrics: tuple[str, ...],
+    targets: tuple[Path, ...],
+    root: Path | None,
+    maps: tuple[str, ...],
+    synapse: str | None,
 ) -> "Homeserver":
     # Imported on use: it takes most of the start time.
+    from synrepl.inspection.addresses import PathMap, read_targets
     from synrepl.inspection.configuration import read_homeserver
+    from synrepl.wire.dialect import Dialect
 
     try:
-        return read_homeserver(homeserver_files, workers, metrics=_metrics(metrics))
+        return read_homeserver(
+            homeserver_files,
+            workers,
+            metrics=_metrics(metrics),
+            targets=[one for path in targets for one in read_targets(path)],
+            path_map=PathMap(root, tuple(map(_map, maps))),
+            release=None if synapse is None else Dialect.parse(synapse).release,
+        )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _map(given: str) -> tuple[str, str]:
+    folder, equals, here = given.partition("=")
+    if not (equals and folder.startswith("/") and here):
+        raise ConfigError(f"--map must be /FOLDER=DIR, not {given}")
+    return folder, here
 
 
 def _metrics(given: tuple[str, ...]) -> dict[str, str]:

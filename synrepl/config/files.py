@@ -26,26 +26,33 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of settings, of at most a mebibyte. Raises `ConfigError`."""
+    found = load_yaml(path)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} has no settings at its top: expected `key: value` lines")
+    return found
+
+
+def load_yaml(path: Path) -> Any:
+    """Read a YAML file of at most a mebibyte, whatever is in it. Raises `ConfigError`."""
     import yaml  # Imported late: large, and needed only with a file.
 
     from synrepl.config.bounded_yaml import BoundedLoader
 
     content = read_small_file(path)
     try:
-        found = yaml.load(content, BoundedLoader)  # noqa: S506 (it is a SafeLoader)
+        return yaml.load(content, BoundedLoader)  # noqa: S506 (it is a SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         why = getattr(error, "problem", None) or " ".join(str(error).split())
+        if b"{{" in content or b"{%" in content:
+            why += " (it has marks of a template: give the file that was made from it)"
         raise ConfigError(f"{path}{where}: not YAML: {why}") from error
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise ConfigError(f"{path}: not YAML: {why}") from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} has no settings at its top: expected `key: value` lines")
-    return found
 
 
 def read_secret(path: Path, warnings: list[str]) -> str:

@@ -4,21 +4,25 @@ Each finding is sound: what a healthy homeserver may show for the time of an ins
 why. Times are those of the looks, in seconds of a monotonic clock.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from synrepl.html.humanize import counted
-from synrepl.inspection.configuration import MAIN, Homeserver
+from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.consumers import find_consumers
-from synrepl.inspection.findings import Finding, Unseen
+from synrepl.inspection.duties import DOES
+from synrepl.inspection.file_findings import find_in_files, unseen_in_files
+from synrepl.inspection.findings import Finding, Unseen, with_cost
 from synrepl.inspection.looks import (
     DatabaseLook,
     Heard,
     Look,
     MetricsLook,
     UnreadableRows,
+    release_of,
 )
+from synrepl.inspection.merging import MAIN
 from synrepl.inspection.streams import WIRE, WRITER_KEYS
 from synrepl.inspection.transactions import (
     HELD_SECONDS,
@@ -27,6 +31,11 @@ from synrepl.inspection.transactions import (
     find_lock_waits,
     oldest_transaction,
 )
+from synrepl.streams.stream import Stream
+from synrepl.streams.table import StreamTable
+from synrepl.wire.commands import declared_commands
+from synrepl.wire.dialect import Dialect, Release
+from synrepl.wire.native import NATIVE_COMMANDS
 
 HEARING_SECONDS: Final = 5.0
 """What was stored is heard of within so many seconds."""
@@ -34,7 +43,7 @@ HEARING_SECONDS: Final = 5.0
 
 def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = False) -> list[Finding]:
     """Find what is wrong in these looks, the earliest first. `has_asked`: REPLICATE was published."""
-    return [
+    found = [
         *_unreachable(homeserver, looks),
         *_never_announced(homeserver, looks, has_asked=has_asked),
         *_not_received(looks),
@@ -43,15 +52,17 @@ def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = 
         *_not_running(homeserver, looks),
         *_processes(homeserver, looks),
         *_channel(homeserver, looks, has_asked=has_asked),
-        *_configuration(homeserver),
+        *_files(homeserver, looks),
+        *_mixed_releases(looks),
         *find_consumers(homeserver, looks),
     ]
+    return [with_cost(one) for one in found]
 
 
 def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Finding] = ()) -> list[Unseen]:
     """What could not be looked at, each with what to give. What `findings` say already is left out."""
     kinds = {one.kind for one in findings}
-    found = [Unseen(what="configuration", why=note) for note in homeserver.notes]
+    found = unseen_in_files(homeserver)
     last = looks[-1] if looks else Look(at=0.0)
     if homeserver.database is not None and last.database is not None:
         found += [Unseen(what="database", why=why) for why in last.database.unread]
@@ -70,12 +81,28 @@ def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Fin
             for (stream, writer), rows in sorted(last.heard.unreadable.items())
         ]
     named = {one.process for one in findings if one.kind in ("fewer_subscribers", "silent_process")}
+    named.update(one.what for one in found)
     found += [
         Unseen(what=f"metrics of {name}", why=look.trouble)
         for name, look in last.metrics.items()
         if look.trouble and name not in named
     ]
     return found
+
+
+def _files(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
+    """What is wrong in the files, for the releases that the processes show."""
+    pages = looks[-1].metrics if looks else {}
+    releases: set[Release] | None = {
+        one for page in pages.values() if (one := release_of(page.release)) is not None
+    }
+    if not pages and any(one.metrics is not None for one in homeserver.processes):
+        releases = None  # the pages come with another look
+    there = {name for name, page in pages.items() if not page.trouble}
+    heard = looks[-1].heard if looks else None
+    if heard is not None:
+        there.update(*heard.positions.values())
+    return find_in_files(homeserver, releases, there=there)
 
 
 def _unreadable(rows: UnreadableRows) -> str:
@@ -377,42 +404,104 @@ def _subscribers(
 ) -> Iterator[Finding]:
     """Fewer at each count than the processes whose files were given; others may listen as well.
 
-    Of those that are missing, the ones are known whose machine says, twice, that nothing listens there.
+    Of those that are missing, the ones are known whose machine says, twice, that nothing listens there; and
+    all, if no more are left when those are taken away that show a connection to Redis.
     """
     counts = [heard.subscribers for heard in heards if heard.subscribers is not None]
     expected = [one.name for one in homeserver.processes if one.file]
     if len(counts) < 2 or max(counts) >= len(expected):
         return
     missing = len(expected) - max(counts)
-    why = (
+    listen = (
         f"{max(counts)} of the {counted(len(expected), 'process', 'processes')} in the files listen on Redis"
     )
     command = f"redis-cli PUBSUB NUMSUB {homeserver.server_name}"
-    gone = [
-        name
+    pages = [look.metrics for look in (measured[0], measured[-1])] if len(measured) > 1 else []
+    since = round(measured[-1].at - measured[0].at, 1) if pages else None
+    down = {
+        name: pages[-1][name].trouble
         for name in expected
-        if len(measured) > 1
-        and all(
-            name in look.metrics and look.metrics[name].is_refused for look in (measured[0], measured[-1])
-        )
-    ]
-    for name in gone[:missing]:
+        if pages and all(name in page and page[name].is_refused for page in pages)
+    }
+    down = dict(list(down.items())[:missing])
+    left = [name for name in expected if name not in down]
+    silent = [name for name in left if not (pages and all(_is_connected(page, name) for page in pages))]
+    if missing > len(down) and len(silent) == missing - len(down):
+        down |= dict.fromkeys(silent, "all others show their connection to Redis")
+    for name, why in down.items():
         yield Finding(
             kind="fewer_subscribers",
             process=name,
             count=1,
-            why=f"{why}, and {name} does not run: {measured[-1].metrics[name].trouble}",
+            since_seconds=since,
+            why=f"{name} does not run: {why}, and {listen}{_only(homeserver, name)}",
             remedy=f"start {name}; its log says why it ended",
             command=command,
         )
-    if missing > len(gone):
+    if missing > len(down):
         yield Finding(
             kind="fewer_subscribers",
-            count=missing - len(gone),
-            why=f"{why}: {', '.join(name for name in expected if name not in gone)} should",
+            count=missing - len(down),
+            why=f"{listen}: {', '.join(name for name in expected if name not in down)} should",
             remedy="look which one does not run, or has lost its connection to Redis",
             command=command,
         )
+
+
+def _is_connected(page: Mapping[str, MetricsLook], name: str) -> bool:
+    look = page.get(name)
+    return look is not None and bool(look.connections)
+
+
+def _only(homeserver: Homeserver, name: str) -> str:
+    """What no other process writes and does, as the end of a sentence."""
+    process = homeserver.process(name)
+    if process is None:
+        return ""
+    others = [one for one in homeserver.processes if one.name != name and one.file]
+    streams = sorted(set(process.writes).difference(*(one.writes for one in others)))
+    duties = sorted(set(process.duties).difference(*(one.duties for one in others)))
+    does = [f"writes {', '.join(streams)}"] * bool(streams) + [DOES[duty] for duty in duties]
+    return f"; only {name} {' and '.join(filter(None, (', '.join(does[:-1]), does[-1])))}" if does else ""
+
+
+def _unreadable_by(older: Release, newer: Release) -> list[str]:
+    """What the newer of two releases may announce, and the older cannot read."""
+    old, new = Dialect(release=older, name=""), Dialect(release=newer, name="")
+    known = StreamTable.default()
+    there, here = known.known_to(new), known.known_to(old)
+    found = [f"the stream {one.name}" for one in there if one not in here]
+    found += [
+        f"the command {one.NAME}"
+        for one in declared_commands()
+        if newer in one.SPAN and older not in one.SPAN and one not in NATIVE_COMMANDS
+    ]
+    longer = [one.name for one in there if one in here and _shapes(one, old) != _shapes(one, new)]
+    return found + ([f"rows of {', '.join(longer)} in their new form"] if longer else [])
+
+
+def _shapes(stream: Stream[Any], dialect: Dialect) -> dict[str, tuple[str, ...]]:
+    return {tag: stream.shape(dialect, tag) for tag in stream.tags or ("",)}
+
+
+def _mixed_releases(looks: Sequence[Look]) -> Iterator[Finding]:
+    """Processes of different minor releases, with what the older ones cannot read."""
+    pages = looks[-1].metrics if looks else {}
+    shown = {name: one for name, page in sorted(pages.items()) if (one := release_of(page.release))}
+    oldest, newest = min(shown.values(), default=None), max(shown.values(), default=None)
+    if oldest is None or newest is None or oldest[:2] == newest[:2]:
+        return
+    old = [name for name, release in shown.items() if release[:2] < newest[:2]]
+    lacks = _unreadable_by(oldest, newest)
+    which = ", ".join(f"{name} {pages[name].release}" for name in shown)
+    yield Finding(
+        kind="mixed_releases",
+        process=old[0] if len(old) == 1 else "",
+        count=len(old),
+        why=f"the processes are of different releases: {which}; {', '.join(old)} cannot read"
+        f" {', '.join(lacks) if lacks else 'anything less'}",
+        remedy=f"upgrade {', '.join(old)}, and restart {'them' if len(old) > 1 else 'it'}",
+    )
 
 
 def _unknown_writers(homeserver: Homeserver, heard: Heard) -> Iterator[Finding]:
@@ -430,38 +519,3 @@ def _unknown_writers(homeserver: Homeserver, heard: Heard) -> Iterator[Finding]:
             f" {', '.join(homeserver.writers.get(key, (MAIN,)))} for {key}",
             remedy="give all processes the same stream_writers and restart them, or end that process",
         )
-
-
-def _configuration(homeserver: Homeserver) -> Iterator[Finding]:
-    for name, files in sorted(homeserver.twice.items()):
-        yield Finding(
-            kind="name_twice",
-            process=name,
-            count=len(files),
-            why=f"{' and '.join(files)} have the name {name}",
-            remedy="give each worker a worker_name of its own",
-        )
-    marks: dict[str, list[str]] = {}
-    for process in homeserver.processes:
-        if process.file:
-            marks.setdefault(process.secret_mark, []).append(process.name)
-    if len(marks) > 1:
-        groups = sorted(marks.values(), key=len)
-        odd = [name for group in groups[:-1] for name in group]
-        yield Finding(
-            kind="different_secrets",
-            process=odd[0] if len(odd) == 1 else "",
-            count=len(odd),
-            why=f"worker_replication_secret of {', '.join(odd)} is not that of {', '.join(groups[-1])}:"
-            " their requests to each other are refused",
-            remedy="give all processes the same worker_replication_secret, and restart them",
-        )
-    if homeserver.redis is not None:
-        for process in homeserver.processes:
-            if process.file and not process.has_redis:
-                yield Finding(
-                    kind="no_redis",
-                    process=process.name,
-                    why=f"{process.file} switches Redis off for {process.name}: it hears of nothing",
-                    remedy=f"remove `redis` from {process.file}: a key at the top replaces the shared one",
-                )

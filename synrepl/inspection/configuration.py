@@ -1,11 +1,11 @@
 """A homeserver's own configuration, read as Synapse reads it.
 
-Several files and directories are merged: a key at the top of a later file replaces that of an earlier one
-whole. A worker's file comes over the shared ones (docs/reference/peers.md#configuration). No message quotes a
-value, as any may be a secret.
+`merging` reads and merges the files, `duties` and `refusals` say what Synapse does with the result, and
+`addresses` where the processes are; here they become one `Homeserver`. No message quotes a value, as any may
+be a secret.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_bytes
@@ -15,50 +15,72 @@ import msgspec
 
 from synrepl.config.files import read_yaml
 from synrepl.errors import ConfigError, suggest
+from synrepl.inspection.addresses import (
+    Elsewhere,
+    MetricsAddress,
+    PathMap,
+    Target,
+    elsewhere,
+    hosts_of,
+    instances_of,
+    match_targets,
+    metrics_of,
+)
+from synrepl.inspection.duties import DUTIES, http_listeners, stream_writers, writes
+from synrepl.inspection.findings import Finding, Unseen
+from synrepl.inspection.merging import (
+    MAIN,
+    MergedFiles,
+    ProcessConfig,
+    Template,
+    as_list,
+    as_mapping,
+    merge_files,
+)
+from synrepl.inspection.refusals import Refusal, find_refusals
 from synrepl.ports.secret import Secret
 from synrepl.small_files import read_small_file
+from synrepl.wire.dialect import NEWEST, Release
+from synrepl.wire.text import printable
 
-MAIN: Final = "master"
-"""The main process, as the streams call it. In `instance_map` its name is ``main``."""
-
-METRICS_PATH: Final = "/_synapse/metrics"
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 (they are recognized, not bound)
 MAX_PROCESSES: Final = 500
 SCALARS: Final = (str, int, float)
 """What becomes text. A collection in its place may be large, and is no setting of Synapse's."""
 
-
-class MetricsAddress(msgspec.Struct, frozen=True):
-    """Where a process shows its metrics. `socket` is the path of a UNIX socket, if it listens at one.
-
-    `is_loopback`: only programs on the same machine reach it.
-    """
-
-    url: str
-    socket: str = ""
-    is_loopback: bool = False
-
-    @property
-    def shown(self) -> str:
-        """The address as a person reads it."""
-        return self.socket or self.url
+KEYS: Final = (
+    *("server_name", "worker_app", "worker_name", "listeners", "worker_listeners", "enable_metrics"),
+    *("metrics_port", "metrics_bind_host", "database", "databases", "database_path", "redis", "instance_map"),
+    *("stream_writers", "app_service_config_files", "worker_replication_secret"),
+    *("worker_replication_secret_path", "worker_replication_host", "worker_replication_http_port"),
+    *("outbound_federation_restricted_to",),
+    *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
+)
+"""The keys that are read."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the homeserver.
 
-    `file` is where it is configured; empty if only `instance_map` or `stream_writers` names it. `metrics` is
-    None if the files name none. `host` is where other processes reach it, empty if the files do not say.
-    `secret_mark` tells equal replication secrets from different ones, and is empty without a secret.
+    `file` is where it is configured; empty if only another one's keys name it. `metrics` is None if they are
+    not known, and `unmeasured` says why, and what to give. `host` is where other processes reach it; None if
+    the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes. `listens`
+    are the ports and paths of its listeners for replication; None if that is not known. `secret_mark` tells
+    equal replication secrets from different ones; it is empty without a secret, and None if it cannot be
+    read. `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in them.
     """
 
     name: str
     file: str = ""
     metrics: MetricsAddress | None = None
-    host: str = ""
+    unmeasured: str = ""
+    host: str | None = None
+    duties: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    listens: tuple[int | str, ...] | None = None
     has_redis: bool = True
-    secret_mark: str = ""
+    secret_mark: str | None = ""
+    writers: Mapping[str, tuple[str, ...]] = {}
+    refusals: tuple[Refusal, ...] = ()
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,10 +96,12 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "localhost"
     port: int = 6379
     path: str = ""
+    dbid: int | None = None
     username: str = ""
     password: Secret[str] | None = None
     is_tls: bool = False
     ca_file: str = ""
+    ca_path: str = ""
     certificate_file: str = ""
     private_key_file: str = ""
 
@@ -86,9 +110,13 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     """What the files say of a homeserver.
 
     `writers` are the configured writers of each stream, by the name in `stream_writers`; a stream that is not
-    there is written by the main process. `appservices` are the ids of configured application services, and
-    `federates` and `pushes` say whether any process sends federation or pushes. `twice` are files that have a
-    process' name in common, by the name. `notes` are what could not be read of the files.
+    there is written by the main process. `named` are the names that duties, `stream_writers` and
+    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path of
+    the processes in `instance_map`. `appservices` are the ids of configured application services, and None if
+    not all of them are known. `pushes` says whether any process does.
+    `twice` are files that have a process' name in common, by the name. `unread` is what could not be read of
+    the files, and `notes` what is worth a note. `release` is the one that was given, and
+    `has_workers` says whether the file of a worker was.
     """
 
     server_name: str
@@ -96,11 +124,15 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     redis: RedisSettings | None
     processes: tuple[Process, ...]
     writers: Mapping[str, tuple[str, ...]] = {}
-    appservices: tuple[str, ...] = ()
-    federates: bool = True
+    named: Mapping[str, tuple[str, ...]] = {}
+    instances: Mapping[str, int | str] = {}
+    appservices: tuple[str, ...] | None = ()
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
-    notes: tuple[str, ...] = ()
+    unread: tuple[Unseen, ...] = ()
+    notes: tuple[Finding, ...] = ()
+    release: Release | None = None
+    has_workers: bool = False
 
     def process(self, name: str) -> Process | None:
         """The process of this name."""
@@ -108,205 +140,274 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_homeserver(
-    paths: Sequence[Path], workers: Sequence[Path] = (), *, metrics: Mapping[str, str] | None = None
+    paths: Sequence[Path],
+    workers: Sequence[Path] = (),
+    *,
+    metrics: Mapping[str, str] | None = None,
+    targets: Sequence[Target] = (),
+    path_map: PathMap | None = None,
+    release: Release | None = None,
 ) -> Homeserver:
-    """Read the configuration in these files and directories, and that of each worker.
+    """Read the configuration in these files and directories, in order, as `release` does, or the newest.
 
-    `metrics` are URLs of metrics by the name of the process; they count more than what the files say.
-    Raises `ConfigError`, whose text says which file and what to give.
+    `metrics` are URLs of metrics by the name of the process; they count more than `targets` of Prometheus,
+    and these more than what the files say. Raises `ConfigError`, whose text says which file and what to give.
     """
-    shared_files = list(_files(paths))
-    shared = _merged(shared_files)
-    if not isinstance(shared.get("server_name"), str):
-        names = ", ".join(str(path) for path in paths)
-        raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver")
-    return _ConfigurationLoader(shared, str(shared_files[-1]), workers, dict(metrics or {})).read()
-
-
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if not path.is_dir():
-            yield path
-            continue
-        try:
-            found = sorted(one for one in path.iterdir() if one.name.endswith(".yaml") and one.is_file())
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        if not found:
-            raise ConfigError(f"{path} has no *.yaml file: name the homeserver's configuration files")
-        yield from found
-
-
-def _merged(files: Iterable[Path]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for path in files:
-        merged.update(read_yaml(path))
-    return merged
+    merged = merge_files([*paths, *workers], KEYS)
+    return _ConfigurationLoader(merged, dict(metrics or {}), targets, path_map or PathMap(), release).read()
 
 
 class _ConfigurationLoader:
-    """Reads the shared configuration, and each worker's over it."""
+    """Makes a `Homeserver` of merged files."""
 
     def __init__(
-        self, shared: dict[str, Any], shared_file: str, workers: Sequence[Path], metrics: dict[str, str]
+        self,
+        merged: MergedFiles,
+        metrics: dict[str, str],
+        targets: Sequence[Target],
+        paths: PathMap,
+        release: Release | None,
     ) -> None:
-        self._shared = shared
-        self._shared_file = shared_file
-        self._workers = workers
+        self._merged = merged
+        self._configs = merged.processes
+        self._main = merged.processes[0]
         self._metrics = metrics
+        self._targets = targets
+        self._paths = paths
+        self._given_release = release
+        self._release = release or NEWEST.release
         self._salt = token_bytes(16)
-        self._notes: list[str] = []
-        self._instances = self._instance_map()
+        self._unread: list[Unseen] = []
+        self._notes: list[Finding] = []
+        self._hosts = hosts_of(self._configs)
 
     def read(self) -> Homeserver:
-        shared = self._shared
-        configured = [self._process(shared, MAIN, self._shared_file)]
-        for file in _files(self._workers):
-            merged = {**shared, **_merged([file])}
-            name = merged.get("worker_name")
-            if merged.get("worker_app") in (None, "synapse.app.homeserver"):
-                name = MAIN
-            elif not isinstance(name, str) or not name:
-                raise ConfigError(f"{file}: no worker_name: this is not the configuration of a worker")
-            if name == MAIN:
-                # The main process may have a file of its own over the shared ones.
-                configured[0] = self._process(merged, MAIN, str(file))
-                self._shared = {**shared, **merged}
-            else:
-                configured.append(self._process(merged, name, str(file)))
-        files: dict[str, list[str]] = {}
-        for one in configured:
-            files.setdefault(one.name, []).append(one.file)
-        processes = {one.name: one for one in configured}
-        writers = self._writers()
-        for name in [*self._instances, *(name for names in writers.values() for name in names)]:
-            if name not in processes:
-                metrics = self._given_metrics(name)
-                processes[name] = Process(name=name, metrics=metrics, host=self._host(name))
-        if unknown := [name for name in self._metrics if name not in processes]:
-            hint = suggest(unknown[0], list(processes))
-            raise ConfigError(f"--metrics names {unknown[0]}, which is no process of the homeserver{hint}")
-        if len(processes) > MAX_PROCESSES:
-            raise ConfigError(
-                f"the files name {len(processes)} processes, and at most {MAX_PROCESSES} are read"
+        for file in self._merged.ignored:
+            self._note(
+                "ignored_file", f"{file} holds no settings, and Synapse ignores it", "look what it is for"
             )
+        for one in self._merged.unfilled:
+            self._miss(
+                "configuration",
+                f"{one.file}: {one.key} has the variable {one.variable} left in: its value is not known;"
+                " give the file as the process has it",
+            )
+        named = self._named()
+        files: dict[str, list[str]] = {}
+        for config in self._configs:
+            files.setdefault(config.name, []).append(config.file)
+        names = list(dict.fromkeys([*files, *([] if MAIN in files else [MAIN]), *named]))
+        if unknown := [name for name in self._metrics if name not in names]:
+            hint = suggest(unknown[0], names)
+            raise ConfigError(f"--metrics names {unknown[0]}, which is no process of the homeserver{hint}")
+        if len(names) > MAX_PROCESSES:
+            raise ConfigError(f"the files name {len(names)} processes, and at most {MAX_PROCESSES} are read")
+        targets, left = match_targets(self._targets, names)
+        for why in left:
+            self._miss("metrics", why)
+        given = {**targets, **self._metrics}
+        away = elsewhere(self._configs)
+        by_name = {config.name: config for config in reversed(self._configs)}
+        writers = stream_writers(self._main)
+        processes = [
+            self._process(by_name[name], given, away=away)
+            if name in by_name
+            else Process(
+                name=name,
+                metrics=MetricsAddress(given[name]) if name in given else None,
+                host=self._hosts.get(name),
+                writes=tuple(writes(name, writers, self._release)),
+            )
+            for name in names
+        ]
+        processes = list(self._without_doubles(processes))
+        self._say_what_is_off()
+        for process in processes:
+            if process.file and process.unmeasured:
+                self._note("unmeasured", process.unmeasured, "", process=process.name)
         return Homeserver(
-            server_name=shared["server_name"],
+            server_name=self._server_name(),
             database=self._database(),
             redis=self._redis(),
-            processes=tuple(processes.values()),
+            processes=tuple(processes),
             writers=writers,
+            named={name: tuple(of) for name, of in named.items()},
+            instances=self._instances(),
             appservices=self._appservices(),
-            federates=bool(shared.get("federation_sender_instances"))
-            or shared.get("send_federation") is not False,
-            pushes=bool(shared.get("pusher_instances")) or shared.get("start_pushers") is not False,
+            pushes=self._is_done("pushers"),
             twice={name: tuple(of) for name, of in files.items() if len(of) > 1},
+            unread=tuple(self._unread),
             notes=tuple(self._notes),
+            release=self._given_release,
+            has_workers=any(not config.is_main for config in self._configs),
         )
+
+    def _server_name(self) -> str:
+        names = [config.get("server_name") for config in self._configs]
+        return next(name for name in names if isinstance(name, str))
 
     # -- processes -----------------------------------------------------------------------------------------
 
-    def _process(self, config: dict[str, Any], name: str, file: str) -> Process:
+    def _process(self, config: ProcessConfig, given: Mapping[str, str], *, away: Elsewhere) -> Process:
+        name = config.name
+        metrics, unmeasured = self._measured(config, given, away=away)
         return Process(
             name=name,
-            file=file,
-            metrics=self._given_metrics(name) or self._configured_metrics(config, name),
-            host=self._host(name),
-            has_redis=_mapping(config.get("redis")).get("enabled") is True,
-            secret_mark=self._secret_mark(config, file),
+            file=config.file,
+            metrics=metrics,
+            unmeasured=unmeasured,
+            host=self._hosts.get(name),
+            duties=tuple(sorted(duty.name for duty in DUTIES if duty.has(config, self._release))),
+            writes=tuple(writes(name, stream_writers(config), self._release)),
+            listens=self._listens(config),
+            has_redis=bool(config.mapping("redis").get("enabled")),
+            secret_mark=self._secret_mark(config),
+            writers=stream_writers(config),
+            refusals=tuple(find_refusals(config)),
         )
 
-    def _instance_map(self) -> dict[str, Mapping[str, Any]]:
-        entries = _mapping(self._shared.get("instance_map"))
-        return {MAIN if name == "main" else str(name): _mapping(entry) for name, entry in entries.items()}
+    def _measured(
+        self, config: ProcessConfig, given: Mapping[str, str], *, away: Elsewhere
+    ) -> tuple[MetricsAddress | None, str]:
+        """Where the metrics of a process are; or None, and why."""
+        name = config.name
+        if name in given:
+            return MetricsAddress(given[name]), ""
+        host = self._hosts.get(name, "")
+        metrics, listens = metrics_of(config, host, away=away, paths=self._paths)
+        give = f"give --metrics {printable(name)}=URL, or --targets FILE"
+        if not listens:
+            why = f"its files name no metrics (a listener of type metrics, and enable_metrics: true); {give}"
+        elif not config.get("enable_metrics"):
+            metrics, why = None, "it has a listener for metrics, and enable_metrics is not true in its files"
+        elif metrics is None:
+            why = f"it shows metrics, and the files do not say on which host it runs; {give}"
+        else:
+            why = ""
+        return metrics, why
 
-    def _host(self, name: str) -> str:
-        host = self._instances.get(name, {}).get("host", "")
-        return host if isinstance(host, str) else ""
-
-    def _given_metrics(self, name: str) -> MetricsAddress | None:
-        url = self._metrics.get(name)
-        return None if url is None else MetricsAddress(url=url)
-
-    def _configured_metrics(self, config: dict[str, Any], name: str) -> MetricsAddress | None:
-        """The address that is easiest to reach."""
-        found = [
-            address
-            for listener in _list(config.get("listeners" if name == MAIN else "worker_listeners"))
-            if _shows_metrics(_mapping(listener))
-            for address in self._addresses(_mapping(listener), name)
-        ]
-        if port := config.get("metrics_port"):
-            host = config.get("metrics_bind_host") or "127.0.0.1"
-            found += self._addresses({"port": port, "bind_addresses": [host], "type": "metrics"}, name)
-        if found and config.get("enable_metrics") is not True:
-            self._notes.append(f"{name} listens for metrics, and enable_metrics is not true in its files")
-        found.sort(key=lambda one: one.is_loopback and self._host(name) not in (*LOOPBACK, ""))
-        return found[0] if found else None
-
-    def _addresses(self, listener: Mapping[str, Any], name: str) -> Iterator[MetricsAddress]:
-        if isinstance(path := listener.get("path"), str):
-            yield MetricsAddress(url=f"http://localhost{METRICS_PATH}", socket=path, is_loopback=True)
-            return
-        port = listener.get("port")
-        if not isinstance(port, int) or not 0 < port < 65536:
-            return
-        scheme = "https" if listener.get("tls") is True else "http"
-        binds = listener.get("bind_addresses") or []
-        if isinstance(single := listener.get("bind_address"), str):
-            binds = [*_list(binds), single]
-        for bind in _list(binds) or [""]:
-            if not isinstance(bind, str):
+    def _without_doubles(self, processes: Sequence[Process]) -> Iterator[Process]:
+        """No two processes are at one address: then neither is known."""
+        at: dict[str, list[str]] = {}
+        for one in processes:
+            if one.metrics is not None:
+                at.setdefault(one.metrics.shown, []).append(one.name)
+        for one in processes:
+            names = [] if one.metrics is None else at[one.metrics.shown]
+            if one.metrics is None or len(names) < 2:
+                yield one
                 continue
-            is_loopback = bind in LOOPBACK
-            host = bind
-            if bind in EVERYWHERE:
-                host = self._host(name) or "127.0.0.1"
-            elif bind == "localhost":
-                host = "127.0.0.1"
-            shown = f"[{host}]" if ":" in host else host
-            yield MetricsAddress(url=f"{scheme}://{shown}:{port}{METRICS_PATH}", is_loopback=is_loopback)
+            others = ", ".join(printable(name) for name in names if name != one.name)
+            yield msgspec.structs.replace(
+                one,
+                metrics=None,
+                unmeasured=f"{one.metrics.shown} would be that of {others} as well; give --metrics"
+                f" {printable(one.name)}=URL, or --targets FILE",
+            )
 
-    def _secret_mark(self, config: Mapping[str, Any], file: str) -> str:
-        secret = self._secret(config, "worker_replication_secret", "worker_replication_secret_path", file)
-        return "" if secret is None else sha256(self._salt + secret.encode()).hexdigest()
+    def _listens(self, config: ProcessConfig) -> tuple[int | str, ...] | None:
+        key = "listeners" if config.is_main else "worker_listeners"
+        if config.is_main and key not in config:
+            return None  # it has others, by older keys
+        found: list[int | str] = []
+        for listener, names in http_listeners(config):
+            where = listener.get("path") or listener.get("port")
+            if isinstance(where, Template) or any(isinstance(name, Template) for name in names):
+                return None
+            if "replication" in names and isinstance(where, int | str):
+                found.append(where)
+        return tuple(found)
+
+    def _instances(self) -> dict[str, int | str]:
+        found: dict[str, int | str] = {}
+        for config in self._configs:
+            for name, (_, where) in instances_of(config, self._release).items():
+                if isinstance(where, int | str) and not isinstance(where, Template):
+                    found.setdefault(name, where)
+        return found
+
+    def _named(self) -> dict[str, list[str]]:
+        """The names that keys give, each with those keys and where they are."""
+        found: dict[str, dict[str, None]] = {}
+
+        def add(name: Any, key: str, config: ProcessConfig) -> None:
+            if isinstance(name, str) and not isinstance(name, Template) and name:
+                found.setdefault(name, {})[f"{key} in {config.origin(key.partition('.')[0])}"] = None
+
+        for config in self._configs:
+            for name in config.mapping("instance_map"):
+                add(MAIN if name == "main" else name, "instance_map", config)
+            for key, names in stream_writers(config).items():
+                for name in names:
+                    add(name, f"stream_writers.{printable(key)}", config)
+            for duty in DUTIES:
+                if self._release in duty.named:
+                    for name in duty.named_by(config):
+                        add(name, duty.names, config)
+        return {name: list(keys) for name, keys in found.items()}
+
+    def _is_done(self, name: str) -> bool:
+        """Whether any process does this; a process may also be one whose file was not given."""
+        duty = next(one for one in DUTIES if one.name == name)
+        return any(duty.has(config, self._release) or bool(duty.named_by(config)) for config in self._configs)
+
+    def _say_what_is_off(self) -> None:
+        """Say which checks the configuration switched off, and by what."""
+        for duty, what in CHECKS.items():
+            one = next(one for one in DUTIES if one.name == duty)
+            if self._is_done(duty):
+                continue
+            key = one.names if self._main.get(one.names) is not None else one.switch
+            self._note(
+                "check_switched_off",
+                f"{what} is not checked: `{key}` in {self._main.origin(key)} leaves it to no process that"
+                " was given",
+                f"if a process does it, give its file with --worker, or name it in `{one.names}`",
+            )
+
+    def _secret_mark(self, config: ProcessConfig) -> str | None:
+        names = "worker_replication_secret", "worker_replication_secret_path"
+        secret = self._secret(config.values, *names, config.file)
+        if secret is None:
+            return None if any(isinstance(config.get(name), str) for name in names) else ""
+        return sha256(self._salt + secret.encode()).hexdigest()
 
     def _secret(self, config: Mapping[str, Any], name: str, path_name: str, file: str) -> str | None:
         """The secret in the file, or in the file that it names; None without one."""
         if isinstance(value := config.get(name), str):
-            return value
+            return None if isinstance(value, Template) else value
         path = config.get(path_name)
-        if not isinstance(path, str):
+        if not isinstance(path, str) or isinstance(path, Template):
             return None
+        path = self._paths.here(path)
         try:
             return read_small_file(path).decode().strip()
         except (ConfigError, UnicodeDecodeError) as error:
             why = str(error) if isinstance(error, ConfigError) else f"{path} is not text"
-            self._notes.append(f"{file}: {path_name}: {why}: run as a user that may read it")
+            self._miss(
+                "configuration",
+                f"{file}: {path_name}: {why}: run as a user that may read it, or say where it is with"
+                " --root or"
+                " --map",
+            )
             return None
 
     # -- the other parts -----------------------------------------------------------------------------------
 
-    def _writers(self) -> dict[str, tuple[str, ...]]:
-        found = {}
-        for stream, names in _mapping(self._shared.get("stream_writers")).items():
-            listed = [names] if isinstance(names, str) else _list(names)
-            found[str(stream)] = tuple(
-                MAIN if one == "main" else str(one) for one in listed if isinstance(one, SCALARS)
-            )
-        return found
-
     def _database(self) -> DatabaseSettings | None:
-        shared = self._shared
-        several = _mapping(shared.get("databases"))
+        main = self._main
+        several = main.mapping("databases")
         if several:
-            candidates = [_mapping(one) for one in several.values()]
+            candidates = [as_mapping(one) for one in several.values()]
             database = next(
-                (one for one in candidates if "main" in _list(one.get("data_stores", ["main", "state"]))), {}
+                (one for one in candidates if "main" in as_list(one.get("data_stores", ["main", "state"]))),
+                {},
             )
         else:
-            database = _mapping(shared.get("database"))
-        arguments = dict(_mapping(database.get("args")))
+            database = main.mapping("database")
+        arguments = dict(as_mapping(database.get("args")))
+        if any(isinstance(value, Template) for value in arguments.values()):
+            return None
         kind = database.get("name", "sqlite3")
         if kind == "psycopg2":
             parameters = {
@@ -316,60 +417,89 @@ class _ConfigurationLoader:
             }
             return DatabaseSettings(parameters=Secret(parameters))
         if kind != "sqlite3":
-            self._notes.append("the database is neither psycopg2 nor sqlite3: it is not examined")
+            self._miss("database", "the database is neither psycopg2 nor sqlite3: it is not examined")
             return None
-        path = shared.get("database_path") or arguments.get("database")
+        path = main.get("database_path") or arguments.get("database")
         if not isinstance(path, str) or path == ":memory:":
-            self._notes.append("the files name no database: it is not examined")
+            self._miss("database", "the files name no database: it is not examined")
             return None
-        return DatabaseSettings(path=path)
+        return DatabaseSettings(path=self._paths.here(path))
 
     def _redis(self) -> RedisSettings | None:
-        redis = _mapping(self._shared.get("redis"))
-        if redis.get("enabled") is not True:
+        found = redis_settings(self._main)
+        redis = self._main.mapping("redis")
+        if found is None:
+            if not redis.get("enabled") and len(self._configs) > 1:
+                self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
             return None
-        password = self._secret(redis, "password", "password_path", self._shared_file)
-
-        def text(name: str, default: str = "") -> str:
-            value = redis.get(name)
-            return value if isinstance(value, str) else default
-
-        port = redis.get("port", 6379)
-        return RedisSettings(
-            host=text("host", "localhost"),
-            port=port if isinstance(port, int) and 0 < port < 65536 else 6379,
-            path=text("path"),
-            username=text("username"),
+        password = self._secret(redis, "password", "password_path", self._main.origin("redis"))
+        return msgspec.structs.replace(
+            found,
             password=None if password is None else Secret(password),
-            is_tls=redis.get("use_tls") is True,
-            ca_file=text("ca_file"),
-            certificate_file=text("certificate_file"),
-            private_key_file=text("private_key_file"),
+            **{name: self._paths.here(getattr(found, name)) for name in REDIS_PATHS},
         )
 
-    def _appservices(self) -> tuple[str, ...]:
-        found = []
-        for path in _list(self._shared.get("app_service_config_files")):
+    def _appservices(self) -> tuple[str, ...] | None:
+        """The ids of application services; None if a file cannot be read: all that the database has count."""
+        found: list[str] | None = []
+        for path in self._main.list("app_service_config_files"):
             try:
-                entry = read_yaml(Path(path if isinstance(path, str) else ""))
+                entry = read_yaml(Path(self._paths.here(path) if isinstance(path, str) else ""))
             except ConfigError as error:
-                self._notes.append(f"an application service: {error}")
+                self._note(
+                    "unread_registration",
+                    f"an application service: {error}: its states and transactions are read from the"
+                    " database",
+                    "say where its file is with --root or --map",
+                )
+                found = None
                 continue
-            if isinstance(name := entry.get("id"), str):
+            if found is not None and isinstance(name := entry.get("id"), str):
                 found.append(name)
-        return tuple(found)
+        return None if found is None else tuple(found)
+
+    def _miss(self, what: str, why: str) -> None:
+        one = Unseen(what=what, why=why)
+        if one not in self._unread:
+            self._unread.append(one)
+
+    def _note(self, kind: str, why: str, remedy: str, *, process: str = "") -> None:
+        self._notes.append(Finding(kind=kind, process=process, why=why, remedy=remedy))
 
 
-def _shows_metrics(listener: Mapping[str, Any]) -> bool:
-    if listener.get("type") == "metrics":
-        return True
-    resources = [_mapping(one) for one in _list(listener.get("resources"))]
-    return any("metrics" in _list(resource.get("names")) for resource in resources)
+CHECKS: Final = {"federation": "federation", "pushers": "the pushers"}
+"""The duties whose progress is checked, as a person calls them."""
+
+REDIS_PATHS: Final = ("path", "ca_file", "ca_path", "certificate_file", "private_key_file")
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def redis_settings(config: ProcessConfig) -> RedisSettings | None:
+    """The Redis of a process, without its password; None if it has none, or where it is is not known."""
+    redis = config.mapping("redis")
+    enabled = redis.get("enabled")
+    # What is left in of a template may be anything; of a login it is missed when it is asked for.
+    if not enabled or any(
+        isinstance(redis.get(name), Template) for name in ("enabled", "host", "port", "path")
+    ):
+        return None
 
+    def text(name: str, default: str = "") -> str:
+        value = redis.get(name)
+        return value if isinstance(value, str) and not isinstance(value, Template) else default
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    given, dbid = redis.get("port", 6379), redis.get("dbid")
+    port = int(given) if isinstance(given, int) or (isinstance(given, str) and given.isdecimal()) else 6379
+    if not 0 < port < 65536:
+        port = 6379
+    return RedisSettings(
+        host=text("host", "localhost"),
+        port=port,
+        path=text("path"),
+        dbid=dbid if type(dbid) is int else None,
+        username=text("username"),
+        is_tls=bool(redis.get("use_tls")),
+        ca_file=text("ca_file"),
+        ca_path=text("ca_path"),
+        certificate_file=text("certificate_file"),
+        private_key_file=text("private_key_file"),
+    )

@@ -6,6 +6,7 @@ from typing import Final
 
 from synrepl.html.humanize import counted
 from synrepl.inspection.configuration import Homeserver
+from synrepl.inspection.duties import BY_NAME
 from synrepl.inspection.findings import Finding
 from synrepl.inspection.looks import Consumers, EventsProgress, Look
 
@@ -13,6 +14,9 @@ BEHIND_EVENTS: Final = 1_000
 """A consumer so many ids behind the events, and not moving, is behind."""
 WAITING_SECONDS: Final = 60.0
 """So is one that an event waits for so long, while new ones come and call it."""
+SET_APPSERVICES_POSITION: Final = (
+    "UPDATE appservice_stream_position SET stream_ordering = (SELECT max(stream_ordering) FROM events);"
+)
 NAMED_GATEWAYS: Final = 5
 """The most gateways that one finding names."""
 
@@ -24,9 +28,11 @@ def find_consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Fi
         return
     last = databases[-1].consumers
     # One failed transaction makes it down until the next try, two seconds later.
-    down = set(homeserver.appservices).intersection(
+    down = set.intersection(
         *({one.name for one in look.consumers.appservices if one.is_down} for look in databases)
     )
+    if homeserver.appservices is not None:
+        down &= set(homeserver.appservices)
     for service in last.appservices:
         if service.name in down:
             waiting = service.first_waiting is not None
@@ -42,26 +48,43 @@ def find_consumers(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Fi
                 f" reached{waits}",
                 remedy=f"look at the log of {service.name}; Synapse tries again by itself, later each time",
             )
-    if homeserver.appservices:
+    if homeserver.appservices != ():
         yield from _behind(
             "appservices_behind",
             "the sender of application services",
             [look.consumers.appservices_reader for look in databases],
             [look.consumers.events for look in databases],
-            "look at the log of the process in notify_appservices_from_worker (or the main process)",
+            f"look at the log of {_notifier(homeserver)}; if it stands still without an error, stop that"
+            " process,"
+            " set the position, and start it again",
+            cure=SET_APPSERVICES_POSITION,
+            cost="the events between are sent to no application service: its rooms miss those messages",
         )
-    if homeserver.federates:
-        for sender in sorted(last.federation):
-            if homeserver.process(sender) is not None:
-                yield from _behind(
-                    "federation_behind",
-                    f"the federation sender {sender}",
-                    [look.consumers.federation.get(sender) for look in databases],
-                    [look.consumers.events for look in databases],
-                    f"look whether {sender} runs, and at its log",
-                    process=sender,
-                )
+    for sender in sorted(last.federation):
+        if _sends(homeserver, sender):
+            yield from _behind(
+                "federation_behind",
+                f"the federation sender {sender}",
+                [look.consumers.federation.get(sender) for look in databases],
+                [look.consumers.events for look in databases],
+                f"look whether {sender} runs, and at its log",
+                process=sender,
+            )
     yield from (one for one, is_wrong in _pushers(homeserver, last) if is_wrong)
+
+
+def _notifier(homeserver: Homeserver) -> str:
+    """The process that sends to application services, as far as the files say."""
+    names = [one.name for one in homeserver.processes if "appservices" in one.duties]
+    return names[0] if len(names) == 1 else "the process that notify_appservices_from_worker names"
+
+
+def _sends(homeserver: Homeserver, name: str) -> bool:
+    """Whether this process sends federation, as far as the files that were given say."""
+    process = homeserver.process(name)
+    if process is not None and process.file:
+        return "federation" in process.duties
+    return any(key.startswith(BY_NAME["federation"].names) for key in homeserver.named.get(name, ()))
 
 
 def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Finding, bool]]:
@@ -102,9 +125,11 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
 def remarks(homeserver: Homeserver, looks: Sequence[Look]) -> list[Finding]:
     """What is worth a note, and is not wrong."""
     databases = [look.database for look in looks if look.database is not None]
-    if not databases:
-        return []
-    return [one for one, is_wrong in _pushers(homeserver, databases[-1].consumers) if not is_wrong]
+    # That a process is not measured is among what was not seen.
+    found = [one for one in homeserver.notes if one.kind != "unmeasured"]
+    if databases:
+        found += [one for one, is_wrong in _pushers(homeserver, databases[-1].consumers) if not is_wrong]
+    return found
 
 
 def _behind(
@@ -115,6 +140,8 @@ def _behind(
     remedy: str,
     *,
     process: str = "",
+    cure: str = "",
+    cost: str = "",
 ) -> Iterator[Finding]:
     """Behind the events of the first look at the last, and standing still: far, or long although called.
 
@@ -135,6 +162,8 @@ def _behind(
             count=behind,
             why=f"{who} is at {last.position}, {behind} ids behind the events, and does not move",
             remedy=remedy,
+            cure=cure,
+            cost=cost,
         )
 
 

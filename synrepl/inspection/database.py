@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from synrepl.errors import StorageError
-from synrepl.inspection.configuration import MAIN, DatabaseSettings
+from synrepl.inspection.configuration import DatabaseSettings
 from synrepl.inspection.explanation import HomeserverState
 from synrepl.inspection.looks import (
     Appservice,
@@ -18,6 +18,7 @@ from synrepl.inspection.looks import (
     FailingPushers,
     OpenTransaction,
 )
+from synrepl.inspection.merging import MAIN
 from synrepl.inspection.transactions import MAX_STATEMENT, ROW, statement_head
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.examination import is_locked_out, present_streams, reason_of

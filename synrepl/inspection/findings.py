@@ -12,8 +12,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is one of `KINDS`. `stream` (the name on the wire), `writer` and `process` are empty if it is not
     about one. `position` is the token that it is about; `since_seconds` and `count` say for how long, and how
-    many; each is None if it is not known. `why` is what was seen, `remedy` what to do, `command` shows it
-    again; the last may be empty.
+    many; each is None if it is not known. `why` is what was seen, `remedy` what to do, `cure` the statement
+    or command that does it, and `cost` what that costs; `command` shows it again. These three may be empty.
     """
 
     kind: str
@@ -25,6 +25,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     count: int | None = None
     why: str
     remedy: str
+    cure: str = ""
+    cost: str = ""
     command: str = ""
 
 
@@ -54,6 +56,14 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "different_secrets": "processes have different replication secrets",
         "no_redis": "a worker's configuration has no Redis",
         "name_twice": "two processes have one name",
+        "unknown_process": "a duty, a stream or `instance_map` names a process that no file is of",
+        "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
+        "no_main": "the `instance_map` of a worker has no `main`",
+        "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
+        "refused_key": "a key that the release refuses: the process does not start",
+        "refused_at_start": "a key that is read, and with which the process ends as it starts",
+        "mixed_releases": "processes are of different releases: the older ones cannot read all",
+        "different_writers": "processes have different `stream_writers`",
         "unknown_writer": "a process writes a stream, and the configuration does not say so",
         "appservice_down": "an application service does not accept its transactions",
         "appservices_behind": "the sender of application services is behind the events",
@@ -62,3 +72,51 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """The kinds of findings, with what each means. A kind keeps its name."""
+
+_RESTART = "a restart of that process: its clients connect again"
+COSTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "never_announced": _RESTART,
+        "not_received": _RESTART,
+        "not_connected": _RESTART,
+        "held": "what the session did in its transaction is undone, and its program sees an error",
+        "waiting_for_lock": "what the session did in its transaction is undone, and its program sees an"
+        " error",
+        "writer_not_running": "its start; or a restart of all processes, if stream_writers is changed",
+        "fewer_subscribers": "its start; what waited for it comes late, and typing of meanwhile is lost",
+        "silent_process": _RESTART,
+        "unknown_writer": "a restart of all processes: clients connect again, and nothing is lost",
+        "name_twice": _RESTART,
+        "mixed_releases": _RESTART,
+        "database_unreachable": "nothing: no process can write until then",
+        "redis_unreachable": "nothing: processes connect again, and fetch what they missed",
+        "federation_behind": "a restart of the sender: it goes on where it was",
+        "appservice_down": "nothing: transactions that wait are sent in order",
+        "pushers_failing": "nothing: what was not pushed is not pushed again",
+        "sequence_behind_positions": "the homeserver is stopped meanwhile; numbers are skipped, and no"
+        " row changes",
+        "sequence_behind_tables": "the homeserver is stopped meanwhile; numbers are skipped, and no row"
+        " changes",
+        "sequence_unused": "one number is skipped",
+        "counter_behind_table": "numbers are skipped, and no row changes",
+    }
+)
+"""What the cure of a finding costs, by its kind, unless the finding says it."""
+
+
+def with_cost(finding: Finding) -> Finding:
+    """The finding with what its cure costs."""
+    cost = finding.cost or COSTS.get(finding.kind, "")
+    return finding if finding.cost == cost else msgspec.structs.replace(finding, cost=cost)
+
+
+NOTES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "ignored_file": "a file that holds no settings, which Synapse ignores",
+        "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
+        "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
+        "unread_registration": "the file of an application service that cannot be read",
+        "pushers_failing": "pushers of one gateway fail, while others succeed",
+    }
+)
+"""The kinds of notes, which are not wrong."""

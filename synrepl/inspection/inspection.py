@@ -13,7 +13,7 @@ from synrepl.inspection.comparison import compare, unseen
 from synrepl.inspection.configuration import Homeserver
 from synrepl.inspection.consumers import remarks
 from synrepl.inspection.database import DatabaseViewer, open_database
-from synrepl.inspection.findings import Finding, Unseen
+from synrepl.inspection.findings import Finding, Unseen, with_cost
 from synrepl.inspection.looks import DatabaseLook, Look, MetricsLook
 from synrepl.inspection.metrics import MetricsScraper
 from synrepl.inspection.streams import WIRE
@@ -94,8 +94,6 @@ class Inspection:
         if homeserver.redis is not None:
             channel = ChannelMonitor(self._reactor, homeserver.redis, homeserver.server_name)
             await channel.start()
-        elif len(homeserver.processes) > 1:
-            self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
         try:
             return await self._look_and_compare(channel)
         finally:
@@ -230,13 +228,15 @@ DOCTORS: Final = (
 
 
 def _finding(complaint: Complaint) -> Finding:
-    return Finding(
+    finding = Finding(
         kind=complaint.kind,
         stream=WIRE.get(complaint.stream, complaint.stream),
         why=complaint.text,
-        remedy=f"{complaint.remedy}: {complaint.statement}" if complaint.statement else complaint.remedy,
+        remedy=complaint.remedy,
+        cure=complaint.statement,
         command="synrepl doctor --homeserver HOMESERVER.YAML",
     )
+    return with_cost(finding)
 
 
 def _count(looks: Sequence[Look]) -> dict[str, int]:

@@ -1,8 +1,21 @@
 """What is seen of a homeserver at one moment; pure data, without judgement."""
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
+
+from synrepl.wire.dialect import Release
+
+_RELEASE: Final = re.compile(r"(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)", re.ASCII)
+
+
+def release_of(text: str) -> Release | None:
+    """The release in a text such as ``1.163.0rc1 (b=...)``; None if it has none."""
+    found = _RELEASE.match(text)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
+
 
 Positions = Mapping[str, Mapping[str, int]]
 """Tokens by stream (the generator's name, as in ``stream_positions``) and writer, as ascending numbers."""

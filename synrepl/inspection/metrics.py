@@ -16,7 +16,8 @@ from twisted.web.client import Agent, HTTPConnectionPool, ResponseNeverReceived
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from synrepl.inspection.configuration import MetricsAddress, Process
+from synrepl.inspection.addresses import MetricsAddress
+from synrepl.inspection.configuration import Process
 from synrepl.inspection.looks import MetricsLook
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_failure
@@ -121,13 +122,7 @@ class MetricsScraper:
         """Read the page of one process. What goes wrong is told in the look."""
         address = process.metrics
         if address is None:
-            if not process.file:
-                why = "its file was not given: add --worker FILE with its configuration"
-            else:
-                why = (
-                    "its files name no metrics (a listener of type metrics, and enable_metrics: true); give"
-                    f" --metrics {process.name}=URL"
-                )
+            why = process.unmeasured or "its file was not given: add --worker FILE with its configuration"
             return MetricsLook(at=self._clock(), trouble=why)
         page = MetricsPage()
 

@@ -194,4 +194,6 @@ class HomeserverWatch:
 
 
 def _key(finding: Finding) -> tuple[str, str, str, str]:
-    return finding.kind, finding.stream, finding.writer, finding.process
+    # Of what is refused there may be several at one process; the files, and so the text, stay as they are.
+    about = finding.why if finding.kind.startswith("refused_") else finding.process
+    return finding.kind, finding.stream, finding.writer, about

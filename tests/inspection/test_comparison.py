@@ -1,15 +1,22 @@
 """What is found in looks, and what is not: each finding beside the healthy case that is nearest to it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from synrepl.inspection.comparison import compare, unseen
-from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
+from synrepl.inspection.configuration import (
+    DatabaseSettings,
+    Homeserver,
+    Process,
+    RedisSettings,
+    read_homeserver,
+)
 from synrepl.inspection.consumers import BEHIND_EVENTS, WAITING_SECONDS, remarks
-from synrepl.inspection.findings import KINDS
+from synrepl.inspection.findings import KINDS, Unseen
 from synrepl.inspection.looks import (
     Appservice,
     CommittedRow,
@@ -29,13 +36,14 @@ SERVER = Homeserver(
     database=None,
     redis=RedisSettings(),
     processes=(
-        Process(name="master", file="homeserver.yaml", secret_mark="m"),
+        Process(name="master", file="homeserver.yaml", secret_mark="m", duties=("federation",)),
         Process(name="w1", file="w1.yaml", secret_mark="m"),
         Process(name="w2", file="w2.yaml", secret_mark="m"),
     ),
     writers={"receipts": ("w1", "w2")},
     appservices=("bridge",),
 )
+CASES = Path(__file__).parent / "cases"
 TIMES = (0.0, 5.0, 15.0)
 
 
@@ -326,9 +334,9 @@ class TestProcesses:
         assert is_fewer is bool(found(SERVER, seen))
 
     def test_the_process_that_does_not_run_is_named(self) -> None:
-        """Its machine says that nothing listens there; of another that is missing, nothing is known."""
+        """Its machine says that nothing listens there; another is the one that shows no connection."""
         gone = MetricsLook(at=0, trouble="http://w1: connection refused", is_refused=True)
-        for subscribers, named in ((2, [("w1", 1)]), (1, [("w1", 1), ("", 1)])):
+        for subscribers, named in ((2, [("w1", 1)]), (1, [("w1", 1), ("master", 1)])):
             heard = Heard(subscribers=subscribers)
             seen = measured({"w1": gone, "w2": page(0)}, {"w1": gone, "w2": page(15)}, heard=heard)
             findings = compare(SERVER, seen)
@@ -340,6 +348,47 @@ class TestProcesses:
             assert "start w1" in findings[0].remedy
             assert [] == unseen(SERVER, seen, findings)
             assert ["metrics of w1"] == [one.what for one in unseen(SERVER, seen)]
+
+    def test_one_sentence_says_what_only_a_process_that_is_down_does(self) -> None:
+        """Which, for how long, why, and what nobody else writes and does."""
+        master, w1, w2 = SERVER.processes
+        w1 = msgspec.structs.replace(w1, writes=("receipts", "typing"), duties=("pushers",))
+        w2 = msgspec.structs.replace(w2, writes=("receipts",))
+        server = msgspec.structs.replace(SERVER, processes=(master, w1, w2))
+        gone = MetricsLook(at=0, trouble="http://w1: connection refused", is_refused=True)
+        pages = {"master": page(0), "w2": page(0), "w1": gone}
+        (finding,) = compare(server, measured(pages, pages, heard=Heard(subscribers=2)))
+
+        assert ("fewer_subscribers", "w1", 15.0) == (finding.kind, finding.process, finding.since_seconds)
+        assert finding.why == (
+            "w1 does not run: http://w1: connection refused, and 2 of the 3 processes in the files listen"
+            " on Redis;"
+            " only w1 writes typing and pushes"
+        )
+        assert finding.cost
+
+    @pytest.mark.parametrize(
+        ("releases", "process", "said"),
+        [
+            (("1.163.2", "1.163.1"), None, ""),
+            (("1.151.0", "1.163.2"), "master", "the stream quarantined_media"),
+            (("1.151.0", "1.163.2"), "master", "the stream profile_updates"),
+            (("1.146.0 (b=x)", "1.145.0"), "w1", "the command CANCEL_TASK"),
+            (("1.109.0", "1.110.0"), "master", "rows of device_lists in their new form"),
+            (("1.111.0", "1.112.0"), "master", "cannot read anything less"),
+            (("", "nonsense"), None, ""),
+        ],
+    )
+    def test_mixed_releases(self, releases: tuple[str, str], process: str | None, said: str) -> None:
+        """By what each page says of itself, with what the older cannot read."""
+        pages = {
+            name: msgspec.structs.replace(page(0), release=release)
+            for name, release in zip(("master", "w1"), releases, strict=True)
+        }
+        findings = compare(SERVER, measured(pages, pages))
+
+        assert [process] * (process is not None) == [one.process for one in findings]
+        assert all("mixed_releases" == one.kind and said in one.why for one in findings)
 
     def test_a_writer_that_is_not_configured(self) -> None:
         """Any process may write caches."""
@@ -472,6 +521,38 @@ class TestConsumers:
         """Its rows stay in the database for ever."""
         assert [] == found(SERVER, consumers(appservices=[Appservice(name="gone", is_down=True)]))
 
+    def test_one_whose_registration_cannot_be_read(self) -> None:
+        """As it is in a container: what the database says counts."""
+        server = msgspec.structs.replace(SERVER, appservices=None)
+        down = Appservice(name="bridge", is_down=True, first_waiting=10, last_waiting=2009)
+        behind = consumers(events=5_000, appservices_reader=EventsProgress(12), appservices=[down])
+
+        assert [("appservice_down", "", "bridge"), ("appservices_behind", "", "")] == found(server, behind)
+
+    @pytest.mark.parametrize(
+        ("case", "sender", "expected"),
+        [
+            ("duty-by-legacy-app", "fedsender1", [("federation_behind", "", "fedsender1")]),
+            ("duty-by-legacy-app", "master", []),
+            # Nobody sends: a position that the main process left behind is not its fault.
+            ("duty-for-nobody", "master", []),
+        ],
+    )
+    def test_a_sender_by_the_files(self, case: str, sender: str, expected: list[Any]) -> None:
+        """An old worker_app makes one, too."""
+        files = sorted((CASES / case).glob("*.yaml"))
+        seen = consumers(events=6_008, federation={sender: EventsProgress(10)})
+        kinds = [one for one in found(read_homeserver(files), seen) if one[0] == "federation_behind"]
+
+        assert expected == kinds
+
+    def test_a_position_that_is_lost_has_a_statement(self) -> None:
+        """With what it costs."""
+        (finding,) = compare(SERVER, consumers(events=6_008, appservices_reader=EventsProgress(12)))
+
+        assert finding.cure.startswith("UPDATE appservice_stream_position SET stream_ordering")
+        assert "sent to no application service" in finding.cost
+
     @pytest.mark.parametrize(("behind", "is_found"), [(BEHIND_EVENTS, True), (BEHIND_EVENTS - 1, False)])
     def test_the_sender_of_appservices(self, behind: int, is_found: bool) -> None:
         """It stands still, far behind."""
@@ -486,7 +567,14 @@ class TestConsumers:
         seen = consumers(events=5_000, federation=readers)
 
         assert [("federation_behind", "", "master")] == found(SERVER, seen)
-        assert [] == found(msgspec.structs.replace(SERVER, federates=False), seen)
+        master, *others = SERVER.processes
+        silent = (msgspec.structs.replace(master, duties=()), *others)
+        assert [] == found(msgspec.structs.replace(SERVER, processes=silent), seen)
+        named = {"gone": ("federation_sender_instances in homeserver.yaml",)}
+        assert ("federation_behind", "", "gone") in found(
+            msgspec.structs.replace(SERVER, named=named),
+            consumers(events=5_000, federation={"gone": readers["master"]}),
+        )
 
     @pytest.mark.parametrize(
         ("highest", "waiting", "is_found"),
@@ -568,7 +656,7 @@ class TestConsumers:
 
 def test_unseen_streams_are_reported_with_the_reason() -> None:
     """By what, and why."""
-    server = msgspec.structs.replace(SERVER, notes=("a note",))
+    server = msgspec.structs.replace(SERVER, unread=(Unseen(what="configuration", why="a note"),))
     last = Look(
         at=0.0,
         heard=Heard(trouble="refused"),

@@ -1,5 +1,6 @@
 """Pages of metrics, and what is read of them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 
-from synrepl.inspection.configuration import MetricsAddress, Process
+from synrepl.inspection.addresses import MetricsAddress
+from synrepl.inspection.configuration import Process
+from synrepl.inspection.looks import release_of
 from synrepl.inspection.metrics import MAX_BYTES, MAX_LINE, MetricsPage, MetricsScraper, is_here
 
 PAGE = b"""# HELP synapse_storage_stream_current_position Current position
@@ -41,6 +44,17 @@ def test_the_names_needed_are_read(step: int) -> None:
     assert look.connections == 1
     assert {"to_device": 2} == look.timeouts
     assert look.release == "1.163.2 (b=x)"
+
+
+def test_the_release_of_a_page() -> None:
+    """Two pages of one homeserver that was upgraded in part."""
+    found = []
+    for release in ("1.151.0", "1.163.2"):
+        page = MetricsPage()
+        page.receive((Path(__file__).parent / f"cases/mixed-releases/metrics-{release}.txt").read_bytes())
+        found.append(release_of(page.look(0.0).release))
+
+    assert [(1, 151, 0), (1, 163, 2)] == found
 
 
 def test_a_head_without_an_end_is_given_up() -> None:

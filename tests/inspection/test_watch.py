@@ -11,10 +11,13 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 
 from synrepl.errors import StorageError
+from synrepl.inspection.addresses import MetricsAddress
 from synrepl.inspection.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
 from synrepl.inspection.looks import DatabaseLook, Heard, Look, MetricsLook
+from synrepl.inspection.refusals import Refusal
 from synrepl.inspection.watch import HomeserverWatch
 from synrepl.ports.metrics import Metrics
+from synrepl.wire.dialect import span
 
 SERVER = Homeserver(
     server_name="example.org",
@@ -64,6 +67,19 @@ def test_one_silent_row_is_told_within_two_looks() -> None:
     assert watched.value("homeserver_findings", kind="never_announced") == 1
     labels = {"stream": "receipts", "writer": "w1", "process": "w1", "because": "never_announced"}
     assert watched.value("homeserver_lag_rows", **labels) == 1
+
+
+def test_each_key_that_is_refused_is_a_finding_of_its_own() -> None:
+    """Also of one process. Until the releases are known, nothing is said of them."""
+    refusals = tuple(
+        Refusal(span=span("1.88"), key=key, why=f"`{key}` is gone", remedy="remove it") for key in ("a", "b")
+    )
+    for metrics, kinds in ((None, ["refused_key"] * 2), (MetricsAddress(url="http://w1"), [])):
+        watched = Watched()
+        process = Process(name="w1", file="w1.yaml", refusals=refusals, metrics=metrics)
+        watched.watch._homeserver = msgspec.structs.replace(SERVER, processes=(process,))
+
+        assert kinds == watched.see(5)
 
 
 def test_a_finding_stays_until_the_row_is_announced() -> None:

@@ -1,0 +1,202 @@
+"""Finds what is wrong in a homeserver's files alone; without I/O."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from synrepl.errors import suggest
+from synrepl.html.humanize import counted
+from synrepl.inspection.configuration import Homeserver, Process
+from synrepl.inspection.findings import Finding, Unseen
+from synrepl.inspection.merging import MAIN, Template
+from synrepl.inspection.refusals import Refusal, refused_by
+from synrepl.wire.dialect import NEWEST, Release, Span
+from synrepl.wire.text import printable
+
+RESTART_ALL: Final = "a restart of all processes: clients reconnect, and nothing is lost"
+RESTART_ONE: Final = "a restart of that process alone"
+
+
+def find_in_files(
+    homeserver: Homeserver, releases: Collection[Release] | None = (), *, there: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Find what is wrong in the files.
+
+    `releases` are those of the processes, as far as they are known; without any, the one that was given with
+    the files counts, or else the newest. With None, as they are to come, what releases refuse is left out.
+    `there` are processes that were heard or measured.
+    """
+    if releases is not None:
+        yield from _refused(homeserver, releases or [homeserver.release or NEWEST.release])
+    if homeserver.has_workers and not _has_unknown_names(homeserver):
+        yield from _nobody(homeserver, there)
+    yield from _wrong_ports(homeserver)
+    yield from _twice(homeserver)
+    yield from _contradictions(homeserver)
+
+
+def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
+    """What the files leave open."""
+    found = list(homeserver.unread)
+    is_open = not homeserver.has_workers or _has_unknown_names(homeserver)
+    found += [
+        Unseen(
+            what=name,
+            why=f"no file that was given is of it ({keys[0]}): add it, with --worker FILE for a worker",
+        )
+        for name, keys in homeserver.named.items()
+        if (is_open or name == MAIN) and _is_missing(homeserver, name)
+    ]
+    return found
+
+
+# -- what is refused -----------------------------------------------------------------------------------------
+
+
+def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[Finding]:
+    """One finding of each thing that is refused, however many processes have it in their files."""
+    grouped: dict[tuple[str, str], tuple[Refusal, list[Process]]] = {}
+    for process in homeserver.processes:
+        for release in sorted(releases):
+            for one in refused_by(process.refusals, release):
+                _, processes = grouped.setdefault((one.kind, one.why), (one, []))
+                if process not in processes:
+                    processes.append(process)
+    for one, processes in grouped.values():
+        names = [process.name for process in processes]
+        does = "do" if len(names) > 1 else "does"
+        yield Finding(
+            kind=one.kind,
+            stream=one.stream,
+            process=names[0] if len(names) == 1 else "",
+            count=len(names),
+            why=f"{one.why}: {_refuse(one.span)} it, and {_several(names)} {does} not start there",
+            remedy=one.remedy,
+            cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
+        )
+
+
+def _refuse(span: Span) -> str:
+    since = "" if span.since <= (0, 21, 0) else f" from {_text(span.since)} on"
+    until = "" if span.until is None else f" before {_text(span.until)}"
+    return f"releases{since}{until} refuse" if since or until else "every release refuses"
+
+
+def _text(release: Release) -> str:
+    return ".".join(map(str, release if release[2] else release[:2]))
+
+
+def _several(names: Sequence[str]) -> str:
+    shown = [printable(name) for name in names]
+    if len(shown) <= 3:
+        return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+    return f"{', '.join(shown[:3])} and {len(shown) - 3} more"
+
+
+# -- names and ports -----------------------------------------------------------------------------------------
+
+
+def _has_unknown_names(homeserver: Homeserver) -> bool:
+    return any(isinstance(one.name, Template) for one in homeserver.processes)
+
+
+def _is_missing(homeserver: Homeserver, name: str) -> bool:
+    process = homeserver.process(name)
+    return process is None or (not process.file and process.metrics is None)
+
+
+def _nobody(homeserver: Homeserver, there: Collection[str]) -> Iterator[Finding]:
+    """Names of no process. Without the file of any worker they are only not seen."""
+    known = [one.name for one in homeserver.processes if one.file]
+    for name, keys in homeserver.named.items():
+        # The main process is always there.
+        if name == MAIN or name in there or not _is_missing(homeserver, name):
+            continue
+        hint = f"; the main process is called {MAIN} there" if name == "main" else suggest(name, known)
+        share = " and".join((", ".join(keys[:-1]), f" {keys[-1]}")) if len(keys) > 1 else keys[0]
+        yield Finding(
+            kind="unknown_process",
+            process=name,
+            count=len(keys),
+            why=f"no file that was given is of {printable(name)}, to which {share}"
+            f" leave{'s' * (len(keys) == 1)} work: if there is no such process, nobody does it{hint}",
+            remedy=f"correct the name, start {printable(name)}, or give its file with --worker",
+            cost=RESTART_ALL,
+        )
+
+
+def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
+    for name, where in homeserver.instances.items():
+        process = homeserver.process(name)
+        if process is None or process.listens is None or where in process.listens:
+            continue
+        listens = ", ".join(printable(str(one)) for one in process.listens)
+        entry = "main" if name == MAIN else printable(name)
+        yield Finding(
+            kind="wrong_port",
+            process=name,
+            why=f"`instance_map` has {printable(str(where))} for {entry}, and {process.file} has"
+            f" {f'replication at {listens}' if listens else 'no listener with the resource replication'}:"
+            " requests of other processes to it fail",
+            remedy=f"set instance_map.{entry} to {listens} in the shared file"
+            if listens
+            else f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
+            " replication",
+            cost=RESTART_ALL if listens else RESTART_ONE,
+        )
+
+
+# -- what files contradict each other in -----------------------------------------------------------------
+
+
+def _twice(homeserver: Homeserver) -> Iterator[Finding]:
+    for name, files in sorted(homeserver.twice.items()):
+        yield Finding(
+            kind="name_twice",
+            process=name,
+            count=len(files),
+            why=f"{' and '.join(files)} have the name {name}",
+            remedy="give each worker a worker_name of its own",
+            cost=RESTART_ONE,
+        )
+
+
+def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
+    configured = [one for one in homeserver.processes if one.file]
+    marks: dict[str, list[str]] = {}
+    for process in configured:
+        if process.secret_mark is not None:
+            marks.setdefault(process.secret_mark, []).append(process.name)
+    if len(marks) > 1:
+        groups = sorted(marks.values(), key=len)
+        odd = [name for group in groups[:-1] for name in group]
+        yield Finding(
+            kind="different_secrets",
+            process=odd[0] if len(odd) == 1 else "",
+            count=len(odd),
+            why=f"worker_replication_secret of {', '.join(odd)} is not that of {', '.join(groups[-1])}:"
+            " their requests to each other are refused",
+            remedy="give all processes the same worker_replication_secret, and restart them",
+            cost=RESTART_ALL,
+        )
+    different = [one for one in configured if one.writers != configured[0].writers]
+    if different:
+        yield Finding(
+            kind="different_writers",
+            process=different[0].name if len(different) == 1 else "",
+            count=len(different),
+            why=f"stream_writers of {_several([one.name for one in different])} is not that of the other"
+            f" {counted(len(configured) - len(different), 'process', 'processes')}: a key at the top of a"
+            " file"
+            " replaces the shared one whole",
+            remedy=f"remove `stream_writers` from {different[0].file}, and keep it in the shared file",
+            cost=RESTART_ONE,
+        )
+    for process in configured if homeserver.redis is not None else ():
+        if not process.has_redis:
+            yield Finding(
+                kind="no_redis",
+                process=process.name,
+                why=f"{process.file} switches Redis off for {process.name}: it hears of nothing",
+                remedy=f"remove `redis` from {process.file}: a key at the top replaces the shared one",
+                cost=RESTART_ONE,
+            )

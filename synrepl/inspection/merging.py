@@ -1,0 +1,231 @@
+"""Merges a homeserver's files as Synapse does: one merge for each process, in order, key by key at the top.
+
+What a file is depends on what is in it, and not on the option that named it: one with `worker_app` or
+`worker_name` belongs to that process, all others are shared (docs/reference/peers.md#configuration). A folder
+with no more than one of each is of one process, whose keys may be in several files of it. No
+message quotes a value, as any may be a secret.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.config.files import load_yaml
+from synrepl.errors import ConfigError
+from synrepl.wire.text import printable
+
+MAIN: Final = "master"
+"""The main process, as the streams call it. In `instance_map` its name is ``main``."""
+HOMESERVER_APP: Final = "synapse.app.homeserver"
+OWN_KEYS: Final = (
+    *("worker_app", "worker_name", "worker_listeners", "worker_log_config", "worker_pid_file"),
+    *("worker_daemonize", "worker_manhole"),
+)
+"""Keys of one process, and not of all."""
+
+MAX_MARKS: Final = 100
+"""The most places with a template's mark that are told."""
+_TEMPLATE: Final = re.compile(r"\$\{\s*(\w{1,100})[^}]*\}|\{\{\s*([\w.]{1,100})[^}]*\}\}")
+
+
+class Template(str):
+    """A text of the files with a template's mark left in: what the process will have there is not known."""
+
+    __slots__ = ()
+
+
+class Unfilled(msgspec.Struct, frozen=True):
+    """Where a mark was left in: the file, the keys down to it, and the name of the variable."""
+
+    file: str
+    key: str
+    variable: str
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The merged configuration of one process. `origins` are the files of the keys at the top."""
+
+    file: str
+    values: Mapping[str, Any]
+    origins: Mapping[str, str] = {}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key at the top."""
+        return self.values.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.values
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """The mapping at this key; an empty one for anything else."""
+        return as_mapping(self.values.get(key))
+
+    def list(self, key: str) -> list[Any]:
+        """The list at this key; an empty one for anything else."""
+        return as_list(self.values.get(key))
+
+    def origin(self, key: str) -> str:
+        """The file that has this key, or else the process' own."""
+        return self.origins.get(key, self.file)
+
+    @property
+    def app(self) -> str:
+        """Its `worker_app`; empty for the main process."""
+        app = self.values.get("worker_app")
+        return app if isinstance(app, str) and app != HOMESERVER_APP else ""
+
+    @property
+    def worker_name(self) -> str | None:
+        """What duties compare with: `worker_name`, or else `worker_app`; None for the main process."""
+        name = self.values.get("worker_name", self.app or None)
+        return name if isinstance(name, str) or name is None else str(name)
+
+    @property
+    def name(self) -> str:
+        """The name in rows and positions."""
+        return self.worker_name or MAIN
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is the main process. A worker may be called as it is, by mistake."""
+        return not self.worker_name
+
+
+class MergedFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read: the processes (the main process first, if its files were given), and what was not.
+
+    `ignored` are files that Synapse ignores, as they hold no mapping.
+    """
+
+    processes: Sequence[ProcessConfig]
+    ignored: Sequence[str] = ()
+    unfilled: Sequence[Unfilled] = ()
+
+
+def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
+    """Read these files and directories, in order. Marks of templates are sought below `read_keys`.
+
+    Raises `ConfigError` for a file that cannot be read, and if none is the configuration of a homeserver.
+    """
+    given = list(paths)
+    keys, ignored, unfilled = frozenset(read_keys), list[str](), list[Unfilled]()
+    shared, own = _Merge(), list[_Merge]()
+    seen = set[Path]()
+    for path in given:
+        contents = {}
+        for file in _files(path):
+            content = load_yaml(file)
+            if isinstance(content, dict):
+                contents[file] = {
+                    key: _marked(value, str(file), str(key), unfilled) if key in keys else value
+                    for key, value in content.items()
+                }
+            elif content is not None:
+                ignored.append(str(file))
+        groups = _groups(contents)
+        for file, content in contents.items():
+            if not any(file in group for group in groups):
+                shared = shared.over(file, content)
+        for group in groups:
+            # The same file may be named by itself, and be in a folder as well.
+            if not seen.issuperset(file.resolve() for file in group):
+                merged = _Merge()
+                for file in group:
+                    merged = merged.over(file, contents[file])
+                own.append(merged)
+            seen.update(file.resolve() for file in group)
+    processes = sorted(_processes(shared, own), key=lambda one: not one.is_main)
+    if not any(isinstance(one.get("server_name"), str) for one in processes):
+        names = ", ".join(str(path) for path in given)
+        without = f" ({', '.join(ignored)} has no settings at its top)" if ignored else ""
+        raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver{without}")
+    return MergedFiles(processes=processes, ignored=ignored, unfilled=unfilled)
+
+
+def _groups(contents: Mapping[Path, Mapping[str, Any]]) -> list[list[Path]]:
+    """The files of each process among those of a path."""
+    naming = [
+        [file for file, content in contents.items() if content.get(key)]
+        for key in ("worker_app", "worker_name")
+    ]
+    if any(len(files) > 1 for files in naming):
+        return [[file] for file in contents if any(file in files for files in naming)]
+    of_one = [file for file, content in contents.items() if any(key in content for key in OWN_KEYS)]
+    return [of_one] if any(naming) else []
+
+
+class _Merge(msgspec.Struct, frozen=True):
+    """Keys at the top, each whole, with the files that they are from."""
+
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    named_by: str = ""
+    """The last file with a server_name, or else the last."""
+
+    def over(self, path: Path, content: dict[str, Any]) -> "_Merge":
+        is_named = "server_name" in content or "server_name" not in self.values
+        return _Merge(
+            {**self.values, **content},
+            {**self.origins, **dict.fromkeys(content, str(path))},
+            str(path) if is_named else self.named_by,
+        )
+
+    def under(self, own: "_Merge") -> "_Merge":
+        return _Merge({**self.values, **own.values}, {**self.origins, **own.origins}, own.named_by)
+
+    def process(self) -> ProcessConfig:
+        return ProcessConfig(file=self.named_by, values=self.values, origins=self.origins)
+
+
+def _processes(shared: _Merge, own: Sequence[_Merge]) -> Iterator[ProcessConfig]:
+    mains = [shared.under(one) for one in own if one.values.get("worker_app") == HOMESERVER_APP]
+    if not mains and "server_name" in shared.values:
+        yield shared.process()
+    for main in mains:
+        yield main.process()
+    for one in own:
+        if one.values.get("worker_app") == HOMESERVER_APP:
+            continue
+        # A worker does not start without a server_name: then the main process' file is among its own.
+        needs_main = mains and "server_name" not in {**shared.values, **one.values}
+        yield (mains[0] if needs_main else shared).under(one).process()
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    try:
+        found = sorted(one for one in path.iterdir() if one.name.endswith(".yaml") and one.is_file())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if not found:
+        raise ConfigError(f"{path} has no *.yaml file: name the homeserver's configuration files")
+    return found
+
+
+def _marked(value: Any, file: str, key: str, unfilled: list[Unfilled]) -> Any:
+    """The value, in which texts with a template's mark are `Template`; they are added to `unfilled`."""
+    if isinstance(value, str):
+        if (mark := _TEMPLATE.search(value)) is None:
+            return value
+        if len(unfilled) < MAX_MARKS:
+            unfilled.append(Unfilled(file, printable(key), printable(mark[1] or mark[2])))
+        return Template(value)
+    if isinstance(value, list):
+        return [_marked(one, file, key, unfilled) for one in value]
+    if isinstance(value, dict):
+        return {name: _marked(one, file, f"{key}.{name}", unfilled) for name, one in value.items()}
+    return value
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping, or else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """The value if it is a list, or else an empty one."""
+    return value if isinstance(value, list) else []

@@ -1,0 +1,440 @@
+"""``inspect --files``: files of public templates and reports, and what is right for each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from synrepl.cli import main
+
+CASES = Path(__file__).parent / "cases"
+WELL, UNWELL, WRONG, PARTLY = 0, 1, 2, 3
+
+
+def run(*arguments: object, code: int) -> dict[str, Any]:
+    """The answer of ``inspect --files -o json`` with this exit code."""
+    result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *map(str, arguments)])
+    assert code == result.exit_code, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def case(name: str, *rest: object, code: int) -> dict[str, Any]:
+    """The answer for one of `CASES`: all of its files are given, the homeserver's first."""
+    folder = CASES / name
+    files = sorted(one for one in folder.iterdir() if one.suffix != ".sql")
+    first = next(one for one in files if one.stem in ("homeserver", "main"))
+    workers = [word for one in files if one != first for word in ("--worker", one)]
+    return run("--homeserver", first, *workers, *rest, code=code)
+
+
+def process(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """The process of this name."""
+    (one,) = [one for one in found["processes"] if one["name"] == name]
+    return dict(one)
+
+
+def kinds(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is wrong, and with which process."""
+    return sorted({(one["kind"], one["process"]) for one in found["findings"]})
+
+
+def test_a_shared_file_among_the_workers() -> None:
+    """It counts for all, and most of all for the main process."""
+    found = case("shared-file-among-workers", code=WELL)
+
+    assert {"master", "event_persister1", "federation_sender1"} == {one["name"] for one in found["processes"]}
+    assert {
+        "host": "localhost",
+        "port": 6379,
+        "path": None,
+        "dbid": None,
+        "username": None,
+        "use_tls": False,
+    } == (found["redis"])
+    assert process(found, "master")["metrics"] == "http://10.0.0.1:19090/_synapse/metrics"
+    assert process(found, "master")["file"] == str(CASES / "shared-file-among-workers/homeserver.yaml")
+    persister = process(found, "event_persister1")
+    assert ("10.0.0.2", []) == (persister["host"], persister["duties"])
+    assert ["backfill", "events", "profile_updates", "sticky_events"] == persister["writes"]
+    sender = process(found, "federation_sender1")
+    assert (None, None, ["federation"], []) == tuple(
+        sender[key] for key in ("host", "metrics", "duties", "writes")
+    )
+
+
+def test_the_option_of_a_file_changes_nothing() -> None:
+    folder = CASES / "shared-file-among-workers"
+    files = [folder / "homeserver.yaml", *sorted((folder / "workers").iterdir())]
+    as_workers = [word for one in files for word in ("--worker", one)]
+    as_homeserver = [word for one in files for word in ("--homeserver", one)]
+
+    assert (
+        case("shared-file-among-workers", code=WELL)
+        == run(*as_homeserver, code=WELL)
+        == run("--homeserver", files[0], *as_workers[2:], code=WELL)
+    )
+
+
+def test_no_two_processes_are_at_one_address() -> None:
+    """Each pod has its metrics at port 9001; two of them have no known host."""
+    found = case("same-metrics-port", code=UNWELL)
+
+    # The shortened file of the writer has no listener for the others.
+    assert [("wrong_port", "hs-event-persister-0")] == kinds(found)
+
+    assert {
+        "master": "http://hs-main.matrix.svc:9001/_synapse/metrics",
+        "hs-event-persister-0": "http://hs-event-persister-0.matrix.svc:9001/_synapse/metrics",
+        "hs-fed-sender-0": None,
+        "hs-pusher-0": None,
+    } == {one["name"]: one["metrics"] for one in found["processes"]}
+    noted = {one["process"]: one["why"] for one in found["notes"] if one["kind"] == "unmeasured"}
+    assert {"hs-fed-sender-0", "hs-pusher-0"} == set(noted)
+    assert "do not say on which host" in noted["hs-pusher-0"]
+    assert ["pushers"] == process(found, "hs-pusher-0")["duties"]
+
+
+def test_a_worker_without_a_name() -> None:
+    found = case("worker-without-name", code=WELL)
+
+    assert ["master", "synapse.app.generic_worker"] == [one["name"] for one in found["processes"]]
+
+
+def test_a_duty_by_an_old_worker_app() -> None:
+    found = case("duty-by-legacy-app", code=WELL)
+
+    assert ["federation"] == process(found, "fedsender1")["duties"]
+    assert "federation" not in process(found, "master")["duties"]
+
+
+def test_a_registration_in_a_container(tmp_path: Path) -> None:
+    """Its file is found by --root and --map; without them that is a note."""
+    found = case("registration-in-a-container", code=WELL)
+    assert ["unread_registration"] == [one["kind"] for one in found["notes"] if not one["process"]]
+
+    (tmp_path / "bridge").mkdir()
+    (tmp_path / "bridge/registration.yaml").write_text("id: bridge\n")
+    mapped = case("registration-in-a-container", "--map", f"/data={tmp_path}", code=WELL)
+    assert [] == [one for one in mapped["notes"] if one["kind"] == "unread_registration"]
+
+    (tmp_path / "data").symlink_to(tmp_path)
+    rooted = case("registration-in-a-container", "--root", tmp_path, code=WELL)
+    assert mapped == rooted
+
+
+def test_what_is_wrong_in_an_instance_map() -> None:
+    found = case("instance-map", code=UNWELL)
+
+    assert [
+        ("no_main", "writer1"),
+        ("refused_key", ""),
+        ("refused_key", "writer1"),
+        ("unknown_process", "writer2"),
+        ("unknown_process", "writer3"),
+        ("wrong_port", "writer1"),
+        ("wrong_writers", ""),
+    ] == kinds(found)
+    assert all(one["remedy"] and one["cost"] for one in found["findings"])
+    (wrong,) = [one for one in found["findings"] if one["kind"] == "wrong_port"]
+    assert "has 9999 for writer1" in wrong["why"]
+    assert "replication at 9094" in wrong["why"]
+
+
+def test_a_release_that_takes_what_newer_ones_refuse() -> None:
+    assert ("no_main", "writer1") not in kinds(case("instance-map", "--synapse", "1.66", code=UNWELL))
+
+
+def test_duties_of_nobody() -> None:
+    """Each is told once, with the name that is near."""
+    found = case("duty-for-nobody", code=UNWELL)
+
+    names = ("appservice9", "background9", "directory9", "media9", "pusher9", "sender_1")
+    assert [("unknown_process", name) for name in names] == kinds(found)
+    assert "did you mean sender1?" in str(found["findings"])
+    assert [[], []] == [one["duties"] for one in found["processes"]]
+
+
+def test_names_without_any_workers_file_are_not_seen() -> None:
+    file = CASES / "duty-for-nobody/homeserver.yaml"
+    found = run("--homeserver", file, code=PARTLY)
+
+    assert [] == found["findings"]
+    assert "sender_1" in [one["what"] for one in found["unseen"]]
+
+
+def test_redis_enabled_as_text() -> None:
+    assert "redis.example.org" == case("redis-enabled-as-text", code=WELL)["redis"]["host"]
+
+
+def test_a_file_that_synapse_ignores() -> None:
+    found = case("ignored-file", code=WELL)
+
+    assert "localhost" == found["redis"]["host"]
+    (ignored,) = [one for one in found["notes"] if one["kind"] == "ignored_file"]
+    assert "list.yaml" in ignored["why"]
+
+
+def test_a_folder_of_one_process_may_have_a_file_for_each_key(tmp_path: Path) -> None:
+    """With some for all processes among them."""
+    for folder in ("w1", "w2"):
+        (tmp_path / folder).mkdir()
+        for key, value in (
+            ("worker_app", "synapse.app.generic_worker"),
+            ("worker_name", folder),
+            ("worker_listeners", [{"type": "metrics", "port": 9100 + len(list(tmp_path.iterdir()))}]),
+            ("instance_map", {"main": {"host": "127.0.0.1", "port": 9093}}),
+            ("enable_metrics", True),
+            ("redis", {"enabled": True}),
+        ):
+            (tmp_path / folder / f"{key}.yaml").write_text(json.dumps({key: value}))
+    file = CASES / "ignored-file/homeserver.yaml"
+    found = run("--homeserver", file, "--worker", tmp_path / "w1", "--worker", tmp_path / "w2", code=WELL)
+
+    assert [("master", None), ("w1", 9101), ("w2", 9102)] == [
+        (one["name"], one["metrics"] and int(one["metrics"].split(":")[2].partition("/")[0]))
+        for one in found["processes"]
+    ]
+
+
+def test_workers_without_redis_are_reported(tmp_path: Path) -> None:
+    """Once, as something that was not seen: another file may have it."""
+    folder = CASES / "ignored-file"
+    worker = tmp_path / "w1.yaml"
+    worker.write_text(
+        "worker_app: synapse.app.generic_worker\nworker_name: w1\ninstance_map: {main: {path: /s}}\n"
+    )
+    found = run("--homeserver", folder / "homeserver.yaml", "--worker", worker, code=PARTLY)
+
+    assert ["Redis"] == [one["what"] for one in found["unseen"]]
+    assert [] == run("--homeserver", folder / "homeserver.yaml", code=WELL)["unseen"]
+
+
+@pytest.mark.parametrize(
+    ("host", "bind", "metrics"),
+    [
+        ("", "0.0.0.0", "http://127.0.0.1:9100/_synapse/metrics"),
+        ("", "127.0.0.1", "http://127.0.0.1:9100/_synapse/metrics"),
+        ("host: db.example.org", "127.0.0.1", "http://127.0.0.1:9100/_synapse/metrics"),
+        ("host: db.example.org", "0.0.0.0", None),
+        ("host: /run/postgresql", "0.0.0.0", "http://127.0.0.1:9100/_synapse/metrics"),
+    ],
+)
+def test_loopback_is_a_default_on_one_host_only(
+    tmp_path: Path, host: str, bind: str, metrics: str | None
+) -> None:
+    """An address that the file gives is none."""
+    file = tmp_path / "homeserver.yaml"
+    file.write_text(
+        f"server_name: x\nenable_metrics: true\ndatabase: {{name: psycopg2, args: {{{host}}}}}\n"
+        f"listeners: [{{type: metrics, port: 9100, bind_addresses: ['{bind}']}}]\n"
+    )
+
+    assert metrics == process(run("--homeserver", file, code=WELL), "master")["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "kind"),
+    [
+        ("worker_app: synapse.app.generic_workers", "1.163", "refused_at_start"),
+        ("redis: {enabled: true, port: '6380'}", "1.163", "refused_at_start"),
+        ("worker_log_config: [a]", "1.163", "refused_key"),
+        ("worker_replication_port: 9092", "1.67", "refused_key"),
+        ("worker_replication_port: 9092", "1.66", None),
+        ("worker_listeners: [{type: replication, port: 1}]", "1.67", "refused_key"),
+        ("stream_writers: {thread_subscriptions: w1}", "1.134", "refused_key"),
+        ("instance_map:", "1.163", "refused_key"),
+    ],
+)
+def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, kind: str | None) -> None:
+    """With the release in the text."""
+    worker = tmp_path / "w1.yaml"
+    shared = {"worker_app": "synapse.app.generic_worker", "worker_name": "w1"}
+    entry = "{host: 127.0.0.1, port: 9093}"
+    lines = [f"{key}: {value}" for key, value in shared.items() if not line.startswith(key)]
+    lines += [f"instance_map: {{main: {entry}, w1: {entry}}}"] * ("instance_map" not in line)
+    lines += ["worker_listeners: [{type: http, port: 9093, resources: [{names: [replication]}]}]"] * (
+        "worker_listeners" not in line
+    )
+    worker.write_text("\n".join([*lines, line, *["redis: {enabled: true}"] * ("redis" not in line)]))
+    file = CASES / "redis-enabled-as-text/homeserver.yaml"
+    options = ("--homeserver", file, "--worker", worker, "--synapse", release)
+    result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *map(str, options)])
+    whys = [one["why"] for one in json.loads(result.stdout)["findings"] if one["kind"] == kind]
+
+    assert bool(whys) is (kind is not None)
+    assert all(" refuse" in why for why in whys)
+
+
+def write(folder: Path, **files: dict[str, Any]) -> list[str]:
+    """Options that name these files; the first is the homeserver's."""
+    options: list[str] = []
+    for name, content in files.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(content))
+        options += ["--worker" if options else "--homeserver", str(folder / f"{name}.yaml")]
+    return options
+
+
+WORKER = {"worker_app": "synapse.app.generic_worker", "worker_name": "w1"}
+WHOLE: dict[str, Any] = {
+    "server_name": "x",
+    "redis": {"enabled": True},
+    "instance_map": {"main": {"host": "127.0.0.1", "port": 9093}},
+}
+
+
+def test_a_worker_without_a_server_name_has_the_main_process_file_as_well(tmp_path: Path) -> None:
+    """Else it would not start. One that has all of it does not."""
+    main_file = {**WHOLE, "worker_app": "synapse.app.homeserver", "pusher_instances": ["w1"]}
+    part = run(*write(tmp_path, homeserver=main_file, w1=WORKER), code=WELL)
+    whole = run(*write(tmp_path, homeserver=main_file, w1={**WHOLE, **WORKER}), code=WELL)
+
+    assert [["pushers"], []] == [process(found, "w1")["duties"] for found in (part, whole)]
+
+
+def test_workers_with_writers_of_their_own(tmp_path: Path) -> None:
+    """A key at the top replaces the shared one whole."""
+    port = {"host": "127.0.0.1", "port": 9100}
+    shared = {
+        **WHOLE,
+        "stream_writers": {"typing": "w1"},
+        "instance_map": {**WHOLE["instance_map"], "w1": port},
+    }
+    listens = {
+        "worker_listeners": [{"type": "http", "port": 9100, "resources": [{"names": ["replication"]}]}]
+    }
+    own = {**WORKER, **listens, "stream_writers": {"events": "w1"}}
+    found = run(*write(tmp_path, homeserver=shared, w1=own), code=UNWELL)
+
+    assert [("different_writers", "w1")] == kinds(found)
+    assert "events" in process(found, "w1")["writes"]
+
+
+def test_a_secret_that_cannot_be_read_is_no_other_secret(tmp_path: Path) -> None:
+    """It is not seen. A text with a variable left in is not known either."""
+    for secret in (
+        {"worker_replication_secret_path": "/no/such"},
+        {"worker_replication_secret": "${SECRET}"},
+    ):
+        own = {**WORKER, "worker_replication_secret": None, **secret}
+        files = write(tmp_path, homeserver={**WHOLE, "worker_replication_secret": "s"}, w1=own)
+
+        assert [] == run(*files, code=PARTLY)["findings"]
+
+
+def test_a_worker_that_is_called_as_the_main_process(tmp_path: Path) -> None:
+    """Both are told: neither can be another's."""
+    found = run(*write(tmp_path, homeserver=WHOLE, w1={**WORKER, "worker_name": "master"}), code=UNWELL)
+
+    assert [("name_twice", "master")] == kinds(found)
+
+
+# -- templates -----------------------------------------------------------------------------------------------
+
+
+def test_marks_of_templates_are_named_and_their_values_unknown(tmp_path: Path) -> None:
+    """Nothing else of the value is shown."""
+    file = tmp_path / "homeserver.yaml"
+    file.write_text(
+        "server_name: x\n"
+        "redis: {enabled: true, host: 'pa55w0rd-${REDIS_HOST:-redis}'}\n"
+        "instance_map: {main: {host: '{{ main.host }}', port: 9093}}\n"
+        "federation_sender_instances: ['${SENDER}']\n"
+        "macaroon_secret_key: ${SECRET}\n"
+    )
+    found = run("--homeserver", file, code=PARTLY)
+
+    assert found["redis"] is None
+    assert process(found, "master")["host"] is None
+    assert "pa55w0rd" not in str(found)
+    whys = [one["why"] for one in found["unseen"]]
+    for name in ("redis.host has the variable REDIS_HOST", "main.host", "SENDER"):
+        assert any(name in why for why in whys)
+    assert not any("SECRET" in why for why in whys)
+
+
+def test_a_template_that_is_no_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "homeserver.yaml"
+    file.write_text("server_name: x\nport: {{ port }}\n")
+    result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(file)])
+
+    assert WRONG == result.exit_code
+    assert "marks of a template" in result.stderr
+
+
+# -- where metrics are ---------------------------------------------------------------------------------------
+
+GROUPS: list[dict[str, Any]] = [
+    {"targets": ["hs-fed-sender-0:9001"], "labels": {"job": "synapse"}},
+    {"targets": ["10.1.1.1:9001"], "labels": {"worker": "hs-pusher-0", "__scheme__": "https"}},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        GROUPS,
+        {
+            "scrape_configs": [
+                {"job_name": "x", "metrics_path": "/_synapse/metrics", "static_configs": GROUPS}
+            ]
+        },
+    ],
+)
+def test_targets_of_prometheus(tmp_path: Path, content: Any) -> None:
+    targets = tmp_path / "targets.json"
+    targets.write_text(json.dumps(content))
+    found = case("same-metrics-port", "--targets", targets, code=UNWELL)
+
+    assert process(found, "hs-fed-sender-0")["metrics"] == "http://hs-fed-sender-0:9001/_synapse/metrics"
+    assert process(found, "hs-pusher-0")["metrics"] == "https://10.1.1.1:9001/_synapse/metrics"
+    assert [] == [one for one in found["notes"] if one["kind"] == "unmeasured"]
+
+
+def test_targets_with_the_number_of_a_process(tmp_path: Path) -> None:
+    """As in Synapse's own example. One process may have one target only."""
+    targets = tmp_path / "targets.yaml"
+    labels = [{"job": "master", "index": 1}, {"job": "federation_sender", "index": 1}]
+    groups = [{"targets": [f"a:{number}"], "labels": each} for number, each in enumerate(labels, 1)]
+    targets.write_text(
+        json.dumps([*groups, {"targets": ["b:1", "b:2"], "labels": {"job": "event_persister1"}}])
+    )
+    found = case("shared-file-among-workers", "--targets", targets, code=PARTLY)
+
+    assert process(found, "master")["metrics"] == "http://a:1/_synapse/metrics"
+    assert process(found, "federation_sender1")["metrics"] == "http://a:2/_synapse/metrics"
+    assert ["2 targets are of event_persister1"] == [one["why"].partition(":")[0] for one in found["unseen"]]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "[{targets: []}]", "x", "[1, {targets: [1, 'a/b']}]"])
+def test_a_file_without_targets(tmp_path: Path, content: str) -> None:
+    targets = tmp_path / "targets.yaml"
+    targets.write_text(content)
+    file = CASES / "ignored-file/homeserver.yaml"
+    result = CliRunner().invoke(
+        main, ["inspect", "--files", "--homeserver", str(file), "--targets", str(targets)]
+    )
+
+    assert WRONG == result.exit_code
+    assert "no targets" in result.stderr
+
+
+def test_two_addresses_that_are_one(tmp_path: Path) -> None:
+    """On one host, by a mistake: neither is used."""
+    listener = "{type: metrics, port: 9001, bind_addresses: [127.0.0.1]}"
+    main_file, worker = tmp_path / "homeserver.yaml", tmp_path / "w1.yaml"
+    main_file.write_text(f"server_name: x\nenable_metrics: true\nlisteners: [{listener}]\n")
+    worker.write_text(
+        f"worker_app: synapse.app.generic_worker\nworker_name: w1\nworker_listeners: [{listener}]\n"
+        "instance_map: {main: {host: 127.0.0.1, port: 1}}\n"
+    )
+    found = run("--homeserver", main_file, "--worker", worker, code=UNWELL)
+
+    assert [None, None] == [one["metrics"] for one in found["processes"]]
+    assert {"would be that of w1 as well", "would be that of master as well"} == {
+        one["why"].partition("metrics ")[2].partition(";")[0]
+        for one in found["notes"]
+        if one["kind"] == "unmeasured"
+    }
