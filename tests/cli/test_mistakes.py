@@ -94,7 +94,7 @@ MISTAKES: Final = [
     ("doctor --database sqlite:{folder}/none.db", FAILURE, "none.db"),
     ("doctor --database sqlite:{folder}/text", FAILURE, "not a database"),
     ("doctor --database sqlite:x --config /no/such", USAGE, "cannot read /no/such"),
-    ("explain hello", FAILURE, "nothing was recognized; known are a sync token"),
+    ("explain hello", FAILURE, "nothing was recognized; known are the messages that Synapse logs"),
     ("explain Timed out", USAGE, "unexpected extra argument (out)"),
     ("explain ", USAGE, "the text is empty: give it in quotes"),
     ("explain s1_2 -o text", USAGE, "'text' is not one of"),

@@ -570,7 +570,7 @@ def test_every_example_of_every_command_is_explained() -> None:
 
 
 def test_every_stream_of_synapse_has_writers() -> None:
-    own = {"files", "declarations", "promises", "atomic_appends"}
+    own = {"files", "declarations", "promises", "atomic_appends", "refused"}
     known = {stream.name for stream in StreamTable.default()} - own
 
     assert known == {*WRITER_KEYS, *MAIN_PROCESS, "caches"}

@@ -13,7 +13,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from synrepl.inspection import metrics
-from synrepl.inspection.configuration import MetricsAddress, Process
+from synrepl.inspection.addresses import MetricsAddress
+from synrepl.inspection.configuration import Process
 from synrepl.inspection.looks import MetricsLook
 from synrepl.inspection.metrics import MetricsScraper
 
