@@ -143,8 +143,11 @@ class _Body(Gate):
         self._read = read
         self._sending: Deferred[None] | None = None
         self._is_over = False
+        self._transport: Any = None
 
     def startProducing(self, consumer: Any) -> "Deferred[None]":
+        # Twisted gives a consumer that counts the bytes; only that knows the connection.
+        self._transport = getattr(consumer, "_consumer", None)
         produced: Deferred[None] = Deferred()
         self._sending = Deferred.fromCoroutine(self._send(consumer))
 
@@ -158,11 +161,14 @@ class _Body(Gate):
     def end(self) -> None:
         """The answer has come, perhaps before the whole body was sent: nothing is read any more.
 
-        Twisted is not told: it would log that a request failed which was answered.
+        Twisted is not told: it would log that a request failed which was answered. So the connection, which
+        waits for the rest of the body, is closed here.
         """
         self._is_over = True
         if self._sending is not None:
             self._sending.cancel()
+        if self.sent < self.length and self._transport is not None:
+            self._transport.abortConnection()
 
     async def _send(self, consumer: Any) -> None:
         while self.sent < self.length:
