@@ -86,8 +86,12 @@ def test_invented_writers_cost_little(tmp_path: Path, redis: RedisServer) -> Non
 
 @pytest.mark.parametrize(
     ("reply", "why"),
-    [(b"*2147483647\r\n", "an array has 2147483647 items"), (b"$2147483647\r\n", "a reply has more than")],
-    ids=["array", "endless value"],
+    [
+        (b"*2147483647\r\n", "a reply has 2147483647 items"),
+        (b"|1000000000\r\n", "an attribute came"),
+        (b"$2147483647\r\n", "a reply has more than"),
+    ],
+    ids=["array", "attribute", "endless value"],
 )
 def test_what_answers_as_redis_takes_no_memory(tmp_path: Path, reply: bytes, why: str) -> None:
     """An endless value took 4 GB in 8 seconds, of a daemon and of ``synrepl inspect``."""
