@@ -72,7 +72,7 @@ class MetricsScraperTests(TestCase):
 
         self.assertEqual({"master", "w1", "w2"}, set(found))
         self.assertEqual({"receipts": 12}, found["master"].positions)
-        self.assertIn("give --metrics w1=URL", found["w1"].trouble)
+        self.assertIn("its file was not given", found["w1"].trouble)
         self.assertIn("add --worker FILE", found["w2"].trouble)
 
     async def test_over_a_unix_socket(self) -> None:
