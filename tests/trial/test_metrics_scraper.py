@@ -65,14 +65,14 @@ class MetricsScraperTests(TestCase):
         address = MetricsAddress(url=f"http://127.0.0.1:{port}{PATH}", is_loopback=True)
         processes = [
             Process(name="master", metrics=address),
-            Process(name="w1", file="w1.yaml"),
+            Process(name="w1", file="w1.yaml", unmeasured="give --metrics w1=URL"),
             Process(name="w2"),
         ]
         found = await MetricsScraper(reactor).look_at(processes)
 
         self.assertEqual({"master", "w1", "w2"}, set(found))
         self.assertEqual({"receipts": 12}, found["master"].positions)
-        self.assertIn("its file was not given", found["w1"].trouble)
+        self.assertIn("give --metrics w1=URL", found["w1"].trouble)
         self.assertIn("add --worker FILE", found["w2"].trouble)
 
     async def test_over_a_unix_socket(self) -> None:
