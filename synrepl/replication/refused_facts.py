@@ -131,12 +131,16 @@ class RefusedFacts:
             await self._append([REFUSED.canonical_fact([row]) for row in rows])  # type: ignore[list-item]
         return found
 
-    async def replay(self, key: Key) -> tuple[Outcome, str]:
-        """Store a refused fact under its own writer and token, and forget it. Say what came of it, and why.
+    async def replay(self, keys: Sequence[Key]) -> list[tuple[Outcome, str]]:
+        """Store refused facts under their own writers and tokens, and forget them. Say what came of each.
 
-        It is stored once, also if this process dies in between. Raises `StorageError`.
+        The text says why a fact was not stored. One is stored once, also if this process dies in between.
+        Raises `StorageError`.
         """
-        one = next((one.fact for one in await self.kept() if _key(one.fact) == key), None)
+        kept = {_key(one.fact): one.fact for one in await self.kept()}
+        return [await self._replay(key, kept.get(key)) for key in keys]
+
+    async def _replay(self, key: Key, one: RefusedFact | None) -> tuple[Outcome, str]:
         if one is None:
             return "absent", "there is no such refused fact"
         name, writer, token = key
@@ -205,7 +209,7 @@ def _removed(key: Key) -> RefusedFact:
 
 
 def _size(one: RefusedFact) -> int:
-    return sum(map(len, one.rows or ()))
+    return sum(len(row.encode()) for row in one.rows or ())
 
 
 def _read(facts: Iterable[Fact]) -> Iterable[KeptFact]:

@@ -86,6 +86,15 @@ def test_the_same_fact_is_kept_once_and_found_after_a_restart() -> None:
     assert (2, 3) == (len(later), later.size)
 
 
+def test_bounds_count_bytes() -> None:
+    """A letter of another alphabet has several."""
+    keeping = Keeping()
+
+    keeping.done(keeping.refused.keep([fact(5, "\u00e9\U0001f642")]))
+
+    assert 6 == keeping.refused.size
+
+
 def test_bounds_for_a_publisher_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit is counted with its tokens, and leaves the others their room."""
     monkeypatch.setattr(refused_facts, "MAX_OF_PUBLISHER", 10)
@@ -109,11 +118,11 @@ def test_a_replay_fills_the_hole_of_a_stream_without_order_once() -> None:
     keeping.lose(("w5", 5))
     keeping.done(keeping.refused.keep([fact(5, GOOD)]))
 
-    assert ("replayed", "") == keeping.done(keeping.refused.replay(("caches", "w5", 5)))
+    assert [("replayed", "")] == keeping.done(keeping.refused.replay([("caches", "w5", 5)]))
 
     assert [] == keeping.kept()
     assert [(5, b"[]"), (5, b'[["get_user_by_id",["@a:hs"],1]]')] == keeping.stored()
-    assert "absent" == keeping.done(keeping.refused.replay(("caches", "w5", 5)))[0]
+    assert "absent" == keeping.done(keeping.refused.replay([("caches", "w5", 5)]))[0][0]
 
 
 def test_a_replay_that_died_before_its_end_stores_nothing_twice() -> None:
@@ -121,10 +130,10 @@ def test_a_replay_that_died_before_its_end_stores_nothing_twice() -> None:
     keeping = Keeping()
     keeping.lose(("w5", 5))
     keeping.done(keeping.refused.keep([fact(5, GOOD)]))
-    keeping.done(keeping.refused.replay(("caches", "w5", 5)))
+    keeping.done(keeping.refused.replay([("caches", "w5", 5)]))
     keeping.done(keeping.refused.keep([fact(5, GOOD)]))
 
-    assert "known" == keeping.done(keeping.refused.replay(("caches", "w5", 5)))[0]
+    assert "known" == keeping.done(keeping.refused.replay([("caches", "w5", 5)]))[0][0]
 
     assert [] == keeping.kept()
     assert 2 == len(keeping.stored())
@@ -146,7 +155,7 @@ def test_a_replay_that_is_not_possible_says_why_and_keeps_the_fact(one: RefusedF
     keeping.lose(("w5", 5), stream="push_rules")
     keeping.done(keeping.refused.keep([one]))
 
-    outcome, said = keeping.done(keeping.refused.replay((one.stream, "w5", 5)))
+    [(outcome, said)] = keeping.done(keeping.refused.replay([(one.stream, "w5", 5)]))
 
     assert "refused" == outcome
     assert why in said

@@ -94,9 +94,10 @@ async def list_all(call: Call) -> RefusedAnswer:
 
 
 async def replay(call: Call, body: FactNames) -> ReplayAnswer:
-    """Read these facts again, one by one. Raises `ApiError`, and `StorageError`."""
+    """Read these facts again. Raises `ApiError`, and `StorageError`."""
     refused, keys = _refused(call), _keys(call, body)
-    return ReplayAnswer([ReplayedFact(*key, *await refused.replay(key)) for key in keys])
+    outcomes = await refused.replay(keys)
+    return ReplayAnswer([ReplayedFact(*key, *one) for key, one in zip(keys, outcomes, strict=True)])
 
 
 async def remove(call: Call, body: FactNames) -> FactNames:
