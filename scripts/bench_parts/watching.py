@@ -80,8 +80,10 @@ def _make_tables(url: str) -> None:
             for number in range(WRITERS):
                 row = (stream.name, f"worker{number}", 1)
                 database.execute("INSERT INTO stream_positions VALUES (%s, %s, %s)", row)
-        for column in ("failing_since", "last_stream_ordering"):
+        for column in ("failing_since", "last_stream_ordering", "last_success"):
             database.execute(f"ALTER TABLE pushers ADD COLUMN {column} BIGINT".encode())
+        for column in ("data", "app_id", "user_name"):
+            database.execute(f"ALTER TABLE pushers ADD COLUMN {column} TEXT".encode())
 
 
 def _page() -> bytes:

@@ -405,21 +405,25 @@ def _subscribers(
     """Fewer at each count than the processes whose files were given; others may listen as well.
 
     Of those that are missing, the ones are known whose machine says, twice, that nothing listens there; and
-    all, if no more are left when those are taken away that show a connection to Redis.
+    all, if no more are left when those are taken away that show a connection to Redis. A process that shows
+    that it has none runs: `not_connected` tells of it.
     """
     counts = [heard.subscribers for heard in heards if heard.subscribers is not None]
     expected = [one.name for one in homeserver.processes if one.file]
-    if len(counts) < 2 or max(counts) >= len(expected):
+    in_files = len(expected)
+    if len(counts) < 2 or max(counts) >= in_files:
         return
-    missing = len(expected) - max(counts)
-    listen = (
-        f"{max(counts)} of the {counted(len(expected), 'process', 'processes')} in the files listen on Redis"
-    )
-    command = f"redis-cli PUBSUB NUMSUB {homeserver.server_name}"
     pages = [look.metrics for look in (measured[0], measured[-1])] if len(measured) > 1 else []
+    cut_off = [name for name in expected if pages and all(_has_no_connection(page, name) for page in pages)]
+    expected = [name for name in expected if name not in cut_off]
+    missing = len(expected) - max(counts)
+    if missing <= 0:
+        return
+    listen = f"{max(counts)} of the {counted(in_files, 'process', 'processes')} in the files listen on Redis"
+    command = f"redis-cli PUBSUB NUMSUB {homeserver.server_name}"
     since = round(measured[-1].at - measured[0].at, 1) if pages else None
     down = {
-        name: pages[-1][name].trouble
+        name: f"{name} does not run: {pages[-1][name].trouble}"
         for name in expected
         if pages and all(name in page and page[name].is_refused for page in pages)
     }
@@ -427,14 +431,15 @@ def _subscribers(
     left = [name for name in expected if name not in down]
     silent = [name for name in left if not (pages and all(_is_connected(page, name) for page in pages))]
     if missing > len(down) and len(silent) == missing - len(down):
-        down |= dict.fromkeys(silent, "all others show their connection to Redis")
+        maybe = "does not run, or has lost its connection to Redis: all others show theirs"
+        down |= {name: f"{name} {maybe}" for name in silent}
     for name, why in down.items():
         yield Finding(
             kind="fewer_subscribers",
             process=name,
             count=1,
             since_seconds=since,
-            why=f"{name} does not run: {why}, and {listen}{_only(homeserver, name)}",
+            why=f"{why}, and {listen}{_only(homeserver, name)}",
             remedy=f"start {name}; its log says why it ended",
             command=command,
         )
@@ -446,6 +451,11 @@ def _subscribers(
             remedy="look which one does not run, or has lost its connection to Redis",
             command=command,
         )
+
+
+def _has_no_connection(page: Mapping[str, MetricsLook], name: str) -> bool:
+    look = page.get(name)
+    return look is not None and not look.trouble and look.connections == 0
 
 
 def _is_connected(page: Mapping[str, MetricsLook], name: str) -> bool:

@@ -326,6 +326,23 @@ class TestProcesses:
         without = msgspec.structs.replace(SERVER, redis=None)
         assert [] == found(without, measured({"w1": off}, {"w1": off}))
 
+    def test_a_process_that_has_lost_redis_runs(self) -> None:
+        """It answers, so it is not said that it does not run; another that is missing is."""
+        off, on = page(0, connections=0), page(15)
+        pages = {"master": on, "w1": off, "w2": on}
+        heard = Heard(subscribers=2)
+
+        assert [("not_connected", "", "w1")] == found(SERVER, measured(pages, pages, heard=heard))
+        gone = {**pages, "w2": MetricsLook(at=0, trouble="http://w2: no route to host")}
+        findings = compare(SERVER, measured(gone, gone, heard=Heard(subscribers=1)))
+        assert [("not_connected", "w1"), ("fewer_subscribers", "w2")] == [
+            (one.kind, one.process) for one in findings
+        ]
+        assert findings[1].why == (
+            "w2 does not run, or has lost its connection to Redis: all others show theirs, and"
+            " 1 of the 3 processes in the files listen on Redis"
+        )
+
     @pytest.mark.parametrize(("counts", "is_fewer"), [((2, 2), True), ((2, 3), False), ((3, 4), False)])
     def test_fewer_subscribers_than_processes(self, counts: tuple[int, int], is_fewer: bool) -> None:
         """At both counts. More are no harm: others may listen."""

@@ -102,7 +102,7 @@ def test_a_name_of_another_release_is_refused(homeserver: Homeserver) -> None:
     code, _, errors = invalidate(homeserver, "get_user_in_directory", "@a:hs.test", "--yes")
 
     assert code == 2
-    assert "Synapse 1.163 has no cache get_user_in_directory: it is known in 1.66" in errors
+    assert "Synapse 1.163 has no cache get_user_in_directory (since 0.22, until 1.89)" in errors
 
 
 def test_one_invalidated_entry_is_read_again_by_every_process(homeserver: Homeserver) -> None:
