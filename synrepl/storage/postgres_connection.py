@@ -54,6 +54,15 @@ POOLER: Final = (
     " session), or two daemons can have one log; better name the server itself"
 )
 
+SHARED: Final = "a pooler before the server gives one session to several connections (server process {pid})"
+SHARED_HINT: Final = (
+    "the lock that lets one daemon have a log is a session's, as are settings: name the server itself, or"
+    " give this database sessions of its own (PgBouncer: pool_mode = session)"
+)
+
+POOL_LOOKS: Final = 3
+"""How often two connections through a pooler are asked for their server processes."""
+
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
     "25006": "the server is a standby, or read only; use the primary",
@@ -127,22 +136,31 @@ class PostgresAddress:
                 )
                 for name, value in SETTINGS.items():
                     database.execute("SELECT set_config(%s, %s, false)", (name, value))
-                self._look_for_pooler(database)
+                self._look_for_pooler(database, op)
             except BaseException:
                 database.close()
                 raise
         return database
 
-    def _look_for_pooler(self, database: "Connection") -> None:
-        """Warn, once, if the process behind this connection is not the one that answered it."""
-        found = database.execute("SELECT pg_backend_pid()").fetchone()
-        if found == (database.info.backend_pid,):
+    def _look_for_pooler(self, database: "Connection", op: str) -> None:
+        """Warn, once, if the process behind this connection is not the one that answered it.
+
+        Raises `StorageError` if that process serves another connection as well: PgBouncer in its modes
+        transaction and statement does so, and gave one lock to two daemons.
+        """
+        if _server_process(database) == database.info.backend_pid:
             return
         # Another session may not have what was prepared in this one.
         database.prepare_threshold = None
-        if not self._is_pooled:
-            self._is_pooled = True
-            _logger.warn("{name}: {why}", name=self.name, why=POOLER)
+        if self._is_pooled:
+            return
+        with _psycopg().connect(autocommit=True, **self._parameters) as other:
+            for _ in range(POOL_LOOKS):
+                if (pid := _server_process(other)) == _server_process(database):
+                    why = f"{self.name}: {SHARED.format(pid=pid)}"
+                    raise StorageError(op=op, why=why, hint=SHARED_HINT, tried=False)
+        self._is_pooled = True
+        _logger.warn("{name}: {why}", name=self.name, why=POOLER)
 
     @contextmanager
     def map_errors(self, op: str, stream: str = "", *, tried: bool = True) -> Iterator[None]:
@@ -184,6 +202,11 @@ def is_alive(database: "psycopg.Connection[Any]") -> bool:
     except _psycopg().Error:
         return False
     return not database.closed
+
+
+def _server_process(database: "psycopg.Connection[Any]") -> int:
+    found = database.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    return int(found[0]) if found else 0
 
 
 @cache

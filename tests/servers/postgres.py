@@ -103,7 +103,7 @@ class PostgresServer(OwnServer):
         command = [str(self._binaries / "postgres"), "-D", str(self._data)]
         command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         self._watched = OwnedProcess(
-            command, log=self._log, removes=self._home, signal="QUIT", **self._as_account()
+            command, log=self._log, removes=self._home, signal="QUIT", **self.as_account()
         )
         try:
             self._wait_for_start()
@@ -223,7 +223,7 @@ class PostgresServer(OwnServer):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 check=False,
-                **self._as_account(),
+                **self.as_account(),
             )
             if made.returncode != 0:
                 raise RuntimeError(f"{Path(command[0]).name} failed: {made.stdout.decode(errors='replace')}")
@@ -237,7 +237,7 @@ class PostgresServer(OwnServer):
                     [str(self._binaries / program), "--version"],
                     capture_output=True,
                     check=False,
-                    **self._as_account(),
+                    **self.as_account(),
                 ).returncode
                 == 0
                 for program in ("postgres", "initdb")
@@ -260,7 +260,7 @@ class PostgresServer(OwnServer):
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
         return install / "bin"
 
-    def _as_account(self) -> dict[str, Any]:
+    def as_account(self) -> dict[str, Any]:
         """The prefix of commands that run as the server's user."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         # The working directory may not be readable for that user.

@@ -5,10 +5,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
+import pytest
 from psycopg.conninfo import conninfo_to_dict
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
+from synrepl.errors import StorageError
+from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.postgres_connection import POOLER, PostgresAddress
 from tests.postgres import new_database
 
@@ -51,6 +54,46 @@ class Pooler:
     def stop(self) -> None:
         """Take no more connections."""
         self._socket.close()
+
+
+class SharingPooler(Pooler):
+    """As PgBouncer in its mode transaction: what follows the greeting goes through one session."""
+
+    READY = b"Z\0\0\0\5I"
+
+    def __init__(self, url: str) -> None:
+        self._shared: socket.socket | None = None
+        self._turn = threading.Lock()
+        super().__init__(url)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._socket.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        own = socket.socket(socket.AF_UNIX)
+        own.connect(self._server)
+        with closing(client), suppress(OSError):
+            client.sendall(self._asked(own, client.recv(65536)))
+            if self._shared is None:
+                self._shared = own
+            else:
+                own.close()
+            while data := client.recv(65536):
+                if not data.startswith(b"X"):  # Terminate
+                    with self._turn:
+                        client.sendall(self._asked(self._shared, data))
+
+    def _asked(self, server: socket.socket, data: bytes) -> bytes:
+        """The server's answer; each request of psycopg comes in one piece."""
+        server.sendall(data)
+        answer = b""
+        while not answer.endswith(self.READY):
+            answer += server.recv(65536)
+        at = answer.find(b"K\0\0\0\x0c")
+        return answer if at < 0 else answer[: at + 5] + b"\0\0\0\7" + answer[at + 9 :]
 
 
 @contextmanager
@@ -96,3 +139,14 @@ def test_a_server_itself_is_no_pooler() -> None:
     assert [] == told
     assert found is not None
     assert found[0]
+
+
+def test_a_pooler_that_shares_sessions_is_refused() -> None:
+    """Two daemons had the lock of one log: each got it in the session of the other."""
+    pooler = SharingPooler(new_database())
+    with warnings() as told, pytest.raises(StorageError, match="gives one session to several") as caught:
+        PostgresDatabase(pooler.url).acquire()
+    pooler.stop()
+
+    assert "pool_mode = session" in caught.value.hint
+    assert [] == told
