@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from synrepl.cli.command import CliCommand, CliGroup, UsageMistake
+from synrepl.cli.command import CliCommand, CliError, CliGroup, UsageMistake
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
-from synrepl.errors import ConfigError
+from synrepl.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from synrepl.config import Settings
@@ -22,11 +22,16 @@ def config() -> None:
 
 @config.command(cls=CliCommand)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@output_option('{"listeners": [{"kind", "endpoint", "reachable", "guard"}], "warnings": [...]}')
-def check(file: Path, output: Output) -> None:
+@click.option("--offline", is_flag=True, help="Look at the file alone, and connect to no database.")
+@output_option(
+    '{"listeners": [{"kind", "endpoint", "reachable", "guard"}], "hindrances": [...], "warnings": [...]}'
+)
+def check(file: Path, offline: bool, output: Output) -> None:
     """Check the YAML file FILE, and show where the daemon would listen, and what guards each listener.
 
-    No port and no database is opened. Exit code 2: the daemon would not start with this file.
+    A PostgreSQL for the log is asked for what is in the way: a pooler, a standby, rights, time-outs. Nothing
+    is changed, and no port is opened. Exit code 2: the daemon would not start with this file; 1: its database
+    keeps it from that, or does not answer.
     """
     from synrepl.config import Settings, is_loopback  # Imported late: they load every part that has settings.
 
@@ -49,11 +54,26 @@ def check(file: Path, output: Output) -> None:
         for kind, endpoint in listeners
     ]
     head = ("kind", "endpoint", "reachable", "guard")
+    hindrances = [] if offline else _hindrances(built.database)
     result = {
         "listeners": [dict(zip(head, row, strict=True)) for row in rows],
+        "hindrances": hindrances,
         "warnings": list(built.warnings),
     }
     output.show(result, _lines(built, table(("listener", "endpoint", "reachable by", "guard"), rows)))
+    if hindrances:
+        raise CliError("; ".join(hindrances))
+
+
+def _hindrances(url: str) -> list[str]:
+    """What keeps a daemon from having its log there; that its server cannot be asked, too."""
+    from synrepl.storage.databases import engine_for  # Imported late, as above.
+
+    try:
+        database = engine_for(url).database
+        return [f"{database.name}: {one}" for one in database.hindrances()]
+    except StorageError as error:
+        return [str(error)]
 
 
 def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:

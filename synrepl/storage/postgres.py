@@ -13,10 +13,11 @@ Space freed by trimming is reused for new facts; the server's autovacuum sees to
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
+from synrepl.storage.postgres_check import hindrances
 from synrepl.storage.postgres_connection import PostgresAddress, is_alive
 from synrepl.storage.schema import TABLES
 from synrepl.storage.sql import LogDatabase, Row, SQLDialect, for_postgres
@@ -152,6 +153,8 @@ class PostgresDatabase(LogDatabase):
         self._writes = self._connect("open")
         try:
             self._lock(self._writes, "open", FIRST_PATIENCE)
+            if why := "; ".join(hindrances(self._writes.raw, self._schema)):
+                raise StorageError(op="open", why=f"{self.name}: {why}", tried=False)
         except BaseException:
             self.release()
             raise
@@ -254,6 +257,10 @@ class PostgresDatabase(LogDatabase):
 
     def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
         return self._address.map_errors(op, stream)
+
+    def hindrances(self) -> list[str]:
+        with closing(self._connect("look")) as connection, self.map_errors("look"):
+            return list(hindrances(connection.raw, self._schema))
 
     def tables(self, connection: PostgresConnection) -> set[str]:
         """The names of the tables in the schema, which is created if it is missing."""

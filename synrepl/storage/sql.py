@@ -172,6 +172,13 @@ class LogDatabase(ABC):
 
     # What only some databases need; nothing by default
 
+    def hindrances(self) -> list[str]:
+        """What keeps a daemon from having its log here, by a look at a server that changes nothing.
+
+        Raises `StorageError` if the server cannot be asked.
+        """
+        return []
+
     def check_in_place(self, op: str) -> None:
         """Refuse all further writes if the database is no longer where it was opened."""
 

@@ -299,6 +299,7 @@ def test_a_configuration_is_checked(tmp_path: Path) -> None:
             },
             {"kind": "http", "endpoint": "tcp:9093", "reachable": "other machines", "guard": "shared secret"},
         ],
+        "hindrances": [],
         "warnings": [],
     }
     assert 0 == shown.exit_code
