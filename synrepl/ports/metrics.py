@@ -145,6 +145,11 @@ class Metrics:
             "Bytes of a log in SQLite: its file, and wal, its write-ahead log.",
             ["part"],
         )
+        self.disk_free = gauge("disk_free_bytes", "Bytes left on the disk of a log in SQLite.")
+        self.wal_held = gauge(
+            "wal_held_seconds",
+            "How long another program keeps the write-ahead log of a log in SQLite from being shortened.",
+        )
         self.role = gauge("role", "1 for this daemon's current role: primary, replica or fenced.", ["role"])
         self.claims_refused = counter(
             "claims_refused", "Refused claims of other daemons to be primary.", ["code"]

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, size, span
 from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
@@ -72,6 +72,10 @@ STATE_WORDS: Final = {"ended": "whose lease has ended"}
 
 BEHIND_SECONDS: Final = 1.0
 """A replica that is fewer seconds behind than this needs no attention."""
+
+LOW_SHARE: Final = 0.1
+LOW_BYTES: Final = 1024**3
+"""Less than this share of the log's disk, and fewer bytes, are a warning before it is full."""
 
 RECENT: Final = 20
 """The number of newest facts listed."""
@@ -202,18 +206,34 @@ def build_status(
         "uptime_seconds": round(now - started_at, 3),
         "facts_per_second": _rate(publisher, now, started_at),
         "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent()), None),
-        "disk": log.disk_usage(),
+        "disk": _disk(log),
     }
 
 
-def _disk_warnings(log: Log) -> Iterator[str]:
-    """A write-ahead log that another program keeps from being shortened."""
+def _disk(log: Log) -> dict[str, Any] | None:
     usage = log.disk_usage()
-    if log.checkpoints.prevented_seconds and usage is not None:
-        size = usage.get("wal_bytes", 0) / 1024**2
+    if usage is None:
+        return None
+    held = {"wal_held_seconds": log.checkpoints.held_seconds, "wal_reader": log.checkpoints.oldest_reader}
+    return {**usage, **held}
+
+
+def _disk_warnings(log: Log) -> Iterator[str]:
+    """A write-ahead log that another program keeps from being shortened, and a disk that is nearly full."""
+    usage = log.disk_usage()
+    if usage is None:
+        return
+    if seconds := log.checkpoints.held_seconds:
+        reader = log.checkpoints.oldest_reader
         yield (
-            f"the -wal of the log has {size:,.0f} MiB and grows: another program keeps a transaction open in"
-            " the log's file; end it (fuser FILE lists the programs)"
+            f"the -wal of the log has {size(usage['wal_bytes'])} and grows: {reader or 'another program'}"
+            f" keeps a transaction open in the log's file, for {span(seconds)}; end it"
+            + ("" if reader else " (fuser FILE lists the programs)")
+        )
+    if usage["free_bytes"] < min(LOW_SHARE * usage["disk_bytes"], LOW_BYTES):
+        yield (
+            f"the log's disk has {size(usage['free_bytes'])} left of {size(usage['disk_bytes'])}: when it is"
+            " full appends are refused; free some space, or keep facts for less time (--retain-seconds)"
         )
 
 

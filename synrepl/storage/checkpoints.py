@@ -22,16 +22,24 @@ PATIENCE_SECONDS: Final = 30.0
 
 
 class Checkpoints:
-    """Looks at the ``-wal`` now and then. `shorten` does so if it is long, and returns whether it could."""
+    """Looks at the ``-wal`` now and then.
+
+    `shorten` does so if it is long. It returns None if the ``-wal`` is short, else the programs that read
+    the database, as far as the system tells.
+    """
 
     _logger: ClassVar = Logger()
 
-    def __init__(self, clock: IClock, tasks: Tasks, shorten: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(
+        self, clock: IClock, tasks: Tasks, shorten: Callable[[], Awaitable[frozenset[str] | None]]
+    ) -> None:
         self._clock = clock
         self._tasks = tasks
         self._shorten = shorten
         self._timer = Timer(clock, self._look)
-        self._prevented_since: float | None = None
+        self._held_since: float | None = None
+        # The programs that have read at each look since they were first seen, and when that was.
+        self._readers: dict[str, float] = {}
         self._is_told = False
 
     def start(self) -> None:
@@ -43,12 +51,17 @@ class Checkpoints:
         self._timer.stop()
 
     @property
-    def prevented_seconds(self) -> float:
+    def held_seconds(self) -> float:
         """How long the ``-wal`` could not be shortened; 0 if that is shorter than `PATIENCE_SECONDS`."""
-        if self._prevented_since is None:
+        if self._held_since is None:
             return 0.0
-        seconds = self._clock.seconds() - self._prevented_since
+        seconds = self._clock.seconds() - self._held_since
         return seconds if seconds >= PATIENCE_SECONDS else 0.0
+
+    @property
+    def oldest_reader(self) -> str:
+        """The program that has read the database for the longest of these seconds; empty if unknown."""
+        return min(self._readers, key=lambda reader: (self._readers[reader], reader), default="")
 
     def _look(self) -> None:
         self._timer.start(LOOK_SECONDS)
@@ -56,13 +69,19 @@ class Checkpoints:
 
     async def _look_now(self) -> None:
         try:
-            is_short = await self._shorten()
+            readers = await self._shorten()
         except StorageError:
             return  # a log that cannot be written is reported for itself
-        if is_short:
-            self._prevented_since, self._is_told = None, False
-        elif self._prevented_since is None:
-            self._prevented_since = self._clock.seconds()
-        elif self.prevented_seconds and not self._is_told:
+        now = self._clock.seconds()
+        if readers is None:
+            self._held_since, self._is_told, self._readers = None, False, {}
+            return
+        self._readers = {reader: self._readers.get(reader, now) for reader in readers}
+        if self._held_since is None:
+            self._held_since = now
+        elif self.held_seconds and not self._is_told:
             self._is_told = True
-            self._logger.warn("the -wal of the log grows: another program keeps a transaction open in it")
+            self._logger.warn(
+                "the -wal of the log grows: {reader} keeps a transaction open in it",
+                reader=self.oldest_reader or "another program",
+            )

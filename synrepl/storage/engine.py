@@ -235,8 +235,8 @@ class SQLEngine:
             self.database.check_in_place("check")
             self.database.record_changes(connection)
 
-    def shorten_wal(self) -> bool:
-        """Shorten a long write-ahead log. Returns False if another program's transaction prevents that."""
+    def shorten_wal(self) -> frozenset[str] | None:
+        """Shorten a long write-ahead log. Returns None if it is short, else the programs that may read it."""
         with self._writing("checkpoint"):
             return self.database.shorten_wal()
 

@@ -194,13 +194,13 @@ class LogDatabase(ABC):
     def return_space(self, connection: Any) -> None:
         """Return some free space to the disk after a slice of trimming."""
 
-    def shorten_wal(self) -> bool:
-        """Shorten a long write-ahead log. Returns False if another program's transaction prevents that."""
-        return True
+    def shorten_wal(self) -> frozenset[str] | None:
+        """Shorten a long write-ahead log. Returns None if it is short, else the programs that may read it."""
+        return None
 
     def disk_usage(self) -> dict[str, int] | None:
-        """The ``log_bytes`` of its files, those of the write-ahead log among them (``wal_bytes``), and the
-        ``free_bytes`` of their disk; None if unknown.
+        """The ``log_bytes`` of its files, those of the write-ahead log among them (``wal_bytes``), the
+        ``free_bytes`` of their disk and all its ``disk_bytes``; None if unknown.
         """
         return None
 

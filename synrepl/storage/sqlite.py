@@ -31,6 +31,7 @@ from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
 from synrepl.storage.sql import LogDatabase, Row, SQLDialect
 from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.storage.state_file import StateFile, Summary
+from synrepl.storage.wal_readers import readers
 
 _logger = Logger(namespace="synrepl.storage")
 
@@ -235,9 +236,9 @@ class SQLiteDatabase(LogDatabase):
         if self._state is not None:
             self._state.write(self._summary)
 
-    def shorten_wal(self) -> bool:
+    def shorten_wal(self) -> frozenset[str] | None:
         if self._wal_bytes() <= LONG_WAL:
-            return True
+            return None
         connection = self.writer("checkpoint")
         # Appends wait for this: it must not wait for readers.
         connection.execute("PRAGMA busy_timeout = 0")
@@ -245,7 +246,7 @@ class SQLiteDatabase(LogDatabase):
             (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-        return not is_busy
+        return readers(self._path.with_name(f"{self._path.name}-shm")) if is_busy else None
 
     def _wal_bytes(self) -> int:
         wal = self._path.with_name(f"{self._path.name}-wal")
@@ -255,10 +256,10 @@ class SQLiteDatabase(LogDatabase):
         try:
             wal = self._wal_bytes()
             file = self._path.stat().st_size if self._path.exists() else 0
-            free = shutil.disk_usage(self._path.parent).free
+            disk = shutil.disk_usage(self._path.parent)
         except OSError:
             return None
-        return {"log_bytes": file + wal, "wal_bytes": wal, "free_bytes": free}
+        return {"log_bytes": file + wal, "wal_bytes": wal, "free_bytes": disk.free, "disk_bytes": disk.total}
 
     # Staging a copy
 

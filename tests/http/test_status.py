@@ -1,6 +1,7 @@
 """What the daemon says about itself, to programs, people, probes and Prometheus."""
 
-from typing import Any
+from typing import Any, Final
+from unittest.mock import Mock, patch
 
 from synrepl.http_api.routes import OPENMETRICS, PROMETHEUS
 from synrepl.ports.metrics import POSITION_WRITERS
@@ -9,6 +10,8 @@ from synrepl.replication.status import ENDED_REPLICA, LOST_REPLICA, STATES, buil
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
 from tests.http.builders import BROKEN, SiteCase, receipt
+
+GIB: Final = 1024**3
 
 
 class FullConnection:
@@ -231,6 +234,41 @@ class StatusTests(SiteCase):
 
         self.assertEqual([], well["what_to_do"])
         self.assertEqual([LOST_REPLICA, ENDED_REPLICA], lost["what_to_do"])
+
+    def test_a_disk_that_is_nearly_full_is_told_before_it_is(self) -> None:
+        """Below a tenth of a small disk, and below 1 GiB of a large one."""
+        for free, disk, is_told in (
+            (0.9 * GIB, 5 * GIB, False),
+            (0.4 * GIB, 5 * GIB, True),
+            (1.1 * GIB, 900 * GIB, False),
+            (0.9 * GIB, 900 * GIB, True),
+        ):
+            usage = {"log_bytes": 5, "wal_bytes": 1, "free_bytes": int(free), "disk_bytes": disk}
+            with patch.object(self.log, "disk_usage", lambda usage=usage: usage):
+                found = self.built(Replication([], []))
+
+            self.assertEqual(is_told, any("when it is full" in one for one in found["warnings"]))
+            self.assertEqual({**usage, "wal_held_seconds": 0.0, "wal_reader": ""}, found["disk"])
+
+    def test_a_program_that_holds_the_wal_is_named(self) -> None:
+        """With the time since it does."""
+        usage = {"log_bytes": 5, "wal_bytes": 3 << 20, "free_bytes": GIB, "disk_bytes": GIB}
+        checkpoints = Mock(held_seconds=90.0, oldest_reader="sqlite3 (process 7)")
+        with (
+            patch.object(self.log, "disk_usage", lambda: usage),
+            patch.object(self.log, "checkpoints", checkpoints),
+        ):
+            found = self.built(Replication([], []))
+
+        self.assertEqual(
+            [
+                (
+                    "the -wal of the log has 3.0 MiB and grows: sqlite3 (process 7) keeps a transaction open in"
+                    " the log's file, for 1 min 30 s; end it"
+                )
+            ],
+            found["warnings"],
+        )
 
     def test_a_replica_that_moved_is_not_lost(self) -> None:
         """After a promotion all is well."""

@@ -157,6 +157,8 @@ def _collect(services: Services) -> None:
     if (usage := log.disk_usage()) is not None:
         metrics.log_bytes.labels("wal").set(usage["wal_bytes"])
         metrics.log_bytes.labels("file").set(usage["log_bytes"] - usage["wal_bytes"])
+        metrics.disk_free.set(usage["free_bytes"])
+        metrics.wal_held.set(log.checkpoints.held_seconds)
     if services.replication is not None:
         _collect_replication(metrics, services.replication.status())
     if services.files is not None:
