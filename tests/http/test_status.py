@@ -263,8 +263,8 @@ class StatusTests(SiteCase):
         self.assertEqual(
             [
                 (
-                    "the -wal of the log has 3.0 MiB and grows: sqlite3 (process 7) keeps a transaction open in"
-                    " the log's file, for 1 min 30 s; end it"
+                    "the -wal of the log has 3.0 MiB and grows: sqlite3 (process 7) keeps a transaction open"
+                    " in the log's file, for 1 min 30 s; end it"
                 )
             ],
             found["warnings"],

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -306,3 +307,35 @@ def test_lines_of_other_modules_are_neither_messages_nor_of_the_protocol() -> No
 def test_whatever_follows_a_message_is_no_error(one: tuple[Message, FormRow], seed: int, rest: str) -> None:
     for passage in explain(fill(one[1][1], seed) + rest).passages:
         assert all(sentence.isprintable() and sentence for sentence in (*passage.words, passage.text))
+
+
+CASES: Final = Path(__file__).with_name("cases")
+
+
+def test_the_lines_that_people_paste_of_outages_are_all_known() -> None:
+    """Of the first release of `explain` that people tried them on, none was."""
+    text = (CASES / "log-lines-of-outages.txt").read_text()
+    found = explain(text)
+
+    assert 0 == found.unrecognized
+    assert set(range(1, 20)) == {number for one in found.passages for number in one.lines}
+    severities = {number: one.severity for one in found.passages for number in one.lines}
+    assert {"error": 8, "look": 7, "normal": 4} == Counter(severities.values())
+    assert {5, 6, 7, 8} == {number for number, severity in severities.items() if severity == "normal"}
+
+
+def test_no_metric_is_named_that_no_page_has() -> None:
+    """Pages of real processes have no position of typing and presence_federation."""
+    found = explain((CASES / "metric-that-is-not-there.txt").read_text())
+
+    assert 2 == len(found.passages)
+    assert "stream_current_position" not in str(found)
+
+
+def test_rows_of_devices_of_1_76_to_1_109_are_read() -> None:
+    """They were refused in every dialect."""
+    found = explain((CASES / "device-lists-1.76-to-1.109.txt").read_text())
+
+    said = [" ".join(one.words) for one in found.passages]
+    assert 2 == sum("The row has the form of Synapse 1.76 to 1.109." in one for one in said)
+    assert "does not fit" not in str(said)
