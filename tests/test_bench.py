@@ -270,6 +270,7 @@ if sys.argv[3] == "live":
     import socket
     with socket.create_connection(("127.0.0.1", int(os.environ["BENCH_PORT"]))) as connection:
         try:
+            connection.sendall(b"ready")
             connection.recv(1)
         except KeyboardInterrupt:
             connection.sendall(b"stopped")
@@ -372,6 +373,8 @@ sys.exit(bench.main())
         )
         with server.accept()[0] as running:
             running.settimeout(60)
+            # Connected is not yet ready to be told to end.
+            assert b"ready" == running.recv(5)
             process.send_signal(number)
             said = process.communicate(timeout=60)[1]
             ended = running.recv(100)
