@@ -14,10 +14,12 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No test may fail because the machine is busy: by default Hypothesis judges examples by the time they take.
-_untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("few", _untimed, max_examples=30)
-settings.register_profile("all", _untimed, max_examples=100)
+# No test may fail because the machine is busy: by default Hypothesis judges examples by the time they take. Nor
+# by chance: each run has the same examples. New ones are tried in the night.
+_untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.register_profile("few", _untimed, derandomize=True, max_examples=30)
+settings.register_profile("all", _untimed, derandomize=True, max_examples=100)
+settings.register_profile("night", _untimed, max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 # Before each test pytest asks which Twisted is installed, and reads its description anew: a millisecond.

@@ -28,7 +28,7 @@ FEWEST = {
 def test_every_death_is_survived(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right before each statement, commit, write, rename and removal that changes something (which is right
     after the one before), and in the middle of each write; SYNREPL_LONG=1 adds both sides of every effect.
-    In PostgreSQL, where each takes a second, a third of them, other ones each day.
+    In PostgreSQL, where each takes a second, a third of them, which SYNREPL_FIRST_SEED chooses.
     After it the log opens, what was acknowledged is there, and the scenario ends as one that was not cut off.
     """
     with ExitStack() as stack:
