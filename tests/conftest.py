@@ -14,8 +14,8 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No test may fail because the machine is busy: by default Hypothesis judges examples by the time they take. Nor
-# by chance: each run has the same examples. New ones are tried in the night.
+# No test may fail because the machine is busy: by default Hypothesis judges examples by the time they take.
+# Nor by chance: each run has the same examples, and new ones are tried in the night.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 settings.register_profile("few", _untimed, derandomize=True, max_examples=30)
 settings.register_profile("all", _untimed, derandomize=True, max_examples=100)
