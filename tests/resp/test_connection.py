@@ -115,11 +115,11 @@ class Site:
         ("CLIENT SETNAME me", "+OK"),
         ("CLIENT SETINFO lib-name redis-py", "+OK"),
         ("CLIENT LIST", "-ERR unknown subcommand. Try CLIENT SETNAME or CLIENT SETINFO."),
-        (
-            "HELLO 3",
-            "-NOPROTO unsupported protocol version: this port speaks RESP2, set protocol=2 in the client",
-        ),
-        ("HELLO 2 SETNAME x", "-ERR Syntax error in HELLO option"),
+        ("HELLO 1", "-NOPROTO unsupported protocol version"),
+        ("HELLO 4", "-NOPROTO unsupported protocol version"),
+        ("HELLO x", "-ERR Protocol version is not an integer or out of range"),
+        ("HELLO 3 AUTH x", "-ERR Syntax error in HELLO option 'AUTH'"),
+        ("HELLO 3 SETNAME", "-ERR Syntax error in HELLO option 'SETNAME'"),
         ("FLUSHALL", "-ERR unknown command 'FLUSHALL': this is synrepl, and no Redis"),
         ("PUBLISH hs x", ":0"),
         ("PUBSUB NUMSUB hs other", "*4\r\n$2\r\nhs\r\n:0\r\n$5\r\nother\r\n:0"),
@@ -400,7 +400,9 @@ def test_who_has_not_authenticated_gets_nothing() -> None:
     wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n"
 
     assert client.ask("GET", "k") == "-NOAUTH Authentication required.\r\n"
-    assert client.ask("HELLO") == "-NOAUTH HELLO must be called with the client already authenticated\r\n"
+    assert client.ask("HELLO").startswith(
+        "-NOAUTH HELLO must be called with the client already authenticated"
+    )
     assert [client.ask("AUTH", "x"), client.ask("AUTH", "reader", "f")] == [wrong, wrong]
     assert "proto" in client.ask("HELLO", "2", "AUTH", "default", "f")
     late = site.client()

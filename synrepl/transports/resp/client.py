@@ -1,11 +1,12 @@
 """A client of the RESP port: its rights, its channels, and the replies to its requests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from typing import Protocol as Interface
 
 from synrepl.ports.access import Access, Key, Keyring, Right
 from synrepl.ports.rights import Operation, refusal
+from synrepl.ports.version import daemon_version
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.publish_rights import line_refusal
 from synrepl.replication.broker.served_channel import ServedChannel
@@ -46,7 +47,9 @@ class IClientServer(Interface):
 
     channel: ServedChannel | None
     cache: ExpiringCache
+    client_ids: Iterator[int]
     keys: Keyring
+    pushes: resp.PushEncoder
     refused: int
     why_closed: str
 
@@ -67,6 +70,9 @@ class RespClient:
         self, server: IClientServer, write: Callable[[bytes], object], confirm: Callable[[bytes], object]
     ) -> None:
         self.peer = ""
+        self.encoding = resp.RESP2
+        """That of its replies, and of its messages."""
+        self.id = next(server.client_ids)
         self.access: Access | None = None
         """The rights of the client; None until it has authenticated."""
         self.key: Key | None = None
@@ -117,7 +123,7 @@ class RespClient:
         if handler is None:
             shown = printable(words[0].decode("utf-8", "replace"), limit=64)
             return resp.error(f"ERR unknown command '{shown}': this is synrepl, and no Redis")
-        if self._channels and name not in WHILE_SUBSCRIBED:
+        if self._channels and self.encoding is resp.RESP2 and name not in WHILE_SUBSCRIBED:
             return resp.error(
                 f"ERR Can't execute '{name.decode().lower()}': only SUBSCRIBE / UNSUBSCRIBE / PING / QUIT are"
                 " allowed in this context"
@@ -170,17 +176,42 @@ class RespClient:
         return resp.OK
 
     def _hello(self, words: Words) -> bytes:
-        if words and words[0] != b"2":
-            why = "this port speaks RESP2, set protocol=2 in the client"
-            raise _Refused(f"NOPROTO unsupported protocol version: {why}")
-        if len(words) > 1:
-            if words[1].upper() != b"AUTH" or len(words) != 4:
-                raise _Refused("ERR Syntax error in HELLO option")
-            self._auth(words[2:])
+        encoding = self.encoding
+        if words:
+            version = words[0]
+            if not version.isdigit():
+                raise _Refused("ERR Protocol version is not an integer or out of range")
+            if version not in resp.ENCODINGS:
+                raise _Refused("NOPROTO unsupported protocol version")
+            encoding = resp.ENCODINGS[version]
+        login, name = _hello_options(words[1:])
+        if login:
+            self._auth(login)
         if self.access is None:
-            raise _Refused("NOAUTH HELLO must be called with the client already authenticated")
-        words = [b"server", b"synrepl", b"mode", b"standalone", b"role", b"master", b"proto"]
-        return resp.array([*map(resp.bulk, words), resp.integer(2), resp.bulk(b"modules"), resp.array([])])
+            raise _Refused(
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO"
+                " <proto> AUTH <user> <pass> option can be used to authenticate the client and select the"
+                " RESP protocol version at the same time"
+            )
+        if name is not None:
+            self.name = name
+        self._speak(encoding)
+        return encoding.map(
+            {
+                b"server": resp.bulk(b"synrepl"),
+                b"version": resp.bulk(daemon_version().encode()),
+                b"proto": resp.integer(encoding.number),
+                b"id": resp.integer(self.id),
+                b"mode": resp.bulk(b"standalone"),
+                b"role": resp.bulk(b"master"),
+                b"modules": resp.array([]),
+            }
+        )
+
+    def _speak(self, encoding: resp.Encoding) -> None:
+        """Send all from here on in this encoding."""
+        self.encoding = encoding
+        self.subscriber.encode = self._server.pushes.encode if encoding is resp.RESP3 else None
 
     def _quit(self, words: Words) -> bytes:
         self.is_closing = True
@@ -189,7 +220,7 @@ class RespClient:
     def _ping(self, words: Words) -> bytes:
         if len(words) > 1:
             raise _wrong_number("ping")
-        if self._channels:
+        if self._channels and self.encoding is resp.RESP2:
             return resp.array([resp.bulk(b"pong"), resp.bulk(words[0] if words else b"")])
         return resp.bulk(words[0]) if words else resp.PONG
 
@@ -205,7 +236,7 @@ class RespClient:
     def _client(self, words: Words) -> bytes:
         subcommand = words[0].upper() if words else b""
         if subcommand == b"SETNAME" and len(words) == 2:
-            self.name = printable(words[1].decode("utf-8", "replace"), limit=MAX_CLIENT_NAME)
+            self.name = _client_name(words[1])
             return resp.OK
         if subcommand == b"SETINFO":
             return resp.OK
@@ -213,14 +244,14 @@ class RespClient:
 
     def _info(self, words: Words) -> bytes:
         text = "".join(f"{name}:{value}\r\n" for name, value in self._server.info().items())
-        return resp.bulk(f"# synrepl\r\n{text}".encode())
+        return self.encoding.text(f"# synrepl\r\n{text}".encode())
 
     def _get(self, words: Words) -> bytes:
         if len(words) != 1:
             raise _wrong_number("get")
         self._check(READ)
         value = self._server.cache.get((self._database, words[0]))
-        return resp.NONE if value is None else resp.bulk(value)
+        return self.encoding.null if value is None else resp.bulk(value)
 
     def _set(self, words: Words) -> bytes:
         if len(words) < 2:
@@ -254,7 +285,7 @@ class RespClient:
         for name in words:
             self._channels[name] = None
             # The confirmation goes before the positions.
-            self._confirm(_confirmation(b"subscribe", name, len(self._channels)))
+            self._confirm(self._confirmation(b"subscribe", name, len(self._channels)))
             channel.subscribe(self.subscriber, name)
         return b""
 
@@ -265,8 +296,12 @@ class RespClient:
         for name in words or list(self._channels):
             if self._channels.pop(name, self) is None:
                 channel.unsubscribe(self.subscriber, name)
-            replies.append(_confirmation(b"unsubscribe", name, len(self._channels)))
-        return b"".join(replies) or _confirmation(b"unsubscribe", None, 0)
+            replies.append(self._confirmation(b"unsubscribe", name, len(self._channels)))
+        return b"".join(replies) or self._confirmation(b"unsubscribe", None, 0)
+
+    def _confirmation(self, kind: bytes, name: bytes | None, count: int) -> bytes:
+        named = self.encoding.null if name is None else resp.bulk(name)
+        return self.encoding.push([resp.bulk(kind), named, resp.integer(count)])
 
     def _pubsub(self, words: Words) -> bytes:
         if not words or words[0].upper() != b"NUMSUB":
@@ -347,9 +382,31 @@ def _integer(word: bytes) -> int:
     return int(word)
 
 
-def _confirmation(kind: bytes, name: bytes | None, count: int) -> bytes:
-    named = resp.NONE if name is None else resp.bulk(name)
-    return resp.array([resp.bulk(kind), named, resp.integer(count)])
+def _hello_options(words: Words) -> tuple[Words, str | None]:
+    """Return the words of AUTH (empty: there is none), and the name of SETNAME, of the options of HELLO."""
+    login: Words = ()
+    name: str | None = None
+    rest = list(words)
+    while rest:
+        option = rest.pop(0)
+        if option.upper() == b"AUTH" and len(rest) >= 2:
+            login, rest = rest[:2], rest[2:]
+        elif option.upper() == b"SETNAME" and rest:
+            name = _client_name(rest.pop(0))
+        else:
+            shown = printable(option.decode("utf-8", "replace"), limit=64)
+            raise _Refused(f"ERR Syntax error in HELLO option '{shown}'")
+    return login, name
+
+
+def _client_name(word: bytes) -> str:
+    """Return the name of a client; it must not look like more than one field of CLIENT LIST."""
+    if not all(0x21 <= byte <= 0x7E for byte in word[:MAX_CLIENT_NAME]) or len(word) > MAX_CLIENT_NAME:
+        raise _Refused(
+            "ERR Client names cannot contain spaces, newlines or special characters, nor more than"
+            f" {MAX_CLIENT_NAME} bytes."
+        )
+    return word.decode()
 
 
 HANDLERS: Final[Mapping[bytes, Handler]] = {

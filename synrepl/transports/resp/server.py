@@ -1,8 +1,8 @@
 """The RESP port of a daemon: its connections, its cache, and the channel that it serves."""
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from typing import Any, Final
 
 from twisted.internet.interfaces import IAddress
@@ -20,6 +20,7 @@ from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp.cache import ExpiringCache
 from synrepl.transports.resp.connection import RespConnection
+from synrepl.wire.resp import PushEncoder
 
 ALONE_SECONDS: Final = 5.0
 """How long a replica's port may be without the channel of an upstream before that is a problem."""
@@ -60,9 +61,12 @@ class RespServer:
         self.uplink: ChannelUplink | None = None
         """The way to the channel of the upstream, if this daemon is a replica."""
         self.cache = ExpiringCache(clock)
+        self.client_ids: Iterator[int] = count(1)
         self.clock = clock
         self.connections: dict[RespConnection, None] = {}
         self.keys = keys
+        self.pushes = PushEncoder()
+        """The messages of all who speak RESP3."""
         self.metrics = metrics
         self.refused = 0
         """Rows and positions that were published under a name which the client's key does not have."""
