@@ -201,6 +201,7 @@ class Encoding(NamedTuple):
     number: int
     null: bytes
     """The reply that there is no such value."""
+    null_array: bytes
     push_head: bytes
     map_head: bytes
     set_head: bytes
@@ -225,8 +226,10 @@ class Encoding(NamedTuple):
         return bulk(value) if self.text_head == b"$" else b"=%d\r\ntxt:%b\r\n" % (len(value) + 4, value)
 
 
-RESP2: Final = Encoding(2, b"$-1\r\n", push_head=b"*", map_head=b"*", set_head=b"*", text_head=b"$")
-RESP3: Final = Encoding(3, b"_\r\n", push_head=b">", map_head=b"%", set_head=b"~", text_head=b"=")
+RESP2: Final = Encoding(
+    2, b"$-1\r\n", b"*-1\r\n", push_head=b"*", map_head=b"*", set_head=b"*", text_head=b"$"
+)
+RESP3: Final = Encoding(3, b"_\r\n", b"_\r\n", push_head=b">", map_head=b"%", set_head=b"~", text_head=b"=")
 
 ENCODINGS: Final[Mapping[bytes, Encoding]] = {b"2": RESP2, b"3": RESP3}
 

@@ -19,6 +19,7 @@ from synrepl.replication.broker.channel_uplink import ChannelUplink
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp.cache import ExpiringCache
+from synrepl.transports.resp.client import MAX_LISTED, RespClient
 from synrepl.transports.resp.connection import RespConnection
 from synrepl.wire.resp import PushEncoder
 
@@ -35,9 +36,6 @@ OVERFULL: Final = (
     f"clients of the RESP port had more than {MAX_HELD // 1024**2} MiB of unfinished requests together: of"
     " the key with most of it, the one that had most was disconnected"
 )
-
-MAX_CLIENTS: Final = 200
-"""The most clients that the status names."""
 
 ALONE: Final = (
     "what is published at the RESP port reaches no log and no other daemon: the upstream is away, has no"
@@ -88,6 +86,10 @@ class RespServer:
         for connection in list(self.connections):
             connection.close(f"LOADING {why}")
         self.channel = self.link = None
+
+    def clients(self) -> Iterator[RespClient]:
+        """All clients, in the order in which they came."""
+        return (one.client for one in self.connections)
 
     def is_full(self) -> bool:
         """Whether publishers should wait until `release`."""
@@ -172,7 +174,7 @@ class RespServer:
             "connected": not why,
             "why": why,
             **self.info(),
-            "clients": [one.client.describe() for one in islice(self.connections, MAX_CLIENTS)],
+            "clients": [one.describe() for one in islice(self.clients(), MAX_LISTED)],
             "upstream": None
             if uplink is None
             else {
