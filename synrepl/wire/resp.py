@@ -1,4 +1,4 @@
-"""RESP2, the protocol of Redis, on the server's side: requests out of bytes, and replies as bytes.
+"""RESP2 and RESP3, the protocols of Redis, on the server's side: requests out of bytes, and replies as bytes.
 
 A request is an array of bulk strings, such as ``*1``, ``$4`` and ``PING`` on a line each, or a line of words
 (inline), as people and the checks of proxies send them. A web page can send lines too, and arrays after them:
@@ -7,7 +7,7 @@ held for it: a peer costs what it has sent.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from synrepl.errors import RemoteProtocolError
@@ -41,6 +41,8 @@ MESSAGE: Final = RequestLimits(3, MAX_MESSAGE + 16_384)
 """Of a message between daemons, which may come from a Redis."""
 
 _END: Final = b"\r\n"
+_MESSAGE: Final = b"*3\r\n$7\r\nmessage\r\n"
+_PUSH: Final = ord(">")
 _HTTP_VERSION: Final = re.compile(rb"HTTP/[0-9.]+", re.IGNORECASE)
 
 
@@ -168,9 +170,6 @@ def _shown(line: bytes) -> str:
     return repr(chr(line[0])) if line and 32 <= line[0] < 127 else "another character"
 
 
-NONE: Final = b"$-1\r\n"
-"""The reply that there is no such value."""
-
 OK: Final = b"+OK\r\n"
 PONG: Final = b"+PONG\r\n"
 
@@ -193,7 +192,50 @@ def bulk(value: bytes) -> bytes:
 def array(items: Iterable[bytes]) -> bytes:
     """Encode an array of encoded replies."""
     found = list(items)
-    return b"*%d\r\n%b" % (len(found), b"".join(found))
+    return _items(b"*", len(found), found)
+
+
+class Encoding(NamedTuple):
+    """How replies look whose form depends on the protocol of the connection. The heads are first bytes."""
+
+    number: int
+    null: bytes
+    """The reply that there is no such value."""
+    null_array: bytes
+    push_head: bytes
+    map_head: bytes
+    set_head: bytes
+    text_head: bytes
+
+    def push(self, items: Sequence[bytes]) -> bytes:
+        """Encode what is no reply to a request, of encoded replies."""
+        return _items(self.push_head, len(items), items)
+
+    def map(self, items: Mapping[bytes, bytes]) -> bytes:
+        """Encode a map of names to encoded replies."""
+        count = len(items) if self.map_head == b"%" else 2 * len(items)
+        parts = [part for name, value in items.items() for part in (bulk(name), value)]
+        return _items(self.map_head, count, parts)
+
+    def set(self, items: Sequence[bytes]) -> bytes:
+        """Encode a set of encoded replies."""
+        return _items(self.set_head, len(items), items)
+
+    def text(self, value: bytes) -> bytes:
+        """Encode text for people."""
+        return bulk(value) if self.text_head == b"$" else b"=%d\r\ntxt:%b\r\n" % (len(value) + 4, value)
+
+
+RESP2: Final = Encoding(
+    2, b"$-1\r\n", b"*-1\r\n", push_head=b"*", map_head=b"*", set_head=b"*", text_head=b"$"
+)
+RESP3: Final = Encoding(3, b"_\r\n", b"_\r\n", push_head=b">", map_head=b"%", set_head=b"~", text_head=b"=")
+
+ENCODINGS: Final[Mapping[bytes, Encoding]] = {b"2": RESP2, b"3": RESP3}
+
+
+def _items(head: bytes, count: int, items: Iterable[bytes]) -> bytes:
+    return b"%b%d\r\n%b" % (head, count, b"".join(items))
 
 
 def read_messages(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -227,10 +269,38 @@ def split_messages(data: bytes, most: int) -> Iterator[bytes]:
 
 
 def message(channel: bytes, payload: bytes) -> bytes:
-    """Encode a message of a channel to its subscriber."""
-    return b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
-        len(channel),
-        channel,
-        len(payload),
-        payload,
-    )
+    """Encode a message of a channel to its subscriber, in RESP2."""
+    return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (_MESSAGE, len(channel), channel, len(payload), payload)
+
+
+class PushEncoder:
+    """Changes messages, as `message` encodes them, into those of RESP3, which differ in the first byte.
+
+    It keeps the last ones: those that go to many subscribers are changed once.
+    """
+
+    def __init__(self) -> None:
+        self._messages = b""
+        self._pushes = b""
+
+    def encode(self, messages: bytes) -> bytes:
+        """Return whole messages in the form of RESP3."""
+        if messages is not self._messages:
+            self._messages, self._pushes = messages, _pushes(messages)
+        return self._pushes
+
+
+def _pushes(messages: bytes) -> bytes:
+    found, size = bytearray(messages), len(messages)
+    at, head = 0, b" "
+    while at < size:
+        found[at] = _PUSH
+        if messages.startswith(head, at):
+            at += len(head)  # of the same channel
+        else:
+            end = messages.index(_END, at + len(_MESSAGE))
+            end += 4 + int(messages[at + len(_MESSAGE) + 1 : end])
+            head, at = messages[at:end], end
+        end = messages.index(_END, at)
+        at = end + 4 + int(messages[at + 1 : end])
+    return bytes(found)

@@ -21,7 +21,7 @@ class Client:
     """A process of the homeserver as redis-py sees it: a connection that subscribes, and one for the rest."""
 
     def __init__(self, port: int, **more: Any) -> None:
-        self.redis: Any = redis.Redis(port=port, protocol=2, **more)
+        self.redis: Any = redis.Redis(port=port, **more)
         self._subscription: Any = self.redis.pubsub()
 
     def subscribe(self, server_name: str) -> None:

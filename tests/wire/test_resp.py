@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.wire import resp
@@ -10,6 +12,7 @@ from synrepl.wire.resp import (
     PUBLISHER,
     READER,
     STRANGER,
+    PushEncoder,
     RequestLimits,
     RequestParser,
     message,
@@ -121,6 +124,40 @@ def test_replies_are_those_of_redis() -> None:
     assert b":3\r\n" == resp.integer(3)
     assert b"*2\r\n$2\r\nab\r\n*0\r\n" == resp.array([resp.bulk(b"ab"), resp.array([])])
     assert b"*3\r\n$7\r\nmessage\r\n$2\r\nhs\r\n$4\r\nPING\r\n" == resp.message(b"hs", b"PING")
+
+
+def test_some_replies_look_different_in_resp3() -> None:
+    """To a client that has asked for it."""
+    one, two = resp.bulk(b"a"), resp.integer(2)
+    old, new = resp.RESP2, resp.RESP3
+    assert (b"$-1\r\n", b"_\r\n") == (old.null, new.null)
+    assert old.push([one, two]) == old.set([one, two]) == old.map({b"a": two}) == b"*2\r\n$1\r\na\r\n:2\r\n"
+    assert b">2\r\n$1\r\na\r\n:2\r\n" == new.push([one, two])
+    assert b"~2\r\n$1\r\na\r\n:2\r\n" == new.set([one, two])
+    assert b"%1\r\n$1\r\na\r\n:2\r\n" == new.map({b"a": two})
+    assert (b"$2\r\nhi\r\n", b"=6\r\ntxt:hi\r\n") == (old.text(b"hi"), new.text(b"hi"))
+
+
+HEAD = b"*3\r\n$7\r\nmessage\r\n"
+PAYLOADS = st.one_of(
+    st.binary(max_size=20), st.sampled_from([HEAD, message(b"hs", b"x"), b"\r\n" + HEAD, b"\r\n"])
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"hs", b"hs/x", b"", HEAD]), PAYLOADS), max_size=6))
+def test_pushes_are_messages_with_another_first_byte(messages: list[tuple[bytes, bytes]]) -> None:
+    """Whatever is in them, such as the start of another message."""
+    encoded = [message(channel, payload) for channel, payload in messages]
+    expected = b"".join(b">" + one[1:] for one in encoded)
+
+    assert expected == PushEncoder().encode(b"".join(encoded))
+
+
+def test_pushes_are_made_once() -> None:
+    """For all subscribers of RESP3."""
+    encoder, data = PushEncoder(), message(b"hs", b"x" * 100)
+    assert encoder.encode(data) is encoder.encode(data)
+    assert encoder.encode(message(b"hs", b"y")) == b">" + message(b"hs", b"y")[1:]
 
 
 def test_messages_are_split_between_them() -> None:

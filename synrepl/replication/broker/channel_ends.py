@@ -79,6 +79,8 @@ class ChannelSubscriber:
 
     def __init__(self, write: Callable[[bytes], object], link: object = None) -> None:
         self.link = link
+        self.encode: Callable[[bytes], bytes] | None = None
+        """Changes messages into the form that this connection is sent; None: as `message` encodes them."""
         self.lacks: dict[Source, None] = {}
         """The sources of which it is to be told a position first."""
         self.is_demoted = False
@@ -90,6 +92,8 @@ class ChannelSubscriber:
 
     def send(self, data: bytes) -> bool:
         """Send this, or let it wait. False if too much waits: then all of that is dropped."""
+        if self.encode is not None:
+            data = self.encode(data)
         if not self.is_paused:
             self._write(data)
             return True

@@ -7,9 +7,9 @@ import msgspec
 
 from synrepl.http_api.route import JSON, Parameter, Route
 from synrepl.http_api.routes import OCTETS, ROUTES
+from synrepl.ports.version import daemon_version
 from synrepl.transports.http.api import Handler, handler_of
 from synrepl.transports.http.call import Call
-from synrepl.transports.http.status_routes import daemon_version
 from synrepl.wire import jsontext
 from synrepl.wire.error_codes import ERROR_CODES
 

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
@@ -12,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
+from synrepl.ports.version import daemon_version
 from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.status import build_status, recent_facts
 from synrepl.transports.http.call import Call
@@ -126,15 +125,6 @@ def _status(call: Call) -> dict[str, Any]:
         version=daemon_version(),
         access=call.access,
     )
-
-
-@cache
-def daemon_version() -> str:
-    """Return the installed version of synrepl; ``unknown`` without an installation."""
-    try:
-        return version("synrepl")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _collect(services: Services) -> None:

@@ -38,18 +38,27 @@ class ExpiringCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: CacheKey) -> bytes | None:
-        """Return the value; None if there is none, or its time is over."""
-        entry = self._entries.get(key)
-        if entry is not None and entry[1] <= self._clock.seconds():
-            self._remove(key)
-            entry = None
+    def get(self, key: CacheKey, is_use: bool = True) -> bytes | None:
+        """Return the value; None if there is none, or its time is over. With `is_use` it was used lately."""
+        entry = self._find(key)
         if entry is None:
             self.misses += 1
             return None
         self.hits += 1
-        self._entries.move_to_end(key)
+        if is_use:
+            self._entries.move_to_end(key)
         return entry[0]
+
+    def ms_left(self, key: CacheKey) -> int | None:
+        """Return for how many milliseconds the value is still kept; None if there is none. This is no use."""
+        entry = self._find(key)
+        return None if entry is None else int(1000 * (entry[1] - self._clock.seconds()))
+
+    def delete(self, key: CacheKey) -> bool:
+        """Remove the value. False if there is none."""
+        is_there = self._find(key) is not None
+        self._remove(key)
+        return is_there
 
     def set(self, key: CacheKey, value: bytes, ms: int = DEFAULT_MS) -> None:
         """Keep this value for so many milliseconds."""
@@ -59,6 +68,13 @@ class ExpiringCache:
         while self.size > self._max_bytes:
             self._remove(next(iter(self._entries)))
             self.evicted += 1
+
+    def _find(self, key: CacheKey) -> tuple[bytes, float] | None:
+        entry = self._entries.get(key)
+        if entry is not None and entry[1] <= self._clock.seconds():
+            self._remove(key)
+            return None
+        return entry
 
     def _remove(self, key: CacheKey) -> None:
         entry = self._entries.pop(key, None)

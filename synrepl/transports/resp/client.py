@@ -1,44 +1,31 @@
-"""A client of the RESP port: its rights, its channels, and the replies to its requests."""
+"""A client of the RESP port: what it has said of itself, its rights, and its channels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from typing import Protocol as Interface
 
 from synrepl.ports.access import Access, Key, Keyring, Right
+from synrepl.ports.interfaces import IClock
 from synrepl.ports.rights import Operation, refusal
 from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.publish_rights import line_refusal
 from synrepl.replication.broker.served_channel import ServedChannel
-from synrepl.transports.resp.cache import DEFAULT_MS, MAX_VALUE, ExpiringCache
+from synrepl.transports.resp.cache import ExpiringCache
 from synrepl.wire import resp
 from synrepl.wire.scope import ALL_STREAMS
 from synrepl.wire.text import printable
 
-DATABASES: Final = 16
 MAX_CHANNELS: Final = 16
 """The most channels of one client. A homeserver has the channel of its name and a few beside it."""
 
 MAX_CHANNEL_NAME: Final = 255
 """The most bytes of the name of a channel."""
 
-MAX_MS: Final = 10 * 365 * 86_400_000
-"""The longest expiry, in milliseconds."""
+MAX_LISTED: Final = 200
+"""The most clients that the status names, or CLIENT LIST."""
 
-MAX_CLIENT_NAME: Final = 100
-
-SUBSCRIBE: Final = Operation("SUBSCRIBE", Right.READ, ALL_STREAMS)
-PUBLISH: Final = Operation("PUBLISH", Right.WRITE, ALL_STREAMS)
-READ: Final = Operation("GET", Right.READ, ALL_STREAMS)
-STORE: Final = Operation("SET", Right.WRITE, ALL_STREAMS)
-
-BEFORE_AUTH: Final = frozenset({b"AUTH", b"HELLO", b"QUIT"})
-WHILE_SUBSCRIBED: Final = frozenset({b"SUBSCRIBE", b"UNSUBSCRIBE", b"PING", b"QUIT"})
-
-COSTLY: Final = frozenset({b"AUTH", b"HELLO", b"INFO", b"PUBSUB", b"SUBSCRIBE"})
-"""What these cost grows with the keys, the names in them, or the streams and writers of the channel."""
-
-Words = Sequence[bytes]
-Handler = Callable[["RespClient", Words], bytes]
+OTHER_CLIENTS: Final = Operation("CLIENT LIST", Right.READ, ALL_STREAMS)
+"""To see clients with other keys than one's own."""
 
 
 class IClientServer(Interface):
@@ -46,9 +33,15 @@ class IClientServer(Interface):
 
     channel: ServedChannel | None
     cache: ExpiringCache
+    client_ids: Iterator[int]
+    clock: IClock
     keys: Keyring
+    pushes: resp.PushEncoder
     refused: int
     why_closed: str
+
+    def clients(self) -> Iterable["RespClient"]:
+        """All clients, in the order in which they came."""
 
     def complain(self, what: str) -> None:
         """Log what a client did, not too often."""
@@ -57,33 +50,52 @@ class IClientServer(Interface):
         """What INFO answers."""
 
 
+class Refused(Exception):
+    """The reply is an error, with this text."""
+
+
 class RespClient:
-    """Answers the requests of one client. `peer` is its address, for messages.
+    """One client, as `commands.answer` uses it. `peer` is its address, for messages.
 
     `write` sends messages of the channels, and `confirm` a reply at once: messages may follow it.
+    `first_access` returns the rights that the client has without AUTH (None: it must authenticate).
     """
 
     def __init__(
-        self, server: IClientServer, write: Callable[[bytes], object], confirm: Callable[[bytes], object]
+        self,
+        server: IClientServer,
+        write: Callable[[bytes], object],
+        confirm: Callable[[bytes], object],
+        first_access: Callable[[], Access | None],
     ) -> None:
+        self.server = server
         self.peer = ""
+        self.id = next(server.client_ids)
+        self.since = self.active_at = server.clock.seconds()
+        """When it connected, and when it sent something last."""
         self.access: Access | None = None
         """The rights of the client; None until it has authenticated."""
         self.key: Key | None = None
         self.limits = resp.STRANGER
         """Those of its requests."""
+        self.encoding = resp.RESP2
+        """That of its replies, and of its messages."""
         self.name = ""
         """What the client calls itself (CLIENT SETNAME)."""
+        self.library: dict[str, str] = {}
+        """What it says of its library (CLIENT SETINFO)."""
+        self.database = 0
+        self.is_touching = True
+        """Whether a value that it gets counts as used (CLIENT NO-TOUCH)."""
+        self.channels: dict[bytes, None] = {}
         self.subscriber = ChannelSubscriber(write)
         self.publisher = ChannelPublisher()
         self.is_closing = False
         """Whether the connection ends after this reply."""
         self.is_costly = False
-        """Whether a request was `COSTLY` since this was reset."""
-        self._server = server
+        """Whether a request was costly since this was reset."""
         self._confirm = confirm
-        self._channels: dict[bytes, None] = {}
-        self._database = 0
+        self._first_access = first_access
         self._lines: list[bytes] = []
         """Lines of the channel itself that are not passed yet."""
 
@@ -92,240 +104,155 @@ class RespClient:
         """The name of the client's key; empty if it has none, or the shared secret."""
         return self.key.name if self.key is not None else ""
 
+    @property
+    def user(self) -> str:
+        """By which name it was given its rights; empty if it was given none, or needs no name for them."""
+        return "" if self.access is None else self.access.name
+
+    @property
+    def channel(self) -> ServedChannel:
+        """The channel of the port, while that serves one."""
+        assert self.server.channel is not None
+        return self.server.channel
+
     def end(self) -> None:
         """The client is gone."""
-        channel = self._server.channel
-        if channel is not None:
-            for name in self._channels:
-                channel.unsubscribe(self.subscriber, name)
-            channel.publisher_lost(self.publisher)
+        if self.server.channel is not None:
+            for name in self.channels:
+                self.channel.unsubscribe(self.subscriber, name)
+            self.channel.publisher_lost(self.publisher)
 
     def describe(self) -> dict[str, Any]:
         """What the status says of this client."""
-        channel = self._server.channel
+        channel = self.server.channel
         return {
-            "name": self.name or ("" if self.access is None else self.access.name),
+            "name": self.name or self.user,
             "address": self.peer,
-            "subscribes": bool(self._channels),
+            "subscribes": bool(self.channels),
             "publishes": channel is not None and self.publisher in channel.publishers,
         }
 
-    def answer(self, words: Words) -> bytes:
-        """Do what a request asks for, and return the reply. Raises `RemoteProtocolError` like `publish`."""
-        name = words[0].upper()
-        handler = HANDLERS.get(name)
-        if handler is None:
-            shown = printable(words[0].decode("utf-8", "replace"), limit=64)
-            return resp.error(f"ERR unknown command '{shown}': this is synrepl, and no Redis")
-        if self._channels and name not in WHILE_SUBSCRIBED:
-            return resp.error(
-                f"ERR Can't execute '{name.decode().lower()}': only SUBSCRIBE / UNSUBSCRIBE / PING / QUIT are"
-                " allowed in this context"
-            )
-        if self._server.channel is None and name not in BEFORE_AUTH:
-            # Before authentication too: a proxy that checks the port has no password.
-            # Closed, since a client that is refused a subscription may not ask again: it connects again.
-            self.is_closing = True
-            return resp.error(f"LOADING {self._server.why_closed}")
-        if self.access is None and name not in BEFORE_AUTH:
-            return resp.error("NOAUTH Authentication required.")
-        if name in COSTLY:
-            self.is_costly = True
-            self.publish()
-        try:
-            return handler(self, words[1:])
-        except _Refused as refused:
-            return resp.error(str(refused))
+    def seen_clients(self) -> Iterator["RespClient"]:
+        """Yield the clients that this one may see: all, or those with its key if that is limited."""
+        assert self.access is not None
+        sees_all = not refusal(self.access, OTHER_CLIENTS)
+        for one in self.server.clients():
+            if sees_all or (one.access is not None and one.user == self.user):
+                yield one
 
-    def grant(self, access: Access | None, key: Key | None = None) -> None:
-        """Give the client these rights, which `key` has proved."""
-        self.access, self.key = access, key
+    # -- rights --------------------------------------------------------------------------------------------
+
+    def log_in(self) -> None:
+        """Give the client the rights that it has without AUTH."""
+        self._grant(self._first_access(), None)
+
+    def authenticate(self, user: bytes, password: bytes) -> None:
+        """Give the client the rights of the key that this proves."""
+        keys = self.server.keys
+        if not keys.is_required:
+            raise Refused(
+                "ERR AUTH <password> called without any password configured for the default user. Are you"
+                " sure your configuration is correct?"
+            )
+        key = keys.find(password)
+        if key is None or user.decode("utf-8", "replace") not in ("default", key.name):
+            self.server.complain(f"{self.peer} sent a wrong password")
+            raise Refused("WRONGPASS invalid username-password pair or user is disabled.")
+        self._lose_publisher()
+        self._grant(keys.access(key), key)
+
+    def reset(self) -> None:
+        """Make the client what it was when it had connected."""
+        if self.channels:
+            self.unsubscribe(list(self.channels))
+        self._lose_publisher()
+        self.speak(resp.RESP2)
+        self.name, self.database, self.is_touching = "", 0, True
+        self.log_in()
+
+    def speak(self, encoding: resp.Encoding) -> None:
+        """Send all from here on in this encoding."""
+        self.encoding = encoding
+        self.subscriber.encode = self.server.pushes.encode if encoding is resp.RESP3 else None
+
+    def _grant(self, access: Access | None, key: Key | None) -> None:
+        self.access, self.key, self.limits = access, key, resp.STRANGER
         if access is not None:
             self.publisher.owner = access.name
             self.limits = resp.PUBLISHER if Right.WRITE in access.rights else resp.READER
 
-    def _check(self, operation: Operation) -> None:
-        assert self.access is not None
-        if why := refusal(self.access, operation):
-            raise _Refused(f"NOPERM {why}")
-
-    def _auth(self, words: Words) -> bytes:
-        if len(words) not in (1, 2):
-            raise _wrong_number("auth")
-        keys = self._server.keys
-        if not keys.is_required:
-            raise _Refused(
-                "ERR AUTH <password> called without any password configured for the default user. Are you"
-                " sure your configuration is correct?"
-            )
-        key = keys.find(words[-1])
-        name = words[0].decode("utf-8", "replace") if len(words) == 2 else "default"
-        if key is None or name not in ("default", key.name):
-            self._server.complain(f"{self.peer} sent a wrong password")
-            raise _Refused("WRONGPASS invalid username-password pair or user is disabled.")
-        if self._server.channel is not None:
-            # What it has published counts for the key that it had.
-            self._server.channel.publisher_lost(self.publisher)
-        self.grant(keys.access(key), key)
-        return resp.OK
-
-    def _hello(self, words: Words) -> bytes:
-        if words and words[0] != b"2":
-            why = "this port speaks RESP2, set protocol=2 in the client"
-            raise _Refused(f"NOPROTO unsupported protocol version: {why}")
-        if len(words) > 1:
-            if words[1].upper() != b"AUTH" or len(words) != 4:
-                raise _Refused("ERR Syntax error in HELLO option")
-            self._auth(words[2:])
-        if self.access is None:
-            raise _Refused("NOAUTH HELLO must be called with the client already authenticated")
-        words = [b"server", b"synrepl", b"mode", b"standalone", b"role", b"master", b"proto"]
-        return resp.array([*map(resp.bulk, words), resp.integer(2), resp.bulk(b"modules"), resp.array([])])
-
-    def _quit(self, words: Words) -> bytes:
-        self.is_closing = True
-        return resp.OK
-
-    def _ping(self, words: Words) -> bytes:
-        if len(words) > 1:
-            raise _wrong_number("ping")
-        if self._channels:
-            return resp.array([resp.bulk(b"pong"), resp.bulk(words[0] if words else b"")])
-        return resp.bulk(words[0]) if words else resp.PONG
-
-    def _select(self, words: Words) -> bytes:
-        if len(words) != 1:
-            raise _wrong_number("select")
-        number = _integer(words[0])
-        if not 0 <= number < DATABASES:
-            raise _Refused("ERR DB index is out of range")
-        self._database = number
-        return resp.OK
-
-    def _client(self, words: Words) -> bytes:
-        subcommand = words[0].upper() if words else b""
-        if subcommand == b"SETNAME" and len(words) == 2:
-            self.name = printable(words[1].decode("utf-8", "replace"), limit=MAX_CLIENT_NAME)
-            return resp.OK
-        if subcommand == b"SETINFO":
-            return resp.OK
-        raise _Refused("ERR unknown subcommand. Try CLIENT SETNAME or CLIENT SETINFO.")
-
-    def _info(self, words: Words) -> bytes:
-        text = "".join(f"{name}:{value}\r\n" for name, value in self._server.info().items())
-        return resp.bulk(f"# synrepl\r\n{text}".encode())
-
-    def _get(self, words: Words) -> bytes:
-        if len(words) != 1:
-            raise _wrong_number("get")
-        self._check(READ)
-        value = self._server.cache.get((self._database, words[0]))
-        return resp.NONE if value is None else resp.bulk(value)
-
-    def _set(self, words: Words) -> bytes:
-        if len(words) < 2:
-            raise _wrong_number("set")
-        self._check(STORE)
-        ms = DEFAULT_MS
-        if len(words) > 2:
-            factor = {b"EX": 1000, b"PX": 1}.get(words[2].upper())
-            if factor is None or len(words) != 4:
-                raise _Refused("ERR syntax error")
-            ms = _integer(words[3]) * factor
-            if not 0 < ms <= MAX_MS:
-                raise _Refused("ERR invalid expire time in 'set' command")
-        if len(words[1]) > MAX_VALUE:
-            raise _Refused(f"ERR the value has more than {MAX_VALUE} bytes")
-        self._server.cache.set((self._database, words[0]), words[1], ms)
-        return resp.OK
+    def _lose_publisher(self) -> None:
+        """What it has published counts for the key that it had."""
+        if self.server.channel is not None:
+            self.channel.publisher_lost(self.publisher)
 
     # -- channels ------------------------------------------------------------------------------------------
 
-    def _subscribe(self, words: Words) -> bytes:
-        if not words:
-            raise _wrong_number("subscribe")
-        self._check(SUBSCRIBE)
-        channel = self._server.channel
-        assert channel is not None
-        for name in words:
+    def subscribe(self, names: Sequence[bytes]) -> None:
+        """Subscribe to these channels, and send the confirmations."""
+        for name in names:
             self._check_channel(name)
-        if len(self._channels.keys() | set(words)) > MAX_CHANNELS:
-            raise _Refused(f"ERR a client may subscribe to {MAX_CHANNELS} channels")
-        for name in words:
-            self._channels[name] = None
+        if len(self.channels.keys() | set(names)) > MAX_CHANNELS:
+            raise Refused(f"ERR a client may subscribe to {MAX_CHANNELS} channels")
+        for name in names:
+            self.channels[name] = None
             # The confirmation goes before the positions.
-            self._confirm(_confirmation(b"subscribe", name, len(self._channels)))
-            channel.subscribe(self.subscriber, name)
-        return b""
+            self._confirm(self._confirmation(b"subscribe", name))
+            self.channel.subscribe(self.subscriber, name)
 
-    def _unsubscribe(self, words: Words) -> bytes:
-        channel = self._server.channel
-        assert channel is not None
+    def unsubscribe(self, names: Sequence[bytes]) -> bytes:
+        """Unsubscribe from these channels (empty: from all), and return the confirmations."""
         replies: list[bytes] = []
-        for name in words or list(self._channels):
-            if self._channels.pop(name, self) is None:
-                channel.unsubscribe(self.subscriber, name)
-            replies.append(_confirmation(b"unsubscribe", name, len(self._channels)))
-        return b"".join(replies) or _confirmation(b"unsubscribe", None, 0)
+        for name in names or list(self.channels):
+            if self.channels.pop(name, self) is None:
+                self.channel.unsubscribe(self.subscriber, name)
+            replies.append(self._confirmation(b"unsubscribe", name))
+        return b"".join(replies) or self._confirmation(b"unsubscribe", None)
 
-    def _pubsub(self, words: Words) -> bytes:
-        if not words or words[0].upper() != b"NUMSUB":
-            raise _Refused("ERR unknown subcommand. Try PUBSUB NUMSUB.")
-        self._check(SUBSCRIBE)
-        channel = self._server.channel
-        assert channel is not None
-        return resp.array(
-            part for name in words[1:] for part in (resp.bulk(name), resp.integer(channel.count(name)))
-        )
+    def _confirmation(self, kind: bytes, name: bytes | None) -> bytes:
+        named = self.encoding.null if name is None else resp.bulk(name)
+        return self.encoding.push([resp.bulk(kind), named, resp.integer(len(self.channels))])
 
-    def _publish_line(self, words: Words) -> bytes:
-        if len(words) != 2:
-            raise _wrong_number("publish")
-        self._check(PUBLISH)
-        channel, (name, line) = self._server.channel, words
-        assert channel is not None
+    def publish_line(self, name: bytes, line: bytes) -> int:
+        """Publish a line of a channel; return how many subscribe to that here."""
+        channel = self.channel
         self._check_channel(name)
         if name != channel.name and (b" " in name or not _is_text(name[len(channel.name) + 1 :])):
-            raise _Refused("ERR the name of a channel must be one word of UTF-8 text")
+            raise Refused("ERR the name of a channel must be one word of UTF-8 text")
         # On sub-channels too: Synapse takes a line wherever it comes from.
         self._check_line(channel, line)
         if name == channel.name:
             if channel.refuses(self.publisher, line):
-                raise _Refused("MISCONF earlier rows are not on disk yet, and resp_ack is durable-only")
+                raise Refused("MISCONF earlier rows are not on disk yet, and resp_ack is durable-only")
             self._lines.append(line)
         else:
             channel.publish_beside(self.publisher, name, line)
-        return resp.integer(channel.count(name))
+        return channel.count(name)
 
     def _check_line(self, channel: ServedChannel, line: bytes) -> None:
         """Refuse what cannot be passed on to other daemons, and what the key may not say."""
         assert self.access is not None
         if not _is_text(line):
-            raise _Refused("ERR a message must be one line of UTF-8 text, and not empty")
+            raise Refused("ERR a message must be one line of UTF-8 text, and not empty")
         why = line_refusal(self.access, line, channel.runs)
         if why:
-            self._server.refused += 1
-            self._server.complain(f"{self.peer}: {why}")
-            raise _Refused(f"NOPERM {why}")
+            self.server.refused += 1
+            self.server.complain(f"{self.peer}: {why}")
+            raise Refused(f"NOPERM {why}")
 
     def publish(self) -> None:
         """Pass what was published since the last time. Raises `RemoteProtocolError` as the channel does."""
         lines, self._lines = self._lines, []
-        if lines and self._server.channel is not None:
-            self._server.channel.publish(self.publisher, lines)
+        if lines and self.server.channel is not None:
+            self.channel.publish(self.publisher, lines)
 
     def _check_channel(self, name: bytes) -> None:
-        channel = self._server.channel
-        assert channel is not None
         if len(name) > MAX_CHANNEL_NAME:
-            raise _Refused(f"ERR the name of a channel has at most {MAX_CHANNEL_NAME} bytes")
-        if name != channel.name and not name.startswith(channel.name + b"/"):
-            own, shown = channel.name.decode(), printable(name.decode("utf-8", "replace"), limit=100)
-            raise _Refused(f"NOPERM this port has the channels of {own}, and not {shown}")
-
-
-class _Refused(Exception):
-    """The reply is an error, with this text."""
+            raise Refused(f"ERR the name of a channel has at most {MAX_CHANNEL_NAME} bytes")
+        own = self.channel.name
+        if name != own and not name.startswith(own + b"/"):
+            shown = printable(name.decode("utf-8", "replace"), limit=100)
+            raise Refused(f"NOPERM this port has the channels of {own.decode()}, and not {shown}")
 
 
 def _is_text(data: bytes) -> bool:
@@ -337,34 +264,8 @@ def _is_text(data: bytes) -> bool:
     return bool(text) and "\n" not in text and "\r" not in text
 
 
-def _wrong_number(name: str) -> _Refused:
-    return _Refused(f"ERR wrong number of arguments for '{name}' command")
-
-
-def _integer(word: bytes) -> int:
+def whole_number(word: bytes) -> int:
+    """Return the number that a word of a request is."""
     if not word.isdigit() or len(word) > 15:
-        raise _Refused("ERR value is not an integer or out of range")
+        raise Refused("ERR value is not an integer or out of range")
     return int(word)
-
-
-def _confirmation(kind: bytes, name: bytes | None, count: int) -> bytes:
-    named = resp.NONE if name is None else resp.bulk(name)
-    return resp.array([resp.bulk(kind), named, resp.integer(count)])
-
-
-HANDLERS: Final[Mapping[bytes, Handler]] = {
-    b"AUTH": RespClient._auth,
-    b"CLIENT": RespClient._client,
-    b"GET": RespClient._get,
-    b"HELLO": RespClient._hello,
-    b"INFO": RespClient._info,
-    b"PING": RespClient._ping,
-    b"PUBLISH": RespClient._publish_line,
-    b"PUBSUB": RespClient._pubsub,
-    b"QUIT": RespClient._quit,
-    b"SELECT": RespClient._select,
-    b"SET": RespClient._set,
-    b"SUBSCRIBE": RespClient._subscribe,
-    b"UNSUBSCRIBE": RespClient._unsubscribe,
-}
-"""The commands that Synapse, redis-cli, redis-py and `synrepl inspect` need, and no more."""

@@ -11,14 +11,14 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import LOCAL, REMOTE
-from synrepl.ports.interfaces import IClock
+from synrepl.ports.access import LOCAL, REMOTE, Access
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
-from synrepl.transports.resp.client import HANDLERS, IClientServer, RespClient
+from synrepl.transports.resp.client import IClientServer, RespClient
+from synrepl.transports.resp.commands import COMMANDS, answer
 from synrepl.transports.send_buffer import immediate_write
 from synrepl.wire import resp
 
@@ -29,7 +29,7 @@ AUTHENTICATE_SECONDS: Final = 30.0
 """Time within which a client must authenticate, if this daemon has keys."""
 
 REQUESTS_AT_ONCE: Final = 50
-"""The most requests that are answered at once; one of them at most is `COSTLY`."""
+"""The most requests that are answered at once; one of them at most is costly."""
 
 REPLY_BYTES: Final = 64 * 1024
 """No more requests are answered at once after replies of so many bytes."""
@@ -38,7 +38,6 @@ REPLY_BYTES: Final = 64 * 1024
 class IRespServer(IClientServer, Interface):
     """What a connection needs of the port (`RespServer`)."""
 
-    clock: IClock
     connections: dict["RespConnection", None]
     metrics: Metrics
     queue: TurnQueue
@@ -62,14 +61,16 @@ class RespConnection(Protocol):
     _logger = Logger()
 
     def __init__(self, server: IRespServer) -> None:
-        self.client = RespClient(server, self._write_message, self._confirm)
+        self.client = RespClient(server, self._write_message, self._confirm, self._first_access)
         self._server = server
-        self._parser = resp.RequestParser(HANDLERS)
+        self._parser = resp.RequestParser(COMMANDS)
         self._replies: list[bytes] = []
         self.counted = 0
         """The bytes that the port has counted for this connection; see `held_bytes`."""
         self._has_requests = False
         """Whether there may be complete requests that are not answered."""
+        self._certified: str | None = None
+        self._is_local = False
         self._is_queued = False
         self._is_lost = False
         """Whether the connection is lost, and its last requests are still to be answered."""
@@ -90,13 +91,23 @@ class RespConnection(Protocol):
             set_no_delay(True)
         self.transport.registerProducer(self, True)
         self._send = immediate_write(self.transport)
-        if server.keys.is_required:
-            name = certified_name(self.transport)
-            self.client.grant(None if name is None else server.keys.access_by_certificate(name))
-        else:
-            self.client.grant(LOCAL if is_local(self.transport.getPeer()) else REMOTE)
+        self._certified = certified_name(self.transport)
+        self._is_local = is_local(self.transport.getPeer())
+        self.client.log_in()
+        self._await_login()
+
+    def _first_access(self) -> Access | None:
+        keys = self._server.keys
+        if not keys.is_required:
+            return LOCAL if self._is_local else REMOTE
+        return None if self._certified is None else keys.access_by_certificate(self._certified)
+
+    def _await_login(self) -> None:
+        """A client that has no rights must authenticate in time."""
         if self.client.access is None:
             self._timer.start(AUTHENTICATE_SECONDS)
+        else:
+            self._timer.stop()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._is_lost, self._is_full = True, False
@@ -118,6 +129,7 @@ class RespConnection(Protocol):
         if self.client.is_closing:
             return
         self._server.metrics.bytes.counts["in"] += len(data)
+        self.client.active_at = self._server.clock.seconds()
         self._parser.feed(data)
         self._has_requests = True
         queue = self._server.queue
@@ -165,7 +177,7 @@ class RespConnection(Protocol):
                 if words is None:
                     self._has_requests = False
                     break
-                reply = self.client.answer(words)
+                reply = answer(self.client, words)
                 self._replies.append(reply)
                 size += len(reply)
                 if self.client.is_closing or self.client.is_costly or size > REPLY_BYTES:
@@ -182,6 +194,7 @@ class RespConnection(Protocol):
         if self.client.is_closing:
             self._disconnect()
             return
+        self._await_login()
         self._server.account(self)
         if self._server.is_full():
             self.hold()

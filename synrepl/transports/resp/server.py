@@ -1,8 +1,8 @@
 """The RESP port of a daemon: its connections, its cache, and the channel that it serves."""
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from typing import Any, Final
 
 from twisted.internet.interfaces import IAddress
@@ -19,7 +19,9 @@ from synrepl.replication.broker.channel_uplink import ChannelUplink
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.broker.served_link import ServedLink
 from synrepl.transports.resp.cache import ExpiringCache
+from synrepl.transports.resp.client import MAX_LISTED, RespClient
 from synrepl.transports.resp.connection import RespConnection
+from synrepl.wire.resp import PushEncoder
 
 ALONE_SECONDS: Final = 5.0
 """How long a replica's port may be without the channel of an upstream before that is a problem."""
@@ -34,9 +36,6 @@ OVERFULL: Final = (
     f"clients of the RESP port had more than {MAX_HELD // 1024**2} MiB of unfinished requests together: of"
     " the key with most of it, the one that had most was disconnected"
 )
-
-MAX_CLIENTS: Final = 200
-"""The most clients that the status names."""
 
 ALONE: Final = (
     "what is published at the RESP port reaches no log and no other daemon: the upstream is away, has no"
@@ -60,9 +59,12 @@ class RespServer:
         self.uplink: ChannelUplink | None = None
         """The way to the channel of the upstream, if this daemon is a replica."""
         self.cache = ExpiringCache(clock)
+        self.client_ids: Iterator[int] = count(1)
         self.clock = clock
         self.connections: dict[RespConnection, None] = {}
         self.keys = keys
+        self.pushes = PushEncoder()
+        """The messages of all who speak RESP3."""
         self.metrics = metrics
         self.refused = 0
         """Rows and positions that were published under a name which the client's key does not have."""
@@ -84,6 +86,10 @@ class RespServer:
         for connection in list(self.connections):
             connection.close(f"LOADING {why}")
         self.channel = self.link = None
+
+    def clients(self) -> Iterator[RespClient]:
+        """All clients, in the order in which they came."""
+        return (one.client for one in self.connections)
 
     def is_full(self) -> bool:
         """Whether publishers should wait until `release`."""
@@ -168,7 +174,7 @@ class RespServer:
             "connected": not why,
             "why": why,
             **self.info(),
-            "clients": [one.client.describe() for one in islice(self.connections, MAX_CLIENTS)],
+            "clients": [one.describe() for one in islice(self.clients(), MAX_LISTED)],
             "upstream": None
             if uplink is None
             else {
