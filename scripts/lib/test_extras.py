@@ -23,6 +23,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/cli/test_doctor.py": SERVERS,
     "tests/cli/test_stuck_streams.py": SERVERS,
     "tests/contrib": DEV,
+    "tests/contrib/test_proxies.py": SERVERS,
     "tests/files": DEV,
     "tests/http": DEV,
     "tests/http/test_arrow.py": frozenset({"dev", "arrow"}),

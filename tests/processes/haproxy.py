@@ -1,14 +1,14 @@
 """A real HAProxy with the configuration of contrib/haproxy, for daemons of a test, if the machine has one."""
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-HAPROXY: Final = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+from tests.servers.proxies import find_program
+
+HAPROXY: Final = find_program("haproxy")
 CONFIGURATION: Final = Path(__file__).parents[2] / "contrib/haproxy/haproxy.cfg"
 
 

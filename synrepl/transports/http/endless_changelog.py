@@ -36,9 +36,9 @@ class EndlessChangelog:
         """
         request, log = call.request, self._services.log
         write_head(call, NDJSON, log.head.serial)
+        forbid_buffering(request)
         if request.method == b"HEAD":
             return
-        forbid_buffering(request)
         # Flush the headers: there may be nothing else to send for a while.
         request.write(b"")
         answer = _EndlessAnswer(call, query, query.digest or await log.reads.digest(query.since))
