@@ -35,6 +35,22 @@ HEADERS: Final = [
     "[{level}] {logger}: ",
     "[worker-1] 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "{level}:{logger}:",
+    # journalctl without hosts (YunoHost-Apps/synapse_ynh#495), with them, in its long and its ISO form
+    "Nov 13 23:59:43 python[24444]: 2024-11-13 23:59:43,858 - {logger} - 147 - {level} - POST-370- ",
+    "Nov 13 23:59:43 matrix python3[24444]: 2024-11-13 23:59:43,858 - {logger} - 147 - {level} - POST-370- ",
+    "Nov 02 15:42:11 synapse[32346]: {logger}: [GET-1] ",
+    "Wed 2024-11-13 23:59:43 CET matrix python[2]: 2024-11-13 23:59:43,858 - {logger} - 1 - {level} - x - ",
+    "2024-11-13T23:59:43+0100 matrix python[24444]: 2024-11-13 23:59:43,858 - {logger} - 1 - {level} - x - ",
+    "<134>1 2024-11-13T23:59:43Z matrix synapse 812 - - 2024-11-13 23:59:43 - {logger} - 1 - {level} - x - ",
+    # kubectl logs --prefix, stern, docker service logs, docker compose in colours
+    "[pod/synapse-main-0/synapse] 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "synapse-main-0 synapse 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "matrix_synapse.1.k3x9@node1    | 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "\x1b[36msynapse-1  | \x1b[0m2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    # grep
+    "/var/log/matrix-synapse/homeserver.log:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "homeserver.log:1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
 ]
 RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
 
