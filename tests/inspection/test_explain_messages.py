@@ -311,6 +311,88 @@ def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
     assert explain(line).passages == []
 
 
+@pytest.mark.parametrize(
+    ("line", "kind", "said", "not_said"),
+    [
+        # A worker that receives rows and does nothing with them (matrix-org/synapse#11726).
+        (
+            "{tcp}.handler - 510 - DEBUG - x - Received rdata device_lists (master) -> 20",
+            "rdata_received_handler",
+            "before they are applied",
+            "were applied",
+        ),
+        (
+            "{tcp}.client - 1 - DEBUG - x - Received rdata events -> 20",
+            "rdata_received",
+            "before they",
+            "were",
+        ),
+        # The port of TCP is one of HTTP (matrix-org/synapse#4966), and the other way round.
+        (
+            "{tcp}.protocol - 204 - ERROR - x - [anon-SPIxh] invalid command HTTP/1.1",
+            "tcp_invalid_command",
+            "An HTTP server answers at the address",
+            "same release",
+        ),
+        (
+            "{tcp}.protocol - 204 - ERROR - x - [None-SPIxh] invalid command POST",
+            "tcp_invalid_command",
+            "A client of HTTP came to the port of replication over TCP",
+            "same release",
+        ),
+        (
+            "{tcp}.protocol - 204 - ERROR - x - [anon-SPIxh] invalid command Server:",
+            "tcp_invalid_command",
+            "This is a line of HTTP",
+            "same release",
+        ),
+        (
+            "{tcp}.protocol - 204 - ERROR - x - [None-SPIxh] invalid command USER_SYNC",
+            "tcp_invalid_command",
+            "a command that this release does not know",
+            "HTTP",
+        ),
+        # The same rows fail again and again (matrix-org/synapse#7308).
+        (
+            "{tcp}.resource - 169 - INFO - x - Failed to handle stream events",
+            "poll_failed",
+            "If they fail again",
+            "most often the database",
+        ),
+        (
+            (
+                "synapse.metrics.background_process_metrics - 215 - ERROR - x - Background process"
+                " 'replication_notifier' threw an exception"
+            ),
+            "background_failed",
+            "replication_notifier",
+            "database",
+        ),
+        (
+            (
+                "synapse.metrics.background_process_metrics - 242 - ERROR - x - Background process 'send-cmd'"
+                " threw an exception"
+            ),
+            "background_failed",
+            "send-cmd",
+            "database",
+        ),
+    ],
+)
+def test_no_more_is_said_than_the_line_tells(line: str, kind: str, said: str, not_said: str) -> None:
+    [passage] = explain(line.format(tcp="synapse.replication.tcp")).passages
+    text = " ".join([*passage.words, *passage.advice])
+
+    assert (kind, True, False) == (passage.kind, said in text, not_said in text), text
+
+
+def test_a_position_in_an_unknown_line_may_be_told_there() -> None:
+    """Only the position was read: the rest of the line may name its stream (synapse_ynh#495)."""
+    [passage] = explain("Something about receipts: MultiWriterStreamToken(stream: 7, instances: {})").passages
+
+    assert "By itself a position does not tell its stream" in passage.words[-1]
+
+
 def test_lines_of_other_modules_are_neither_messages_nor_of_the_protocol() -> None:
     """Three hundred real ones of 1.66.0 and 1.163.2, at DEBUG; a few have tokens or positions."""
     for line in (Path(__file__).parent / "other_modules.log").read_text().splitlines():
