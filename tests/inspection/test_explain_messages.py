@@ -36,6 +36,22 @@ HEADERS: Final = [
     "[{level}] {logger}: ",
     "[worker-1] 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "{level}:{logger}:",
+    # journalctl without hosts (YunoHost-Apps/synapse_ynh#495), with them, in its long and its ISO form
+    "Nov 13 23:59:43 python[24444]: 2024-11-13 23:59:43,858 - {logger} - 147 - {level} - POST-370- ",
+    "Nov 13 23:59:43 matrix python3[24444]: 2024-11-13 23:59:43,858 - {logger} - 147 - {level} - POST-370- ",
+    "Nov 02 15:42:11 synapse[32346]: {logger}: [GET-1] ",
+    "Wed 2024-11-13 23:59:43 CET matrix python[2]: 2024-11-13 23:59:43,858 - {logger} - 1 - {level} - x - ",
+    "2024-11-13T23:59:43+0100 matrix python[24444]: 2024-11-13 23:59:43,858 - {logger} - 1 - {level} - x - ",
+    "<134>1 2024-11-13T23:59:43Z matrix synapse 812 - - 2024-11-13 23:59:43 - {logger} - 1 - {level} - x - ",
+    # kubectl logs --prefix, stern, docker service logs, docker compose in colours
+    "[pod/synapse-main-0/synapse] 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "synapse-main-0 synapse 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "matrix_synapse.1.k3x9@node1    | 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "\x1b[36msynapse-1  | \x1b[0m2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    # grep
+    "/var/log/matrix-synapse/homeserver.log:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "homeserver.log:1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    "1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
 ]
 RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
 
@@ -294,6 +310,88 @@ OTHERS: Final = [
 @pytest.mark.parametrize("line", OTHERS)
 def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
     assert explain(line).passages == []
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "said", "not_said"),
+    [
+        # A worker that receives rows and does nothing with them (matrix-org/synapse#11726).
+        (
+            "{tcp}.handler - 510 - DEBUG - x - Received rdata device_lists (master) -> 20",
+            "rdata_received_handler",
+            "before they are applied",
+            "were applied",
+        ),
+        (
+            "{tcp}.client - 1 - DEBUG - x - Received rdata events -> 20",
+            "rdata_received",
+            "before they",
+            "were",
+        ),
+        # The port of TCP is one of HTTP (matrix-org/synapse#4966), and the other way round.
+        (
+            "{tcp}.protocol - 204 - ERROR - x - [anon-SPIxh] invalid command HTTP/1.1",
+            "tcp_invalid_command",
+            "An HTTP server answers at the address",
+            "same release",
+        ),
+        (
+            "{tcp}.protocol - 204 - ERROR - x - [None-SPIxh] invalid command POST",
+            "tcp_invalid_command",
+            "A client of HTTP came to the port of replication over TCP",
+            "same release",
+        ),
+        (
+            "{tcp}.protocol - 204 - ERROR - x - [anon-SPIxh] invalid command Server:",
+            "tcp_invalid_command",
+            "This is a line of HTTP",
+            "same release",
+        ),
+        (
+            "{tcp}.protocol - 204 - ERROR - x - [None-SPIxh] invalid command USER_SYNC",
+            "tcp_invalid_command",
+            "a command that this release does not know",
+            "HTTP",
+        ),
+        # The same rows fail again and again (matrix-org/synapse#7308).
+        (
+            "{tcp}.resource - 169 - INFO - x - Failed to handle stream events",
+            "poll_failed",
+            "If they fail again",
+            "most often the database",
+        ),
+        (
+            (
+                "synapse.metrics.background_process_metrics - 215 - ERROR - x - Background process"
+                " 'replication_notifier' threw an exception"
+            ),
+            "background_failed",
+            "replication_notifier",
+            "database",
+        ),
+        (
+            (
+                "synapse.metrics.background_process_metrics - 242 - ERROR - x - Background process 'send-cmd'"
+                " threw an exception"
+            ),
+            "background_failed",
+            "send-cmd",
+            "database",
+        ),
+    ],
+)
+def test_no_more_is_said_than_the_line_tells(line: str, kind: str, said: str, not_said: str) -> None:
+    [passage] = explain(line.format(tcp="synapse.replication.tcp")).passages
+    text = " ".join([*passage.words, *passage.advice])
+
+    assert (kind, True, False) == (passage.kind, said in text, not_said in text), text
+
+
+def test_a_position_in_an_unknown_line_may_be_told_there() -> None:
+    """Only the position was read: the rest of the line may name its stream (synapse_ynh#495)."""
+    [passage] = explain("Something about receipts: MultiWriterStreamToken(stream: 7, instances: {})").passages
+
+    assert "By itself a position does not tell its stream" in passage.words[-1]
 
 
 def test_lines_of_other_modules_are_neither_messages_nor_of_the_protocol() -> None:

@@ -344,6 +344,39 @@ def _unknown(match: Match, writers: Writers) -> Passage | None:
 
 STREAMS: Final = StreamTable.default()
 
+_OF_HTTP: Final = (
+    (
+        r"HTTP/\d",
+        "An HTTP server answers at the address to which this process connects for replication over TCP.",
+        (
+            "worker_replication_port must be that of the listener with `type: replication`;"
+            " worker_replication_http_port is the one for HTTP"
+        ),
+    ),
+    (
+        r"(?:GET|POST|PUT|HEAD|OPTIONS)\Z",
+        "A client of HTTP came to the port of replication over TCP.",
+        (
+            "see whether a worker has worker_replication_http_port at this port, which is"
+            " worker_replication_port; a health check or a scanner does so too"
+        ),
+    ),
+    (
+        r"[\w-]{1,80}:\Z|<",
+        "This is a line of HTTP, and none of replication: a port was mistaken for another.",
+        "the first such line tells which side speaks HTTP: HTTP/1.1 is the server's, GET or POST a client's",
+    ),
+)
+"""What HTTP is, line by line, where commands are expected: a pattern, what it tells, and what to do."""
+
+
+def _invalid_command(match: Match, writers: Writers) -> Passage | None:
+    """Explain a command that is HTTP, and so tells that a port was mistaken for another."""
+    for pattern, told, step in _OF_HTTP:
+        if re.match(pattern, match.values[-1], re.ASCII):
+            return _passage(match, [told], [step], [])
+    return None
+
 
 def _with_line(match: Match, writers: Writers) -> Passage | None:
     """Explain the line of the protocol that a message is about."""
@@ -370,6 +403,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "unknown_stream_position": _unknown,
     "redis_bad_line": _with_line,
     "tcp_bad_line": _with_line,
+    "tcp_invalid_command": _invalid_command,
 }
 """What explains a message by its values; None: what the data says is all."""
 

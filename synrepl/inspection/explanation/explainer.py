@@ -247,7 +247,8 @@ def _explain_position(text: str, kind: str, position: FieldPosition) -> Passage:
         fields = token_fields(SyncToken({"room": position}))
     else:
         words.append(
-            "The text does not say which stream: receipts, device_lists, or another of a sync token."
+            "By itself a position does not tell its stream: receipts, device_lists, or another of a sync"
+            " token."
         )
         fields = [{"writer": "all others", "position": position.minimum}] + [
             {"writer": writer, "position": place} for writer, place in position.ahead.items()

@@ -23,6 +23,14 @@ _DEFAULT: Final = re.compile(
 )
 """The format of Synapse's own log: most lines of a whole log."""
 
+_OWN: Final = re.compile(
+    r"(?<!\d)\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d+)? - [\w.]{1,100} - \d{1,6} - [A-Z]{4,8} - ", re.ASCII
+)
+"""The header of that format."""
+
+_MAX_SHIPPED: Final = 200
+"""The most characters that journald, a container, a shipper of logs or grep put before a line."""
+
 _HEADER: Final = re.compile(
     r"""(?:
       (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?
@@ -32,9 +40,9 @@ _HEADER: Final = re.compile(
     | (?P<logger>(?:synapse|twisted|txredisapi)(?:\.[a-z0-9_]\w*)*(?=[\s:\]-]))
     | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
     | [\w.-]{1,80}\ {0,20}\|
-    | [\w.-]{1,80}\ (?:[\w./@-]{1,80}\[\d+\]|(?:matrix|synapse)[\w./@-]{0,80}):(?=\ )
+    | (?:[\w.-]{1,80}\ )?[\w./@-]{1,80}\[\d+\]:(?=\ )
+    | [\w.-]{1,80}\ (?:matrix|synapse)[\w./@-]{0,80}:(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
-    | \[[\w.-]{1,80}\](?=\ \d{4}-)
     | \[\d{1,10}\](?=\ )
     | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,7}:\ )
     | \d{1,6}(?=\ -\ )
@@ -120,6 +128,8 @@ def split_lines(text: str) -> Iterator[str]:
 def read_line(line: str) -> tuple[Header, list[LoggedText]]:
     """Return the header of a line, and the texts in it: each once, the most likely message first."""
     line = line[:MAX_LINE]
+    if (own := _OWN.search(line, 0, _MAX_SHIPPED + 200)) and not set("\"'`{\\") & set(line[: own.start()]):
+        line = line[own.start() :]
     if found := _DEFAULT.fullmatch(line.rstrip("\r\n")):
         header = Header(found["time"], found["logger"], found["level"])
         message = found["message"]
