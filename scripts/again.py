@@ -6,10 +6,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -41,7 +42,7 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
     if _git(root, "status", "--porcelain", "--untracked-files=no"):
         print("commit what was changed first: a pass counts for a commit", file=sys.stderr)
         return 2
-    _keep_cut_pass(root)
+    keep_cut_pass(root)
     while (in_a_row := count_in_a_row(load(root), command, load_processes, root)) < int(head[0]):
         print(f"pass {in_a_row + 1} of {head[0]}: {' '.join(command)}", flush=True)
         found = run_once(command, load_processes, root)
@@ -51,20 +52,34 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
     return 0
 
 
-def run_once(command: Sequence[str], load_processes: int, root: Path) -> Pass:
-    """Run the command once, and append the pass to the table."""
+def run_once(
+    command: Sequence[str],
+    load_processes: int,
+    root: Path,
+    *,
+    table: str = TABLE,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Pass:
+    """Run the command once, with these variables in its environment, and append the pass to the table."""
     began = time.time()
     found: Pass = {
         "commit": _git(root, "rev-parse", "--short=12", "HEAD"),
         "start": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
-        "command": list(command),
+        "command": [*(f"{name}={value}" for name, value in variables.items()), *command],
         "load": load_processes,
+        "table": table,
     }
     (root / "build").mkdir(exist_ok=True)
     (root / RUNNING).write_text(json.dumps(found))
     with busy(load_processes):
         done = subprocess.run(
-            command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, text=True
+            command,
+            cwd=root,
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            text=True,
         )
     if done.returncode:
         print(done.stdout, flush=True)
@@ -106,9 +121,9 @@ def is_same_code(commit: str, root: Path) -> bool:
     return names is not None and all(name.endswith(PROSE) for name in names.splitlines())
 
 
-def load(root: Path) -> list[Pass]:
+def load(root: Path, table: str = TABLE) -> list[Pass]:
     """Return the passes, in their order."""
-    path = root / TABLE
+    path = root / table
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -129,7 +144,8 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return found[:at], found[at + 1 :]
 
 
-def _keep_cut_pass(root: Path) -> None:
+def keep_cut_pass(root: Path) -> None:
+    """Append the pass that the last run did not end, if there is one, to its table."""
     path = root / RUNNING
     if path.exists():
         _append(root, {**json.loads(path.read_text()), "minutes": None, "result": None, "failed": []})
@@ -137,7 +153,7 @@ def _keep_cut_pass(root: Path) -> None:
 
 
 def _append(root: Path, found: Pass) -> None:
-    with (root / TABLE).open("a") as file:
+    with (root / found.pop("table")).open("a") as file:
         file.write(json.dumps(found) + "\n")
         file.flush()
         os.fsync(file.fileno())

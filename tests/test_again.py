@@ -1,5 +1,6 @@
 """Passes of a command, one after another, and the table of them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,8 @@ def test_passes_of_other_commands_and_loads_do_not_count(root: Path) -> None:
 def test_a_pass_that_was_cut_off_stays_and_ends_the_row(root: Path) -> None:
     """As when a session ends."""
     main(["1", "--", *PASS], root)
-    (root / RUNNING).write_text((root / TABLE).read_text().splitlines()[0])
+    cut = {**load(root)[0], "table": TABLE}
+    (root / RUNNING).write_text(json.dumps(cut))
     assert 0 == main(["2", "--", *PASS], root)
 
     assert [0, None, 0, 0] == [one["result"] for one in load(root)]

@@ -15,7 +15,7 @@ SHARES = 4
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_promoted_replica_has_everything_that_was_acknowledged(share: int) -> None:
     """Whichever an operator tries, and whoever is killed, slow, cut off or new."""
-    for seed in seeds(16, long=2_000, share=share, shares=SHARES):
+    for seed in seeds("acks", share=share, shares=SHARES):
         AcksSimulation(seed).run()
 
 

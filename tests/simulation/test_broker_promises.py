@@ -13,7 +13,7 @@ SHARES = 5
 @pytest.mark.parametrize("share", range(SHARES))
 def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
     """Cuts, stalls, kills of Redis, of daemons and of writers, and broken HTTP, at every moment."""
-    for seed in seeds(8, long=1_000, share=share, shares=SHARES):
+    for seed in seeds("broker", share=share, shares=SHARES):
         BrokerSimulation(seed).run()
 
 

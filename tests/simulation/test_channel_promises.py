@@ -16,7 +16,7 @@ from tests.simulation.seeds import seeds
 
 def test_the_promises_hold_in_every_seeded_run() -> None:
     """Cuts, stalls and kills of processes and of the daemon, at every moment."""
-    for seed in seeds(20, long=5_000):
+    for seed in seeds("channel"):
         ChannelSimulation(seed).run()
 
 

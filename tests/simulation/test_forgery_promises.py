@@ -13,7 +13,7 @@ FACTS = 100
 
 def test_a_forging_publisher_loses_no_acknowledged_fact() -> None:
     """Refused while the one that acknowledged is silent; promoted with everything once both have met."""
-    acknowledged, seen, tried = 0, Counter[str](), seeds(5, long=100)
+    acknowledged, seen, tried = 0, Counter[str](), seeds("forgers")
     for seed in tried:
         run = ForgerySimulation(seed).run()
         acknowledged += len(run.acknowledged)

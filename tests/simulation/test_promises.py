@@ -13,7 +13,7 @@ SHARES = 4
 @pytest.mark.parametrize("share", range(SHARES))
 def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
     """Cuts, stalls, kills, slow readers, failing subscribers and broken HTTP, at every moment."""
-    for seed in seeds(12, long=5_000, share=share, shares=SHARES):
+    for seed in seeds("workers", share=share, shares=SHARES):
         Simulation(seed).run()
 
 

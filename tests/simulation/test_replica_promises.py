@@ -17,7 +17,7 @@ SHARES = 5
 def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
     """Kills and cuts in every state, partitions, forced promotions, old copies restored, failing disks, an
     attacker without a secret."""
-    for seed in seeds(10, long=2_000, share=share, shares=SHARES):
+    for seed in seeds("replicas", share=share, shares=SHARES):
         ReplicaSimulation(seed).run()
 
 

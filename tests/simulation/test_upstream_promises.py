@@ -9,7 +9,7 @@ from tests.simulation.upstreams import UpstreamSimulation
 def test_a_worker_has_each_fact_of_the_log_once_and_gives_up_those_that_are_lost() -> None:
     """With kills, partitions, and promotions by force of copies that were behind."""
     seen: Counter[str] = Counter()
-    for seed in seeds(4, long=1_000):
+    for seed in seeds("upstreams"):
         seen.update(UpstreamSimulation(seed).run().seen)
 
     assert seen["killed"]

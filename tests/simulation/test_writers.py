@@ -285,7 +285,7 @@ class _World:
         return str({name: writer.generator.positions() for name, writer in self.writers.items()})
 
 
-@pytest.mark.parametrize("seed", seeds(8, long=1_000))
+@pytest.mark.parametrize("seed", seeds("writers"))
 def test_bad_luck(seed: int) -> None:
     """Kills, outages, rollbacks and slow transactions, in any order."""
     directory = Path(tempfile.mkdtemp(prefix="synrepl-writers-"))

@@ -1,0 +1,56 @@
+"""Run what is drawn anew each night, a part after another, and keep a table of what was tried."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from scripts import again
+
+TABLE: Final = "build/night.jsonl"
+USAGE: Final = (
+    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] | scripts/night --table"
+)
+SEEDS: Final = 200
+FAULTS: Final = 40
+PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4")
+
+Part = tuple[Sequence[str], Mapping[str, str]]
+
+
+def parts(day: int, seeds: int) -> dict[str, Part]:
+    """Return the command and the variables of each part. Each day has seeds and faults of its own."""
+    drawn = {"SYNREPL_FIRST_SEED": str(day * 1_000), "SYNREPL_SEEDS": str(seeds)}
+    return {
+        "seeds": ((*PYTEST, "tests/simulation", "tests/crash"), drawn),
+        "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
+        "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
+        "interop": (("scripts/interop", "--available"), {}),
+    }
+
+
+def main(words: Sequence[str], root: Path = again.ROOT) -> int:
+    """Return 0 if every part went well, 1 if one did not, 2 for wrong words."""
+    if list(words) == ["--table"]:
+        again.print_table(again.load(root, TABLE))
+        return 0
+    names, seeds = list(words), SEEDS
+    if names[:1] == ["--seeds"] and len(names) > 1 and names[1].isdigit():
+        seeds, names = int(names[1]), names[2:]
+    known = parts(int(time.time()) // 86_400, seeds)
+    if unknown := [name for name in names if name not in known]:
+        print(f"{USAGE}\nunknown: {' '.join(unknown)}", file=sys.stderr)
+        return 2
+    again.keep_cut_pass(root)
+    found = []
+    for name in names or known:
+        command, variables = known[name]
+        print(f"{name}: {' '.join(command)}", flush=True)
+        found.append(again.run_once(command, 0, root, table=TABLE, variables=variables))
+    again.print_table(found)
+    return 1 if any(one["result"] for one in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
