@@ -15,6 +15,7 @@ import msgspec
 
 from synrepl.config.files import read_yaml
 from synrepl.errors import ConfigError, suggest
+from synrepl.html.humanize import counted
 from synrepl.inspection.addresses import (
     Elsewhere,
     MetricsAddress,
@@ -114,8 +115,9 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path of
     the processes in `instance_map`. `appservices` are the ids of configured application services, and None if
     not all of them are known. `pushes` says whether any process does.
-    `twice` are files that have a process' name in common, by the name. `unread` is what could not be read of
-    the files, and `notes` what is worth a note. `release` is the one that was given, and
+    `twice` are files that have a process' name in common, by the name. `unnamed` are files without a
+    `worker_name`, by the `worker_app` that Synapse takes for the name then. `unread` is what could not be
+    read of the files, and `notes` what is worth a note. `release` is the one that was given, and
     `has_workers` says whether the file of a worker was.
     """
 
@@ -129,6 +131,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     appservices: tuple[str, ...] | None = ()
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
+    unnamed: Mapping[str, tuple[str, ...]] = {}
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -194,8 +197,11 @@ class _ConfigurationLoader:
             )
         named = self._named()
         files: dict[str, list[str]] = {}
+        unnamed: dict[str, list[str]] = {}
         for config in self._configs:
             files.setdefault(config.name, []).append(config.file)
+            if not config.is_main and "worker_name" not in config:
+                unnamed.setdefault(config.name, []).append(config.file)
         names = list(dict.fromkeys([*files, *([] if MAIN in files else [MAIN]), *named]))
         if unknown := [name for name in self._metrics if name not in names]:
             hint = suggest(unknown[0], names)
@@ -236,6 +242,7 @@ class _ConfigurationLoader:
             appservices=self._appservices(),
             pushes=self._is_done("pushers"),
             twice={name: tuple(of) for name, of in files.items() if len(of) > 1},
+            unnamed={name: tuple(of) for name, of in unnamed.items()},
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
@@ -327,12 +334,14 @@ class _ConfigurationLoader:
         return found
 
     def _named(self) -> dict[str, list[str]]:
-        """The names that keys give, each with those keys and where they are."""
-        found: dict[str, dict[str, None]] = {}
+        """The names that keys give, each with those keys and the files that have them."""
+        found: dict[str, dict[str, list[str]]] = {}
 
         def add(name: Any, key: str, config: ProcessConfig) -> None:
             if isinstance(name, str) and not isinstance(name, Template) and name:
-                found.setdefault(name, {})[f"{key} in {config.origin(key.partition('.')[0])}"] = None
+                files = found.setdefault(name, {}).setdefault(key, [])
+                if (file := config.origin(key.partition(".")[0])) not in files:
+                    files.append(file)
 
         for config in self._configs:
             for name in config.mapping("instance_map"):
@@ -344,7 +353,14 @@ class _ConfigurationLoader:
                 if self._release in duty.named:
                     for name in duty.named_by(config):
                         add(name, duty.names, config)
-        return {name: list(keys) for name, keys in found.items()}
+        return {
+            name: [
+                f"{key} in {files[0]}"
+                + (f" and {counted(len(files) - 1, 'other file', 'other files')}" if len(files) > 1 else "")
+                for key, files in keys.items()
+            ]
+            for name, keys in found.items()
+        }
 
     def _is_done(self, name: str) -> bool:
         """Whether any process does this; a process may also be one whose file was not given."""

@@ -331,6 +331,86 @@ def test_a_worker_that_is_called_as_the_main_process(tmp_path: Path) -> None:
     assert [("name_twice", "master")] == kinds(found)
 
 
+def test_pods_with_all_shared_keys_and_no_worker_name(tmp_path: Path) -> None:
+    """As a chart renders them: the cause comes first, and no finding repeats a key for each file.
+
+    (code-tool/matrix-stack, charts/synapse/tests/golden/fixtures/test-synapse-secret.golden.yaml)
+    """
+    writers = [f"synapse-{one}-0" for one in ("typing", "receipts", "presence", "account-data")]
+    shared = {
+        **WHOLE,
+        "instance_map": {name: {"host": name, "port": 9093} for name in ("main", *writers)},
+        "stream_writers": {name.split("-", 1)[1][:-2].replace("-", "_"): [name] for name in writers},
+    }
+    app = {"worker_app": "synapse.app.generic_worker"}
+    found = run(
+        *write(tmp_path, homeserver=shared, **{f"w{number}": {**shared, **app} for number in range(5)}),
+        code=UNWELL,
+    )
+
+    first, *others = found["findings"]
+    assert ("name_twice", "synapse.app.generic_worker") == (first["kind"], first["process"])
+    assert "5 files have no `worker_name`" in first["why"]
+    assert "and 2 more" in first["why"]
+    assert sorted(writers) == [one["process"] for one in sorted(others, key=lambda one: one["process"])]
+    for one in others:
+        assert "homeserver.yaml and 5 other files" in one["why"]
+        assert "5 files have no `worker_name`, and one of them may be meant" in one["why"]
+        assert "did you mean" not in one["why"]
+        assert len(one["why"]) < 600
+
+
+def test_the_name_that_is_meant(tmp_path: Path) -> None:
+    """Not one that the same keys name as well, but the one around it; and the main process by its own names.
+
+    (Andrewed95/Messenger, deployment/main-instance)
+    """
+    persisters = [f"synapse-event-persister-{number}" for number in range(2)]
+    typing = ["synapse-typing-writer-0"]
+    shared = {
+        **WHOLE,
+        "instance_map": {
+            name: {"host": name, "port": 9093} for name in ("synapse-main-0", *persisters, *typing)
+        },
+        "stream_writers": {"events": persisters, "typing": typing, "account_data": ["synapse-main-0"]},
+    }
+    listens = {
+        "worker_listeners": [{"type": "http", "port": 9093, "resources": [{"names": ["replication"]}]}]
+    }
+    workers = {
+        **{f"p{number}": f"event_persister_{name}" for number, name in enumerate(persisters)},
+        "typing": typing[0],
+    }
+    found = run(
+        *write(
+            tmp_path,
+            homeserver=shared,
+            **{file: {**WORKER, **listens, "worker_name": name} for file, name in workers.items()},
+        ),
+        code=UNWELL,
+    )
+
+    why = {one["process"]: one["why"] for one in found["findings"] if one["kind"] == "unknown_process"}
+    assert sorted([*persisters, "synapse-main-0"]) == sorted(why)
+    for name in persisters:
+        assert f"did you mean event_persister_{name}?" in why[name]
+    assert "did you mean" not in why["synapse-main-0"]
+    assert "the main process is called main in instance_map, and master elsewhere" in why["synapse-main-0"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"), [("main", "has the main process already"), ("w1", "name the main")]
+)
+def test_the_cure_of_an_old_key_fits_the_files(tmp_path: Path, entry: str, said: str) -> None:
+    """(grantm/synapse-workers-config-example has both)"""
+    shared = {**WHOLE, "instance_map": {entry: {"host": "localhost", "port": 9093}}}
+    old = {**WORKER, "worker_replication_host": "127.0.0.1"}
+    found = run(*write(tmp_path, homeserver=shared, w1=old), code=UNWELL)
+
+    (one,) = [one for one in found["findings"] if one["kind"] == "refused_key"]
+    assert said in one["remedy"]
+
+
 # -- templates -----------------------------------------------------------------------------------------------
 
 
