@@ -386,6 +386,21 @@ def test_no_more_is_said_than_the_line_tells(line: str, kind: str, said: str, no
     assert (kind, True, False) == (passage.kind, said in text, not_said in text), text
 
 
+@pytest.mark.parametrize("header", [one for one in HEADERS if "{logger} - 1" in one or one == ""])
+def test_a_message_over_two_lines_with_a_header_each(header: str) -> None:
+    """As Twisted logs the box that Synapse ends with (matrix-org/synapse#9979)."""
+    before = header.format(logger="twisted", level="ERROR")
+    found = explain(
+        f"{before} Postgres sequence 'event_auth_chain_id' is inconsistent with associated\n"
+        f"{before} table 'event_auth_chains'. This can happen if Synapse has been downgraded and\n"
+    )
+
+    [passage] = found.passages
+    assert "Synapse refuses to start: the sequence event_auth_chain_id" in passage.words[0], header
+    assert "event_auth_chains" in passage.words[0]
+    assert found.unrecognized == 0
+
+
 def test_a_position_in_an_unknown_line_may_be_told_there() -> None:
     """Only the position was read: the rest of the line may name its stream (synapse_ynh#495)."""
     [passage] = explain("Something about receipts: MultiWriterStreamToken(stream: 7, instances: {})").passages
