@@ -17,10 +17,12 @@ from synrepl.config.files import read_yaml
 from synrepl.errors import ConfigError, suggest
 from synrepl.html.humanize import counted
 from synrepl.inspection.addresses import (
+    LOOPBACK,
     Elsewhere,
     MetricsAddress,
     PathMap,
     Target,
+    binds_of,
     elsewhere,
     hosts_of,
     instances_of,
@@ -228,6 +230,7 @@ class _ConfigurationLoader:
         ]
         processes = list(self._without_doubles(processes))
         self._say_what_is_off()
+        self._say_what_is_not_reached()
         for process in processes:
             if process.file and process.unmeasured:
                 self._note("unmeasured", process.unmeasured, "", process=process.name)
@@ -380,6 +383,25 @@ class _ConfigurationLoader:
                 " was given",
                 f"if a process does it, give its file with --worker, or name it in `{one.names}`",
             )
+
+    def _say_what_is_not_reached(self) -> None:
+        """Name the listeners at loopback of processes that others go to at another host."""
+        at = self._instances()
+        for config in self._configs:
+            host = self._hosts.get(config.name, "")
+            for listener, names in http_listeners(config):
+                where = listener.get("port")
+                is_meant = "replication" in names and where == at.get(config.name)
+                if is_meant and host not in ("", *LOOPBACK) and set(binds_of(listener)) <= {*LOOPBACK}:
+                    self._note(
+                        "loopback_only",
+                        f"{printable(config.name)} listens for replication at {where} of this machine alone,"
+                        f" and instance_map has the host {printable(host)}: other machines and containers do"
+                        " not reach it",
+                        "set bind_addresses of that listener, as ['0.0.0.0'] in a container; or the host to"
+                        " localhost, if all processes run here",
+                        process=config.name,
+                    )
 
     def _secret_mark(self, config: ProcessConfig) -> str | None:
         names = "worker_replication_secret", "worker_replication_secret_path"

@@ -115,6 +115,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "ignored_file": "a file that holds no settings, which Synapse ignores",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
+        "loopback_only": "a process listens for replication at loopback, and others go to another host",
         "unread_registration": "the file of an application service that cannot be read",
         "pushers_failing": "pushers of one gateway fail, while others succeed",
     }

@@ -411,6 +411,34 @@ def test_the_cure_of_an_old_key_fits_the_files(tmp_path: Path, entry: str, said:
     assert said in one["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("host", "bind", "is_noted"),
+    [
+        ("synapse", {"bind_addresses": ["127.0.0.1"]}, True),
+        ("synapse", {"bind_address": "::1"}, True),
+        ("synapse", {"bind_addresses": ["127.0.0.1", "10.0.0.2"]}, False),
+        ("synapse", {"bind_addresses": []}, False),
+        ("synapse", {}, False),
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, False),
+    ],
+)
+def test_a_listener_that_others_do_not_reach(
+    tmp_path: Path, host: str, bind: dict[str, Any], is_noted: bool
+) -> None:
+    """A note, as the host's name may be one of this machine. (Of a script that writes files for Docker.)"""
+    listener = {"type": "http", "port": 9093, "resources": [{"names": ["replication"]}], **bind}
+    shared = {
+        **WHOLE,
+        "listeners": [{**listener, "port": 8008, "bind_addresses": ["::1"]}, listener],
+        "instance_map": {"main": {"host": host, "port": 9093}},
+    }
+    found = run(*write(tmp_path, homeserver=shared, w1=WORKER), code=WELL)
+
+    notes = [one["why"] for one in found["notes"] if one["kind"] == "loopback_only"]
+    assert is_noted == bool(notes)
+    assert all("listens for replication at 9093 of this machine alone" in one for one in notes)
+
+
 # -- templates -----------------------------------------------------------------------------------------------
 
 
