@@ -377,6 +377,45 @@ def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
             "send-cmd",
             "database",
         ),
+        # A process of a release that the database's schema has left behind (matrix-org/synapse#11252).
+        (
+            (
+                "Expected database schema version 64 but got 65: run the main synapse process to upgrade the"
+                " database schema before starting worker processes."
+            ),
+            "db_old_worker",
+            "is newer than the release of this process",
+            "older",
+        ),
+        # And of 1.39 (#10502).
+        (
+            (
+                "UpgradeDatabaseException: Expected database schema version 61"
+                " but got 60: run the main synapse process to upgrade the database schema before starting"
+                " worker processes."
+            ),
+            "db_old_worker",
+            "Logged by Synapse 1.20 and later.",
+            "1.8",
+        ),
+        # A worker of the time when each kind was a module (#6428).
+        (
+            "synapse.app.synchrotron - 426 - ERROR - x-551 - Error processing replication",
+            "process_failed",
+            "could not be applied",
+            "Logged by",
+        ),
+        # A request between processes that fails (element-hq/synapse#17085).
+        (
+            (
+                "event-persister-1      | 2024-05-31 08:37:46,636 - synapse.http.server - 146 - ERROR -"
+                " POST-255334 - Failed handle request via 'ReplicationFederationSendEventsRestServlet':"
+                " <SynapseRequest at 0x7f77a203d950 method='POST'>"
+            ),
+            "replication_request_failed",
+            "from another process of the homeserver failed here",
+            "Logged by",
+        ),
     ],
 )
 def test_no_more_is_said_than_the_line_tells(line: str, kind: str, said: str, not_said: str) -> None:
@@ -406,6 +445,12 @@ def test_a_position_in_an_unknown_line_may_be_told_there() -> None:
     [passage] = explain("Something about receipts: MultiWriterStreamToken(stream: 7, instances: {})").passages
 
     assert "By itself a position does not tell its stream" in passage.words[-1]
+
+
+def test_a_request_of_a_client_that_fails_is_none_of_replication() -> None:
+    line = "synapse.http.server - 146 - ERROR - GET-1 - Failed handle request via 'SyncRestServlet': <X>"
+
+    assert explain(line).passages == []
 
 
 def test_lines_of_other_modules_are_neither_messages_nor_of_the_protocol() -> None:
