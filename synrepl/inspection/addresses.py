@@ -148,6 +148,15 @@ def binds_of(listener: Mapping[str, Any]) -> list[str]:
     return [one for one in binds if isinstance(one, str)] or [""]
 
 
+def collide(one: str, other: str) -> bool:
+    """Whether two listeners at one port of one machine, bound to these addresses, exclude each other."""
+    both = {"127.0.0.1" if bind == "localhost" else bind for bind in (one, other)}
+    # As Twisted binds it, :: takes IPv4 as well.
+    if len(both) == 1 or both & {"", "::"}:
+        return True
+    return bool(both & {*EVERYWHERE}) and not any(":" in bind for bind in both)
+
+
 def _shows_metrics(listener: Mapping[str, Any]) -> bool:
     if listener.get("type") == "metrics":
         return True

@@ -23,6 +23,7 @@ from synrepl.inspection.addresses import (
     PathMap,
     Target,
     binds_of,
+    collide,
     elsewhere,
     hosts_of,
     instances_of,
@@ -118,8 +119,9 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     the processes in `instance_map`. `appservices` are the ids of configured application services, and None if
     not all of them are known. `pushes` says whether any process does.
     `twice` are files that have a process' name in common, by the name. `unnamed` are files without a
-    `worker_name`, by the `worker_app` that Synapse takes for the name then. `unread` is what could not be
-    read of the files, and `notes` what is worth a note. `release` is the one that was given, and
+    `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two
+    processes on one machine: the port, the first process, the second, and its file. `unread` is what could
+    not be read of the files, and `notes` what is worth a note. `release` is the one that was given, and
     `has_workers` says whether the file of a worker was.
     """
 
@@ -134,6 +136,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
     unnamed: Mapping[str, tuple[str, ...]] = {}
+    shared_ports: tuple[tuple[int, str, str, str], ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -246,6 +249,7 @@ class _ConfigurationLoader:
             pushes=self._is_done("pushers"),
             twice={name: tuple(of) for name, of in files.items() if len(of) > 1},
             unnamed={name: tuple(of) for name, of in unnamed.items()},
+            shared_ports=tuple(self._shared_ports(away)),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
@@ -402,6 +406,27 @@ class _ConfigurationLoader:
                         " localhost, if all processes run here",
                         process=config.name,
                     )
+
+    def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int, str, str, str]]:
+        """Ports at which two processes listen, if the files say that all run on one machine."""
+        if away.processes or self._hosts.get(MAIN) not in LOOPBACK:
+            return
+        seen: dict[int, list[tuple[str, str]]] = {}
+        for config in self._configs:
+            own: dict[int, set[str]] = {}
+            for one in config.list("listeners" if config.is_main else "worker_listeners"):
+                listener = as_mapping(one)
+                if isinstance(port := listener.get("port"), int) and port:
+                    own.setdefault(port, set()).update(binds_of(listener))
+            for port, binds in own.items():
+                others = [
+                    name
+                    for name, bind in seen.get(port, ())
+                    if name != config.name and any(collide(bind, mine) for mine in binds)
+                ]
+                if others:
+                    yield port, others[0], config.name, config.file
+                seen.setdefault(port, []).extend((config.name, bind) for bind in binds)
 
     def _secret_mark(self, config: ProcessConfig) -> str | None:
         names = "worker_replication_secret", "worker_replication_secret_path"

@@ -31,6 +31,7 @@ def find_in_files(
     if homeserver.has_workers and not _has_unknown_names(homeserver):
         yield from _nobody(homeserver, there)
     yield from _wrong_ports(homeserver)
+    yield from _shared_ports(homeserver)
     yield from _contradictions(homeserver)
 
 
@@ -171,6 +172,18 @@ def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
             else f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
             " replication",
             cost=RESTART_ALL if listens else RESTART_ONE,
+        )
+
+
+def _shared_ports(homeserver: Homeserver) -> Iterator[Finding]:
+    for port, first, second, file in homeserver.shared_ports:
+        yield Finding(
+            kind="port_twice",
+            process=second,
+            why=f"{printable(first)} and {printable(second)} both listen at {port} of one machine: the"
+            " one that starts later does not start",
+            remedy=f"give the listener in {file} a port of its own, and the proxy that port",
+            cost=RESTART_ONE,
         )
 
 

@@ -58,6 +58,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "name_twice": "two processes have one name",
         "unknown_process": "a duty, a stream or `instance_map` names a process that no file is of",
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
+        "port_twice": "two processes of one machine listen at one port",
         "no_main": "the `instance_map` of a worker has no `main`",
         "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
         "refused_key": "a key that the release refuses: the process does not start",

@@ -439,6 +439,38 @@ def test_a_listener_that_others_do_not_reach(
     assert all("listens for replication at 9093 of this machine alone" in one for one in notes)
 
 
+@pytest.mark.parametrize(
+    ("host", "first", "second", "is_found"),
+    [
+        # Two federation readers, copied from each other (matrix-org/synapse#10501).
+        ("localhost", {"bind_addresses": ["::"]}, {"bind_addresses": ["::"]}, True),
+        ("127.0.0.1", {"bind_address": "127.0.0.1"}, {}, True),
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["0.0.0.0"]}, True),
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["::"]}, True),
+        # Of the other family, or another address.
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["::1"]}, False),
+        ("localhost", {"bind_addresses": ["0.0.0.0"]}, {"bind_addresses": ["::1"]}, False),
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["127.0.0.2"]}, False),
+        # Not on one machine, or in containers: each has its own 8085.
+        ("synapse", {}, {}, False),
+        ("${MAIN}", {}, {}, False),
+    ],
+)
+def test_two_processes_at_one_port(
+    tmp_path: Path, host: str, first: dict[str, Any], second: dict[str, Any], is_found: bool
+) -> None:
+    def worker(name: str, **more: Any) -> dict[str, Any]:
+        listener = {"type": "http", "port": 8085, "resources": [{"names": ["federation"]}], **more}
+        return {**WORKER, "worker_name": name, "worker_listeners": [listener]}
+
+    shared = {**WHOLE, "instance_map": {"main": {"host": host, "port": 9093}}}
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", **first), w2=worker("w2", **second))
+    found = run(*files, code=UNWELL if is_found else PARTLY if "$" in host else WELL)
+
+    assert ([("port_twice", "w2")] if is_found else []) == kinds(found)
+    assert is_found == ("w1 and w2 both listen at 8085 of one machine" in str(found["findings"]))
+
+
 # -- templates -----------------------------------------------------------------------------------------------
 
 
