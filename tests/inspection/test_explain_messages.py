@@ -447,6 +447,42 @@ def test_a_position_in_an_unknown_line_may_be_told_there() -> None:
     assert "By itself a position does not tell its stream" in passage.words[-1]
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        # A failover after which Synapse stays at the old primary (element-hq/synapse#16490).
+        (
+            "psycopg2.errors.ReadOnlySqlTransaction: cannot execute nextval() in a read-only transaction",
+            "db_read_only",
+        ),
+        (
+            "2026-01-02 03:04:05 CET [77] ERROR:  cannot execute INSERT in a read-only transaction",
+            "db_read_only",
+        ),
+        ("ERROR:  cannot execute nextval() during recovery", "db_read_only"),
+        # Two workers with one port (spantaleev/matrix-docker-ansible-deploy#2109), and a low one (#1781).
+        (
+            "CannotListenError: Couldn't listen on 0.0.0.0:19111: [Errno 98] Address already in use.",
+            "port_in_use",
+        ),
+        (
+            "internet.error.CannotListenError: Couldn't listen on any:443: [Errno 13] Permission denied.",
+            "port_forbidden",
+        ),
+        # Warnings without end that are of the accounting alone (matrix-org/synapse#7202).
+        (
+            (
+                "synapse.logging.context - 345 - WARNING - x - Re-starting finished log"
+                " context replication-RDATA-events-751607"
+            ),
+            "context_restarted",
+        ),
+    ],
+)
+def test_words_of_the_database_and_of_the_system(line: str, kind: str) -> None:
+    assert [kind] == [passage.kind for passage in explain(line).passages]
+
+
 def test_a_request_of_a_client_that_fails_is_none_of_replication() -> None:
     line = "synapse.http.server - 146 - ERROR - GET-1 - Failed handle request via 'SyncRestServlet': <X>"
 
