@@ -142,6 +142,21 @@ def _metrics(
         yield from _addresses({"port": port, "bind_addresses": [bind]}, host, away=away, paths=paths)
 
 
+def binds_of(listener: Mapping[str, Any]) -> list[str]:
+    """The addresses that a listener is bound to; "" for all of the machine."""
+    binds = [*as_list(listener.get("bind_addresses")), listener.get("bind_address")]
+    return [one for one in binds if isinstance(one, str)] or [""]
+
+
+def collide(one: str, other: str) -> bool:
+    """Whether two listeners at one port of one machine, bound to these addresses, exclude each other."""
+    both = {"127.0.0.1" if bind == "localhost" else bind for bind in (one, other)}
+    # As Twisted binds it, :: takes IPv4 as well.
+    if len(both) == 1 or both & {"", "::"}:
+        return True
+    return bool(both & {*EVERYWHERE}) and not any(":" in bind for bind in both)
+
+
 def _shows_metrics(listener: Mapping[str, Any]) -> bool:
     if listener.get("type") == "metrics":
         return True
@@ -163,12 +178,7 @@ def _addresses(
         yield None
         return
     scheme = "https" if listener.get("tls") and listener.get("type") == "http" else "http"
-    binds = list(as_list(listener.get("bind_addresses")))
-    if isinstance(single := listener.get("bind_address"), str):
-        binds.append(single)
-    for bind in binds or [""]:
-        if not isinstance(bind, str):
-            continue
+    for bind in binds_of(listener):
         is_loopback, at = bind in LOOPBACK, bind
         if bind in EVERYWHERE:
             at = host or ("" if away.anything else "127.0.0.1")

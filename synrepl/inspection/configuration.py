@@ -15,11 +15,15 @@ import msgspec
 
 from synrepl.config.files import read_yaml
 from synrepl.errors import ConfigError, suggest
+from synrepl.html.humanize import counted
 from synrepl.inspection.addresses import (
+    LOOPBACK,
     Elsewhere,
     MetricsAddress,
     PathMap,
     Target,
+    binds_of,
+    collide,
     elsewhere,
     hosts_of,
     instances_of,
@@ -114,8 +118,10 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path of
     the processes in `instance_map`. `appservices` are the ids of configured application services, and None if
     not all of them are known. `pushes` says whether any process does.
-    `twice` are files that have a process' name in common, by the name. `unread` is what could not be read of
-    the files, and `notes` what is worth a note. `release` is the one that was given, and
+    `twice` are files that have a process' name in common, by the name. `unnamed` are files without a
+    `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two
+    processes on one machine: the port, the first process, the second, and its file. `unread` is what could
+    not be read of the files, and `notes` what is worth a note. `release` is the one that was given, and
     `has_workers` says whether the file of a worker was.
     """
 
@@ -129,6 +135,8 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     appservices: tuple[str, ...] | None = ()
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
+    unnamed: Mapping[str, tuple[str, ...]] = {}
+    shared_ports: tuple[tuple[int, str, str, str], ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -194,8 +202,11 @@ class _ConfigurationLoader:
             )
         named = self._named()
         files: dict[str, list[str]] = {}
+        unnamed: dict[str, list[str]] = {}
         for config in self._configs:
             files.setdefault(config.name, []).append(config.file)
+            if not config.is_main and "worker_name" not in config:
+                unnamed.setdefault(config.name, []).append(config.file)
         names = list(dict.fromkeys([*files, *([] if MAIN in files else [MAIN]), *named]))
         if unknown := [name for name in self._metrics if name not in names]:
             hint = suggest(unknown[0], names)
@@ -222,6 +233,7 @@ class _ConfigurationLoader:
         ]
         processes = list(self._without_doubles(processes))
         self._say_what_is_off()
+        self._say_what_is_not_reached()
         for process in processes:
             if process.file and process.unmeasured:
                 self._note("unmeasured", process.unmeasured, "", process=process.name)
@@ -236,6 +248,8 @@ class _ConfigurationLoader:
             appservices=self._appservices(),
             pushes=self._is_done("pushers"),
             twice={name: tuple(of) for name, of in files.items() if len(of) > 1},
+            unnamed={name: tuple(of) for name, of in unnamed.items()},
+            shared_ports=tuple(self._shared_ports(away)),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
@@ -327,12 +341,14 @@ class _ConfigurationLoader:
         return found
 
     def _named(self) -> dict[str, list[str]]:
-        """The names that keys give, each with those keys and where they are."""
-        found: dict[str, dict[str, None]] = {}
+        """The names that keys give, each with those keys and the files that have them."""
+        found: dict[str, dict[str, list[str]]] = {}
 
         def add(name: Any, key: str, config: ProcessConfig) -> None:
             if isinstance(name, str) and not isinstance(name, Template) and name:
-                found.setdefault(name, {})[f"{key} in {config.origin(key.partition('.')[0])}"] = None
+                files = found.setdefault(name, {}).setdefault(key, [])
+                if (file := config.origin(key.partition(".")[0])) not in files:
+                    files.append(file)
 
         for config in self._configs:
             for name in config.mapping("instance_map"):
@@ -344,7 +360,14 @@ class _ConfigurationLoader:
                 if self._release in duty.named:
                     for name in duty.named_by(config):
                         add(name, duty.names, config)
-        return {name: list(keys) for name, keys in found.items()}
+        return {
+            name: [
+                f"{key} in {files[0]}"
+                + (f" and {counted(len(files) - 1, 'other file', 'other files')}" if len(files) > 1 else "")
+                for key, files in keys.items()
+            ]
+            for name, keys in found.items()
+        }
 
     def _is_done(self, name: str) -> bool:
         """Whether any process does this; a process may also be one whose file was not given."""
@@ -364,6 +387,46 @@ class _ConfigurationLoader:
                 " was given",
                 f"if a process does it, give its file with --worker, or name it in `{one.names}`",
             )
+
+    def _say_what_is_not_reached(self) -> None:
+        """Name the listeners at loopback of processes that others go to at another host."""
+        at = self._instances()
+        for config in self._configs:
+            host = self._hosts.get(config.name, "")
+            for listener, names in http_listeners(config):
+                where = listener.get("port")
+                is_meant = "replication" in names and where == at.get(config.name)
+                if is_meant and host not in ("", *LOOPBACK) and set(binds_of(listener)) <= {*LOOPBACK}:
+                    self._note(
+                        "loopback_only",
+                        f"{printable(config.name)} listens for replication at {where} of this machine alone,"
+                        f" and instance_map has the host {printable(host)}: other machines and containers do"
+                        " not reach it",
+                        "set bind_addresses of that listener, as ['0.0.0.0'] in a container; or the host to"
+                        " localhost, if all processes run here",
+                        process=config.name,
+                    )
+
+    def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int, str, str, str]]:
+        """Ports at which two processes listen, if the files say that all run on one machine."""
+        if away.processes or self._hosts.get(MAIN) not in LOOPBACK:
+            return
+        seen: dict[int, list[tuple[str, str]]] = {}
+        for config in self._configs:
+            own: dict[int, set[str]] = {}
+            for one in config.list("listeners" if config.is_main else "worker_listeners"):
+                listener = as_mapping(one)
+                if isinstance(port := listener.get("port"), int) and port:
+                    own.setdefault(port, set()).update(binds_of(listener))
+            for port, binds in own.items():
+                others = [
+                    name
+                    for name, bind in seen.get(port, ())
+                    if name != config.name and any(collide(bind, mine) for mine in binds)
+                ]
+                if others:
+                    yield port, others[0], config.name, config.file
+                seen.setdefault(port, []).extend((config.name, bind) for bind in binds)
 
     def _secret_mark(self, config: ProcessConfig) -> str | None:
         names = "worker_replication_secret", "worker_replication_secret_path"

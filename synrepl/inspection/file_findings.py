@@ -27,10 +27,11 @@ def find_in_files(
     """
     if releases is not None:
         yield from _refused(homeserver, releases or [homeserver.release or NEWEST.release])
+    yield from _twice(homeserver)
     if homeserver.has_workers and not _has_unknown_names(homeserver):
         yield from _nobody(homeserver, there)
     yield from _wrong_ports(homeserver)
-    yield from _twice(homeserver)
+    yield from _shared_ports(homeserver)
     yield from _contradictions(homeserver)
 
 
@@ -106,22 +107,51 @@ def _is_missing(homeserver: Homeserver, name: str) -> bool:
 
 def _nobody(homeserver: Homeserver, there: Collection[str]) -> Iterator[Finding]:
     """Names of no process. Without the file of any worker they are only not seen."""
-    known = [one.name for one in homeserver.processes if one.file]
     for name, keys in homeserver.named.items():
         # The main process is always there.
         if name == MAIN or name in there or not _is_missing(homeserver, name):
             continue
-        hint = f"; the main process is called {MAIN} there" if name == "main" else suggest(name, known)
         share = " and".join((", ".join(keys[:-1]), f" {keys[-1]}")) if len(keys) > 1 else keys[0]
         yield Finding(
             kind="unknown_process",
             process=name,
             count=len(keys),
             why=f"no file that was given is of {printable(name)}, to which {share}"
-            f" leave{'s' * (len(keys) == 1)} work: if there is no such process, nobody does it{hint}",
+            f" leave{'s' * (len(keys) == 1)} work: if there is no such process, nobody does it"
+            f"{_meant(homeserver, name)}",
             remedy=f"correct the name, start {printable(name)}, or give its file with --worker",
             cost=RESTART_ALL,
         )
+
+
+def _meant(homeserver: Homeserver, name: str) -> str:
+    """What may be meant by a name that no file has."""
+    if name == "main":
+        return f"; the main process is called {MAIN} there"
+    keys = _keys(homeserver, name)
+    # What the same key names besides is no slip of this name.
+    known = [
+        one.name
+        for one in homeserver.processes
+        if one.file and one.name not in homeserver.unnamed and keys.isdisjoint(_keys(homeserver, one.name))
+    ]
+    around = [one for one in known if name in one or one in name]
+    if hint := f"; did you mean {around[0]}?" if len(around) == 1 else suggest(name, known):
+        return hint
+    if unnamed := sum(map(len, homeserver.unnamed.values())):
+        return f"; {_without_name(unnamed)}, and one of them may be meant"
+    if MAIN not in homeserver.instances and "instance_map" in keys:
+        return f"; the main process is called main in instance_map, and {MAIN} elsewhere"
+    return ""
+
+
+def _keys(homeserver: Homeserver, name: str) -> set[str]:
+    """The keys that give a name, without their files."""
+    return {one.partition(" in ")[0] for one in homeserver.named.get(name, ())}
+
+
+def _without_name(count: int) -> str:
+    return f"{counted(count, 'file has', 'files have')} no `worker_name`"
 
 
 def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
@@ -145,18 +175,31 @@ def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
         )
 
 
+def _shared_ports(homeserver: Homeserver) -> Iterator[Finding]:
+    for port, first, second, file in homeserver.shared_ports:
+        yield Finding(
+            kind="port_twice",
+            process=second,
+            why=f"{printable(first)} and {printable(second)} both listen at {port} of one machine: the"
+            " one that starts later does not start",
+            remedy=f"give the listener in {file} a port of its own, and the proxy that port",
+            cost=RESTART_ONE,
+        )
+
+
 # -- what files contradict each other in -----------------------------------------------------------------
 
 
 def _twice(homeserver: Homeserver) -> Iterator[Finding]:
     for name, files in sorted(homeserver.twice.items()):
+        shown, remedy = printable(name), "give each worker a worker_name of its own"
+        why = f"{_several(files)} have the name {shown}"
+        if files == homeserver.unnamed.get(name):
+            calls = f"Synapse calls each by its `worker_app`, {shown}"
+            why = f"{_without_name(len(files))}, and {calls}: {_several(files)}"
+            remedy += "; if an image or a script adds it, give the files as the processes have them"
         yield Finding(
-            kind="name_twice",
-            process=name,
-            count=len(files),
-            why=f"{' and '.join(files)} have the name {name}",
-            remedy="give each worker a worker_name of its own",
-            cost=RESTART_ONE,
+            kind="name_twice", process=name, count=len(files), why=why, remedy=remedy, cost=RESTART_ONE
         )
 
 

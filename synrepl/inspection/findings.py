@@ -58,6 +58,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "name_twice": "two processes have one name",
         "unknown_process": "a duty, a stream or `instance_map` names a process that no file is of",
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
+        "port_twice": "two processes of one machine listen at one port",
         "no_main": "the `instance_map` of a worker has no `main`",
         "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
         "refused_key": "a key that the release refuses: the process does not start",
@@ -115,6 +116,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "ignored_file": "a file that holds no settings, which Synapse ignores",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
+        "loopback_only": "a process listens for replication at loopback, and others go to another host",
         "unread_registration": "the file of an application service that cannot be read",
         "pushers_failing": "pushers of one gateway fail, while others succeed",
     }

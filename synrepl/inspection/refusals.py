@@ -85,14 +85,19 @@ def _old_keys(config: ProcessConfig) -> Found:
             why="`worker_replication_port` is of replication over TCP, which is gone",
             remedy="remove it, and set `redis: {enabled: true}` for all processes",
         )
+    remedy = (
+        "remove it: instance_map has the main process already"
+        if "main" in config.mapping("instance_map")
+        else "remove it, and name the main process in the shared file: instance_map: {main: {host: HOST,"
+        " port: PORT}}"
+    )
     for key, since in OLD_KEYS if not config.is_main else ():
         if config.get(key):
             yield Refusal(
                 span=span(since),
                 key=key,
                 why=f"`{key}` is no setting any more",
-                remedy="remove it, and name the main process in the shared file: instance_map: {main: {host:"
-                " HOST, port: PORT}}",
+                remedy=remedy,
             )
 
 

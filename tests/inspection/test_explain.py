@@ -888,3 +888,13 @@ def test_a_whole_log_is_bounded() -> None:
 
     assert (passage.kind, passage.count) == ("rdata_received_handler", 20_000)
     assert len(passage.lines) == MAX_NUMBERS
+
+
+def test_a_token_of_a_rooms_history_is_no_sync_token() -> None:
+    """As clients send it to /messages, and keep it as prev_batch (famedly/matrix-dart-sdk#2473)."""
+    passage = only("GET /_matrix/client/v3/rooms/!x:y/messages?from=t33-1714_75_10_35_40_26_14_11_0_47&dir=b")
+
+    assert passage.words[0].startswith(
+        "A token of a room's history: it pages back after depth 33, event 1714"
+    )
+    assert "received" not in " ".join(passage.words)

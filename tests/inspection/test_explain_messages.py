@@ -378,6 +378,45 @@ def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
             "send-cmd",
             "database",
         ),
+        # A process of a release that the database's schema has left behind (matrix-org/synapse#11252).
+        (
+            (
+                "Expected database schema version 64 but got 65: run the main synapse process to upgrade the"
+                " database schema before starting worker processes."
+            ),
+            "db_old_worker",
+            "is newer than the release of this process",
+            "older",
+        ),
+        # And of 1.39 (#10502).
+        (
+            (
+                "UpgradeDatabaseException: Expected database schema version 61"
+                " but got 60: run the main synapse process to upgrade the database schema before starting"
+                " worker processes."
+            ),
+            "db_old_worker",
+            "Logged by Synapse 1.20 and later.",
+            "1.8",
+        ),
+        # A worker of the time when each kind was a module (#6428).
+        (
+            "synapse.app.synchrotron - 426 - ERROR - x-551 - Error processing replication",
+            "process_failed",
+            "could not be applied",
+            "Logged by",
+        ),
+        # A request between processes that fails (element-hq/synapse#17085).
+        (
+            (
+                "event-persister-1      | 2024-05-31 08:37:46,636 - synapse.http.server - 146 - ERROR -"
+                " POST-255334 - Failed handle request via 'ReplicationFederationSendEventsRestServlet':"
+                " <SynapseRequest at 0x7f77a203d950 method='POST'>"
+            ),
+            "replication_request_failed",
+            "from another process of the homeserver failed here",
+            "Logged by",
+        ),
     ],
 )
 def test_no_more_is_said_than_the_line_tells(line: str, kind: str, said: str, not_said: str) -> None:
@@ -387,11 +426,68 @@ def test_no_more_is_said_than_the_line_tells(line: str, kind: str, said: str, no
     assert (kind, True, False) == (passage.kind, said in text, not_said in text), text
 
 
+@pytest.mark.parametrize("header", [one for one in HEADERS if "{logger} - 1" in one or one == ""])
+def test_a_message_over_two_lines_with_a_header_each(header: str) -> None:
+    """As Twisted logs the box that Synapse ends with (matrix-org/synapse#9979)."""
+    before = header.format(logger="twisted", level="ERROR")
+    found = explain(
+        f"{before} Postgres sequence 'event_auth_chain_id' is inconsistent with associated\n"
+        f"{before} table 'event_auth_chains'. This can happen if Synapse has been downgraded and\n"
+    )
+
+    [passage] = found.passages
+    assert "Synapse refuses to start: the sequence event_auth_chain_id" in passage.words[0], header
+    assert "event_auth_chains" in passage.words[0]
+    assert found.unrecognized == 0
+
+
 def test_a_position_in_an_unknown_line_may_be_told_there() -> None:
     """Only the position was read: the rest of the line may name its stream (synapse_ynh#495)."""
     [passage] = explain("Something about receipts: MultiWriterStreamToken(stream: 7, instances: {})").passages
 
     assert "By itself a position does not tell its stream" in passage.words[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        # A failover after which Synapse stays at the old primary (element-hq/synapse#16490).
+        (
+            "psycopg2.errors.ReadOnlySqlTransaction: cannot execute nextval() in a read-only transaction",
+            "db_read_only",
+        ),
+        (
+            "2026-01-02 03:04:05 CET [77] ERROR:  cannot execute INSERT in a read-only transaction",
+            "db_read_only",
+        ),
+        ("ERROR:  cannot execute nextval() during recovery", "db_read_only"),
+        # Two workers with one port (spantaleev/matrix-docker-ansible-deploy#2109), and a low one (#1781).
+        (
+            "CannotListenError: Couldn't listen on 0.0.0.0:19111: [Errno 98] Address already in use.",
+            "port_in_use",
+        ),
+        (
+            "internet.error.CannotListenError: Couldn't listen on any:443: [Errno 13] Permission denied.",
+            "port_forbidden",
+        ),
+        # Warnings without end that are of the accounting alone (matrix-org/synapse#7202).
+        (
+            (
+                "synapse.logging.context - 345 - WARNING - x - Re-starting finished log"
+                " context replication-RDATA-events-751607"
+            ),
+            "context_restarted",
+        ),
+    ],
+)
+def test_words_of_the_database_and_of_the_system(line: str, kind: str) -> None:
+    assert [kind] == [passage.kind for passage in explain(line).passages]
+
+
+def test_a_request_of_a_client_that_fails_is_none_of_replication() -> None:
+    line = "synapse.http.server - 146 - ERROR - GET-1 - Failed handle request via 'SyncRestServlet': <X>"
+
+    assert explain(line).passages == []
 
 
 def test_lines_of_other_modules_are_neither_messages_nor_of_the_protocol() -> None:

@@ -331,6 +331,146 @@ def test_a_worker_that_is_called_as_the_main_process(tmp_path: Path) -> None:
     assert [("name_twice", "master")] == kinds(found)
 
 
+def test_pods_with_all_shared_keys_and_no_worker_name(tmp_path: Path) -> None:
+    """As a chart renders them: the cause comes first, and no finding repeats a key for each file.
+
+    (code-tool/matrix-stack, charts/synapse/tests/golden/fixtures/test-synapse-secret.golden.yaml)
+    """
+    writers = [f"synapse-{one}-0" for one in ("typing", "receipts", "presence", "account-data")]
+    shared = {
+        **WHOLE,
+        "instance_map": {name: {"host": name, "port": 9093} for name in ("main", *writers)},
+        "stream_writers": {name.split("-", 1)[1][:-2].replace("-", "_"): [name] for name in writers},
+    }
+    app = {"worker_app": "synapse.app.generic_worker"}
+    found = run(
+        *write(tmp_path, homeserver=shared, **{f"w{number}": {**shared, **app} for number in range(5)}),
+        code=UNWELL,
+    )
+
+    first, *others = found["findings"]
+    assert ("name_twice", "synapse.app.generic_worker") == (first["kind"], first["process"])
+    assert "5 files have no `worker_name`" in first["why"]
+    assert "and 2 more" in first["why"]
+    assert sorted(writers) == [one["process"] for one in sorted(others, key=lambda one: one["process"])]
+    for one in others:
+        assert "homeserver.yaml and 5 other files" in one["why"]
+        assert "5 files have no `worker_name`, and one of them may be meant" in one["why"]
+        assert "did you mean" not in one["why"]
+        assert len(one["why"]) < 600
+
+
+def test_the_name_that_is_meant(tmp_path: Path) -> None:
+    """Not one that the same keys name as well, but the one around it; and the main process by its own names.
+
+    (Andrewed95/Messenger, deployment/main-instance)
+    """
+    persisters = [f"synapse-event-persister-{number}" for number in range(2)]
+    typing = ["synapse-typing-writer-0"]
+    shared = {
+        **WHOLE,
+        "instance_map": {
+            name: {"host": name, "port": 9093} for name in ("synapse-main-0", *persisters, *typing)
+        },
+        "stream_writers": {"events": persisters, "typing": typing, "account_data": ["synapse-main-0"]},
+    }
+    listens = {
+        "worker_listeners": [{"type": "http", "port": 9093, "resources": [{"names": ["replication"]}]}]
+    }
+    workers = {
+        **{f"p{number}": f"event_persister_{name}" for number, name in enumerate(persisters)},
+        "typing": typing[0],
+    }
+    found = run(
+        *write(
+            tmp_path,
+            homeserver=shared,
+            **{file: {**WORKER, **listens, "worker_name": name} for file, name in workers.items()},
+        ),
+        code=UNWELL,
+    )
+
+    why = {one["process"]: one["why"] for one in found["findings"] if one["kind"] == "unknown_process"}
+    assert sorted([*persisters, "synapse-main-0"]) == sorted(why)
+    for name in persisters:
+        assert f"did you mean event_persister_{name}?" in why[name]
+    assert "did you mean" not in why["synapse-main-0"]
+    assert "the main process is called main in instance_map, and master elsewhere" in why["synapse-main-0"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"), [("main", "has the main process already"), ("w1", "name the main")]
+)
+def test_the_cure_of_an_old_key_fits_the_files(tmp_path: Path, entry: str, said: str) -> None:
+    """(grantm/synapse-workers-config-example has both)"""
+    shared = {**WHOLE, "instance_map": {entry: {"host": "localhost", "port": 9093}}}
+    old = {**WORKER, "worker_replication_host": "127.0.0.1"}
+    found = run(*write(tmp_path, homeserver=shared, w1=old), code=UNWELL)
+
+    (one,) = [one for one in found["findings"] if one["kind"] == "refused_key"]
+    assert said in one["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("host", "bind", "is_noted"),
+    [
+        ("synapse", {"bind_addresses": ["127.0.0.1"]}, True),
+        ("synapse", {"bind_address": "::1"}, True),
+        ("synapse", {"bind_addresses": ["127.0.0.1", "10.0.0.2"]}, False),
+        ("synapse", {"bind_addresses": []}, False),
+        ("synapse", {}, False),
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, False),
+    ],
+)
+def test_a_listener_that_others_do_not_reach(
+    tmp_path: Path, host: str, bind: dict[str, Any], is_noted: bool
+) -> None:
+    """A note, as the host's name may be one of this machine. (Of a script that writes files for Docker.)"""
+    listener = {"type": "http", "port": 9093, "resources": [{"names": ["replication"]}], **bind}
+    shared = {
+        **WHOLE,
+        "listeners": [{**listener, "port": 8008, "bind_addresses": ["::1"]}, listener],
+        "instance_map": {"main": {"host": host, "port": 9093}},
+    }
+    found = run(*write(tmp_path, homeserver=shared, w1=WORKER), code=WELL)
+
+    notes = [one["why"] for one in found["notes"] if one["kind"] == "loopback_only"]
+    assert is_noted == bool(notes)
+    assert all("listens for replication at 9093 of this machine alone" in one for one in notes)
+
+
+@pytest.mark.parametrize(
+    ("host", "first", "second", "is_found"),
+    [
+        # Two federation readers, copied from each other (matrix-org/synapse#10501).
+        ("localhost", {"bind_addresses": ["::"]}, {"bind_addresses": ["::"]}, True),
+        ("127.0.0.1", {"bind_address": "127.0.0.1"}, {}, True),
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["0.0.0.0"]}, True),
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["::"]}, True),
+        # Of the other family, or another address.
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["::1"]}, False),
+        ("localhost", {"bind_addresses": ["0.0.0.0"]}, {"bind_addresses": ["::1"]}, False),
+        ("localhost", {"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["127.0.0.2"]}, False),
+        # Not on one machine, or in containers: each has its own 8085.
+        ("synapse", {}, {}, False),
+        ("${MAIN}", {}, {}, False),
+    ],
+)
+def test_two_processes_at_one_port(
+    tmp_path: Path, host: str, first: dict[str, Any], second: dict[str, Any], is_found: bool
+) -> None:
+    def worker(name: str, **more: Any) -> dict[str, Any]:
+        listener = {"type": "http", "port": 8085, "resources": [{"names": ["federation"]}], **more}
+        return {**WORKER, "worker_name": name, "worker_listeners": [listener]}
+
+    shared = {**WHOLE, "instance_map": {"main": {"host": host, "port": 9093}}}
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", **first), w2=worker("w2", **second))
+    found = run(*files, code=UNWELL if is_found else PARTLY if "$" in host else WELL)
+
+    assert ([("port_twice", "w2")] if is_found else []) == kinds(found)
+    assert is_found == ("w1 and w2 both listen at 8085 of one machine" in str(found["findings"]))
+
+
 # -- templates -----------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,8 @@ def test_batches_follow_each_other(tmp_path: Path) -> None:
     assert expected == duckdb.connect().execute(f"{query}dataset").fetchone(), dataset
     assert 12 == pl.scan_delta(str(tmp_path)).select(pl.col("serial").n_unique()).collect().item()
     assert [("push_rules", 6), ("receipts", 6)] == counted_by_the_manual(tmp_path)
+    frame = DeltaTable(tmp_path).to_pandas(columns=["serial", "stream", "date", "row"])
+    assert {"push_rules": 6, "receipts": 6} == frame.groupby("stream").size().to_dict()
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, effect: int) -> None:

@@ -378,6 +378,20 @@ def _invalid_command(match: Match, writers: Writers) -> Passage | None:
     return None
 
 
+def _schema(match: Match, writers: Writers) -> Passage | None:
+    """Explain a schema that is newer than a process: the message speaks of older ones."""
+    versions = [int(one) for one in match.values if one.isdigit()]
+    if len(versions) != 2 or versions[0] >= versions[1]:
+        return None
+    words = (
+        f"The schema of the database ({versions[1]}) is newer than the release of this process"
+        f" ({versions[0]}), which refuses to start."
+    )
+    return _passage(
+        match, [words], ["start this process with the release that the main process has or had"], []
+    )
+
+
 def _with_line(match: Match, writers: Writers) -> Passage | None:
     """Explain the line of the protocol that a message is about."""
     found = re.search(r"b?(?P<quote>['\"])(?P<line>[A-Z_]{4,40} .*)(?P=quote)", match.text, re.DOTALL)
@@ -399,6 +413,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "sequence_position": _inconsistent,
     "sequence_behind": _sequence_behind,
     "fetching": _fetching,
+    "db_old_worker": _schema,
     "unknown_stream": _unknown,
     "unknown_stream_position": _unknown,
     "redis_bad_line": _with_line,

@@ -211,15 +211,17 @@ def _with_state(passage: Passage, state: HomeserverState) -> Passage:
 def _explain_token(text: str, token: SyncToken) -> Passage:
     words = []
     room = token.positions["room"]
-    after = f"after event {room.minimum}, and in each other stream after the position in the table"
-    words.append(f"A sync token: what a client has received ends {after}.")
+    if room.topological is not None:
+        words.append(
+            f"A token of a room's history: it pages back after depth {room.topological}, event"
+            f" {room.minimum}; only the room counts."
+        )
+    else:
+        after = f"after event {room.minimum}, and in each other stream after the position in the table"
+        words.append(f"A sync token: what a client has received ends {after}.")
     if token.connection is not None:
         words.append(f"It is one of sliding sync: {token.connection} is the state of the connection.")
     words += releases(token)
-    if room.topological is not None:
-        words.append(
-            f"It pages back in the history of a room, after depth {room.topological}; only the room counts."
-        )
     labels = [writer for position in token.positions.values() for writer in position.ahead]
     return Passage(
         kind="sync_token",

@@ -43,6 +43,8 @@ DISTINCT: Final = 30
 TELLING: Final = 8
 """A form with fewer letters is recognized only after its logger, or as the whole text."""
 
+GENERIC_WORKER: Final = "synapse.app.generic_worker"
+
 _LONGEST: Final = 2000
 """The most characters of a message that are compared."""
 
@@ -226,9 +228,12 @@ def find_message(logged: LoggedText) -> Match | None:
     text, header = logged.text[:_LONGEST], logged.header
     patterns = _patterns()
     if header.logger and text:
-        for pattern in patterns.by_logger.get(header.logger, ()):
-            if found := pattern.match(text):
-                return Match(pattern, logged.text, found.groups(), header.level, header.logger)
+        # Before 1.12 each kind of worker was a module of its own.
+        generic = [GENERIC_WORKER] if header.logger.startswith("synapse.app.") else []
+        for logger in dict.fromkeys([header.logger, *generic]):
+            for pattern in patterns.by_logger.get(logger, ()):
+                if found := pattern.match(text):
+                    return Match(pattern, logged.text, found.groups(), header.level, header.logger)
     index = patterns.of_other_logger if header.logger else patterns.without_logger
     for pattern in index[text] if text else ():
         if pattern.message.key == "unknown_stream_position" and logged.exception != "KeyError":

@@ -111,7 +111,8 @@ def numbered_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         if held is not None:
             first, start = held
             held = None
-            yield first, f"{start.rstrip()} {line.strip()}"
+            found = _DEFAULT.fullmatch(_as_logged(line))
+            yield first, f"{start.rstrip()} {(found['message'] if found else line).strip()}"
         elif _CONTINUES.search(line, max(0, len(line) - 80)) is not None:
             held = number, line
         else:
@@ -127,12 +128,10 @@ def split_lines(text: str) -> Iterator[str]:
 
 def read_line(line: str) -> tuple[Header, list[LoggedText]]:
     """Return the header of a line, and the texts in it: each once, the most likely message first."""
-    line = line[:MAX_LINE]
-    if (own := _OWN.search(line, 0, _MAX_SHIPPED + 200)) and not set("\"'`{\\") & set(line[: own.start()]):
-        line = line[own.start() :]
-    if found := _DEFAULT.fullmatch(line.rstrip("\r\n")):
+    line = _as_logged(line)
+    if found := _DEFAULT.fullmatch(line):
         header = Header(found["time"], found["logger"], found["level"])
-        message = found["message"]
+        message = found["message"].strip()
         texts = [LoggedText(message, header)]
         if " " in message and not _may_wrap(message):
             return header, texts
@@ -142,6 +141,13 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
             seen.setdefault(text)
     texts = list(seen)
     return (texts[0].header if texts else Header()), texts
+
+
+def _as_logged(line: str) -> str:
+    """Return a line as Synapse logged it, without what was put before it."""
+    line = line[:MAX_LINE].rstrip("\r\n")
+    own = _OWN.search(line, 0, _MAX_SHIPPED + 200)
+    return line if own is None or set("\"'`{\\") & set(line[: own.start()]) else line[own.start() :]
 
 
 def _may_wrap(text: str) -> bool:
