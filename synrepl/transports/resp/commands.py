@@ -5,7 +5,6 @@ need.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from synrepl.ports.access import Right
@@ -21,6 +20,9 @@ from synrepl.wire.text import printable
 Words = Sequence[bytes]
 ANY: Final = 1_000
 """More words than a request may have (`resp.RequestLimits`)."""
+
+MANY: Final = 8
+"""A request with more words is costly, whatever it is: most commands do something for each."""
 
 NO_KEYS: Final = (0, 0, 0)
 ONE_KEY: Final = (1, 1, 1)
@@ -79,7 +81,7 @@ def answer(client: RespClient, words: Words) -> bytes:
 
 
 def _run(client: RespClient, name: bytes, command: Command, words: Words) -> bytes:
-    if command.is_costly:
+    if command.is_costly or len(words) > MANY:
         client.is_costly = True
         client.publish()
     if command.subcommands and words:
@@ -131,17 +133,13 @@ def _info(client: RespClient, words: Words) -> bytes:
     return client.encoding.text(f"# synrepl\r\n{text}".encode())
 
 
-SETTINGS: Final = {"databases": connection.DATABASES, "maxmemory": MAX_BYTES}
-"""Those of a Redis that this port has too."""
+SETTINGS: Final = {b"databases": connection.DATABASES, b"maxmemory": MAX_BYTES}
+"""Those of a Redis that this port has too. They are asked for by their names, or all of them with `*`."""
 
 
 def _settings(client: RespClient, words: Words) -> bytes:
-    patterns = [word.decode("utf-8", "replace").lower() for word in words]
-    found = {
-        name.encode(): resp.bulk(b"%d" % value)
-        for name, value in SETTINGS.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    asked = {word.lower() for word in words}
+    found = {name: resp.bulk(b"%d" % value) for name, value in SETTINGS.items() if asked & {name, b"*"}}
     return client.encoding.map(found)
 
 
