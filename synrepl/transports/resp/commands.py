@@ -12,10 +12,9 @@ from synrepl.ports.rights import Operation, refusal
 from synrepl.transports.resp import cache_commands as cache
 from synrepl.transports.resp import connection_commands as connection
 from synrepl.transports.resp.cache import MAX_BYTES
-from synrepl.transports.resp.client import Refused, RespClient
+from synrepl.transports.resp.client import Refused, RespClient, shown_word
 from synrepl.wire import resp
 from synrepl.wire.scope import ALL_STREAMS
-from synrepl.wire.text import printable
 
 Words = Sequence[bytes]
 ANY: Final = 1_000
@@ -60,7 +59,7 @@ def answer(client: RespClient, words: Words) -> bytes:
     name = words[0].upper()
     command = COMMANDS.get(name)
     if command is None:
-        return resp.error(f"ERR unknown command '{_shown(words[0])}': this is synrepl, and no Redis")
+        return resp.error(f"ERR unknown command '{shown_word(words[0])}': this is synrepl, and no Redis")
     if client.channels and client.encoding is resp.RESP2 and not command.is_for_subscribers:
         return resp.error(
             f"ERR Can't execute '{name.decode().lower()}': only SUBSCRIBE / UNSUBSCRIBE / PING / QUIT / RESET"
@@ -88,7 +87,9 @@ def _run(client: RespClient, name: bytes, command: Command, words: Words) -> byt
         subcommand = command.subcommands.get(words[0].upper())
         if subcommand is None:
             known = ", ".join(one.decode() for one in command.subcommands)
-            raise Refused(f"ERR unknown subcommand '{_shown(words[0])}': {name.decode()} has {known} here")
+            raise Refused(
+                f"ERR unknown subcommand '{shown_word(words[0])}': {name.decode()} has {known} here"
+            )
         return _run(client, name + b"|" + words[0].upper(), subcommand, words[1:])
     if command.run is None or not command.words[0] <= len(words) <= command.words[1]:
         raise Refused(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
@@ -97,10 +98,6 @@ def _run(client: RespClient, name: bytes, command: Command, words: Words) -> byt
         if why := refusal(client.access, command.takes):
             raise Refused(f"NOPERM {why}")
     return command.run(client, words)
-
-
-def _shown(word: bytes) -> str:
-    return printable(word.decode("utf-8", "replace"), limit=64)
 
 
 # -- channels ----------------------------------------------------------------------------------------------
