@@ -24,12 +24,17 @@ def resp(options: Options) -> Iterator[Result]:
         for count in counts:
             found = _run(server.port, server.pid, count, options.seconds)
             yield from _results(f"redis-server, {count} subscribers", found)
-    for name, settings in (("RESP port", []), ("RESP port, durable", ["--resp-ack", "durable"])):
+    durable = ["--resp-ack", "durable"]
+    for name, role, settings in (
+        ("RESP port", "read", []),
+        ("RESP port, RESP3", "read3", []),
+        ("RESP port, durable", "read", durable),
+    ):
         for count in counts:
             port = free_port()
             arguments = ["--server-name", "bench", "--resp", f"tcp:{port}:interface=127.0.0.1", *settings]
             with daemon("", *arguments) as process:
-                found = _run(port, process.pid, count, options.seconds)
+                found = _run(port, process.pid, count, options.seconds, role)
             yield from _results(f"{name}, {count} subscribers", found)
 
 
@@ -40,8 +45,8 @@ def _results(name: str, found: dict[str, float]) -> Iterator[Result]:
     yield Result(f"{name}: memory", found["mib"], "MiB")
 
 
-def _run(port: int, pid: int, subscribers: int, seconds: float) -> dict[str, float]:
-    reading = _start("read", port, subscribers, seconds)
+def _run(port: int, pid: int, subscribers: int, seconds: float, role: str = "read") -> dict[str, float]:
+    reading = _start(role, port, subscribers, seconds)
     try:
         assert reading.stdout is not None
         assert reading.stdout.readline() == "ready\n"

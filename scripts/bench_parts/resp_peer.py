@@ -1,7 +1,8 @@
 """The clients of the benchmark of the RESP port.
 
 python -m scripts.bench_parts.resp_peer ROLE PORT NUMBER SECONDS: `read` subscribes so many times, and tells
-how long lines took; `publish` publishes so many lines a second, and asks for a value between them.
+how long lines took; `read3` does so with RESP3. `publish` publishes so many lines a second, and asks for a
+value between them.
 """
 
 import json
@@ -28,7 +29,7 @@ GET_EVERY: Final = 0.01
 def main() -> None:
     """Play the role of the first argument."""
     role, port, number, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-    found = {"read": read, "publish": publish}[role](port, number, seconds)
+    found = {"read": read, "read3": read3, "publish": publish}[role](port, number, seconds)
     print(json.dumps(found), flush=True)
 
 
@@ -42,21 +43,26 @@ def quantiles(name: str, seconds: list[float]) -> dict[str, float]:
     }
 
 
-def connected(port: int, *words: bytes) -> socket.socket:
-    """Connect, send a request and read the answer."""
+def connected(port: int, *requests: Sequence[bytes]) -> socket.socket:
+    """Connect, send requests and read their answers."""
     found = socket.create_connection(("127.0.0.1", port))
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if words:
+    for words in requests:
         found.sendall(command(*words))
         found.recv(1000)
     return found
 
 
-def read(port: int, count: int, seconds: float) -> dict[str, float]:
+def read3(port: int, count: int, seconds: float) -> dict[str, float]:
+    """Do as `read`, with RESP3."""
+    return read(port, count, seconds, (b"HELLO", b"3"))
+
+
+def read(port: int, count: int, seconds: float, *greeting: Sequence[bytes]) -> dict[str, float]:
     """Subscribe `count` times; return how long lines took."""
     selector = selectors.DefaultSelector()
     for _ in range(count):
-        selector.register(connected(port, b"SUBSCRIBE", CHANNEL), selectors.EVENT_READ)
+        selector.register(connected(port, *greeting, (b"SUBSCRIBE", CHANNEL)), selectors.EVENT_READ)
     print("ready", flush=True)
     took: list[float] = []
     began = time.monotonic()
@@ -72,7 +78,7 @@ def read(port: int, count: int, seconds: float) -> dict[str, float]:
 
 def publish(port: int, rate: int, seconds: float) -> dict[str, float]:
     """Publish `rate` lines a second; return how long the answers to GET took meanwhile."""
-    lines, values = connected(port), connected(port, b"SET", b"key", b"value")
+    lines, values = connected(port), connected(port, (b"SET", b"key", b"value"))
     lines.sendall(command(b"PUBLISH", CHANNEL, b"POSITION events bench 0 0"))
     lines.setblocking(False)
     took: list[float] = []

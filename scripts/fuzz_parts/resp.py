@@ -19,6 +19,8 @@ class RespTarget(Target):
             "PING|SET k v PX 100|GET k|SELECT 1|INFO|HELLO 2|CLIENT SETNAME x",
             "AUTH f|PUBLISH hs x|SUBSCRIBE hs hs/USER_IP|PING|UNSUBSCRIBE|QUIT",
             "PUBLISH hs/USER_IP x|HELLO 2 AUTH default f|SET k v EX 1",
+            "HELLO 3 AUTH default f SETNAME x|SUBSCRIBE hs|PUBLISH hs x|CLIENT LIST|MGET k l|RESET",
+            "COMMAND DOCS|CLIENT SETINFO lib-name x|DEL k|PTTL k|TYPE k|CONFIG GET *|ECHO x|HELLO 2",
         )
         lines = ["REPLICATE ", "POSITION events w 1 5", "RDATA events w batch [1]", "RDATA events w 6 [2]"]
         published = [["PUBLISH", "hs", line] for line in lines]
@@ -27,7 +29,9 @@ class RespTarget(Target):
             b"".join(resp.array(resp.bulk(word.encode()) for word in request) for request in requests)
             for requests in found
         ]
-        return [bytes([seed]) + data for data in encoded for seed in (0, 1, 2, 3)] + [b"\0PING\r\nGET k\r\n"]
+        return [bytes([seed]) + data for data in encoded for seed in (0, 1, 2, 3)] + [
+            b"\0PING\r\nGET k\r\nECHO \"a \\x41\" 'b'\r\n"
+        ]
 
     def run(self, data: bytes) -> object:
         seed, text = (*data[:1], 0)[0], data[1:]

@@ -101,7 +101,7 @@ class RequestParser:
             if not line.startswith(b"*"):
                 words = line.split()
                 self._check_inline(words)
-                return words
+                return _quoted_words(line) if b'"' in line or b"'" in line else words
             self._missing = _number(line, "invalid multibulk length")
             if self._missing > self.limits.words:
                 raise RemoteProtocolError(self._too_long("multibulk"))
@@ -119,7 +119,10 @@ class RequestParser:
         return words
 
     def _check_inline(self, words: list[bytes]) -> None:
-        """Raise `RemoteProtocolError` for a line that no client of RESP sends, such as one of HTTP."""
+        """Raise `RemoteProtocolError` for a line that no client of RESP sends, such as one of HTTP.
+
+        Quotes are seen as any other character here: they hide nothing.
+        """
         if words and (words[0].upper() not in self._inline or _HTTP_VERSION.fullmatch(words[-1])):
             shown = printable(words[0].decode("utf-8", "replace"), limit=64)
             why = f"no client of Redis sends a line that begins with '{shown}': this is no port for HTTP"
@@ -157,6 +160,34 @@ class RequestParser:
 
     def _too_long(self, what: str) -> str:
         return f"Protocol error: {'unauthenticated' if self.limits is STRANGER else 'invalid'} {what} length"
+
+
+_QUOTED: Final = re.compile(
+    rb"""\s*([^\s"']*)(?:"((?:\\.|[^"\\])*+)"|'((?:\\'|[^'])*+)')?(?=\s|$)""", re.DOTALL
+)
+"""The next word of a line. A quoted part ends the word."""
+
+_ESCAPED: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_CONTROLS: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
+
+
+def _quoted_words(line: bytes) -> list[bytes]:
+    """Return the words of a line as Redis does: with escapes in double quotes, and none in single ones."""
+    words: list[bytes] = []
+    line, at = line.strip(), 0
+    while at < len(line):
+        found = _QUOTED.match(line, at)
+        if found is None or found.end() == at:
+            raise RemoteProtocolError("Protocol error: unbalanced quotes in request")
+        plain, double, single = found.groups(b"")
+        words.append(plain + _ESCAPED.sub(_unescaped, double) + single.replace(b"\\'", b"'"))
+        at = found.end()
+    return words
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    code, one = found.groups()
+    return _CONTROLS.get(one, one) if code is None else bytes([int(code, 16)])
 
 
 def _number(line: bytes, error: str) -> int:

@@ -28,6 +28,8 @@ METHODS: Final = (
     "CONNECT",
     "PING",
     "SET",
+    "DEL",
+    "RESET",
 )
 
 

@@ -224,6 +224,9 @@ def test_requests_at_the_resp_port_stop_nothing(tmp_path: Path) -> None:
         attack(daemon, "INFO", readers, array(b"INFO") * 43_000)
         attack(daemon, "PING", readers, b"PING\r\n" * 100_000)
         attack(daemon, "NUMSUB", readers, array(b"PUBSUB", b"NUMSUB", *[b"hs"] * 60) * 1_000)
+        attack(daemon, "MGET", readers, array(b"MGET", *[b"key"] * 62) * 1_000)
+        attack(daemon, "COMMAND DOCS", readers, array(b"COMMAND", b"DOCS") * 20_000)
+        attack(daemon, "CLIENT LIST", readers, array(b"CLIENT", b"LIST") * 20_000)
 
 
 @pytest.mark.parametrize("sources", [1_000, 10_000])
@@ -238,10 +241,12 @@ def test_subscribing_again_and_again_stops_nothing(tmp_path: Path, sources: int)
 
 
 def test_lines_at_the_resp_port_stop_nothing(tmp_path: Path) -> None:
-    """Many, in batches, and as long as they may be; with subscribers."""
+    """Many, in batches, and as long as they may be; with subscribers of both protocols."""
     with resp_daemon(tmp_path) as (daemon, address), ExitStack() as stack:
-        for _ in range(20):
-            answered(client(stack, address, "reader"), array(b"SUBSCRIBE", b"hs"))
+        for number in range(20):
+            reader = client(stack, address, "reader")
+            answered(reader, array(b"HELLO", b"3" if number % 2 else b"2"))
+            answered(reader, array(b"SUBSCRIBE", b"hs"))
         row = b'RDATA push_rules w%d %d ["@u%d:hs"]'
         lines = [row % (0, number, number) for number in range(2, 20_002)]
         writers = [client(stack, address, "writer") for _ in range(3)]

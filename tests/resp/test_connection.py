@@ -263,6 +263,11 @@ PUBLISHED = b"*3\r\n$7\r\nPUBLISH\r\n$2\r\nhs\r\n$9\r\nREPLICATE\r\n*3\r\n$3\r\n
         "RDATA events w 5 [1]",
         "FLUSHALL",
         "PROXY TCP4 127.0.0.1 127.0.0.1 1 2",
+        "DEL /'k' HTTP/1.1",
+        'SET /"k HTTP/1.1',
+        'SET "k: HTTP/1.1',
+        "'SET' k v",
+        "SET 'k",
     ],
 )
 @pytest.mark.parametrize("keys", [[], [FULL]], ids=["open", "keys"])

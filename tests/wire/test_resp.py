@@ -46,6 +46,13 @@ def requests(*pieces: bytes, limits: RequestLimits = PUBLISHER) -> list[list[byt
         (b"*0\r\n*-1\r\nPING\r\n", [[b"PING"]]),
         (b"*2\r\n$0\r\n\r\n$4\r\n\r\n\r\n\r\n", [[b"", b"\r\n\r\n"]]),
         (b"*2\r\n$3\r\nGET\r\n$1\r\n", []),
+        (b'GET "a b"\r\n', [[b"GET", b"a b"]]),
+        (b"GET 'a b' c\r\n", [[b"GET", b"a b", b"c"]]),
+        (b"GET \"\" ''\r\n", [[b"GET", b"", b""]]),
+        (rb'GET "\x41\n\r\t\b\a\"\\\q\xg1"' + b"\r\n", [[b"GET", b'A\n\r\t\b\a"\\qxg1']]),
+        (rb"GET 'it\'s\n'" + b"\r\n", [[b"GET", rb"it's\n"]]),
+        (b"GET a\"b c\"\td'e'\r\n", [[b"GET", b"ab c", b"de"]]),
+        (rb"GET a\nb" + b"\r\n", [[b"GET", rb"a\nb"]]),
     ],
 )
 def test_requests_are_arrays_or_lines(data: bytes, expected: list[list[bytes]]) -> None:
@@ -72,11 +79,18 @@ def test_requests_are_arrays_or_lines(data: bytes, expected: list[list[bytes]]) 
         (b"PING\r\n", "no client of Redis sends a line that begins with 'PING'"),
         (b"\x1b]0;x\x07: x\r\n", r"no client of Redis sends a line that begins with '\x1b]0;x\x07:'"),
         (b"*1\r\n$" + b"1" * 1024, "too big bulk count string"),
+        (b'GET "a\r\n', "unbalanced quotes in request"),
+        (b"GET 'a\r\n", "unbalanced quotes in request"),
+        (b'GET "a"b\r\n', "unbalanced quotes in request"),
+        (b'GET "a\\"\r\n', "unbalanced quotes in request"),
+        (b"GET 'a\\\\'\r\n", "unbalanced quotes in request"),
+        (b'"GET" k\r\n', "no client of Redis sends a line that begins with '\"GET\"'"),
+        (b'GET "k HTTP/1.1\r\n', "no client of Redis sends a line that begins with 'GET'"),
     ],
 )
 def test_rubbish_is_an_error_in_the_words_of_redis(data: bytes, why: str) -> None:
     """What came before it is read."""
-    reader = RequestParser(limits=PUBLISHER)
+    reader = RequestParser((b"GET",), limits=PUBLISHER)
     reader.feed(GET + data)
 
     assert [b"GET", b"k"] == reader.next()

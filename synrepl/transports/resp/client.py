@@ -251,8 +251,7 @@ class RespClient:
             raise Refused(f"ERR the name of a channel has at most {MAX_CHANNEL_NAME} bytes")
         own = self.channel.name
         if name != own and not name.startswith(own + b"/"):
-            shown = printable(name.decode("utf-8", "replace"), limit=100)
-            raise Refused(f"NOPERM this port has the channels of {own.decode()}, and not {shown}")
+            raise Refused(f"NOPERM this port has the channels of {own.decode()}, and not {shown_word(name)}")
 
 
 def _is_text(data: bytes) -> bool:
@@ -262,6 +261,11 @@ def _is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return bool(text) and "\n" not in text and "\r" not in text
+
+
+def shown_word(word: bytes) -> str:
+    """Return a word of a request as an error shows it."""
+    return printable(word.decode("utf-8", "replace"), limit=100)
 
 
 def whole_number(word: bytes) -> int:

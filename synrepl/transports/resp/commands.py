@@ -5,7 +5,6 @@ need.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from synrepl.ports.access import Right
@@ -13,14 +12,16 @@ from synrepl.ports.rights import Operation, refusal
 from synrepl.transports.resp import cache_commands as cache
 from synrepl.transports.resp import connection_commands as connection
 from synrepl.transports.resp.cache import MAX_BYTES
-from synrepl.transports.resp.client import Refused, RespClient
+from synrepl.transports.resp.client import Refused, RespClient, shown_word
 from synrepl.wire import resp
 from synrepl.wire.scope import ALL_STREAMS
-from synrepl.wire.text import printable
 
 Words = Sequence[bytes]
 ANY: Final = 1_000
 """More words than a request may have (`resp.RequestLimits`)."""
+
+MANY: Final = 8
+"""A request with more words is costly, whatever it is: most commands do something for each."""
 
 NO_KEYS: Final = (0, 0, 0)
 ONE_KEY: Final = (1, 1, 1)
@@ -58,7 +59,7 @@ def answer(client: RespClient, words: Words) -> bytes:
     name = words[0].upper()
     command = COMMANDS.get(name)
     if command is None:
-        return resp.error(f"ERR unknown command '{_shown(words[0])}': this is synrepl, and no Redis")
+        return resp.error(f"ERR unknown command '{shown_word(words[0])}': this is synrepl, and no Redis")
     if client.channels and client.encoding is resp.RESP2 and not command.is_for_subscribers:
         return resp.error(
             f"ERR Can't execute '{name.decode().lower()}': only SUBSCRIBE / UNSUBSCRIBE / PING / QUIT / RESET"
@@ -79,14 +80,16 @@ def answer(client: RespClient, words: Words) -> bytes:
 
 
 def _run(client: RespClient, name: bytes, command: Command, words: Words) -> bytes:
-    if command.is_costly:
+    if command.is_costly or len(words) > MANY:
         client.is_costly = True
         client.publish()
     if command.subcommands and words:
         subcommand = command.subcommands.get(words[0].upper())
         if subcommand is None:
             known = ", ".join(one.decode() for one in command.subcommands)
-            raise Refused(f"ERR unknown subcommand '{_shown(words[0])}': {name.decode()} has {known} here")
+            raise Refused(
+                f"ERR unknown subcommand '{shown_word(words[0])}': {name.decode()} has {known} here"
+            )
         return _run(client, name + b"|" + words[0].upper(), subcommand, words[1:])
     if command.run is None or not command.words[0] <= len(words) <= command.words[1]:
         raise Refused(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
@@ -95,10 +98,6 @@ def _run(client: RespClient, name: bytes, command: Command, words: Words) -> byt
         if why := refusal(client.access, command.takes):
             raise Refused(f"NOPERM {why}")
     return command.run(client, words)
-
-
-def _shown(word: bytes) -> str:
-    return printable(word.decode("utf-8", "replace"), limit=64)
 
 
 # -- channels ----------------------------------------------------------------------------------------------
@@ -131,17 +130,13 @@ def _info(client: RespClient, words: Words) -> bytes:
     return client.encoding.text(f"# synrepl\r\n{text}".encode())
 
 
-SETTINGS: Final = {"databases": connection.DATABASES, "maxmemory": MAX_BYTES}
-"""Those of a Redis that this port has too."""
+SETTINGS: Final = {b"databases": connection.DATABASES, b"maxmemory": MAX_BYTES}
+"""Those of a Redis that this port has too. They are asked for by their names, or all of them with `*`."""
 
 
 def _settings(client: RespClient, words: Words) -> bytes:
-    patterns = [word.decode("utf-8", "replace").lower() for word in words]
-    found = {
-        name.encode(): resp.bulk(b"%d" % value)
-        for name, value in SETTINGS.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    asked = {word.lower() for word in words}
+    found = {name: resp.bulk(b"%d" % value) for name, value in SETTINGS.items() if asked & {name, b"*"}}
     return client.encoding.map(found)
 
 

@@ -5,9 +5,8 @@ from itertools import islice
 from typing import Final
 
 from synrepl.ports.version import daemon_version
-from synrepl.transports.resp.client import MAX_LISTED, Refused, RespClient, whole_number
+from synrepl.transports.resp.client import MAX_LISTED, Refused, RespClient, shown_word, whole_number
 from synrepl.wire import resp
-from synrepl.wire.text import printable
 
 DATABASES: Final = 16
 MAX_NAME: Final = 100
@@ -66,7 +65,7 @@ def _hello_options(words: Words) -> tuple[tuple[bytes, bytes] | None, str | None
         elif option.upper() == b"SETNAME" and rest:
             name = _plain(rest.pop(0), "Client names")
         else:
-            raise Refused(f"ERR Syntax error in HELLO option '{_shown(option)}'")
+            raise Refused(f"ERR Syntax error in HELLO option '{shown_word(option)}'")
     return login, name
 
 
@@ -114,7 +113,7 @@ def set_name(client: RespClient, words: Words) -> bytes:
 def set_info(client: RespClient, words: Words) -> bytes:
     field = words[0].lower()
     if field not in (b"lib-name", b"lib-ver"):
-        raise Refused(f"ERR Unrecognized option '{_shown(words[0])}'")
+        raise Refused(f"ERR Unrecognized option '{shown_word(words[0])}'")
     client.library[field.decode()] = _plain(words[1], field.decode())
     return resp.OK
 
@@ -151,7 +150,7 @@ def _list_options(words: Words) -> Callable[[RespClient], bool]:
     if option == b"TYPE" and len(values) == 1:
         kind = values[0].lower()
         if kind not in (b"normal", b"pubsub", b"master", b"replica", b"slave"):
-            raise Refused(f"ERR Unknown client type '{_shown(values[0])}'")
+            raise Refused(f"ERR Unknown client type '{shown_word(values[0])}'")
         # None is a Redis that replicates.
         return lambda one: kind == (b"pubsub" if one.channels else b"normal")
     raise Refused("ERR syntax error")
@@ -190,7 +189,3 @@ def _switch(word: bytes) -> bool:
     if word.upper() not in (b"ON", b"OFF"):
         raise Refused("ERR syntax error")
     return word.upper() == b"ON"
-
-
-def _shown(word: bytes) -> str:
-    return printable(word.decode("utf-8", "replace"), limit=64)
