@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -24,6 +24,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from synrepl.pipeline.archive.delta_log import FIELD, LOG, DeltaLog
 from synrepl.pipeline.archive.files import WrittenFile
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
@@ -32,8 +33,6 @@ from synrepl.streams.digest import EMPTY
 from synrepl.wire.text import printable
 
 APP: Final = "synrepl-archive"
-FIELD: Final = "synrepl"
-LOG: Final = "_delta_log"
 END: Final = "_synrepl/end.json"
 """The last batch once more."""
 
@@ -72,8 +71,6 @@ FILES: Final = pa.schema(COLUMNS.values())
 UNUSUAL: Final = r"\.\.|%|^/|[^\w.~=/-]"
 """Matches every path that can leave the archive, and a few others."""
 
-_COMMIT: Final = re.compile(r"(\d{20})\.json")
-_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.")
 _SHA256: Final = re.compile(r"-([0-9a-f]{64})\.parquet$")
 
 Clock = dict[str, dict[str, int]]
@@ -125,6 +122,7 @@ class ArchiveTable:
 
     def __init__(self, store: Store, as_of: str | None = None) -> None:
         self.store = store
+        self._log = DeltaLog(store)
         self._is_cut = False
         """Whether a commit was removed from the log."""
         try:
@@ -231,10 +229,8 @@ class ArchiveTable:
             raise self._unreadable(version, error) from error
 
     def _commit_info(self, version: int) -> dict[str, Any]:
-        lines = self.store.read(f"{LOG}/{version:020}.json").splitlines()
         try:
-            (found,) = [msgspec.json.decode(line) for line in lines if line.startswith(b'{"commitInfo"')]
-            return dict(found["commitInfo"])
+            return self._log.info(version)
         except ValueError as error:
             raise self._unreadable(version, error) from error
 
@@ -329,8 +325,8 @@ class ArchiveTable:
             raise ValueError(f"{error}; {AS_OF}") from error
         if at.tzinfo is None:
             raise ValueError(f"a time without an offset from UTC is another one elsewhere; {AS_OF}")
-        at_ms = (at - UNIX_EPOCH).total_seconds() * 1000
-        versions = self._versions()
+        at_ms = (at - UNIX_EPOCH) // timedelta(milliseconds=1)
+        versions = self._log.versions(self._delta.version())
         count = bisect_right(versions, at_ms, key=self._committed_at_ms)
         if not count:
             first = datetime.fromtimestamp(self._committed_at_ms(versions[0]) / 1000, UTC).isoformat()
@@ -341,29 +337,15 @@ class ArchiveTable:
             )
         return versions[count - 1]
 
-    def _versions(self) -> range:
-        """Return the versions that can be read: those from a checkpoint on, if commits were removed."""
-        head, names = self._delta.version(), self.store.names(LOG)
-        commits = {int(found[1]) for found in map(_COMMIT.fullmatch, names) if found}
-        first = head
-        while first - 1 in commits:
-            first -= 1
-        if first > 0:
-            checkpoints = [int(found[1]) for found in map(_CHECKPOINT.match, names) if found]
-            first = max(first, min((one for one in checkpoints if first - 1 <= one <= head), default=first))
-        return range(first, head + 1)
-
     def _committed_at_ms(self, version: int) -> int:
         try:
-            info = self._commit_info(version)
+            at_ms = self._log.committed_at_ms(version)
         except NotFound:
             kept = self._kept_end()  # all commits were removed
-            return 0 if kept is None else kept.archived_at_ms
-        return int(
-            info.get("inCommitTimestamp")
-            or info.get(FIELD, {}).get("archived_at_ms")
-            or info.get("timestamp", 0)
-        )
+            at_ms = None if kept is None else kept.archived_at_ms
+        if at_ms is None:
+            raise ValueError(f"nothing says when version {version} was committed")
+        return at_ms
 
     def append(self, batch: Batch, added: Sequence[WrittenFile]) -> "ArchiveTable":
         """Commit the next batch, and return the table, now of the new version.
@@ -423,9 +405,11 @@ class ArchiveTable:
 
         It changes nothing, as readers begin at the checkpoint. It has the last batch.
         """
-        if self._is_cut and not self.store.exists(name := f"{LOG}/{self.version:020}.json"):
+        if self._is_cut and not self._log.has(self.version):
             info = {"timestamp": self.end.archived_at_ms, "operation": RESTORED, FIELD: self.end}
-            self.store.write(name, msgspec.json.encode({"commitInfo": info}) + b"\n")
+            self.store.write(
+                f"{LOG}/{self.version:020}.json", msgspec.json.encode({"commitInfo": info}) + b"\n"
+            )
             self._delta = DeltaTable(self.store.table_uri, self.version, self.store.options)
 
 
