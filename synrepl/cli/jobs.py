@@ -4,10 +4,12 @@ The jobs are imported by the commands that run them: Spark takes seconds to impo
 """
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from synrepl.cli.command import CliCommand, LazyGroup
 from synrepl.cli.options import (
@@ -22,6 +24,7 @@ from synrepl.cli.options import (
 )
 from synrepl.cli.output_folder import output_folder
 from synrepl.cli.pipeline_job import json_option, pipeline_job, stop_on_signal
+from synrepl.cli.tables import table
 from synrepl.html.humanize import counted, size
 from synrepl.pipeline.tables.declarations import TABLES
 
@@ -29,6 +32,7 @@ from synrepl.pipeline.tables.declarations import TABLES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from synrepl.pipeline.archive.delta_log import TableHistory
     from synrepl.pipeline.runner import Runner
     from synrepl.pipeline.store import Store
 
@@ -42,6 +46,7 @@ JOBS: Final = "synrepl.cli.jobs"
         "archive": (f"{JOBS}:archive_command", "Archive the log of a daemon."),
         "optimize": (f"{JOBS}:optimize_command", "Merge small files of the archive."),
         "vacuum": (f"{JOBS}:vacuum_command", "Remove files that the archive no longer uses."),
+        "history": (f"{JOBS}:history_command", "List the versions of the archive."),
         "compact": (f"{JOBS}:compact_command", "Compact the archive to a snapshot."),
         "tables": (f"{JOBS}:tables_command", "Update tables of devices, receipts, rooms, hot caches."),
         "audit": (f"{JOBS}:audit_command", "Check the archive, and compare it with a daemon."),
@@ -176,6 +181,60 @@ def vacuum_command(archive: str, retain_hours: int, dry_run: bool, output: Outpu
     output.show({"files": paths, "removed": not dry_run}, [*paths, outcome])
 
 
+@click.command("history", cls=CliCommand)
+@archive_option
+@click.option("--limit", type=click.IntRange(1), default=50, help="List so many versions, at most.")
+@json_option
+def history_command(archive: str, limit: int, output: Output) -> None:
+    """List the versions of the archive for --as-of: when each was committed, and what it added.
+
+    The newest is the first. Tables that pipeline tables has made, and other Delta tables, have versions too.
+    """
+    from synrepl.pipeline.archive.delta_log import read_history
+    from synrepl.pipeline.store import Store
+
+    found = read_history(Store(archive), limit)
+    output.show(msgspec.to_builtins(found), _history_lines(found))
+
+
+def _history_lines(found: "TableHistory") -> Iterator[str]:
+    head = (
+        "version",
+        "committed",
+        "operation",
+        "serials",
+        "facts",
+        "rows",
+        "files added",
+        "removed",
+        "files",
+    )
+    rows = [
+        (
+            one.version,
+            _instant(one.committed_at_ms),
+            one.operation,
+            "" if one.first_serial is None else f"{one.first_serial} to {one.last_serial}",
+            "" if one.facts is None else one.facts,
+            "unknown" if one.rows is None else one.rows,
+            one.files_added,
+            one.files_removed,
+            one.files,
+        )
+        for one in found.versions
+    ]
+    yield from table(head, rows, limit=len(rows))
+    if found.is_cut:
+        yield "earlier commits were removed: their versions cannot be read"
+
+
+def _instant(at_ms: int | None) -> str:
+    """Return a time as --as-of takes it."""
+    if at_ms is None:
+        return "unknown"
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
 def _compact_lines(done: Any) -> Iterator[str]:
     made = done.snapshot
     if not done.is_new:
@@ -209,9 +268,9 @@ def compact_command(runner: "Runner", archive: "Store", snapshot: str, **options
 
 
 def _tables_lines(done: Any) -> Iterator[str]:
-    for table in done.tables:
-        news = f"version {table.version}, at serial {table.serial}" if table.is_new else "no new facts"
-        yield f"{table.name}: {counted(table.rows, 'row')}; {news}"
+    for one in done.tables:
+        news = f"version {one.version}, at serial {one.serial}" if one.is_new else "no new facts"
+        yield f"{one.name}: {counted(one.rows, 'row')}; {news}"
 
 
 @click.command("tables", cls=CliCommand)

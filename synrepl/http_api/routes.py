@@ -48,6 +48,12 @@ OFFSET: Final = "Synrepl-Offset"
 NAME_HEADER: Final = "Synrepl-Name"
 """The name of the file in an answer, percent-encoded: a proxy may have made another name of the request's."""
 
+_NUMBERS: Final = Parameter(
+    "numbers",
+    Choice("text"),
+    "for JavaScript: each number that it would change is a string of its digits, such as an integer beyond"
+    " 2**53 - 1; digests and checksums are those of the numbers",
+)
 _READ_YOUR_WRITES: Final = (
     Parameter("min_serial", WholeNumber(0), "answer once the log has reached this serial"),
     Parameter("timeout", Seconds(10.0, highest=MAX_WAIT), "how long to wait for `min_serial`"),
@@ -195,6 +201,7 @@ ROWS: Final = Route(
         Parameter(
             "limit", WholeNumber(1_000, lowest=1, highest=10_000), "rows of a page, or all rows of one fact"
         ),
+        _NUMBERS,
         *_READ_YOUR_WRITES,
     ),
     errors=("unknown_stream", "bad_writer", *_COPY),
@@ -259,6 +266,7 @@ CHANGELOG: Final = Route(
             "checksum", Flag(None), "add a checksum to each fact; default: true when there is a filter"
         ),
         Parameter("epoch_starts", Flag(), "epoch starts, as separate lines"),
+        _NUMBERS,
         Parameter(
             "receipts",
             Flag(),

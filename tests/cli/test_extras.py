@@ -53,6 +53,7 @@ NEED: Final = {
     "tail redis://127.0.0.1:1 --server-name x": "redis",
     "pipeline optimize --archive {folder}": "archive",
     "pipeline vacuum --archive {folder}": "archive",
+    "pipeline history --archive {folder}": "archive",
     "pipeline compact --archive {folder} --snapshot {folder}/s": "archive",
     "pipeline tables --archive {folder} --out {folder}/t": "archive",
     "pipeline audit --archive {folder}": "archive",

@@ -52,3 +52,39 @@ class ExpectTests(CopiesCase):
                     self.clock.advance(0)
                     self.assertRegex(talk.heard, rb"\r\n\r\nHTTP/1.1 [2-5]")
                     talk.leave()
+
+    def test_a_body_that_would_be_refused_is_not_asked_for(self) -> None:
+        """Of a peer without the right, and of a URL that is none; the connection then ends."""
+        self.site = self.make_site(secret="a-secret-of-the-test")
+        places = (("POST", "/v1/streams/push_rules/facts", 401), ("PUT", f"/v1/files/sha256/{'0' * 64}", 401))
+        for method, path, status in (
+            *places,
+            ("POST", "/v1/appends", 401),
+            ("POST", "/v1/native/bytes", 401),
+        ):
+            for length in ("Content-Length: 999", "Transfer-Encoding: chunked"):
+                with self.subTest(path=path, length=length):
+                    talk = self.talk()
+                    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n{length}"
+                    talk.say(f"{head}\r\n\r\n".encode())
+                    self.clock.advance(0)
+                    answer = talk.answer()
+                    self.assertEqual((status, "close"), (answer.status, answer.headers["connection"]))
+                    self.assertIn("bearer", answer.headers["www-authenticate"].lower())
+                    self.assertEqual("unauthorized", answer.json()["error"])
+                    talk.say(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    self.assertNotIn(b"HTTP/1.1 200", talk.heard)
+                    self.clock.advance(11)
+                    self.assertTrue(talk.transport.disconnecting)
+                    talk.leave()
+
+    def test_a_url_that_is_none_is_refused_before_the_body(self) -> None:
+        """And a method that it does not have."""
+        for path, status in (("/v1/nothing", 404), ("/v1/status", 405)):
+            with self.subTest(path=path):
+                talk = self.talk()
+                talk.say(self.request("POST", path, b"x" * 99, "Expect: 100-continue")[:-99])
+                self.clock.advance(0)
+                self.assertEqual(
+                    (status, "close"), (talk.answer().status, talk.answer().headers["connection"])
+                )

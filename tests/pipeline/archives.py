@@ -1,5 +1,6 @@
 """Archives for tests, written as the archive job writes them, without Spark and without a daemon."""
 
+import os
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.service.processes import ROOT
 
 DAY_MS = 24 * 3600 * 1000
 ARCHIVED_MS = 2_000
+LONG_AGO = 1_600_000_000
 BEGAN_MS = 1_795_219_200_000  # 2026-11-21T00:00:00Z
 
 Given = tuple[str, str, list[list[Any]]]
@@ -186,3 +188,15 @@ def read_rows(store: Store, path: str, schema: Any) -> Any:
     """The rows of a file."""
     with store.open(path) as source:
         return pq.ParquetFile(source).read().cast(schema)
+
+
+def clean_up(place: Path, *, all_commits: bool = False) -> list[str]:
+    """Make a checkpoint, and remove the commits below it, or that of the checkpoint as well."""
+    log = place / "_delta_log"
+    for file in log.iterdir():
+        os.utime(file, (LONG_AGO, LONG_AGO))
+    DeltaTable(place).create_checkpoint()
+    DeltaTable(place).cleanup_metadata()
+    for file in log.glob("*.json") if all_commits else ():
+        file.unlink()
+    return sorted(file.name for file in log.glob("*.json"))

@@ -125,7 +125,8 @@ def test_each_fact_is_archived_once_through_crashes(daemon: Daemon, runner: Runn
     assert set(paths_of(position)) == {
         str(path.relative_to(position)) for path in position.rglob("stream=*/**/*.parquet")
     }
-    assert ["_delta_log", *sorted(f"stream={name}" for name in STREAMS)] == store.names("")
+    folders = sorted(f"stream={name}" for name in STREAMS)
+    assert ["_delta_log", "_synrepl", *folders] == store.names("")
     assert {"push_rules": {"master": 1_350}} == {
         stream: of for stream, of in found[-1].end.items() if stream == "push_rules"
     }

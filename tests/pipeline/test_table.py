@@ -134,8 +134,9 @@ def test_a_job_that_is_killed_anywhere_loses_and_doubles_nothing(
         ArchiveTable(store).vacuum(retention_hours=0, dry_run=False)
         there = {str(path.relative_to(store.path())) for path in Path(store.path()).rglob("*.parquet")}
         assert set(paths_of(store.path())) == {path for path in there if not path.startswith("_")}
-    # Four batches of two files, and two merges; each commit has an edge before and after it.
-    assert 4 * (2 + 2) + 2 * (1 + 2) == kills
+    # Four batches of two files, and two merges; each commit has an edge before and after it, and one more
+    # write: of the end.
+    assert 4 * (2 + 2 + 1) + 2 * (1 + 2 + 1) == kills
 
 
 def test_of_two_jobs_one_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,10 +400,53 @@ def test_a_time_reads_the_same_version_of_each_copy(tmp_path: Path, hours: int) 
         as_of(at_ms[0] - 1)
 
 
-@pytest.mark.parametrize("time", ["2026-11-21", "2026-11-21T00:03:00", "yesterday"])
-def test_a_time_without_an_offset_is_refused(tmp_path: Path, time: str) -> None:
-    """It would be another one on another machine."""
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("2026-11-21", "without an offset from UTC is another one elsewhere; take a version, such as 17, or"),
+        ("2026-11-21T00:03:00", "without an offset from UTC"),
+        ("2026-11-21 00:03:00", "without an offset from UTC"),
+        ("yesterday", "take a version, such as 17, or a time with its offset, such as 2026-01-31T00:00:00Z"),
+        ("", "take a version"),
+        ("-1", "take a version"),
+        ("\u0663", "take a version"),
+        ("1.5", "take a version"),
+        ("2026-13-01T00:00:00Z", "month must be in 1..12.*; take a version"),
+        ("2026-02-30T00:00:00Z", "; take a version"),
+        ("2026-11-21T25:00:00Z", "; take a version"),
+        ("0001-01-01T00:00:00+14:00", "the archive begins at 2026-11-21T00:12:02"),
+        ("2026-11-21T00:03:00Z\x1b[2J", "take a version"),
+        ("7", "Invalid table version: 7$"),
+        ("9" * 5000, "Exceeds the limit"),
+        (
+            "1795219380",
+            "Invalid table version: 1795219380; as the Unix time 2026-11-21T00:03:00Z it must be written so",
+        ),
+        ("1795219380000", "as the Unix time 2026-11-21T00:03:00Z it must be written so"),
+    ],
+)
+def test_what_is_no_version_and_no_time_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    """With what can be written. A time without an offset would be another one on another machine."""
     archive(str(tmp_path), FACTS)
 
-    with pytest.raises(BadArchive, match=f"as of {time}"):
-        ArchiveTable(Store(str(tmp_path)), time)
+    with pytest.raises(BadArchive, match=f"cannot be read as of .*: .*{why}") as refused:
+        ArchiveTable(Store(str(tmp_path)), text)
+
+    assert "\x1b" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2027-01-31T00:00:00Z",
+        "2027-01-31 00:00:00+01:00",
+        "2027-01-31T00:00:00.5-0330",
+        "2027-W05-1T00Z",
+        "00",
+    ],
+)
+def test_a_time_is_written_as_in_iso_8601(tmp_path: Path, text: str) -> None:
+    """With any offset, and with a space for the T."""
+    archive(str(tmp_path), FACTS)
+
+    assert 0 == ArchiveTable(Store(str(tmp_path)), text).version

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -280,25 +281,50 @@ def test_a_body_that_is_too_long_is_refused_in_one_line(behind: Behind, tmp_path
     assert str(LIMIT) in done.stderr
 
 
-def test_a_replica_joins_and_follows_through_it(behind: Behind, tmp_path: Path) -> None:
-    """By HTTP alone."""
-    (tmp_path / "secret").write_text(SECRET)
-    (tmp_path / "secret").chmod(0o600)
-    options = (
-        *("--upstream", behind.proxy.url, "--ca-file", str(behind.proxy.ca_file)),
-        *("--secret-file", "secret", "--replica-name", f"via-{behind.name}"),
-    )
-    with Daemon(tmp_path, options=options) as replica:
+@contextmanager
+def replica_behind(proxy: ReverseProxy, folder: Path) -> Iterator[tuple[Daemon, Place]]:
+    """A replica that follows through this proxy, by HTTP alone."""
+    (folder / "secret").write_text(SECRET)
+    (folder / "secret").chmod(0o600)
+    options = ("--upstream", proxy.url, "--ca-file", str(proxy.ca_file), "--secret-file", "secret")
+    with Daemon(folder, options=(*options, "--replica-name", folder.name)) as replica:
         copy = Place(_port(replica.url))
 
-        def status() -> Any:
-            return json.loads(copy.ask("GET", "/v1/status").body)
+        def is_live() -> bool:
+            status = json.loads(copy.ask("GET", "/v1/status").body)
+            return bool(status["upstream"]["state"] == "live")
 
-        eventually(lambda: status()["upstream"]["state"] == "live", "following")
+        eventually(is_live, "following")
+        yield replica, copy
+
+
+def test_a_replica_joins_and_follows_through_it(behind: Behind, tmp_path: Path) -> None:
+    """A fact that is written is there, too."""
+    with replica_behind(behind.proxy, tmp_path) as (_, copy):
         serial = json.loads(behind.there.ask("POST", APPEND, BODY).body)["first_serial"]
         found = copy.ask("GET", f"/v1/changelog?since={serial - 1}&min_serial={serial}&limit=1")
 
     assert json.loads(found.body)["serial"] == serial
+
+
+@pytest.mark.parametrize("name", [name for name in found_proxies() if name == "nginx"])
+def test_an_upload_that_a_proxy_refuses_is_refused_with_its_reason(
+    daemon: Ports, tmp_path: Path, name: str
+) -> None:
+    """By a replica, which relays it to its primary; in its log, too, in one line."""
+    data = bytes(range(250)) * 10_000
+    path = f"/v1/files/sha256/{hashlib.sha256(data).hexdigest()}"
+    changes = {"client_max_body_size 0;": "client_max_body_size 1m;"}
+    with (
+        ReverseProxy(tmp_path, name, daemon, changes) as proxy,
+        replica_behind(proxy, tmp_path) as (replica, copy),
+    ):
+        refused = copy.ask("PUT", path, data)
+        lines = list(replica.lines)
+
+    assert (refused.status, refused.code()) == (413, "too_large")
+    assert "client_max_body_size" in json.loads(refused.body)["message"]
+    assert not any("Traceback" in line for line in lines)
 
 
 @pytest.fixture(scope="module", params=found_proxies(tcp=True))

@@ -3,32 +3,42 @@
 A batch is one commit, whose metadata has the field `synrepl` (`Batch`). The batches follow each other without
 a gap. Such a commit has the application transaction `APP` with the last serial: of two jobs that add the
 same facts, one fails. Other commits merge files. The name of a file has its SHA-256.
+
+Other programs may remove commits below a checkpoint, which has files and transactions, but no batches. The
+last batch is therefore in `END` too, and those whose commits are gone are read as one.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from synrepl.pipeline.archive.delta_log import FIELD, LOG, DeltaLog
 from synrepl.pipeline.archive.files import WrittenFile
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY
+from synrepl.wire.text import printable
 
 APP: Final = "synrepl-archive"
-FIELD: Final = "synrepl"
-LOG: Final = "_delta_log"
+END: Final = "_synrepl/end.json"
+"""The last batch once more."""
+
+AS_OF: Final = "take a version, such as 17, or a time with its offset, such as 2026-01-31T00:00:00Z"
+UNIX_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+RESTORED: Final = "RESTORE COMMIT"
 FORMER: Final = "_manifests"
 COMMITS_AT_ONCE: Final = 16
 """Number of commits read at the same time, as each read from an object store takes long."""
@@ -112,8 +122,12 @@ class ArchiveTable:
 
     def __init__(self, store: Store, as_of: str | None = None) -> None:
         self.store = store
+        self._log = DeltaLog(store)
+        self._is_cut = False
+        """Whether a commit was removed from the log."""
         try:
-            version = int(as_of) if as_of is not None and as_of.isdecimal() else None
+            is_number = as_of is not None and as_of.isascii() and as_of.isdigit()
+            version = int(as_of) if as_of is not None and is_number else None
             self._delta = DeltaTable(store.table_uri, version, store.options)
             if as_of is not None and version is None:
                 self._delta.load_as_version(self._version_at(as_of))
@@ -126,9 +140,10 @@ class ArchiveTable:
             raise BadArchive(
                 f"{store}: nothing is archived there yet; run synrepl pipeline archive first"
             ) from error
-        except (DeltaError, ValueError, OSError) as error:
-            what = "" if as_of is None else f" as of {as_of}"
-            raise BadArchive(f"{store} cannot be read{what}: {_line(error)}") from error
+        except (DeltaError, ValueError, OSError, OverflowError) as error:
+            what = "" if as_of is None else f" as of {printable(as_of[:80])}"
+            hint = _as_unix_time(as_of or "")
+            raise BadArchive(f"{store} cannot be read{what}: {_line(error)}{hint}") from error
         self._look()
 
     @classmethod
@@ -162,8 +177,13 @@ class ArchiveTable:
         return found.sort_by([("first_serial", "ascending"), ("path", "ascending")])
 
     def batches(self) -> list[Batch]:
-        """Return all batches, in order. Raises `BadArchive` unless each continues the previous one."""
+        """Return all batches, in order. Raises `BadArchive` unless each continues the previous one.
+
+        Those whose commits were removed from the log are one.
+        """
         found = list(self._batches())[::-1]
+        if self._is_cut and (not found or found[0].first_serial > 1):
+            found.insert(0, self._removed(found))
         expected = 1
         for batch in found:
             if batch.first_serial != expected:
@@ -176,7 +196,7 @@ class ArchiveTable:
 
     def _look(self) -> None:
         self.version = self._delta.version()
-        found = next(self._batches(), None)
+        found = next(self._batches(), None) or self._kept_end()
         if found is None:
             raise BadArchive(
                 f"{self.store} is a Delta table, but not an archive (no commit has the field {FIELD})"
@@ -184,20 +204,25 @@ class ArchiveTable:
         self.end = found
 
     def _batches(self) -> Iterator[Batch]:
-        """Yield the batches, the last first.
+        """Yield the batches, the last first, up to a commit that was removed from the log.
 
         The history of delta-rs would hold all commits in memory, and always begin at the newest version.
         """
         versions = range(self.version, -1, -1)
         done, count = 0, 1
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as threads:
-            while some := versions[done : done + count]:
+            while (some := versions[done : done + count]) and not self._is_cut:
                 yield from filter(None, threads.map(self._batch, some))
                 done, count = done + count, COMMITS_AT_ONCE
 
     def _batch(self, version: int) -> Batch | None:
         """Return the batch of a commit; None if the commit only merges files."""
-        batch = self._commit_info(version).get(FIELD)
+        try:
+            batch = self._commit_info(version).get(FIELD)
+        except NotFound:
+            # Else delta-rs would have refused the table: a checkpoint has what it needs.
+            self._is_cut = True
+            return None
         try:
             return batch and msgspec.convert(batch | {"version": version}, Batch)
         except ValueError as error:
@@ -205,11 +230,84 @@ class ArchiveTable:
 
     def _commit_info(self, version: int) -> dict[str, Any]:
         try:
-            lines = self.store.read(f"{LOG}/{version:020}.json").splitlines()
-            (found,) = [msgspec.json.decode(line) for line in lines if line.startswith(b'{"commitInfo"')]
-            return dict(found["commitInfo"])
-        except (NotFound, ValueError) as error:
+            return self._log.info(version)
+        except ValueError as error:
             raise self._unreadable(version, error) from error
+
+    def _kept_end(self) -> Batch | None:
+        """Return the last batch, whose commit was removed from the log; None if there never was one.
+
+        Raises `BadArchive` if nothing tells where the archive ends.
+        """
+        serial = self._delta.transaction_version(APP)
+        if serial is None:
+            return None
+        try:
+            kept = msgspec.json.decode(self.store.read(END), type=Batch)
+        except (NotFound, ValueError):
+            kept = None
+        if kept is None or kept.last_serial != serial:
+            raise BadArchive(
+                f"{self.store}: the commit of the last batch (up to serial {serial}) was removed from {LOG},"
+                f" and {END} does not have it; put the removed files back, or archive into a new directory"
+                " while the log or a replica still has the facts"
+            )
+        return kept
+
+    def _removed(self, found: Sequence[Batch]) -> Batch:
+        """Return one batch in place of those before `found`, whose commits were removed from the log.
+
+        Its clock and its digest are unknown, unless it is the last one.
+        """
+        after = found[0] if found else self.end
+        last = found[0].first_serial - 1 if found else self.end.last_serial
+        files = self.files
+        rows = pc.sum(files["rows"]).as_py() - sum(one.rows for one in found)
+        files = files.filter(pc.less_equal(files["first_serial"], last))
+        trimmed = min(last, after.compacted_upto)
+        facts = last - trimmed + self._count_serials(trimmed)
+        first_at_ms, last_at_ms = self._times(last)
+        whole = msgspec.structs.replace(
+            after,
+            first_serial=1,
+            facts=facts,
+            rows=rows,
+            bytes=pc.sum(files["bytes"]).as_py(),
+            first_at_ms=first_at_ms,
+        )
+        if not found:
+            return whole
+        starts = [start for start in after.epoch_starts if start.serial < last]
+        return msgspec.structs.replace(
+            whole,
+            last_serial=last,
+            epoch=max([1, *(start.epoch for start in starts)]),
+            epoch_starts=starts,
+            digest="",
+            end={},
+            last_at_ms=last_at_ms,
+            archived_at_ms=0,
+            version=0,
+        )
+
+    def _count_serials(self, upto: int) -> int:
+        """Count the serials that the archive has up to this one; a trimmed log lacked some."""
+        serials = set[int]()
+        files = self.files.filter(pc.less_equal(self.files["first_serial"], upto))
+        for path in files["path"].to_pylist():
+            with self.store.open(path) as source:
+                serials.update(pq.read_table(source, columns=["serial"])["serial"].to_pylist())
+        return sum(one <= upto for one in serials)
+
+    def _times(self, upto: int) -> tuple[int, int]:
+        """Return the first and the last time, in milliseconds, in the files with facts up to this serial."""
+        found = pa.table(self._delta.get_add_actions(flatten=True))
+        if missing := {"min.committed_at", "max.committed_at"} - set(found.column_names):
+            raise BadArchive(f"{self.store}: the table lacks statistics: {', '.join(sorted(missing))}")
+        found = found.filter(pc.less_equal(found["min.serial"], upto))
+        ends = pc.min(found["min.committed_at"]).as_py(), pc.max(found["max.committed_at"]).as_py()
+        first, last = (int(one.timestamp() * 1000) for one in ends)
+        return first, last
 
     def _unreadable(self, version: int, error: Exception) -> BadArchive:
         return BadArchive(f"{self.store}: version {version} cannot be read: {_line(error)}")
@@ -221,19 +319,33 @@ class ArchiveTable:
         restore or an upload changes. (It refuses the property delta.enableInCommitTimestamps, by which all
         readers of the table would do the same.)
         """
-        at = datetime.fromisoformat(time)
+        try:
+            at = datetime.fromisoformat(time)
+        except ValueError as error:
+            raise ValueError(f"{error}; {AS_OF}") from error
         if at.tzinfo is None:
-            raise ValueError(f"{time} has no offset from UTC; an example is 2026-01-31T00:00:00Z")
-        versions = range(self._delta.version() + 1)
-        count = bisect_right(versions, at.timestamp() * 1000, key=self._committed_at_ms)
+            raise ValueError(f"a time without an offset from UTC is another one elsewhere; {AS_OF}")
+        at_ms = (at - UNIX_EPOCH) // timedelta(milliseconds=1)
+        versions = self._log.versions(self._delta.version())
+        count = bisect_right(versions, at_ms, key=self._committed_at_ms)
         if not count:
-            first = datetime.fromtimestamp(self._committed_at_ms(0) / 1000, UTC).isoformat()
-            raise ValueError(f"the archive begins at {first}")
+            first = datetime.fromtimestamp(self._committed_at_ms(versions[0]) / 1000, UTC).isoformat()
+            raise ValueError(
+                f"the archive begins at {first}"
+                if versions[0] == 0
+                else f"earlier commits were removed from {LOG}; version {versions[0]} is of {first}"
+            )
         return versions[count - 1]
 
     def _committed_at_ms(self, version: int) -> int:
-        info = self._commit_info(version)
-        return int(info.get(FIELD, {}).get("archived_at_ms") or info.get("timestamp", 0))
+        try:
+            at_ms = self._log.committed_at_ms(version)
+        except NotFound:
+            kept = self._kept_end()  # all commits were removed
+            at_ms = None if kept is None else kept.archived_at_ms
+        if at_ms is None:
+            raise ValueError(f"nothing says when version {version} was committed")
+        return at_ms
 
     def append(self, batch: Batch, added: Sequence[WrittenFile]) -> "ArchiveTable":
         """Commit the next batch, and return the table, now of the new version.
@@ -265,6 +377,8 @@ class ArchiveTable:
         Raises `BadArchive` if a folder is a symbolic link, which delta-rs would follow.
         """
         self.store.check_no_links()
+        if not dry_run:
+            self._restore_commit()
         found: list[str] = self._delta.vacuum(
             retention_hours, dry_run, enforce_retention_duration=False, full=True
         )
@@ -273,6 +387,7 @@ class ArchiveTable:
     def _commit(
         self, actions: list[AddAction | RemoveAction], properties: CommitProperties | None = None
     ) -> "ArchiveTable":
+        self._restore_commit()
         try:
             self._delta.create_write_transaction(
                 actions, "append", SCHEMA, PARTITIONS, commit_properties=properties
@@ -281,8 +396,21 @@ class ArchiveTable:
             raise CommitConflict(_line(error)) from error
         # Not loaded again: for a large archive that costs seconds, and twice the memory.
         self._delta.update_incremental()
+        self._is_cut = False
         self._look()
         return _sync(self)
+
+    def _restore_commit(self) -> None:
+        """Write a commit in place of that of this version, if it was removed: delta-rs adds none after it.
+
+        It changes nothing, as readers begin at the checkpoint. It has the last batch.
+        """
+        if self._is_cut and not self._log.has(self.version):
+            info = {"timestamp": self.end.archived_at_ms, "operation": RESTORED, FIELD: self.end}
+            self.store.write(
+                f"{LOG}/{self.version:020}.json", msgspec.json.encode({"commitInfo": info}) + b"\n"
+            )
+            self._delta = DeltaTable(self.store.table_uri, self.version, self.store.options)
 
 
 def create_table(store: Store, batch: Batch, added: Sequence[WrittenFile]) -> ArchiveTable:
@@ -328,8 +456,9 @@ def _properties(batch: Batch, *, retries: int | None = None) -> CommitProperties
 
 
 def _sync(table: ArchiveTable) -> ArchiveTable:
-    """Make the last commit survive a power failure."""
+    """Make the last commit survive a power failure, and its batch the removal of the commit."""
     table.store.sync(f"{LOG}/{table.version:020}.json")
+    table.store.write(END, msgspec.json.encode(table.end))
     return table
 
 
@@ -338,6 +467,15 @@ def _unquote(paths: Any) -> Any:
     folders = pc.replace_substring_regex(paths, "[^/]*$", "").combine_chunks().dictionary_encode()
     plain = pa.array(map(unquote, folders.dictionary.to_pylist()), pa.string()).take(folders.indices)
     return pc.binary_join_element_wise(plain, pc.replace_substring_regex(paths, "^.*/", ""), "")
+
+
+def _as_unix_time(text: str) -> str:
+    """Return the time that was perhaps meant by digits, after a semicolon; empty if it is none."""
+    factor = {10: 1, 13: 1000}.get(len(text)) if text.isascii() and text.isdigit() else None
+    if factor is None:
+        return ""
+    at = datetime.fromtimestamp(int(text) // factor, UTC)
+    return f"; as the Unix time {at:%Y-%m-%dT%H:%M:%SZ} it must be written so"
 
 
 def _line(error: Exception) -> str:

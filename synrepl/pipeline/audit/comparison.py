@@ -227,6 +227,8 @@ class Comparison(msgspec.Struct, dict=True):
     def _moved(self, file: ListedFile) -> Tokens:
         """Return the ranges of tokens of the writers in a file, from the clocks of the batches around it."""
         before = [one.end for one in self._batches if one.last_serial < file.first_serial]
+        if before and not before[-1]:
+            return {}  # the commit was removed from the log of the table
         after = next((one.end for one in self._batches if one.last_serial >= file.last_serial), {})
         start = before[-1].get(file.stream, {}) if before else {}
         return {

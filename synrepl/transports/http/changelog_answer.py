@@ -50,7 +50,7 @@ class _Answer:
         self.sender = Sender(
             services.log,
             self.feed,
-            arrow or line_encoder(query.filter, checked=query.checked),
+            arrow or line_encoder(query.filter, checked=query.checked, numbers=query.numbers),
             self,
             waiters=services.publisher.waiters,
             # A receipt can belong to facts that the filter leaves out.

@@ -17,6 +17,7 @@ from synrepl.replication.text_pages import LineEncoder
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.filter import Filter
+from synrepl.wire.js_numbers import numbers_as_text
 
 
 class HeartbeatLine(msgspec.Struct, frozen=True):
@@ -45,14 +46,14 @@ def checked_line(fact: Fact) -> bytes:
     return encode_fact(fact)[:-2] + b',"checksum":"%b"}\n' % checksum(fact).encode()
 
 
-def ephemeral_line(fact: Fact) -> bytes:
-    """Encode an ephemeral fact."""
-    return _line("ephemeral", encode_fact(fact)[:-1])
+def ephemeral_line(fact: Fact, as_read: Callable[[bytes], bytes] = bytes) -> bytes:
+    """Encode an ephemeral fact; `as_read` changes it for its reader."""
+    return _line("ephemeral", as_read(encode_fact(fact)[:-1]))
 
 
-def held_line(facts: Iterable[Fact]) -> bytes:
-    """Encode the current ephemeral facts."""
-    return _line("held", b"[%b]" % b",".join(encode_fact(fact)[:-1] for fact in facts))
+def held_line(facts: Iterable[Fact], as_read: Callable[[bytes], bytes] = bytes) -> bytes:
+    """Encode the current ephemeral facts, as `ephemeral_line` does."""
+    return _line("held", as_read(b"[%b]" % b",".join(encode_fact(fact)[:-1] for fact in facts)))
 
 
 def encode_line(kind: str, content: HeartbeatLine | MovedLine | EpochStart | str) -> bytes:
@@ -82,16 +83,17 @@ class _ChangelogEncoder(LineEncoder):
 
     encode_kept: Callable[[Fact], bytes] = staticmethod(encode_fact)
 
-    def __init__(self, facts_filter: Filter) -> None:
+    def __init__(self, facts_filter: Filter, as_read: Callable[[bytes], bytes]) -> None:
         self._filter = facts_filter
+        self._as_read = as_read
 
     def text(self, lines: bytes) -> bytes:
-        return lines
+        return self._as_read(lines)
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        passes = self._filter.passes
+        passes, as_read = self._filter.passes, self._as_read
         return b"".join(
-            self.encode_kept(fact) if fact.serial else ephemeral_line(fact)
+            as_read(self.encode_kept(fact)) if fact.serial else ephemeral_line(fact, as_read)
             for fact in facts
             if passes(fact.stream, fact.writer)
         )
@@ -103,7 +105,7 @@ class _ChangelogEncoder(LineEncoder):
         return encode_line("epoch_start", start)
 
     def ephemeral(self, step: EphemeralStep) -> bytes:
-        return held_line(step.facts)
+        return held_line(step.facts, self._as_read)
 
 
 class _CheckedEncoder(_ChangelogEncoder):
@@ -114,9 +116,10 @@ class _CheckedEncoder(_ChangelogEncoder):
 
 
 @lru_cache(maxsize=256)
-def line_encoder(facts_filter: Filter, *, checked: bool) -> LogEncoder:
-    """Return the encoder that readers with this filter and this `checked` share."""
-    return _CheckedEncoder(facts_filter) if checked else _ChangelogEncoder(facts_filter)
+def line_encoder(facts_filter: Filter, *, checked: bool, numbers: bool) -> LogEncoder:
+    """Return the encoder that readers with this filter, this `checked` and this `numbers` share."""
+    kind = _CheckedEncoder if checked else _ChangelogEncoder
+    return kind(facts_filter, numbers_as_text if numbers else bytes)
 
 
 def _line(kind: str, content: bytes) -> bytes:

@@ -24,6 +24,7 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     if `ephemeral`, and with an `origin` commands for all processes, except those forwarded under that name.
     Without `follow`, a response waits up to `wait` seconds for a first fact.
     Receipts, epoch starts and commands name only the streams `seen` (None: all): those the peer may see.
+    With `numbers`, those that JavaScript would change are text.
     `epoch`, `digest` and `history` describe the reader's own log at `since`, as far as the reader gives them.
     """
 
@@ -44,6 +45,7 @@ class ChangelogQuery(msgspec.Struct, frozen=True, kw_only=True):
     ephemeral: bool = False
     origin: str | None = None
     heartbeat: float = 5.0
+    numbers: bool = False
 
     @property
     def checked(self) -> bool:

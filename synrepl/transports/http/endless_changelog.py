@@ -93,7 +93,7 @@ class _EndlessAnswer:
         self.sender = Sender(
             self._log,
             self._feed,
-            line_encoder(query.filter, checked=query.checked),
+            line_encoder(query.filter, checked=query.checked, numbers=query.numbers),
             call.request,
             waiters=self._waiters,
             # A receipt can belong to facts that the filter leaves out.

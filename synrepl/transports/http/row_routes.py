@@ -16,6 +16,7 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.headers import header
 from synrepl.wire.dialect import Dialect
+from synrepl.wire.js_numbers import numbers_as_text
 
 CATCH_UP_ROWS: Final = 1_000
 
@@ -48,7 +49,8 @@ async def page(call: Call) -> bytes:
         limit=query["limit"],
         texts=stream.project_newest,
     )
-    return rows.body(b"upto")
+    body = rows.body(b"upto")
+    return numbers_as_text(body) if query["numbers"] else body
 
 
 async def allocated(call: Call) -> AllocatedAnswer:

@@ -151,6 +151,8 @@ class ApiRequest(Request):
     _is_complete = False
     _is_dropping = False
     _is_refused = False
+    _is_to_be_refused = False
+    """Whether the handler will answer with an error, whatever the body is."""
     _linger: Timer | None = None
     _stream: BodyStream | None = None
     """The body, if its route reads it while it arrives."""
@@ -179,7 +181,15 @@ class ApiRequest(Request):
             )
         elif length is not None and length > self._limit:
             self._refuse_body(self._too_large())
-        if route is not None and route.streams_body and is_welcome and not self._is_refused:
+        waits = (self.requestHeaders.getRawHeaders(b"expect") or [b""])[0].lower() == b"100-continue"
+        if waits and length != 0 and self._is_to_be_refused and not self._is_refused:
+            # It need not be sent. What follows on this connection may be the body all the same.
+            self.requestHeaders.removeHeader(b"expect")
+            self.setHeader(b"connection", b"close")
+            self.content = self._stream = BodyStream(self.channel)
+            self._begin_timer = Timer(site.clock, self._begin)
+            self._begin_timer.start(0)
+        elif route is not None and route.streams_body and is_welcome and not self._is_refused:
             self.content = self._stream = BodyStream(self.channel)
             self.channel.expect_slow_body()
             # Later: the channel may have to send 100 Continue before the answer begins.
@@ -198,6 +208,7 @@ class ApiRequest(Request):
             route = routes.get(self.method.decode("ascii"))
         except UnicodeDecodeError:
             route, variables = None, {}
+        self._is_to_be_refused = True
         try:
             self.access = site.guard.access(self)
             self._admitted = site.admitted
@@ -206,6 +217,7 @@ class ApiRequest(Request):
                 check_route(self.access, route, variables)
         except ApiError:
             return route, False
+        self._is_to_be_refused = route is None
         return route, route is not None and route.method in BODY_METHODS
 
     def handleContentChunk(self, data: bytes) -> None:
