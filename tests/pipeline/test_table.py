@@ -416,11 +416,11 @@ def test_a_time_reads_the_same_version_of_each_copy(tmp_path: Path, hours: int) 
         ("2026-11-21T25:00:00Z", "; take a version"),
         ("0001-01-01T00:00:00+14:00", "the archive begins at 2026-11-21T00:12:02"),
         ("2026-11-21T00:03:00Z\x1b[2J", "take a version"),
-        ("7", "Invalid table version: 7$"),
+        ("7", "the newest version is 0$"),
         ("9" * 5000, "Exceeds the limit"),
         (
             "1795219380",
-            "Invalid table version: 1795219380; as the Unix time 2026-11-21T00:03:00Z it must be written so",
+            "the newest version is 0; as the Unix time 2026-11-21T00:03:00Z it must be written so",
         ),
         ("1795219380000", "as the Unix time 2026-11-21T00:03:00Z it must be written so"),
     ],

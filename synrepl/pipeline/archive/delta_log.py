@@ -20,6 +20,7 @@ FIELD: Final = "synrepl"
 LOG: Final = "_delta_log"
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
+_OF_VERSION: Final = re.compile(r"(\d{20})\.(?:json$|checkpoint\.)")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.")
 
 
@@ -92,6 +93,11 @@ class DeltaLog:
     def has(self, version: int) -> bool:
         """Whether the commit of a version is there."""
         return self._store.exists(f"{LOG}/{version:020}.json")
+
+    def newest(self) -> int:
+        """Return the newest version that there is a file of; -1 without any."""
+        found = map(_OF_VERSION.match, self._store.names(LOG))
+        return max((int(one[1]) for one in found if one), default=-1)
 
     def versions(self, head: int) -> range:
         """Return the versions that can be read: those from a checkpoint on, if commits were removed."""

@@ -128,6 +128,8 @@ class ArchiveTable:
         try:
             is_number = as_of is not None and as_of.isascii() and as_of.isdigit()
             version = int(as_of) if as_of is not None and is_number else None
+            if version is not None and -1 < (newest := self._log.newest()) < version:
+                raise ValueError(f"the newest version is {newest}")
             self._delta = DeltaTable(store.table_uri, version, store.options)
             if as_of is not None and version is None:
                 self._delta.load_as_version(self._version_at(as_of))
