@@ -84,10 +84,14 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The database with the streams: `parameters` of libpq, or the `path` of an SQLite file."""
+    """The database with the streams: `parameters` of libpq, or the `path` of an SQLite file.
+
+    `allows_locale`: the homeserver starts whatever the locale of the database is (`allow_unsafe_locale`).
+    """
 
     parameters: Secret[dict[str, str]] | None = None
     path: str = ""
+    allows_locale: bool = False
 
 
 class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -415,7 +419,8 @@ class _ConfigurationLoader:
                 for name, value in arguments.items()
                 if not str(name).startswith("cp_") and isinstance(value, SCALARS)
             }
-            return DatabaseSettings(parameters=Secret(parameters))
+            allows = bool(database.get("allow_unsafe_locale"))
+            return DatabaseSettings(parameters=Secret(parameters), allows_locale=allows)
         if kind != "sqlite3":
             self._miss("database", "the database is neither psycopg2 nor sqlite3: it is not examined")
             return None
