@@ -5,6 +5,7 @@
 be a secret.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -56,6 +57,15 @@ KEYS: Final = (
     *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
 )
 """The keys that are read."""
+
+MEANT: Final = (
+    *("stream_writers", "instance_map", "worker_listeners", "outbound_federation_restricted_to"),
+    *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
+)
+"""Keys that say who does what: written wrong, they leave it to another process, and nobody says so."""
+
+_NEAR: Final = 0.9
+MAX_KEY: Final = 80
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +128,8 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path of
     the processes in `instance_map`. `appservices` are the ids of configured application services, and None if
     not all of them are known. `pushes` says whether any process does.
-    `twice` are files that have a process' name in common, by the name. `unread` is what could not be read of
+    `twice` are files that have a process' name in common, by the name. `misspelled` are keys that are no
+    settings, with the file, and the setting that each is like. `unread` is what could not be read of
     the files, and `notes` what is worth a note. `release` is the one that was given, and
     `has_workers` says whether the file of a worker was.
     """
@@ -133,6 +144,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     appservices: tuple[str, ...] | None = ()
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
+    misspelled: tuple[tuple[str, str, str], ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -240,11 +252,19 @@ class _ConfigurationLoader:
             appservices=self._appservices(),
             pushes=self._is_done("pushers"),
             twice={name: tuple(of) for name, of in files.items() if len(of) > 1},
+            misspelled=tuple(dict.fromkeys(self._misspelled())),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
             has_workers=any(not config.is_main for config in self._configs),
         )
+
+    def _misspelled(self) -> Iterator[tuple[str, str, str]]:
+        for config in self._configs:
+            for key in config.values:
+                if key not in KEYS and key not in MEANT and isinstance(key, str) and len(key) < MAX_KEY:
+                    for meant in difflib.get_close_matches(key, MEANT, 1, _NEAR):
+                        yield key, config.origin(key), meant
 
     def _server_name(self) -> str:
         names = [config.get("server_name") for config in self._configs]

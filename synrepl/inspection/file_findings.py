@@ -1,10 +1,10 @@
 """Finds what is wrong in a homeserver's files alone; without I/O."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from synrepl.errors import suggest
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, several
 from synrepl.inspection.configuration import Homeserver, Process
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.merging import MAIN, Template
@@ -29,6 +29,7 @@ def find_in_files(
         yield from _refused(homeserver, releases or [homeserver.release or NEWEST.release])
     if homeserver.has_workers and not _has_unknown_names(homeserver):
         yield from _nobody(homeserver, there)
+    yield from _misspelled(homeserver)
     yield from _wrong_ports(homeserver)
     yield from _twice(homeserver)
     yield from _contradictions(homeserver)
@@ -69,7 +70,8 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             stream=one.stream,
             process=names[0] if len(names) == 1 else "",
             count=len(names),
-            why=f"{one.why}: {_refuse(one.span)} it, and {_several(names)} {does} not start there",
+            why=f"{one.why}: {_refuse(one.span)} it, and {several([*map(printable, names)])} {does} not start"
+            " there",
             remedy=one.remedy,
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
         )
@@ -83,13 +85,6 @@ def _refuse(span: Span) -> str:
 
 def _text(release: Release) -> str:
     return ".".join(map(str, release if release[2] else release[:2]))
-
-
-def _several(names: Sequence[str]) -> str:
-    shown = [printable(name) for name in names]
-    if len(shown) <= 3:
-        return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-    return f"{', '.join(shown[:3])} and {len(shown) - 3} more"
 
 
 # -- names and ports -----------------------------------------------------------------------------------------
@@ -120,6 +115,17 @@ def _nobody(homeserver: Homeserver, there: Collection[str]) -> Iterator[Finding]
             why=f"no file that was given is of {printable(name)}, to which {share}"
             f" leave{'s' * (len(keys) == 1)} work: if there is no such process, nobody does it{hint}",
             remedy=f"correct the name, start {printable(name)}, or give its file with --worker",
+            cost=RESTART_ALL,
+        )
+
+
+def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
+    for key, file, meant in homeserver.misspelled:
+        yield Finding(
+            kind="misspelled_key",
+            why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing;"
+            f" did you mean {meant}?",
+            remedy=f"rename it to `{meant}`",
             cost=RESTART_ALL,
         )
 
@@ -184,10 +190,9 @@ def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
             kind="different_writers",
             process=different[0].name if len(different) == 1 else "",
             count=len(different),
-            why=f"stream_writers of {_several([one.name for one in different])} is not that of the other"
-            f" {counted(len(configured) - len(different), 'process', 'processes')}: a key at the top of a"
-            " file"
-            " replaces the shared one whole",
+            why=f"stream_writers of {several([printable(one.name) for one in different])} is not that of the"
+            f" other {counted(len(configured) - len(different), 'process', 'processes')}: a key at the top of"
+            " a file replaces the shared one whole",
             remedy=f"remove `stream_writers` from {different[0].file}, and keep it in the shared file",
             cost=RESTART_ONE,
         )
