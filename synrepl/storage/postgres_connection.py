@@ -69,8 +69,8 @@ REFUSED_PARAMETER: Final = "unsupported startup parameter"
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
     "08P01": "a pooler before the server (PgBouncer) does not pass `options` on, of the address or of"
-    " PGOPTIONS: leave them out, and give the role such settings (ALTER ROLE ... SET), or name the server itself; with"
-    " ignore_startup_parameters the pooler drops them in silence",
+    " PGOPTIONS: leave them out, and give the role such settings (ALTER ROLE ... SET), or name the server"
+    " itself; with ignore_startup_parameters the pooler drops them in silence",
     "25006": "the server is a standby, or read only; use the primary",
     "26000": POOLER,
     "42P05": POOLER,
