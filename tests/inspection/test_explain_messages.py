@@ -445,6 +445,8 @@ def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
             "does not write it",
             "Logged by",
         ),
+        # The line of the traceback that tells it.
+        ("    assert self._can_write_to_receipts", "not_writer", "does not write it", "Logged by"),
         # Requests to other servers that go by way of a wrong address (matrix-org/synapse#16303).
         (
             (
