@@ -17,6 +17,7 @@ from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
 
 if TYPE_CHECKING:
+    from synrepl.inspection.configuration import DatabaseSettings
     from synrepl.storage.databases import Database
     from synrepl.storage.doctor.before_start import StartReport
     from synrepl.storage.doctor.complaints import Diagnosis
@@ -138,7 +139,7 @@ def doctor(
 
     try:
         database = (
-            _homeservers_database(homeserver_files, statement_seconds=0.0)
+            _open_homeservers(_homeservers_database(homeserver_files), statement_seconds=0.0)
             if homeserver_files
             else Database(url or "", what="synrepl doctor")
         )
@@ -167,10 +168,11 @@ def _before_start(paths: tuple[Path, ...], wait: float, *, applies: bool, output
     from synrepl.storage.doctor.before_start import STATEMENT_SECONDS, StartCheck, wait_for
 
     try:
-        database = _homeservers_database(paths, statement_seconds=STATEMENT_SECONDS)
+        settings = _homeservers_database(paths)
+        database = _open_homeservers(settings, statement_seconds=STATEMENT_SECONDS)
     except ReplicationError as error:
         raise click.UsageError(str(error)) from error
-    check = StartCheck(database)
+    check = StartCheck(database, allows_locale=settings.allows_locale)
     try:
         report = wait_for(
             lambda: check.run(applies=applies),
@@ -194,15 +196,20 @@ def _before_start(paths: tuple[Path, ...], wait: float, *, applies: bool, output
         sys.exit(2 if report.may_start is None else 1)
 
 
-def _homeservers_database(paths: tuple[Path, ...], *, statement_seconds: float) -> "Database":
+def _homeservers_database(paths: tuple[Path, ...]) -> "DatabaseSettings":
     """Return the database that these files name. Raises `ReplicationError`."""
     from synrepl.inspection.configuration import read_homeserver
-    from synrepl.inspection.database import open_database
 
     settings = read_homeserver(paths).database
     if settings is None:
         names = ", ".join(map(str, paths))
         raise ConfigError(f"{names}: no database of PostgreSQL, nor a file of SQLite, is configured there")
+    return settings
+
+
+def _open_homeservers(settings: "DatabaseSettings", *, statement_seconds: float) -> "Database":
+    from synrepl.inspection.database import open_database
+
     return open_database(settings, what="synrepl doctor", statement_seconds=statement_seconds)
 
 

@@ -12,7 +12,7 @@ from synrepl.cli.homeserver import homeserver_options
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import table
-from synrepl.html.humanize import counted, span
+from synrepl.html.humanize import counted, several, span
 
 if TYPE_CHECKING:
     from synrepl.inspection.configuration import Homeserver
@@ -222,8 +222,15 @@ def _finding_lines(findings: "Sequence[Finding]", output: Output) -> Iterator[st
 
 
 def _other_lines(notes: "Sequence[Finding]", unseen: "Sequence[Unseen]") -> Iterator[str]:
+    # The same of many processes is one line.
+    same: dict[tuple[str, str, str, str], list[str]] = {}
     for note in notes:
-        yield click.style(shown(f"note: {_where(note)}: {note.why}"), "yellow")
+        why = note.why.replace(f"{note.process}=", "NAME=") if note.process else note.why
+        same.setdefault((note.kind, note.stream, note.writer, why), []).append(note.process)
+    for (kind, stream, writer, why), names in same.items():
+        told = why if len(names) > 1 else why.replace("NAME=", f"{names[0]}=")
+        of = ", ".join(filter(None, (stream, several(names) or writer)))
+        yield click.style(shown(f"note: {kind} ({of}): {told}" if of else f"note: {kind}: {told}"), "yellow")
     for missed in unseen:
         yield click.style(shown(f"not seen: {missed.what}: {missed.why}"), "yellow")
 

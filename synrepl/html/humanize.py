@@ -1,13 +1,16 @@
 """Readable numbers, times and names."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["at", "counted", "number", "printable", "rate", "share", "shortened", "size", "span"]
+__all__ = ["at", "counted", "number", "printable", "rate", "several", "share", "shortened", "size", "span"]
 
 UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 LONGEST: Final = 60
+
+LISTED: Final = 3
 
 
 def number(count: float) -> str:
@@ -15,6 +18,17 @@ def number(count: float) -> str:
     if isinstance(count, int) or count >= 999.5 or count == int(count):
         return f"{round(count):,}"
     return f"{count:.3g}"
+
+
+def several(names: Sequence[str]) -> str:
+    """List names in a sentence: the first three of many.
+
+    >>> several(["a", "b"]), several(["a", "b", "c", "d"])
+    ('a and b', 'a, b, c and 1 more')
+    """
+    if len(names) <= LISTED:
+        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"{', '.join(names[:LISTED])} and {len(names) - LISTED} more"
 
 
 def counted(count: int, what: str, many: str = "") -> str:

@@ -5,6 +5,7 @@
 be a secret.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -61,6 +62,15 @@ KEYS: Final = (
 )
 """The keys that are read."""
 
+MEANT: Final = (
+    *("stream_writers", "instance_map", "worker_listeners", "outbound_federation_restricted_to"),
+    *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
+)
+"""Keys that say who does what: written wrong, they leave it to another process, and nobody says so."""
+
+_NEAR: Final = 0.9
+MAX_KEY: Final = 80
+
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the homeserver.
@@ -88,10 +98,14 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The database with the streams: `parameters` of libpq, or the `path` of an SQLite file."""
+    """The database with the streams: `parameters` of libpq, or the `path` of an SQLite file.
+
+    `allows_locale`: the homeserver starts whatever the locale of the database is (`allow_unsafe_locale`).
+    """
 
     parameters: Secret[dict[str, str]] | None = None
     path: str = ""
+    allows_locale: bool = False
 
 
 class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,8 +134,9 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     not all of them are known. `pushes` says whether any process does.
     `twice` are files that have a process' name in common, by the name. `unnamed` are files without a
     `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two
-    processes on one machine: the port, the first process, the second, and its file. `unread` is what could
-    not be read of the files, and `notes` what is worth a note. `release` is the one that was given, and
+    processes on one machine: the port, the first process, the second, and its file. `misspelled` are keys
+    that are no settings, with the file, and the setting that each is like. `unread` is what could not be read
+    of the files, and `notes` what is worth a note. `release` is the one that was given, and
     `has_workers` says whether the file of a worker was.
     """
 
@@ -137,6 +152,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     twice: Mapping[str, tuple[str, ...]] = {}
     unnamed: Mapping[str, tuple[str, ...]] = {}
     shared_ports: tuple[tuple[int, str, str, str], ...] = ()
+    misspelled: tuple[tuple[str, str, str], ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -250,11 +266,19 @@ class _ConfigurationLoader:
             twice={name: tuple(of) for name, of in files.items() if len(of) > 1},
             unnamed={name: tuple(of) for name, of in unnamed.items()},
             shared_ports=tuple(self._shared_ports(away)),
+            misspelled=tuple(dict.fromkeys(self._misspelled())),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
             has_workers=any(not config.is_main for config in self._configs),
         )
+
+    def _misspelled(self) -> Iterator[tuple[str, str, str]]:
+        for config in self._configs:
+            for key in config.values:
+                if key not in KEYS and key not in MEANT and isinstance(key, str) and len(key) < MAX_KEY:
+                    for meant in difflib.get_close_matches(key, MEANT, 1, _NEAR):
+                        yield key, config.origin(key), meant
 
     def _server_name(self) -> str:
         names = [config.get("server_name") for config in self._configs]
@@ -478,7 +502,8 @@ class _ConfigurationLoader:
                 for name, value in arguments.items()
                 if not str(name).startswith("cp_") and isinstance(value, SCALARS)
             }
-            return DatabaseSettings(parameters=Secret(parameters))
+            allows = bool(database.get("allow_unsafe_locale"))
+            return DatabaseSettings(parameters=Secret(parameters), allows_locale=allows)
         if kind != "sqlite3":
             self._miss("database", "the database is neither psycopg2 nor sqlite3: it is not examined")
             return None

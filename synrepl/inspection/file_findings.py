@@ -1,10 +1,10 @@
 """Finds what is wrong in a homeserver's files alone; without I/O."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from synrepl.errors import suggest
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, several
 from synrepl.inspection.configuration import Homeserver, Process
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.merging import MAIN, Template
@@ -30,6 +30,7 @@ def find_in_files(
     yield from _twice(homeserver)
     if homeserver.has_workers and not _has_unknown_names(homeserver):
         yield from _nobody(homeserver, there)
+    yield from _misspelled(homeserver)
     yield from _wrong_ports(homeserver)
     yield from _shared_ports(homeserver)
     yield from _contradictions(homeserver)
@@ -70,7 +71,8 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             stream=one.stream,
             process=names[0] if len(names) == 1 else "",
             count=len(names),
-            why=f"{one.why}: {_refuse(one.span)} it, and {_several(names)} {does} not start there",
+            why=f"{one.why}: {_refuse(one.span)} it, and {several([*map(printable, names)])} {does} not start"
+            " there",
             remedy=one.remedy,
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
         )
@@ -84,13 +86,6 @@ def _refuse(span: Span) -> str:
 
 def _text(release: Release) -> str:
     return ".".join(map(str, release if release[2] else release[:2]))
-
-
-def _several(names: Sequence[str]) -> str:
-    shown = [printable(name) for name in names]
-    if len(shown) <= 3:
-        return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-    return f"{', '.join(shown[:3])} and {len(shown) - 3} more"
 
 
 # -- names and ports -----------------------------------------------------------------------------------------
@@ -154,6 +149,17 @@ def _without_name(count: int) -> str:
     return f"{counted(count, 'file has', 'files have')} no `worker_name`"
 
 
+def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
+    for key, file, meant in homeserver.misspelled:
+        yield Finding(
+            kind="misspelled_key",
+            why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing;"
+            f" did you mean {meant}?",
+            remedy=f"rename it to `{meant}`",
+            cost=RESTART_ALL,
+        )
+
+
 def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
     for name, where in homeserver.instances.items():
         process = homeserver.process(name)
@@ -193,10 +199,10 @@ def _shared_ports(homeserver: Homeserver) -> Iterator[Finding]:
 def _twice(homeserver: Homeserver) -> Iterator[Finding]:
     for name, files in sorted(homeserver.twice.items()):
         shown, remedy = printable(name), "give each worker a worker_name of its own"
-        why = f"{_several(files)} have the name {shown}"
+        why = f"{several([*map(printable, files)])} have the name {shown}"
         if files == homeserver.unnamed.get(name):
             calls = f"Synapse calls each by its `worker_app`, {shown}"
-            why = f"{_without_name(len(files))}, and {calls}: {_several(files)}"
+            why = f"{_without_name(len(files))}, and {calls}: {several([*map(printable, files)])}"
             remedy += "; if an image or a script adds it, give the files as the processes have them"
         yield Finding(
             kind="name_twice", process=name, count=len(files), why=why, remedy=remedy, cost=RESTART_ONE
@@ -227,10 +233,9 @@ def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
             kind="different_writers",
             process=different[0].name if len(different) == 1 else "",
             count=len(different),
-            why=f"stream_writers of {_several([one.name for one in different])} is not that of the other"
-            f" {counted(len(configured) - len(different), 'process', 'processes')}: a key at the top of a"
-            " file"
-            " replaces the shared one whole",
+            why=f"stream_writers of {several([printable(one.name) for one in different])} is not that of the"
+            f" other {counted(len(configured) - len(different), 'process', 'processes')}: a key at the top of"
+            " a file replaces the shared one whole",
             remedy=f"remove `stream_writers` from {different[0].file}, and keep it in the shared file",
             cost=RESTART_ONE,
         )

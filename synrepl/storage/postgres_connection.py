@@ -63,8 +63,14 @@ SHARED_HINT: Final = (
 POOL_LOOKS: Final = 3
 """How often two connections through a pooler are asked for their server processes."""
 
+REFUSED_PARAMETER: Final = "unsupported startup parameter"
+"""What a pooler says of a parameter that it does not pass on. libpq gives no SQLSTATE for it."""
+
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
+    "08P01": "a pooler before the server (PgBouncer) does not pass `options` on, of the address or of"
+    " PGOPTIONS: leave them out, and give the role such settings (ALTER ROLE ... SET), or name the server"
+    " itself; with ignore_startup_parameters the pooler drops them in silence",
     "25006": "the server is a standby, or read only; use the primary",
     "26000": POOLER,
     "42P05": POOLER,
@@ -176,6 +182,7 @@ class PostgresAddress:
             state = error.sqlstate or ("08" if isinstance(error, _psycopg().OperationalError) else "")
             why = _without(self._secrets, " ".join(str(error).split())) or type(error).__name__
             why = printable(why, limit=len(why))  # the server quotes names, and rows
+            state = "08P01" if state == "08" and REFUSED_PARAMETER in why else state
             if state == OUT_OF_RANGE or (not state and isinstance(error, _psycopg().DataError)):
                 raise InvalidValue(op=op, why=why, stream=stream) from error
             raise StorageError(

@@ -417,6 +417,86 @@ def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
             "from another process of the homeserver failed here",
             "Logged by",
         ),
+        # The port is not set (matrix-org/synapse#8484).
+        (
+            (
+                "synapse.replication.tcp.client - 71 - INFO - - Connecting to replication:"
+                " IPv4Address(type='TCP', host='127.0.0.1', port=None)"
+            ),
+            "tcp_client_connect",
+            "worker_replication_port",
+            "This is normal.",
+        ),
+        (
+            "Connecting to replication: IPv4Address(TCP, '127.0.0.1', None)",
+            "tcp_client_connect",
+            "no port",
+            "normal",
+        ),
+        (
+            "Connecting to replication: IPv4Address(TCP, '127.0.0.1', 9592)",
+            "tcp_client_connect",
+            "or has connected",
+            "is made",
+        ),
+        # A stream in memory, from the beginning (#8524).
+        (
+            (
+                "synapse.replication.tcp.handler - 520 - INFO - process-replication-data-1 -"
+                " Fetching replication rows for 'typing' between 0 and 16463350"
+            ),
+            "fetching",
+            "in memory only: a process that starts begins at 0",
+            "gap",
+        ),
+        (
+            (
+                "synapse.http.client - 381 - INFO - process-replication-data-1 - Received response to GET"
+                " http://10.103.0.2:8126/_synapse/replication/get_repl_stream_updates/typing/DdMdhASQZL"
+                "?from_token=0&upto_token=16463350: 200"
+            ),
+            "http_answered",
+            "This is normal.",
+            "error",
+        ),
+        (
+            (
+                "synapse.http.client - 979 - INFO - POST-1 - Received response to POST"
+                " synapse-replication://worker1/_synapse/replication/send_events/AbC: 502"
+            ),
+            "http_answered",
+            "with an error, 502",
+            "normal",
+        ),
+        # A read receipt at a process that does not write receipts (element-hq/synapse#17243).
+        (
+            (
+                "2024-05-29 15:39:40,077 - synapse.http.server - 146 - ERROR - POST-420 - Failed handle"
+                " request via 'ReceiptRestServlet': <XForwardedForRequest at 0x7fe51050f550 method='POST'"
+            ),
+            "client_write_failed",
+            "only processes that write receipts take such requests",
+            "Logged by",
+        ),
+        (
+            "Exception: Got /typing request on instance that is not typing writer",
+            "not_writer",
+            "does not write it",
+            "Logged by",
+        ),
+        # The line of the traceback that tells it.
+        ("    assert self._can_write_to_receipts", "not_writer", "does not write it", "Logged by"),
+        # Requests to other servers that go by way of a wrong address (matrix-org/synapse#16303).
+        (
+            (
+                "synapse.http.proxyagent - 313 - DEBUG - GET-42- Requesting"
+                " matrix-federation://norge.chat/_matrix/media/r0/download/norge.chat/FWVl?allow_remote=false"
+                " via <_RandomSampleEndpoints endpoints=[<HostnameEndpoint 192.0.2.1:28311>]>"
+            ),
+            "federation_proxied",
+            "outbound_federation_restricted_to",
+            "Logged by",
+        ),
     ],
 )
 def test_no_more_is_said_than_the_line_tells(line: str, kind: str, said: str, not_said: str) -> None:

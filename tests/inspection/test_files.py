@@ -578,3 +578,47 @@ def test_two_addresses_that_are_one(tmp_path: Path) -> None:
         for one in found["notes"]
         if one["kind"] == "unmeasured"
     }
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        # Synapse's own manual of 2020 has it so.
+        ("streams_writers", "stream_writers"),
+        ("stream-writers", "stream_writers"),
+        ("federation_senders_instances", "federation_sender_instances"),
+        ("notify_appservice_from_worker", "notify_appservices_from_worker"),
+        ("run_background_task_on", "run_background_tasks_on"),
+        # Settings, and what is like none.
+        ("worker_replication_secret_path", ""),
+        ("worker_manhole", ""),
+        ("enable_metrics", ""),
+        ("x_writers", ""),
+    ],
+)
+def test_a_key_that_is_written_wrong(tmp_path: Path, key: str, meant: str) -> None:
+    """Synapse ignores it, so that the worker has no work, and nobody says so."""
+    (tmp_path / "homeserver.yaml").write_text(f"server_name: hs\n{key}: {{}}\n")
+
+    found = run("--homeserver", tmp_path / "homeserver.yaml", code=UNWELL if meant else WELL)
+
+    told = [one["why"] for one in found["findings"] if one["kind"] == "misspelled_key"]
+    assert [f"did you mean {meant}?"] * bool(meant) == [why.partition("; ")[2] for why in told]
+
+
+def test_one_note_of_many_processes_is_one_line(tmp_path: Path) -> None:
+    """A homeserver of 58 processes without metrics had 58 such lines."""
+    for number in range(1, 5):
+        (tmp_path / f"w{number}.yaml").write_text(
+            f"worker_app: synapse.app.generic_worker\nworker_name: w{number}\n"
+        )
+    (tmp_path / "homeserver.yaml").write_text(
+        "server_name: hs\nredis: {enabled: true}\ninstance_map: {main: {host: h, port: 1}}\n"
+    )
+    workers = [word for number in range(1, 5) for word in ("--worker", str(tmp_path / f"w{number}.yaml"))]
+    given = ["inspect", "--files", "--homeserver", str(tmp_path / "homeserver.yaml"), *workers]
+    result = CliRunner().invoke(main, given)
+
+    (line,) = [one for one in result.output.splitlines() if one.startswith("note: unmeasured")]
+    assert line.startswith("note: unmeasured (master, w1, w2 and 2 more): ")
+    assert "--metrics NAME=URL" in line

@@ -198,6 +198,12 @@ def listed(client: Client, words: str = "CLIENT LIST") -> list[dict[str, str]]:
     return [dict(part.split("=", 1) for part in line.split(" ")) for line in lines]
 
 
+@pytest.mark.parametrize("words", ["INFO", "INFO replication", "INFO REPLICATION server"])
+def test_information_has_the_role_that_hello_tells(words: str) -> None:
+    """valkey-glide 2 asks for it as it connects, and else finds no primary (valkey-io/valkey-glide#4670)."""
+    assert "role:master" in asked(Site().client(), words).splitlines()
+
+
 def test_clients_are_listed() -> None:
     """With what they say of themselves, and what the port knows of them."""
     site = Site(FULL, READER)

@@ -150,3 +150,27 @@ def test_a_pooler_that_shares_sessions_is_refused() -> None:
 
     assert "pool_mode = session" in caught.value.hint
     assert [] == told
+
+
+def test_a_pooler_that_refuses_a_parameter_is_told() -> None:
+    """PgBouncer passes few on (pgbouncer/pgbouncer#907, goauthentik/authentik#19939)."""
+    text = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+    refusal = b"E" + (len(text) + 4).to_bytes(4, "big") + text
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(refusal)
+
+        threading.Thread(target=refuse, daemon=True).start()
+        port = server.getsockname()[1]
+        options = "sslmode=disable&gssencmode=disable&options=-csearch_path%3Dmine"
+        address = PostgresAddress(f"postgresql://ada@127.0.0.1:{port}/log?{options}")
+        with pytest.raises(StorageError) as refused:
+            address.connect("open")
+
+    assert "unsupported startup parameter: options" in str(refused.value)
+    assert "PgBouncer" in str(refused.value)
+    assert "lets this user into" not in str(refused.value)

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -311,19 +312,83 @@ def _wire_name(stored: str) -> str:
     return next((name for name, other in POSITION_NAMES.items() if other == stored), stored)
 
 
+IN_MEMORY: Final = frozenset(("typing", "presence_federation", "federation"))
+"""Streams that are in no table: a process that starts has nothing of them."""
+
+
 def _fetching(match: Match, writers: Writers) -> Passage:
     stream, *named, first, last = match.values
     writer = printable(named[0] if named else "its writer")
     current, given = int(first), int(last)
-    words = [
-        (
-            f"{printable(stream)} had a gap of {given - current:,}: this process is at {current}, {writer}"
-            f" announced {given}."
-        ),
-        match.message.means,
-    ]
+    if stream in IN_MEMORY:
+        words = [
+            f"This process asks {writer} over HTTP for what it has of {stream} from {current} to {given}.",
+            (
+                f"{stream} is in memory only: a process that starts begins at 0, and asks for the whole span,"
+                " piece by piece. Ids are no rows: few of them have one, and nothing is lost."
+            ),
+        ]
+        step = "if it comes often, this process or the writer restarts, or loses the connection: see why"
+    else:
+        words = [
+            (
+                f"{printable(stream)} had a gap of {given - current:,}: this process is at {current},"
+                f" {writer} announced {given}."
+            ),
+            match.message.means,
+        ]
+        step = match.message.do
     row = {"stream": printable(stream), "writer": writer, "this_process": current, "announced": given}
-    return _passage(match, words, [match.message.do], [row])
+    return _passage(match, words, [step], [row])
+
+
+def _connecting(match: Match, writers: Writers) -> Passage | None:
+    """Explain an address without a host or a port: the settings that give them are missing."""
+    lacking = re.search(r"(host|port)=None|, (None)\)", match.text, re.ASCII)
+    if lacking is None:
+        return None
+    what = lacking[1] or "port"
+    words = f"The address of the main process has no {what}: this process cannot connect."
+    name = "worker_replication_port" if what == "port" else "worker_replication_host"
+    step = (
+        f"set {name} in the files of this process, as the main process's listener of the type replication has"
+        " it; or let all processes use Redis, which is known since 1.13, and needed from 1.67 on"
+    )
+    return msgspec.structs.replace(_passage(match, [words], [step], []), severity="error")
+
+
+def _answered(match: Match, writers: Writers) -> Passage | None:
+    """Explain an answer that is an error."""
+    code = int(match.values[-1])
+    if code < HTTPStatus.BAD_REQUEST:
+        return None
+    words = [f"Another process of the homeserver answered a request of this one with an error, {code}."]
+    advice = ["the log of that process has the reason, at the same time and with the same path"]
+    return msgspec.structs.replace(_passage(match, words, advice, []), severity="look")
+
+
+WRITTEN_BY: Final[Mapping[str, str]] = {
+    "ReceiptRestServlet": "receipts",
+    "ReadMarkerRestServlet": "receipts",
+    "RoomTypingRestServlet": "typing",
+    "SendToDeviceRestServlet": "to_device",
+    "PushRuleRestServlet": "push_rules",
+}
+"""The stream of requests of clients that only its writers take, by the class that handles them."""
+
+
+def _write_failed(match: Match, writers: Writers) -> Passage | None:
+    name = match.pattern.literals[0].split("'")[1]
+    stream = WRITTEN_BY[name]
+    told = (
+        f"If that is an AssertionError, or says that this is no writer: only processes that write {stream}"
+        " take such requests, and this one does not."
+    )
+    step = (
+        f"have the proxy send these requests to the processes of `stream_writers`: {stream}, or to the main"
+        " process if that key is missing"
+    )
+    return _passage(match, [match.message.means, told], [step], [])
 
 
 def _unknown(match: Match, writers: Writers) -> Passage | None:
@@ -414,6 +479,9 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "sequence_behind": _sequence_behind,
     "fetching": _fetching,
     "db_old_worker": _schema,
+    "tcp_client_connect": _connecting,
+    "http_answered": _answered,
+    "client_write_failed": _write_failed,
     "unknown_stream": _unknown,
     "unknown_stream_position": _unknown,
     "redis_bad_line": _with_line,
@@ -437,7 +505,7 @@ def explain_message(match: Match, writers: Writers) -> Passage | None:
         words = [first, *(f"Or: {other}" for other in others)]
         passage = _passage(match, words, [message.do] if message.do else [], [])
     words = list(passage.words)
-    if message.severity == "normal" and "normal" not in words[0]:
+    if passage.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")
     if match.spans:
         words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")

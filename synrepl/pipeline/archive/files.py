@@ -1,11 +1,13 @@
 """Files of an archive: tasks write one for each stream and day, and read them."""
 
 import json
+import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 import pyarrow as pa
@@ -32,11 +34,35 @@ def within(files: Any, first: int, last: int) -> Any:
     return files.filter(pc.and_(is_after, pc.less_equal(files["first_serial"], last)))
 
 
+_STREAM_FOLDER: Final = re.compile(r"(?:^|/)stream=([^/]+)/")
+
+
+def open_rows(source: Any, path: str, **options: Any) -> Any:
+    """Open a Parquet file of rows, with the options of `pyarrow.parquet.ParquetFile`.
+
+    Other programs that rewrite a table leave the columns of its partitions out of the files, as Delta Lake
+    has it, and the rows in any order. Such a file is sorted in memory, and read from a copy with its stream,
+    which its folder names.
+    """
+    data = pq.ParquetFile(source)
+    folder = _STREAM_FOLDER.search(path)
+    if folder is not None and {*ROWS.names} - {*data.schema_arrow.names} == {"stream"}:
+        rows = data.read()
+        rows = rows.append_column("stream", pa.repeat(unquote(folder[1]), len(rows)))
+        rows = rows.select(ROWS.names).cast(ROWS).sort_by([("serial", "ascending"), ("seq", "ascending")])
+        source = tempfile.TemporaryFile()  # noqa: SIM115 -- as long as its reader
+        with pq.ParquetWriter(source, ROWS, **PARQUET) as copy:
+            copy.write_table(rows, GROUP_ROWS)
+        source.seek(0)
+        data = pq.ParquetFile(source)
+    return pq.ParquetFile(source, metadata=data.metadata, **options) if options else data
+
+
 def read_files(store: Store, paths: Iterable[str], schema: Any) -> Iterator[Any]:
     """Yield the record batches of these files, one file after the other, with these columns."""
     for path in paths:
         with store.filesystem.open_input_file(store.path(path)) as source:
-            for rows in pq.ParquetFile(source).iter_batches(columns=schema.names):
+            for rows in open_rows(source, path).iter_batches(columns=schema.names):
                 yield pa.record_batch([rows[name] for name in schema.names], schema=schema)
 
 

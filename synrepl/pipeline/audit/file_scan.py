@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from synrepl.pipeline.archive.files import open_rows
 from synrepl.pipeline.archive.table import sha256_of
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import NotFound, Store
@@ -157,11 +157,11 @@ def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator
     try:
         with store.open(path) as source:
             if seen.sha256 == sha256_of(path):
-                data = pq.ParquetFile(source, read_dictionary=["stream", "writer"])
+                data = open_rows(source, path, read_dictionary=["stream", "writer"])
                 needed = [*columns, *(["row"] if "row" not in columns and _may_have_lost(data) else [])]
                 batches = data.iter_batches(AT_ONCE, columns=needed)
             else:
-                data = pq.ParquetFile(source)
+                data = open_rows(source, path)
                 batches = _checked(data)
             for batch in batches:
                 last = _scan_batch(seen, batch, last)

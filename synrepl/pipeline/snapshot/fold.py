@@ -13,10 +13,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.files import are_lost, map_files
+from synrepl.pipeline.archive.files import are_lost, map_files, open_rows
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.exchange import pack, split, unpack
 from synrepl.pipeline.source.rows import ROWS
@@ -181,7 +180,7 @@ class FoldInput(msgspec.Struct, frozen=True):
         except NotFound as error:
             raise BadArchive(f"{store}: a file is missing: {file['path']}") from error
         with source:
-            yield pq.ParquetFile(source, **options)
+            yield open_rows(source, file["path"], **options)
 
     def _without_lost(self, rows: Any, file: Mapping[str, Any]) -> Any:
         if file["is_part"] and self.whole:

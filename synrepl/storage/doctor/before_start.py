@@ -5,7 +5,7 @@ to start (its issue #18544). Only sequences are raised; positions and rows are n
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -26,6 +26,7 @@ from synrepl.storage.doctor.synapse import is_homeservers, raises_at_start, read
 from synrepl.storage.id_tables import IdStream
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.startup import examine
+from synrepl.wire.text import printable
 
 APPLY_LOCK: Final = 0x5359_4E44
 """The advisory lock (1398361668) that lets one doctor at a time raise sequences."""
@@ -54,6 +55,19 @@ NO_TABLES: Final = Complaint(
     kind="no_tables",
     stream="",
     text="this database has no homeserver's tables yet: the homeserver makes them at its start",
+)
+
+ENCODING: Final = "UTF8"
+LOCALE: Final = "C"
+
+_DATABASE: Final = """
+    SELECT pg_encoding_to_char(encoding), datcollate, datctype FROM pg_database
+    WHERE datname = current_database()
+"""
+
+MOVE: Final = (
+    "dump the database with pg_dump, and load it into one that was made with CREATE DATABASE ... TEMPLATE"
+    f" template0 ENCODING '{ENCODING}' LC_COLLATE '{LOCALE}' LC_CTYPE '{LOCALE}'"
 )
 
 # Not counted: this program's connection of the look before, which may still be ending; autovacuum, which has
@@ -101,9 +115,12 @@ class StartCheck:
 
     Only tables are read whose highest id an index gives, so that a look takes no scan. On SQLite, where ids
     have no sequences, the file is not opened: the homeserver may be about to make it.
+
+    `allows_locale`: the homeserver is told to start whatever the locale is.
     """
 
     database: Database
+    allows_locale: bool = False
 
     def run(self, *, applies: bool) -> StartReport:
         """Look, and if it `applies`, raise sequences and look again.
@@ -127,12 +144,12 @@ class StartCheck:
         self._check_primary(cursor)
         catalog = read_catalog(cursor, self.database.flavor)
         if not is_homeservers(catalog):
-            return self._diagnosis([], [NO_TABLES])
+            return self._diagnosis([], [*self._check_text(cursor, "error"), NO_TABLES])
         # The time would only be compared with what writers told.
         doctor = Doctor(self.database, now=lambda: 0.0, has_log=False, has_writers=False, only_indexed=True)
         found = doctor.examine_in(cursor)
         refused = {one.stream for one in found.complaints if one.kind == "sequence_behind_positions"}
-        complaints = []
+        complaints = [*self._check_text(cursor, "error" if raises_at_start(catalog) else "note")]
         for one in found.complaints:
             if one.kind in BEHIND:
                 # Since 1.109 rows above the sequence are no reason to refuse: the homeserver raises it by
@@ -156,6 +173,31 @@ class StartCheck:
                 hint="wait until it is promoted, or use the primary",
                 retryable=True,
                 tried=False,
+            )
+
+    def _check_text(self, cursor: Any, locale: Severity) -> Iterator[Complaint]:
+        """Yield what is wrong with the encoding and the locale; `locale` says how grave the latter is."""
+        cursor.execute(_DATABASE)
+        encoding, *locales = cursor.fetchone()
+        if encoding != ENCODING:
+            yield Complaint(
+                severity="error",
+                kind="wrong_encoding",
+                stream="",
+                text=f"the encoding of the database is {encoding}: the homeserver refuses to start with"
+                f" another than {ENCODING}",
+                remedy=MOVE,
+            )
+        if locales != [LOCALE, LOCALE] and not self.allows_locale:
+            collate, ctype = map(printable, locales)
+            yield Complaint(
+                severity=locale,
+                kind="wrong_locale",
+                stream="",
+                text=f"the database has LC_COLLATE {collate} and LC_CTYPE {ctype}: since 1.57 the homeserver"
+                f" refuses to start with others than {LOCALE}, unless `database` in its files has"
+                " allow_unsafe_locale: true",
+                remedy=MOVE,
             )
 
     def _raise_sequences(self, cursor: Any) -> tuple[list[RaisedSequence], list[tuple[str, str]]]:

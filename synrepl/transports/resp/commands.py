@@ -126,7 +126,9 @@ def _count_subscribers(client: RespClient, words: Words) -> bytes:
 
 
 def _info(client: RespClient, words: Words) -> bytes:
-    text = "".join(f"{name}:{value}\r\n" for name, value in client.server.info().items())
+    # Clients that know replicas look for the primary by its role as they connect (valkey-glide).
+    numbers = {"role": "master", **client.server.info()}
+    text = "".join(f"{name}:{value}\r\n" for name, value in numbers.items())
     return client.encoding.text(f"# synrepl\r\n{text}".encode())
 
 

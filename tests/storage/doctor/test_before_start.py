@@ -71,6 +71,52 @@ def receipts(before: int, after: int) -> list[RaisedSequence]:
 
 
 @pytest.mark.parametrize(
+    ("made", "encoding", "locale", "allows", "seen", "may_start"),
+    [
+        ("by-1.109", "UTF8", "C", False, [], True),
+        ("by-1.109", "UTF8", "C.UTF-8", False, [("error", "wrong_locale")], False),
+        ("by-1.109", "UTF8", "C.UTF-8", True, [], True),
+        ("older", "UTF8", "C.UTF-8", False, [("note", "wrong_locale")], True),
+        ("not-yet", "UTF8", "C.UTF-8", False, [("error", "wrong_locale"), ("note", "no_tables")], False),
+        ("by-1.109", "LATIN1", "C", True, [("error", "wrong_encoding")], False),
+    ],
+)
+def test_a_database_whose_text_the_homeserver_refuses(
+    tmp_path: Path,
+    made: str,
+    encoding: str,
+    locale: str,
+    allows: bool,
+    seen: list[tuple[str, str]],
+    may_start: bool,
+) -> None:
+    """As 1.163.2 does; before 1.57 another locale was a warning (matrix-org/synapse#15250)."""
+    server = shared_server()
+    name = f"text_{tmp_path.name.lower().replace('-', '_')}"[:60]
+    server.execute(
+        f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE '{locale}'"
+        f" LC_CTYPE '{locale}'"
+    )
+    url = server.url_of(name)
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        if made != "not-yet":
+            connection.execute("CREATE TABLE schema_version (version INTEGER)")
+            connection.execute("CREATE TABLE applied_schema_deltas (version INTEGER)")
+            connection.execute(
+                "CREATE TABLE stream_positions (stream_name TEXT, instance_name TEXT, stream_id BIGINT)"
+            )
+        if made == "by-1.109":
+            connection.execute("CREATE SEQUENCE pushers_sequence START 2")
+
+    report = StartCheck(Database(url, what="a doctor", statement_seconds=30.0), allows_locale=allows).run(
+        applies=True
+    )
+
+    assert seen == kinds(report)
+    assert may_start is report.may_start
+
+
+@pytest.mark.parametrize(
     ("damage", "seen", "may_start", "raised"),
     [
         pytest.param([], [], True, [], id="nothing"),
