@@ -141,7 +141,7 @@ def doctor(
         database = (
             _open_homeservers(_homeservers_database(homeserver_files), statement_seconds=0.0)
             if homeserver_files
-            else Database(url or "", what="synrepl doctor")
+            else Database(url or "", what="synrepl doctor", statement_seconds=None if fix else 0.0)
         )
         streams = _configured_streams(config, url or "") if config is not None else []
     except ReplicationError as error:

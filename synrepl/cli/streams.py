@@ -57,7 +57,7 @@ def _from_database(url: str) -> StuckStream:
     from synrepl.storage.doctor.holds import read_holds
 
     try:
-        database = Database(url, what="synrepl streams")
+        database = Database(url, what="synrepl streams", statement_seconds=0.0)
     except ReplicationError as error:
         raise click.UsageError(str(error)) from error
     return StuckStream(holds=read_holds(database, time.time()))

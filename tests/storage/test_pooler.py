@@ -1,15 +1,18 @@
 """A pooler before PostgreSQL: it answers with a process of its own, and gives sessions to others."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 import pytest
+from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
+from synrepl.cli import main
 from synrepl.errors import StorageError
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.postgres_connection import POOLER, PostgresAddress
@@ -59,7 +62,7 @@ class Pooler:
 class SharingPooler(Pooler):
     """As PgBouncer in its mode transaction: what follows the greeting goes through one session."""
 
-    READY = b"Z\0\0\0\5I"
+    READY = b"Z\0\0\0\5"
 
     def __init__(self, url: str) -> None:
         self._shared: socket.socket | None = None
@@ -90,7 +93,7 @@ class SharingPooler(Pooler):
         """The server's answer; each request of psycopg comes in one piece."""
         server.sendall(data)
         answer = b""
-        while not answer.endswith(self.READY):
+        while not answer[:-1].endswith(self.READY):  # and whether in a transaction
             answer += server.recv(65536)
         at = answer.find(b"K\0\0\0\x0c")
         return answer if at < 0 else answer[: at + 5] + b"\0\0\0\7" + answer[at + 9 :]
@@ -174,3 +177,13 @@ def test_a_pooler_that_refuses_a_parameter_is_told() -> None:
     assert "unsupported startup parameter: options" in str(refused.value)
     assert "PgBouncer" in str(refused.value)
     assert "lets this user into" not in str(refused.value)
+
+
+def test_the_doctor_looks_through_a_pooler_that_shares_sessions() -> None:
+    """It takes no lock, and changes no setting; only --fix needs a session of its own."""
+    pooler = SharingPooler(new_database())
+
+    result = CliRunner().invoke(main, ["doctor", "--database", pooler.url, "--json"])
+    pooler.stop()
+
+    assert ["nothing_known"] == [one["kind"] for one in json.loads(result.stdout)["complaints"]]
