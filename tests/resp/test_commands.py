@@ -11,7 +11,7 @@ import pytest
 
 from synrepl.ports.access import Key, Right
 from synrepl.transports.resp import cache_commands
-from synrepl.transports.resp.commands import COMMANDS, Command
+from synrepl.transports.resp.commands import COMMANDS, RespCommand
 from tests.resp.test_connection import FULL, PART, READER, WRITER, Client, Site
 
 PAGE = Path(__file__).parents[2] / "docs/howto/replace-redis.md"
@@ -64,7 +64,7 @@ MAY = {
 }
 
 
-def names(commands: Mapping[bytes, Command], prefix: str = "") -> set[str]:
+def names(commands: Mapping[bytes, RespCommand], prefix: str = "") -> set[str]:
     """All commands of a table, those with subcommands by these."""
     found: set[str] = set()
     for name, command in commands.items():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from synrepl.ports.access import Key, Right
 from synrepl.replication.broker.publisher_limits import MAX_OF_PUBLISHER
 from synrepl.transports.resp import server
-from synrepl.transports.resp.commands import COMMANDS, MANY, Command
+from synrepl.transports.resp.commands import COMMANDS, MANY, RespCommand
 from synrepl.transports.resp.connection import REQUESTS_AT_ONCE, RespConnection
 from synrepl.transports.resp.server import OVERFULL_SECONDS
 from tests.resp.test_connection import FULL, Client, Site
@@ -51,7 +51,7 @@ def of(client: Client) -> RespConnection:
     return client.protocol
 
 
-def costly(commands: Mapping[bytes, Command]) -> set[str]:
+def costly(commands: Mapping[bytes, RespCommand]) -> set[str]:
     """The names of those that are costly, or have a subcommand that is."""
     return {name.decode() for name, one in commands.items() if one.is_costly or costly(one.subcommands)}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from synrepl.transports.resp.cache import DEFAULT_MS, MAX_VALUE
-from synrepl.transports.resp.client import Refused, RespClient, whole_number
+from synrepl.transports.resp.client import RefusedRequest, RespClient, whole_number
 from synrepl.wire import resp
 
 MAX_MS: Final = 10 * 365 * 86_400_000
@@ -27,7 +27,9 @@ def get_several(client: RespClient, words: Words) -> bytes:
         value = cache.get((client.database, word), client.is_touching)
         size += 0 if value is None else len(value)
         if size > MAX_TOGETHER:
-            raise Refused(f"ERR these values have more than {MAX_TOGETHER} bytes together: ask for fewer")
+            raise RefusedRequest(
+                f"ERR these values have more than {MAX_TOGETHER} bytes together: ask for fewer"
+            )
         replies.append(client.encoding.null if value is None else resp.bulk(value))
     return resp.array(replies)
 
@@ -37,12 +39,12 @@ def put(client: RespClient, words: Words) -> bytes:
     if len(words) > 2:
         factor = {b"EX": 1000, b"PX": 1}.get(words[2].upper())
         if factor is None or len(words) != 4:
-            raise Refused("ERR syntax error")
+            raise RefusedRequest("ERR syntax error")
         ms = whole_number(words[3]) * factor
         if not 0 < ms <= MAX_MS:
-            raise Refused("ERR invalid expire time in 'set' command")
+            raise RefusedRequest("ERR invalid expire time in 'set' command")
     if len(words[1]) > MAX_VALUE:
-        raise Refused(f"ERR the value has more than {MAX_VALUE} bytes")
+        raise RefusedRequest(f"ERR the value has more than {MAX_VALUE} bytes")
     client.server.cache.set((client.database, words[0]), words[1], ms)
     return resp.OK
 

@@ -50,7 +50,7 @@ class IClientServer(Interface):
         """What INFO answers."""
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """The reply is an error, with this text."""
 
 
@@ -150,14 +150,14 @@ class RespClient:
         """Give the client the rights of the key that this proves."""
         keys = self.server.keys
         if not keys.is_required:
-            raise Refused(
+            raise RefusedRequest(
                 "ERR AUTH <password> called without any password configured for the default user. Are you"
                 " sure your configuration is correct?"
             )
         key = keys.find(password)
         if key is None or user.decode("utf-8", "replace") not in ("default", key.name):
             self.server.complain(f"{self.peer} sent a wrong password")
-            raise Refused("WRONGPASS invalid username-password pair or user is disabled.")
+            raise RefusedRequest("WRONGPASS invalid username-password pair or user is disabled.")
         self._lose_publisher()
         self._grant(keys.access(key), key)
 
@@ -193,7 +193,7 @@ class RespClient:
         for name in names:
             self._check_channel(name)
         if len(self.channels.keys() | set(names)) > MAX_CHANNELS:
-            raise Refused(f"ERR a client may subscribe to {MAX_CHANNELS} channels")
+            raise RefusedRequest(f"ERR a client may subscribe to {MAX_CHANNELS} channels")
         for name in names:
             self.channels[name] = None
             # The confirmation goes before the positions.
@@ -218,12 +218,12 @@ class RespClient:
         channel = self.channel
         self._check_channel(name)
         if name != channel.name and (b" " in name or not _is_text(name[len(channel.name) + 1 :])):
-            raise Refused("ERR the name of a channel must be one word of UTF-8 text")
+            raise RefusedRequest("ERR the name of a channel must be one word of UTF-8 text")
         # On sub-channels too: Synapse takes a line wherever it comes from.
         self._check_line(channel, line)
         if name == channel.name:
             if channel.refuses(self.publisher, line):
-                raise Refused("MISCONF earlier rows are not on disk yet, and resp_ack is durable-only")
+                raise RefusedRequest("MISCONF earlier rows are not on disk yet, and resp_ack is durable-only")
             self._lines.append(line)
         else:
             channel.publish_beside(self.publisher, name, line)
@@ -233,12 +233,12 @@ class RespClient:
         """Refuse what cannot be passed on to other daemons, and what the key may not say."""
         assert self.access is not None
         if not _is_text(line):
-            raise Refused("ERR a message must be one line of UTF-8 text, and not empty")
+            raise RefusedRequest("ERR a message must be one line of UTF-8 text, and not empty")
         why = line_refusal(self.access, line, channel.runs)
         if why:
             self.server.refused += 1
             self.server.complain(f"{self.peer}: {why}")
-            raise Refused(f"NOPERM {why}")
+            raise RefusedRequest(f"NOPERM {why}")
 
     def publish(self) -> None:
         """Pass what was published since the last time. Raises `RemoteProtocolError` as the channel does."""
@@ -248,10 +248,12 @@ class RespClient:
 
     def _check_channel(self, name: bytes) -> None:
         if len(name) > MAX_CHANNEL_NAME:
-            raise Refused(f"ERR the name of a channel has at most {MAX_CHANNEL_NAME} bytes")
+            raise RefusedRequest(f"ERR the name of a channel has at most {MAX_CHANNEL_NAME} bytes")
         own = self.channel.name
         if name != own and not name.startswith(own + b"/"):
-            raise Refused(f"NOPERM this port has the channels of {own.decode()}, and not {shown_word(name)}")
+            raise RefusedRequest(
+                f"NOPERM this port has the channels of {own.decode()}, and not {shown_word(name)}"
+            )
 
 
 def _is_text(data: bytes) -> bool:
@@ -271,5 +273,5 @@ def shown_word(word: bytes) -> str:
 def whole_number(word: bytes) -> int:
     """Return the number that a word of a request is."""
     if not word.isdigit() or len(word) > 15:
-        raise Refused("ERR value is not an integer or out of range")
+        raise RefusedRequest("ERR value is not an integer or out of range")
     return int(word)

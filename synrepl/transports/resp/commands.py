@@ -12,7 +12,7 @@ from synrepl.ports.rights import Operation, refusal
 from synrepl.transports.resp import cache_commands as cache
 from synrepl.transports.resp import connection_commands as connection
 from synrepl.transports.resp.cache import MAX_BYTES
-from synrepl.transports.resp.client import Refused, RespClient, shown_word
+from synrepl.transports.resp.client import RefusedRequest, RespClient, shown_word
 from synrepl.wire import resp
 from synrepl.wire.scope import ALL_STREAMS
 
@@ -33,7 +33,7 @@ WRITE: Final = Operation("write at the RESP port", Right.WRITE, ALL_STREAMS)
 """On all streams: the channel carries all, and the cache has entries of all rooms."""
 
 
-class Command(NamedTuple):
+class RespCommand(NamedTuple):
     """A command: `words` are the fewest and the most that it takes.
 
     `keys` are the places of its keys, as COMMAND tells them: the first, the last, and the step. Without `run`
@@ -48,7 +48,7 @@ class Command(NamedTuple):
     words: tuple[int, int] = (0, 0)
     takes: Operation | None = None
     keys: tuple[int, int, int] = NO_KEYS
-    subcommands: Mapping[bytes, "Command"] = {}
+    subcommands: Mapping[bytes, "RespCommand"] = {}
     before_auth: bool = False
     is_for_subscribers: bool = False
     is_costly: bool = False
@@ -75,11 +75,11 @@ def answer(client: RespClient, words: Words) -> bytes:
             return resp.error("NOAUTH Authentication required.")
     try:
         return _run(client, name, command, words[1:])
-    except Refused as refused:
+    except RefusedRequest as refused:
         return resp.error(str(refused))
 
 
-def _run(client: RespClient, name: bytes, command: Command, words: Words) -> bytes:
+def _run(client: RespClient, name: bytes, command: RespCommand, words: Words) -> bytes:
     if command.is_costly or len(words) > MANY:
         client.is_costly = True
         client.publish()
@@ -87,16 +87,16 @@ def _run(client: RespClient, name: bytes, command: Command, words: Words) -> byt
         subcommand = command.subcommands.get(words[0].upper())
         if subcommand is None:
             known = ", ".join(one.decode() for one in command.subcommands)
-            raise Refused(
+            raise RefusedRequest(
                 f"ERR unknown subcommand '{shown_word(words[0])}': {name.decode()} has {known} here"
             )
         return _run(client, name + b"|" + words[0].upper(), subcommand, words[1:])
     if command.run is None or not command.words[0] <= len(words) <= command.words[1]:
-        raise Refused(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
+        raise RefusedRequest(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
     if command.takes is not None:
         assert client.access is not None
         if why := refusal(client.access, command.takes):
-            raise Refused(f"NOPERM {why}")
+            raise RefusedRequest(f"NOPERM {why}")
     return command.run(client, words)
 
 
@@ -169,7 +169,7 @@ def _describe_commands(client: RespClient, words: Words) -> bytes:
     return resp.array(replies)
 
 
-def _flags(command: Command) -> Iterator[bytes]:
+def _flags(command: RespCommand) -> Iterator[bytes]:
     if command.keys != NO_KEYS:
         yield b"readonly" if command.takes is READ else b"write"
     if command.group == "pubsub":
@@ -183,7 +183,7 @@ def _document_commands(client: RespClient, words: Words) -> bytes:
     return _documents(client, {name: COMMANDS[name] for name in names if name in COMMANDS}, b"")
 
 
-def _documents(client: RespClient, commands: Mapping[bytes, Command], prefix: bytes) -> bytes:
+def _documents(client: RespClient, commands: Mapping[bytes, RespCommand], prefix: bytes) -> bytes:
     found: dict[bytes, bytes] = {}
     for name, command in commands.items():
         about = {b"summary": resp.bulk(command.summary.encode()), b"group": resp.bulk(command.group.encode())}
@@ -196,77 +196,85 @@ def _documents(client: RespClient, commands: Mapping[bytes, Command], prefix: by
 # -- the table ---------------------------------------------------------------------------------------------
 
 CLIENT: Final = {
-    b"GETNAME": Command(connection.get_name, "The name of this connection."),
-    b"ID": Command(connection.client_id, "The number of this connection."),
-    b"INFO": Command(connection.client_info, "This connection, as in CLIENT LIST."),
-    b"LIST": Command(
+    b"GETNAME": RespCommand(connection.get_name, "The name of this connection."),
+    b"ID": RespCommand(connection.client_id, "The number of this connection."),
+    b"INFO": RespCommand(connection.client_info, "This connection, as in CLIENT LIST."),
+    b"LIST": RespCommand(
         connection.client_list,
         "The connections: at most 200; with a key that is limited, those of this key.",
         words=(0, ANY),
         is_costly=True,
     ),
-    b"NO-EVICT": Command(connection.set_eviction, "Changes nothing here.", words=(1, 1)),
-    b"NO-TOUCH": Command(
+    b"NO-EVICT": RespCommand(connection.set_eviction, "Changes nothing here.", words=(1, 1)),
+    b"NO-TOUCH": RespCommand(
         connection.set_touching, "Whether values that are read stay in the cache.", words=(1, 1)
     ),
-    b"SETINFO": Command(connection.set_info, "Set lib-name or lib-ver of this connection.", words=(2, 2)),
-    b"SETNAME": Command(connection.set_name, "Set the name of this connection.", words=(1, 1)),
+    b"SETINFO": RespCommand(connection.set_info, "Set lib-name or lib-ver of this connection.", words=(2, 2)),
+    b"SETNAME": RespCommand(connection.set_name, "Set the name of this connection.", words=(1, 1)),
 }
 
 COMMAND: Final = {
-    b"COUNT": Command(_count_commands, "The number of commands.", "server"),
-    b"DOCS": Command(_document_commands, "What commands do.", "server", (0, ANY)),
-    b"INFO": Command(_describe_commands, "The form of commands.", "server", (0, ANY)),
-    b"LIST": Command(_list_commands, "The names of the commands.", "server"),
+    b"COUNT": RespCommand(_count_commands, "The number of commands.", "server"),
+    b"DOCS": RespCommand(_document_commands, "What commands do.", "server", (0, ANY)),
+    b"INFO": RespCommand(_describe_commands, "The form of commands.", "server", (0, ANY)),
+    b"LIST": RespCommand(_list_commands, "The names of the commands.", "server"),
 }
 
 CONFIG: Final = {
-    b"GET": Command(_settings, "The settings databases and maxmemory.", "server", (1, ANY)),
+    b"GET": RespCommand(_settings, "The settings databases and maxmemory.", "server", (1, ANY)),
 }
 
 PUBSUB: Final = {
-    b"NUMSUB": Command(
+    b"NUMSUB": RespCommand(
         _count_subscribers, "How many subscribe to channels.", "pubsub", (0, ANY), READ, is_costly=True
     ),
 }
 
-COMMANDS: Final[Mapping[bytes, Command]] = {
-    b"AUTH": Command(connection.auth, "Authenticate.", words=(1, 2), before_auth=True, is_costly=True),
-    b"CLIENT": Command(None, "About connections.", subcommands=CLIENT),
-    b"COMMAND": Command(_describe_commands, "About commands.", "server", is_costly=True, subcommands=COMMAND),
-    b"CONFIG": Command(None, "About settings.", "server", subcommands=CONFIG),
-    b"DEL": Command(cache.delete, "Remove values.", "generic", (1, ANY), WRITE, keys=ALL_KEYS),
-    b"ECHO": Command(connection.echo, "The same words again.", words=(1, 1)),
-    b"EXISTS": Command(cache.exists, "How many keys have values.", "generic", (1, ANY), READ, keys=ALL_KEYS),
-    b"GET": Command(cache.get, "The value of a key.", "string", (1, 1), READ, keys=ONE_KEY),
-    b"HELLO": Command(
+COMMANDS: Final[Mapping[bytes, RespCommand]] = {
+    b"AUTH": RespCommand(connection.auth, "Authenticate.", words=(1, 2), before_auth=True, is_costly=True),
+    b"CLIENT": RespCommand(None, "About connections.", subcommands=CLIENT),
+    b"COMMAND": RespCommand(
+        _describe_commands, "About commands.", "server", is_costly=True, subcommands=COMMAND
+    ),
+    b"CONFIG": RespCommand(None, "About settings.", "server", subcommands=CONFIG),
+    b"DEL": RespCommand(cache.delete, "Remove values.", "generic", (1, ANY), WRITE, keys=ALL_KEYS),
+    b"ECHO": RespCommand(connection.echo, "The same words again.", words=(1, 1)),
+    b"EXISTS": RespCommand(
+        cache.exists, "How many keys have values.", "generic", (1, ANY), READ, keys=ALL_KEYS
+    ),
+    b"GET": RespCommand(cache.get, "The value of a key.", "string", (1, 1), READ, keys=ONE_KEY),
+    b"HELLO": RespCommand(
         connection.hello,
         "Choose RESP2 or RESP3; AUTH and SETNAME in one.",
         words=(0, ANY),
         before_auth=True,
         is_costly=True,
     ),
-    b"INFO": Command(_info, "Numbers of this port.", "server", (0, ANY), is_costly=True),
-    b"MGET": Command(
+    b"INFO": RespCommand(_info, "Numbers of this port.", "server", (0, ANY), is_costly=True),
+    b"MGET": RespCommand(
         cache.get_several, "The values of keys: at most 1 MiB.", "string", (1, ANY), READ, keys=ALL_KEYS
     ),
-    b"PING": Command(connection.ping, "Whether this port is there.", words=(0, 1), is_for_subscribers=True),
-    b"PTTL": Command(cache.pttl, "How long a value is kept, in ms.", "generic", (1, 1), READ, keys=ONE_KEY),
-    b"PUBLISH": Command(_publish, "Publish a line.", "pubsub", (2, 2), WRITE),
-    b"PUBSUB": Command(None, "About channels.", "pubsub", subcommands=PUBSUB),
-    b"QUIT": Command(connection.leave, "End the connection.", before_auth=True, is_for_subscribers=True),
-    b"RESET": Command(
+    b"PING": RespCommand(
+        connection.ping, "Whether this port is there.", words=(0, 1), is_for_subscribers=True
+    ),
+    b"PTTL": RespCommand(
+        cache.pttl, "How long a value is kept, in ms.", "generic", (1, 1), READ, keys=ONE_KEY
+    ),
+    b"PUBLISH": RespCommand(_publish, "Publish a line.", "pubsub", (2, 2), WRITE),
+    b"PUBSUB": RespCommand(None, "About channels.", "pubsub", subcommands=PUBSUB),
+    b"QUIT": RespCommand(connection.leave, "End the connection.", before_auth=True, is_for_subscribers=True),
+    b"RESET": RespCommand(
         connection.reset,
         "Make the connection as new.",
         before_auth=True,
         is_for_subscribers=True,
         is_costly=True,
     ),
-    b"SELECT": Command(connection.select, "Use one of 16 databases of the cache.", words=(1, 1)),
-    b"SET": Command(
+    b"SELECT": RespCommand(connection.select, "Use one of 16 databases of the cache.", words=(1, 1)),
+    b"SET": RespCommand(
         cache.put, "Keep a value, for an hour or with EX or PX.", "string", (2, 4), WRITE, keys=ONE_KEY
     ),
-    b"SUBSCRIBE": Command(
+    b"SUBSCRIBE": RespCommand(
         _subscribe,
         "Get the lines of channels.",
         "pubsub",
@@ -275,9 +283,11 @@ COMMANDS: Final[Mapping[bytes, Command]] = {
         is_for_subscribers=True,
         is_costly=True,
     ),
-    b"TTL": Command(
+    b"TTL": RespCommand(
         cache.ttl, "How long a value is kept, in seconds.", "generic", (1, 1), READ, keys=ONE_KEY
     ),
-    b"TYPE": Command(cache.kind, "The type of a value: string.", "generic", (1, 1), READ, keys=ONE_KEY),
-    b"UNSUBSCRIBE": Command(_unsubscribe, "Get no more lines.", "pubsub", (0, ANY), is_for_subscribers=True),
+    b"TYPE": RespCommand(cache.kind, "The type of a value: string.", "generic", (1, 1), READ, keys=ONE_KEY),
+    b"UNSUBSCRIBE": RespCommand(
+        _unsubscribe, "Get no more lines.", "pubsub", (0, ANY), is_for_subscribers=True
+    ),
 }

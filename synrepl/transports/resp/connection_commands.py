@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Final
 
 from synrepl.ports.version import daemon_version
-from synrepl.transports.resp.client import MAX_LISTED, Refused, RespClient, shown_word, whole_number
+from synrepl.transports.resp.client import MAX_LISTED, RefusedRequest, RespClient, shown_word, whole_number
 from synrepl.wire import resp
 
 DATABASES: Final = 16
@@ -24,15 +24,15 @@ def hello(client: RespClient, words: Words) -> bytes:
     encoding = client.encoding
     if words:
         if not words[0].isdigit():
-            raise Refused("ERR Protocol version is not an integer or out of range")
+            raise RefusedRequest("ERR Protocol version is not an integer or out of range")
         if words[0] not in resp.ENCODINGS:
-            raise Refused("NOPROTO unsupported protocol version")
+            raise RefusedRequest("NOPROTO unsupported protocol version")
         encoding = resp.ENCODINGS[words[0]]
     login, name = _hello_options(words[1:])
     if login:
         client.authenticate(*login)
     if client.access is None:
-        raise Refused(
+        raise RefusedRequest(
             "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto>"
             " AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol"
             " version at the same time"
@@ -65,7 +65,7 @@ def _hello_options(words: Words) -> tuple[tuple[bytes, bytes] | None, str | None
         elif option.upper() == b"SETNAME" and rest:
             name = _plain(rest.pop(0), "Client names")
         else:
-            raise Refused(f"ERR Syntax error in HELLO option '{shown_word(option)}'")
+            raise RefusedRequest(f"ERR Syntax error in HELLO option '{shown_word(option)}'")
     return login, name
 
 
@@ -92,7 +92,7 @@ def echo(client: RespClient, words: Words) -> bytes:
 def select(client: RespClient, words: Words) -> bytes:
     number = whole_number(words[0])
     if not 0 <= number < DATABASES:
-        raise Refused("ERR DB index is out of range")
+        raise RefusedRequest("ERR DB index is out of range")
     client.database = number
     return resp.OK
 
@@ -113,7 +113,7 @@ def set_name(client: RespClient, words: Words) -> bytes:
 def set_info(client: RespClient, words: Words) -> bytes:
     field = words[0].lower()
     if field not in (b"lib-name", b"lib-ver"):
-        raise Refused(f"ERR Unrecognized option '{shown_word(words[0])}'")
+        raise RefusedRequest(f"ERR Unrecognized option '{shown_word(words[0])}'")
     client.library[field.decode()] = _plain(words[1], field.decode())
     return resp.OK
 
@@ -150,10 +150,10 @@ def _list_options(words: Words) -> Callable[[RespClient], bool]:
     if option == b"TYPE" and len(values) == 1:
         kind = values[0].lower()
         if kind not in (b"normal", b"pubsub", b"master", b"replica", b"slave"):
-            raise Refused(f"ERR Unknown client type '{shown_word(values[0])}'")
+            raise RefusedRequest(f"ERR Unknown client type '{shown_word(values[0])}'")
         # None is a Redis that replicates.
         return lambda one: kind == (b"pubsub" if one.channels else b"normal")
-    raise Refused("ERR syntax error")
+    raise RefusedRequest("ERR syntax error")
 
 
 def _line(client: RespClient) -> str:
@@ -181,11 +181,11 @@ def _plain(word: bytes, what: str) -> str:
     """Return what a client says of itself; it must not look like more than one field of CLIENT LIST."""
     if len(word) > MAX_NAME or not all(0x21 <= byte <= 0x7E for byte in word):
         most = f"nor more than {MAX_NAME} bytes."
-        raise Refused(f"ERR {what} cannot contain spaces, newlines or special characters, {most}")
+        raise RefusedRequest(f"ERR {what} cannot contain spaces, newlines or special characters, {most}")
     return word.decode()
 
 
 def _switch(word: bytes) -> bool:
     if word.upper() not in (b"ON", b"OFF"):
-        raise Refused("ERR syntax error")
+        raise RefusedRequest("ERR syntax error")
     return word.upper() == b"ON"
