@@ -172,6 +172,7 @@ def build_status(
     followers = _followers(publisher, now)
     lagging = [part for part in (ingest, replication) if part is not None]
     section = files.status() if files is not None and access.sees("files") else None
+    disk = _disk(log, access)
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
     return {
@@ -180,7 +181,7 @@ def build_status(
         "errors": errors,
         "warnings": [
             *_warnings(replicated, followers, section),
-            *_disk_warnings(log),
+            *_disk_warnings(disk),
             *_refused_warnings(refused),
         ],
         "what_to_do": list(_what_to_do(state or ("behind" if errors else "serving"), replicated)),
@@ -206,33 +207,33 @@ def build_status(
         "uptime_seconds": round(now - started_at, 3),
         "facts_per_second": _rate(publisher, now, started_at),
         "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent()), None),
-        "disk": _disk(log),
+        "disk": disk,
     }
 
 
-def _disk(log: Log) -> dict[str, Any] | None:
+def _disk(log: Log, access: Access) -> dict[str, Any] | None:
     usage = log.disk_usage()
     if usage is None:
         return None
-    held = {"wal_held_seconds": log.checkpoints.held_seconds, "wal_reader": log.checkpoints.oldest_reader}
-    return {**usage, **held}
+    # A program of this machine is nobody's business who may not see all.
+    reader = log.checkpoints.oldest_reader if access.streams is None else ""
+    return {**usage, "wal_held_seconds": log.checkpoints.held_seconds, "wal_reader": reader}
 
 
-def _disk_warnings(log: Log) -> Iterator[str]:
+def _disk_warnings(disk: Mapping[str, Any] | None) -> Iterator[str]:
     """A write-ahead log that another program keeps from being shortened, and a disk that is nearly full."""
-    usage = log.disk_usage()
-    if usage is None:
+    if disk is None:
         return
-    if seconds := log.checkpoints.held_seconds:
-        reader = log.checkpoints.oldest_reader
+    if seconds := disk["wal_held_seconds"]:
+        reader = disk["wal_reader"]
         yield (
-            f"the -wal of the log has {size(usage['wal_bytes'])} and grows: {reader or 'another program'}"
+            f"the -wal of the log has {size(disk['wal_bytes'])} and grows: {reader or 'another program'}"
             f" keeps a transaction open in the log's file, for {span(seconds)}; end it"
             + ("" if reader else " (fuser FILE lists the programs)")
         )
-    if usage["free_bytes"] < min(LOW_SHARE * usage["disk_bytes"], LOW_BYTES):
+    if disk["free_bytes"] < min(LOW_SHARE * disk["disk_bytes"], LOW_BYTES):
         yield (
-            f"the log's disk has {size(usage['free_bytes'])} left of {size(usage['disk_bytes'])}: when it is"
+            f"the log's disk has {size(disk['free_bytes'])} left of {size(disk['disk_bytes'])}: when it is"
             " full appends are refused; free some space, or keep facts for less time (--retain-seconds)"
         )
 

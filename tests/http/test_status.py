@@ -4,6 +4,7 @@ from typing import Any, Final
 from unittest.mock import Mock, patch
 
 from synrepl.http_api.routes import OPENMETRICS, PROMETHEUS
+from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.metrics import POSITION_WRITERS
 from synrepl.ports.problems import Problem
 from synrepl.replication.status import ENDED_REPLICA, LOST_REPLICA, STATES, build_status
@@ -51,6 +52,7 @@ class Replication:
                 for number, (state, lag) in enumerate(replicas)
             ],
             "leases": [{"used": used, "ended": None} for used in leases],
+            "epoch_starts": [],
         }
 
     def status(self) -> dict[str, Any]:
@@ -259,7 +261,10 @@ class StatusTests(SiteCase):
             patch.object(self.log, "checkpoints", checkpoints),
         ):
             found = self.built(Replication([], []))
+            limited = self.built(Replication([], []), Access(streams=frozenset({"events"})))
 
+        self.assertNotIn("sqlite3", str(limited))
+        self.assertIn("another program keeps", str(limited["warnings"]))
         self.assertEqual(
             [
                 (
@@ -276,7 +281,7 @@ class StatusTests(SiteCase):
 
         self.assertEqual(["1 replica lost"], found["warnings"])
 
-    def built(self, replication: Replication) -> dict[str, Any]:
+    def built(self, replication: Replication, access: Access = LOCAL) -> dict[str, Any]:
         """The status with this part."""
         return build_status(
             log=self.log,
@@ -289,6 +294,7 @@ class StatusTests(SiteCase):
             server_name="hs.example",
             started_at=0.0,
             version="1",
+            access=access,
         )
 
     def test_every_state_is_documented(self) -> None:
