@@ -10,8 +10,10 @@ MAX_SAFE: Final = 2**53 - 1
 _LONGEST: Final = 400
 """No float has more digits that matter to its nearest text; longer numbers are not read to be compared."""
 
-_suspect: Final = re.compile(rb"\d{16}|\d[.eE]")
-_token: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?\d[\d.eE+-]*')
+# A float keeps every number of 15 digits whose exponent has two: those are passed over without a call.
+_may_change: Final = rb"-?(?=[\d.]{16}|[\d.]{1,16}[eE][+-]?\d{3})\d[\d.eE+-]*"
+_suspect: Final = re.compile(_may_change)
+_token: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|' + _may_change)
 
 
 def numbers_as_text(text: bytes) -> bytes:
