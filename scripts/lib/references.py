@@ -33,6 +33,12 @@ EXTERNAL: Final = frozenset(
         "register_new_matrix_user",
         "rule_files",
         "txid_status",
+        "enable_full_duplex",
+        "proxy_read_timeout",
+        "stream_idle_timeout",
+        "handle_path",
+        "proxy_pass",
+        "tcp_proxy",
     }
 )
 """Names of other projects that no code here uses."""

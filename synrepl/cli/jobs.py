@@ -32,7 +32,7 @@ from synrepl.pipeline.tables.declarations import TABLES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from synrepl.pipeline.archive.delta_log import TableHistory
+    from synrepl.pipeline.archive.table_commits import TableHistory
     from synrepl.pipeline.runner import Runner
     from synrepl.pipeline.store import Store
 
@@ -190,7 +190,7 @@ def history_command(archive: str, limit: int, output: Output) -> None:
 
     The newest is the first. Tables that pipeline tables has made, and other Delta tables, have versions too.
     """
-    from synrepl.pipeline.archive.delta_log import read_history
+    from synrepl.pipeline.archive.table_commits import read_history
     from synrepl.pipeline.store import Store
 
     found = read_history(Store(archive), limit)

@@ -31,7 +31,7 @@ from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
 from synrepl.storage.sql import LogDatabase, Row, SQLDialect
 from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.storage.state_file import StateFile, Summary
-from synrepl.storage.wal_readers import readers
+from synrepl.storage.wal_locks import readers
 
 _logger = Logger(namespace="synrepl.storage")
 

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Final
 
 MAX_SAFE: Final = 2**53 - 1
-"""JavaScript's `Number.MAX_SAFE_INTEGER`: a greater integer may be read as another one."""
+"""JavaScript's MAX_SAFE_INTEGER: a greater integer may be read as another one."""
 
 _LONGEST: Final = 400
 """No float has more digits that matter to its nearest text; longer numbers are not read to be compared."""

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
 from synrepl.cli import main
-from synrepl.pipeline.archive.delta_log import read_history
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.archive.table_commits import read_history
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.store import BadArchive, Store
 from tests.pipeline.archives import ARCHIVED_MS, archive, chained, clean_up

@@ -17,7 +17,7 @@ from synrepl.storage import sqlite
 from synrepl.storage.checkpoints import LOOK_SECONDS, PATIENCE_SECONDS, Checkpoints
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
-from synrepl.storage.wal_readers import readers
+from synrepl.storage.wal_locks import readers
 from synrepl.testing.heap_clock import HeapClock
 from tests.storage.builders import facts_after
 

@@ -24,8 +24,8 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from synrepl.pipeline.archive.delta_log import FIELD, LOG, DeltaLog
 from synrepl.pipeline.archive.files import WrittenFile
+from synrepl.pipeline.archive.table_commits import FIELD, LOG, TableCommits
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.ports.history import EpochStart
@@ -122,7 +122,7 @@ class ArchiveTable:
 
     def __init__(self, store: Store, as_of: str | None = None) -> None:
         self.store = store
-        self._log = DeltaLog(store)
+        self._log = TableCommits(store)
         self._is_cut = False
         """Whether a commit was removed from the log."""
         try:

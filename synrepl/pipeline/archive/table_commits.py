@@ -73,7 +73,7 @@ class TableHistory(msgspec.Struct, frozen=True):
     is_cut: bool
 
 
-class DeltaLog:
+class TableCommits:
     """The commits of a table. Methods raise `NotFound` for a removed one, ValueError for a damaged one."""
 
     def __init__(self, store: Store) -> None:
@@ -143,9 +143,9 @@ def read_history(store: Store, limit: int) -> TableHistory:
     try:
         delta = DeltaTable(store.table_uri, storage_options=store.options)
         files = len(pa.table(delta.get_add_actions()))
-        versions = DeltaLog(store).versions(delta.version())
+        versions = TableCommits(store).versions(delta.version())
         asked = versions[-limit:][::-1]
-        found = list(_describe(DeltaLog(store), asked, files))
+        found = list(_describe(TableCommits(store), asked, files))
     except TableNotFoundError as error:
         raise BadArchive(f"{store} has no versions: there is no Delta table, hence no archive") from error
     except (DeltaError, ValueError, OSError) as error:
@@ -154,7 +154,7 @@ def read_history(store: Store, limit: int) -> TableHistory:
     return TableHistory(found, is_cut=is_cut)
 
 
-def _describe(log: DeltaLog, versions: range, files: int) -> Iterator[TableVersion]:
+def _describe(log: TableCommits, versions: range, files: int) -> Iterator[TableVersion]:
     for version in versions:
         try:
             one = log.describe(version, files)
