@@ -10,7 +10,8 @@ from scripts import again
 
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
-    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] | scripts/night --table"
+    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] [bench] [growth]"
+    " | scripts/night --table"
 )
 SEEDS: Final = 200
 FAULTS: Final = 40
@@ -27,6 +28,9 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),
+        # Whether each benchmark still runs. Its times are not judged.
+        "bench": (("scripts/bench", "--quick"), {}),
+        "growth": (("scripts/bench", "--quick", "--only", "growth"), {}),
     }
 
 

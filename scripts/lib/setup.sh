@@ -70,6 +70,19 @@ _is_current() { # extras
     done
 }
 
+# uv takes a third of pip's time. It is told where pip looks; where it finds no package all the same, pip does it.
+_fetch() { # arguments of pip install
+    local python=$VENV/bin/python
+    local index=${PIP_INDEX_URL:-$("$VENV/bin/python" -m pip config get global.index-url 2>/dev/null)}
+    local -a pip=("$python" -m pip install --quiet --disable-pip-version-check)
+    local -a uv=("$python" -m uv pip install --quiet --python "$python" --native-tls)
+    [ -z "${PIP_CONSTRAINT:-}" ] || uv+=(--constraint "$PIP_CONSTRAINT")
+    [ -z "$index" ] || uv+=(--default-index "$index")
+    "${pip[@]}" uv && "${uv[@]}" "$@" && return 0
+    _say "uv did not find everything; pip tries it."
+    "${pip[@]}" "$@"
+}
+
 _install() { # extras
     local python extras
     _is_current "$@" && return 0 # somebody else made it while we waited
@@ -82,8 +95,7 @@ _install() { # extras
         "$python" -m venv "$VENV" || return 1
     fi
     _say "Installing synrepl${extras:+[${extras//$'\n'/,}]} and its libraries ..."
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --editable "$ROOT${extras:+[${extras//$'\n'/,}]}" || return 1
+    _fetch --editable "$ROOT${extras:+[${extras//$'\n'/,}]}" || return 1
     {
         _wanted "$VENV/bin/python"
         printf '%s\n' "$extras"

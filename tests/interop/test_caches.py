@@ -29,6 +29,7 @@ def theirs(peer: Program, stream: str, row: Any) -> set[Entry] | None:
     return {(name, None if key is None else tuple(key)) for name, key in drops}
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("peer_release", DIALECTS)
 def test_the_same_entries_are_dropped(peer_release: str) -> None:
     """For every kind of invalidation that the release sends."""

@@ -139,6 +139,7 @@ def test_a_killed_daemon_comes_back_with_everything(release: str, daemon: Daemon
         assert client.all("send_error") == []
 
 
+@pytest.mark.story
 def test_a_cut_connection_loses_nothing(release: str, daemon: Daemon) -> None:
     """What is appended while nobody listens is there on return, and comes once."""
     with follow(release, daemon) as client:
@@ -287,6 +288,7 @@ def common(rows: Any, legacy: Any, current: Any) -> Any:
     return rows
 
 
+@pytest.mark.story
 def test_all_releases_at_once(daemon: Daemon) -> None:
     """One port finds out by itself how each connection speaks, and all end up with the same."""
     shared = [stream for stream in facts.streams("legacy") if stream in facts.streams("current")]

@@ -108,6 +108,7 @@ def before_start(folder: Path, url: str, *options: str) -> tuple[int, dict[str, 
     return done.exit_code, json.loads(done.stdout)
 
 
+@pytest.mark.story
 def test_a_healthy_one(homeserver: Callable[..., str]) -> None:
     """Every stream that the release has, and nothing to say."""
     code, found = doctor(homeserver())
@@ -309,6 +310,7 @@ def waiting_doctor(folder: Path, url: str, *options: str) -> Iterator[list[str]]
     assert 0 == process.returncode, errors
 
 
+@pytest.mark.story
 def test_after_the_loss_of_the_primary(tmp_path: Path) -> None:
     """The standby has the ids that were logged ahead: the release starts with it, and nothing is said."""
     with PostgresServer() as primary:

@@ -285,11 +285,13 @@ def beside(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Beside(daemon, followers, recorder.facts(mark), complaints(homeserver, logs))
 
 
+@pytest.mark.story
 def test_the_log_holds_what_was_told(beside: Beside) -> None:
     """Every row that was told over Redis, once, whoever told it and however often."""
     assert_holds(beside.daemon, told_by(beside.facts, is_kept))
 
 
+@pytest.mark.story
 def test_the_log_names_who_told_it(beside: Beside) -> None:
     """The writer of a fact in the log is one of those who told it."""
     assert_holds(beside.daemon, told_by(beside.facts, is_kept))
@@ -304,6 +306,7 @@ def test_the_log_names_who_told_it(beside: Beside) -> None:
     ] == []
 
 
+@pytest.mark.story
 def test_a_current_follower_of_the_daemon_was_told_the_same(beside: Beside) -> None:
     """Every row of the streams that its release knows, typing and presence among them, in its own shape."""
     follower = beside.followers["current"]
@@ -313,6 +316,7 @@ def test_a_current_follower_of_the_daemon_was_told_the_same(beside: Beside) -> N
     assert [] == follower.all("error") + follower.all("disconnected")
 
 
+@pytest.mark.story
 def test_a_legacy_follower_of_the_daemon_was_told_the_same(beside: Beside) -> None:
     """Likewise, though its rows name no writer, and of several the one further on may be told first."""
     follower = beside.followers["legacy"]
@@ -322,11 +326,13 @@ def test_a_legacy_follower_of_the_daemon_was_told_the_same(beside: Beside) -> No
     assert [] == follower.all("error") + follower.all("disconnected")
 
 
+@pytest.mark.story
 def test_the_homeserver_has_nothing_to_complain_of(beside: Beside) -> None:
     """No error, and no warning about replication, is in the logs of its processes."""
     assert {} == beside.complaints
 
 
+@pytest.mark.story
 def test_no_gaps_were_seen(beside: Beside) -> None:
     """Nothing was lost, so nothing was fetched, and nothing is given up."""
     daemon = beside.daemon
@@ -366,6 +372,7 @@ def test_commands_of_a_follower_reach_the_homeserver_once(beside: Beside, runnin
 # Trouble, while users go on
 
 
+@pytest.mark.story
 def test_the_daemon_is_killed_and_restarted(running: Running, tmp_path: Path) -> None:
     """What was told in its absence is fetched from whoever wrote it."""
     recorder = running.recorder

@@ -226,6 +226,7 @@ def driver(homeserver: Homeserver) -> Driver:
     return driver
 
 
+@pytest.mark.story
 def test_silent_while_all_is_well(homeserver: Homeserver, traffic: Driving) -> None:
     """Under traffic, with idle writers, ids that were rolled back, and processes that are restarted."""
     until = time.monotonic() + HEALTHY_SECONDS
@@ -331,6 +332,7 @@ def test_a_probe_names_the_worker_that_is_late(listener: tuple[Homeserver, Proxy
 
 
 @fault
+@pytest.mark.story
 def test_a_stopped_worker(homeserver: Homeserver) -> None:
     """As SIGSTOP, or a thread that never ends, leaves it."""
     process = homeserver.processes[WORKER].pid
@@ -491,6 +493,7 @@ def test_two_processes_of_one_name(homeserver: Homeserver, tmp_path: Path) -> No
     assert ("name_twice", WORKER) in kinds(found)
 
 
+@pytest.mark.story
 @pytest.mark.skipif(
     not peer_python("silent").exists(), reason="Synapse 1.157.1 is not there; run scripts/interop silent"
 )

@@ -105,6 +105,7 @@ def test_a_name_of_another_release_is_refused(homeserver: Homeserver) -> None:
     assert "Synapse 1.163 has no cache get_user_in_directory (since 0.22, until 1.89)" in errors
 
 
+@pytest.mark.story
 def test_one_invalidated_entry_is_read_again_by_every_process(homeserver: Homeserver) -> None:
     """A changed row is seen by every process, and others' own invalidations go on."""
     client = Client.register(homeserver, "one-entry")

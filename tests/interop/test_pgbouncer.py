@@ -53,6 +53,7 @@ def pooled(mode: str) -> Iterator[str]:
             process.wait(30)
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
 def test_shared_sessions_are_refused(mode: str) -> None:
     """Two daemons got the lock of one log."""
@@ -62,6 +63,7 @@ def test_shared_sessions_are_refused(mode: str) -> None:
     assert "pool_mode = session" in caught.value.hint
 
 
+@pytest.mark.story
 def test_sessions_of_ones_own_are_locks() -> None:
     """One log, one daemon; when it has ended the next gets it."""
     with pooled("session") as url:

@@ -168,6 +168,7 @@ def wait_until_together(site: Site, began: float) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.story
 def test_it_runs_without_a_complaint(site: Site) -> None:
     """Traffic of every kind; the log has all of it, and the processes stand together."""
     recorder = site.recorder
@@ -210,6 +211,7 @@ def test_access_tokens_are_passed_and_not_stored(site: Site) -> None:
             assert not [token for token in tokens if token.encode() in data], file
 
 
+@pytest.mark.story
 def test_the_daemon_is_killed_and_restarted(site: Site) -> None:
     """Every process finds out what it missed, by itself; so does the log. How long that takes after each
     return is measured in `test_resp_database.py`.

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.story
 def test_messages_go_on_after_the_primary_is_lost() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "story.py")], capture_output=True, text=True, timeout=400

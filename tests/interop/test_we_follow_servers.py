@@ -86,6 +86,7 @@ def assert_understood(
     assert all(lost and "are lost: the server's log lacks them" in one for one in told), told
 
 
+@pytest.mark.story
 def test_rows_of_every_stream_live(release: str) -> None:
     """Rows of one token travel as a batch and come out as one fact."""
     with PeerServer(release, token=10) as server, follow(server) as follower:
@@ -105,6 +106,7 @@ def test_rows_of_every_stream_from_before(release: str) -> None:
             assert_understood(follower, server, token=11)
 
 
+@pytest.mark.story
 def test_a_cut_connection_loses_nothing(release: str) -> None:
     """Cut by the server, three times, with a row behind each cut."""
     with PeerServer(release) as server, follow(server) as follower:

@@ -391,6 +391,7 @@ def last_id(running: Running) -> int:
     return last
 
 
+@pytest.mark.story
 def test_invalidations_that_we_write_are_applied(running: Running) -> None:
     """A row changed behind the homeserver's back is seen once we say so, with an id of the shared sequence;
     the real processes' own invalidations go on."""
