@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import starmap, takewhile
+from itertools import starmap
 from typing import Final, cast
 from uuid import uuid4
 
@@ -22,7 +22,6 @@ from synrepl.ports.history import (
 )
 from synrepl.ports.interfaces import Head, KeysOf
 from synrepl.ports.notes import Notes
-from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.continuity import (
     CHECKED_AT_OPEN,
     DiscardedRanges,
@@ -32,6 +31,7 @@ from synrepl.storage.continuity import (
     check_follow,
     find_inconsistency,
 )
+from synrepl.storage.fact_pages import TEXT_BYTES, FactPages
 from synrepl.storage.schema import (
     COLUMNS,
     EPOCH_START_COLUMNS,
@@ -47,13 +47,12 @@ from synrepl.storage.schema import (
     row_of_key,
     row_of_receipt,
 )
-from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection, TextForm, placeholders
+from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection, TextForm
 from synrepl.storage.trimming import trim_slice
 from synrepl.storage.whole_appends import WholeAppends
 from synrepl.storage.write_check import check_writes
-from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.digest import verify
-from synrepl.streams.facts import Fact, take_rows, take_tokens
+from synrepl.streams.facts import Fact, take_tokens
 from synrepl.wire.filter import ALL, Filter
 
 _logger = Logger(namespace="synrepl.storage")
@@ -77,30 +76,12 @@ UPSERT_LEASE: Final = (
 )
 UPDATE_EPOCH: Final = "UPDATE log_header SET epoch = ?"
 
-SCANNED_AT_ONCE = 50_000
-"""The most serials that a filtered read, or an `extent`, examines, so that it does not take very long."""
-
-NAMES_AT_ONCE = 10_000
-"""The number of streams, or writers, in one filter: every database allows twice as many values."""
-
-TEXT_SERIALS = 5_000
-"""The most facts in one text: about a megabyte, which fits a CPU cache; more is slower per fact."""
-
-MEASURED_FIRST: Final = 50
-"""Of so many facts the sizes are added first, before those of a whole text."""
-
-TEXT_BYTES: Final = 8 * 1024 * 1024
-"""The most bytes of rows in a text of several facts, unless the reader wants fewer."""
-
 RECEIPTS_AT_ONCE: Final = 100
 """The most receipts that one statement inserts."""
 
 SAMPLES: Final = 16
 SAMPLED: Final = 16
 """The size of a log is estimated from this many samples of this many serials."""
-
-Range = tuple[int, str, list[object]]
-"""The last serial to examine, and the condition of the filter with its values."""
 
 
 class SQLEngine:
@@ -124,6 +105,7 @@ class SQLEngine:
         self._is_open = False
         self._discarded = DiscardedRanges()
         self._appends = WholeAppends(self._dialect.unindexed_stream)
+        self._pages = FactPages(self._dialect, self._appends)
         # None while unknown: a transaction that changed the bounds is running, or has an uncertain outcome.
         self._bounds: LogBounds | None = None
 
@@ -421,25 +403,11 @@ class SQLEngine:
     def read(
         self, *, after: int, upto: int, limit: int, filter: Filter = ALL, scanned: int | None = None
     ) -> tuple[list[Fact], int]:
-        """Facts with ``after < serial <= upto`` that pass the filter, in order of serial, without those that
-        were trimmed.
-
-        Stops after the fact that reaches `limit` rows, or at the end of its atomic append. Rows are
-        estimated, not parsed: one per 200 bytes of JSON, at least one per fact. With a filter about `scanned`
-        serials are examined (None: `SCANNED_AT_ONCE`). Returns the facts and the last serial examined.
-        """
+        """Read facts as `FactPages.facts` does."""
         with self._reading("read") as connection:
-            upto, where, values = self._range(connection, after, upto, filter, scanned)
-            with connection.stream(
-                f"SELECT {COLUMNS} FROM facts WHERE {where} ORDER BY serial", values
-            ) as found:
-                facts = starmap(Fact, found)
-                page, is_full = take_rows(facts, limit)
-                last = page[-1].serial if is_full else max(after, upto)
-                if is_full and (end := self._whole(connection, last, upto)) > last:
-                    page += takewhile(lambda fact: fact.serial <= end, facts)
-                    last = end
-        return page, last
+            return self._pages.facts(
+                connection, after=after, upto=upto, limit=limit, filter=filter, scanned=scanned
+            )
 
     def read_text(
         self,
@@ -452,112 +420,23 @@ class SQLEngine:
         size: int = TEXT_BYTES,
         scanned: int | None = None,
     ) -> tuple[bytes, int]:
-        """Read in bulk: at most `limit` facts, and at most `TEXT_SERIALS`, as one text of this form, a line
-        each, or more, up to the end of an atomic append. About `scanned` serials are examined (None:
-        `SCANNED_AT_ONCE`). The rows of several facts have at most `size` bytes. Returns the text and the last
-        serial examined.
-        """
-        dialect = self._dialect
+        """Read facts in bulk as `FactPages.text` does."""
         with self._reading("read") as connection:
-            upto = self._whole(connection, after + (scanned or SCANNED_AT_ONCE), upto)
-            upto, where, values = self._range(connection, after, upto, filter)
-            limit = self._fitting(connection, where, values, min(limit, TEXT_SERIALS), size)
-            lines = (
-                f"SELECT count(*), max(serial), {dialect.joined} FROM"
-                f" (SELECT serial, {dialect.lines[form]} AS line FROM facts WHERE {where} ORDER BY serial"
-                " LIMIT ?) AS lines"
+            return self._pages.text(
+                connection,
+                after=after,
+                upto=upto,
+                limit=limit,
+                filter=filter,
+                form=form,
+                size=size,
+                scanned=scanned,
             )
-            count, last, text = connection.execute(lines, (*values, limit)).fetchone()
-            texts = [text] if count else []
-            if count < limit:
-                last = max(after, upto)
-            elif (end := self._whole(connection, last, upto)) > last:
-                rest = connection.execute(lines, (last, end, *values[2:], MAX_ATOMIC_FACTS)).fetchone()
-                texts += [rest[2]] if rest[0] else []
-                last = end
-        return b"".join(map(bytes, texts)), last
-
-    def _fitting(
-        self, connection: SQLConnection, where: str, values: Sequence[object], limit: int, size: int
-    ) -> int:
-        """Return how many of these facts to read, at most `limit`: one, or so many that their rows have at
-        most `size` bytes.
-
-        The first facts tell how many that may be.
-        """
-        measure = (
-            f"SELECT count(*), sum(size) FROM (SELECT {self._dialect.text_bytes} AS size FROM facts"
-            f" WHERE {where} ORDER BY serial LIMIT ?) AS sizes"
-        )
-        count = min(limit, MEASURED_FIRST)
-        while True:
-            there, found = connection.execute(measure, (*values, count)).fetchone()
-            is_all = there < count or count == limit
-            if there <= 1 or (is_all and found <= size):
-                return limit
-            count = limit = min(limit, max(1, there * size // found))
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
-        """Measure the first `limit` facts that pass the filter, in at most `SCANNED_AT_ONCE` serials.
-
-        The last atomic append is measured whole.
-        """
+        """Measure facts as `FactPages.extent` does."""
         with self._reading("read") as connection:
-            upto = self._whole(connection, after + SCANNED_AT_ONCE, upto)
-            upto, where, values = self._range(connection, after, upto, filter)
-            measure = (
-                f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
-                f" FROM (SELECT stream, writer, {self._dialect.text_bytes} AS size, token, serial,"
-                f" committed_at_ms FROM facts WHERE {where} ORDER BY serial LIMIT ?) AS found"
-                " GROUP BY stream, writer"
-            )
-            found = connection.execute(measure, (*values, limit)).fetchall()
-            last = max((row[5] for row in found), default=after)
-            if sum(row[2] for row in found) < limit:
-                last = max(after, upto)
-            elif (end := self._whole(connection, last, upto)) > last:
-                found += connection.execute(measure, (last, end, *values[2:], MAX_ATOMIC_FACTS)).fetchall()
-                last = end
-        tokens: dict[tuple[str, str], int] = {}
-        for stream, writer, _, _, token, *_ in found:
-            tokens[stream, writer] = max(token, tokens.get((stream, writer), token))
-        return LogRange(
-            serial=last,
-            facts=sum(row[2] for row in found),
-            bytes=sum(int(row[3]) for row in found),
-            tokens=tokens,
-            at_ms=max((row[6] for row in found), default=0),
-        )
-
-    def _range(
-        self,
-        connection: SQLConnection,
-        after: int,
-        upto: int,
-        filter: Filter,
-        scanned: int | None = None,
-    ) -> Range:
-        """Return which facts to read: with a filter those of `scanned` serials (None: `SCANNED_AT_ONCE`), and
-        of the rest of an atomic append.
-        """
-        last = connection.execute(
-            "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM log_bounds)"
-        ).fetchone()
-        upto = min(upto, max(last[0] or 0, last[1] or 0))
-        where, values = "serial > ? AND serial <= ?", list[object]()
-        for column, names in ((self._dialect.unindexed_stream, filter.streams), ("writer", filter.writers)):
-            if names is not None:
-                if len(names) > NAMES_AT_ONCE:
-                    why = f"a filter may name at most {NAMES_AT_ONCE} streams or writers, not {len(names)}"
-                    raise InvalidValue(op="read", why=why)
-                upto = self._whole(connection, after + (scanned or SCANNED_AT_ONCE), upto)
-                where += f" AND {column} IN ({placeholders(names)})" if names else " AND false"
-                values += names
-        return upto, where, [after, upto, *values]
-
-    def _whole(self, connection: SQLConnection, serial: int, upto: int) -> int:
-        """Return `serial`, or the end of the atomic append in which it is; `upto` if that is before it."""
-        return upto if serial >= upto else min(upto, self._appends.end(connection, serial))
+            return self._pages.extent(connection, after=after, upto=upto, limit=limit, filter=filter)
 
     def read_tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 
 from synrepl.errors import StorageError
 from synrepl.ports.history import Appended, AppendKey, AppendReceipt, Lease, LogRange
-from synrepl.storage import engine as sql_engine
+from synrepl.storage import fact_pages
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import VERSION
@@ -131,8 +131,8 @@ class Contract(Case):
 
     def test_no_page_ends_inside_an_atomic_append(self) -> None:
         """Facts, text and extent go on to its end; only who says `upto` gets a part of it."""
-        self.patch(sql_engine, "SCANNED_AT_ONCE", 4)
-        self.patch(sql_engine, "TEXT_SERIALS", 4)
+        self.patch(fact_pages, "SCANNED_AT_ONCE", 4)
+        self.patch(fact_pages, "TEXT_SERIALS", 4)
         engine = self.again()
         engine.open()
         facts: list[Fact] = []
@@ -729,7 +729,7 @@ class SQLiteTests(OverSQLite, Contract):
 
     def test_a_reader_of_little_looks_through_so_much_at_a_time(self) -> None:
         """Or one read would hold up all others, however little it gives."""
-        self.patch(sql_engine, "SCANNED_AT_ONCE", 30)
+        self.patch(fact_pages, "SCANNED_AT_ONCE", 30)
         self.filled(100)
         engine = self.again()
         engine.open()
