@@ -58,14 +58,24 @@ class IHttpClient(Protocol):
         """Close the idle connections."""
 
 
-class _Posted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client posted.
+class PostedPart(msgspec.Struct, frozen=True):
+    """Valid facts of a stream, each the text of a JSON array of rows; of this daemon without a writer."""
+
+    stream: str
+    facts: Sequence[bytes]
+    writer: str | None = None
+
+
+class Posted(msgspec.Struct, frozen=True, kw_only=True):
+    """An append as a client posted it: the facts of one stream, or with `is_batch` parts that are one append.
 
     `files` are checksums of files to wait for, `hops` the daemons that have forwarded the facts. `query` is
     sent on to the primary. `timeout` is in seconds. `owner` is the owner of the idempotency key, None if the
     client has proved no key: then this daemon's own key at the primary is the owner.
     """
 
+    parts: Sequence[PostedPart]
+    is_batch: bool = False
     key: str | None = None
     owner: str | None = None
     files: Collection[str] = ()
@@ -73,36 +83,24 @@ class _Posted(msgspec.Struct, frozen=True, kw_only=True):
     query: Query = ()
     timeout: float = TIMEOUT_SECONDS
 
-
-class PostedFacts(_Posted, frozen=True, kw_only=True):
-    """Valid facts of a stream, as a client posted them: each the text of a JSON array of rows."""
-
-    stream: str
-    facts: Sequence[bytes]
-    writer: str | None = None
-
-    def part(self) -> bytes:
-        """Encode the facts as a part of a batch."""
-        return b'{"stream":%b,%b' % (msgspec.json.encode(self.stream), self._rest())
+    @property
+    def stream(self) -> str | None:
+        """The stream of the facts; None for a batch."""
+        return None if self.is_batch else self.parts[0].stream
 
     def body(self, key: str) -> bytes:
         """Encode the facts with this idempotency key."""
-        return b'{"idempotency_key":%b,%b' % (msgspec.json.encode(key), self._rest())
+        head = b'{"idempotency_key":%b,' % msgspec.json.encode(key)
+        if not self.is_batch:
+            return head + _members(self.parts[0])
+        parts = (b'{"stream":%b,' % msgspec.json.encode(one.stream) + _members(one) for one in self.parts)
+        return b'%b"atomic":true,"appends":[%b]}' % (head, b",".join(parts))
 
-    def _rest(self) -> bytes:
-        writer = b"" if self.writer is None else b'"writer":%b,' % msgspec.json.encode(self.writer)
-        return b'%b"facts":[%b]}' % (writer, b",".join(self.facts))
 
-
-class PostedBatch(_Posted, frozen=True, kw_only=True):
-    """Valid facts of several streams, which a client posted as one append."""
-
-    appends: Sequence[PostedFacts]
-
-    def body(self, key: str) -> bytes:
-        """Encode the facts with this idempotency key."""
-        appends = b",".join(one.part() for one in self.appends)
-        return b'{"atomic":true,"idempotency_key":%b,"appends":[%b]}' % (msgspec.json.encode(key), appends)
+def _members(part: PostedPart) -> bytes:
+    """Return the members of an append in JSON, and its end."""
+    writer = b"" if part.writer is None else b'"writer":%b,' % msgspec.json.encode(part.writer)
+    return b'%b"facts":[%b]}' % (writer, b",".join(part.facts))
 
 
 class _BatchAnswer(msgspec.Struct):
@@ -158,7 +156,7 @@ class WriteForwarder:
         if client is not None:
             await client[1].stop()
 
-    async def forward(self, posted: PostedFacts | PostedBatch, waiters: LogWaiters) -> Appended:
+    async def forward(self, posted: Posted, waiters: LogWaiters) -> Appended:
         """Forward facts; return the primary's response once they are applied here (ephemeral ones: at once).
 
         That of a batch has the tokens of all its parts, in order.
@@ -189,14 +187,13 @@ class WriteForwarder:
 
         Raises `NotForwarded` or the `refusal`.
         """
-        response = await self._post_until_known(self._prepare(PostedFacts(stream=stream, facts=facts)))
+        response = await self._post_until_known(self._prepare(Posted(parts=[PostedPart(stream, facts)])))
         if isinstance(response, NotForwarded):
             raise response
 
-    def _prepare(self, posted: PostedFacts | PostedBatch) -> _Write:
+    def _prepare(self, posted: Posted) -> _Write:
         """Add this daemon to `via` of the query. Raises the `refusal`, or `NotForwarded` for a loop."""
-        stream = posted.stream if isinstance(posted, PostedFacts) else None
-        if (refused := self.refusal(stream or "")) is not None:
+        if (refused := self.refusal(posted.stream or "")) is not None:
             raise refused
         hops = posted.hops
         if self.log.uuid in hops or len(hops) >= MAX_HOPS:
@@ -206,7 +203,7 @@ class WriteForwarder:
         if posted.owner is not None:
             query.append((b"owner", posted.owner.encode()))
         key = str(uuid4()) if posted.key is None else posted.key
-        return _Write(stream, posted.body(key), key, query, self.clock.seconds() + posted.timeout)
+        return _Write(posted.stream, posted.body(key), key, query, self.clock.seconds() + posted.timeout)
 
     async def _forward(self, outcome: "Deferred[Appended | NotForwarded]", write: _Write) -> None:
         self.pending_bytes += len(write.body)

@@ -10,7 +10,7 @@ from twisted.python.failure import Failure
 from synrepl.daemon.replication import make_write_forwarder
 from synrepl.replication.replica.replica import RESYNC
 from synrepl.replication.roles.messages import ReadOnlyHere
-from synrepl.replication.write_forwarder import PostedFacts, WriteForwarder
+from synrepl.replication.write_forwarder import Posted, PostedPart, WriteForwarder
 from synrepl.transports.credentials import Credentials
 from tests.replication.clusters import FakeCluster
 
@@ -40,7 +40,7 @@ def test_a_write_to_a_stopped_replica_is_refused_at_once() -> None:
     """It would be stored at a primary of another history, and waited for here in vain."""
     passing = stopped()
 
-    answered = failure_of(passing.forward(PostedFacts(stream="to_device", facts=[]), None))  # type: ignore[arg-type]
+    answered = failure_of(passing.forward(Posted(parts=[PostedPart("to_device", [])]), None))  # type: ignore[arg-type]
     told = failure_of(passing.append("caches", [b"[]"]))
 
     assert isinstance(answered, ReadOnlyHere)

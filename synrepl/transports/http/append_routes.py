@@ -16,7 +16,7 @@ from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.rights import NAME_OWNERS, refusal
 from synrepl.replication.acknowledgements import Source
-from synrepl.replication.write_forwarder import PostedBatch, PostedFacts
+from synrepl.replication.write_forwarder import Posted, PostedPart
 from synrepl.storage.group_commit import parts_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.stream import Stream
@@ -112,10 +112,8 @@ async def append(call: Call, body: AppendBody) -> Appended:
         appended = await services.log.append(name, writer, facts, key=key, owner=_owner(call))
         await wait_for_acks(call, [(acks, (name, writer), appended)], key)
         return appended
-    posted = PostedFacts(
-        stream=name,
-        facts=[bytes(fact) for fact in body.facts],
-        writer=writer,
+    posted = Posted(
+        parts=[PostedPart(name, [bytes(fact) for fact in body.facts], writer)],
         key=key,
         files=_files_of(stream, facts) if call.query["files"] else (),
         **_forwarding(call),
@@ -218,15 +216,16 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
         return BatchAnswer(services.log.head.epoch, appended)
     waited = requests if call.query["files"] else ()
     parts = [
-        PostedFacts(
-            stream=one.stream,
-            facts=[bytes(fact) for fact in one.facts],
-            writer=None if one.writer is UNSET else one.writer,
+        PostedPart(
+            one.stream,
+            [bytes(fact) for fact in one.facts],
+            None if one.writer is UNSET else one.writer,
         )
         for one in appends
     ]
-    posted = PostedBatch(
-        appends=parts,
+    posted = Posted(
+        parts=parts,
+        is_batch=True,
         key=key,
         files=frozenset[str]().union(*(_files_of(table[stream], facts) for stream, _, facts in waited)),
         **_forwarding(call),
@@ -236,7 +235,7 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
 
 
 def _forwarding(call: Call) -> dict[str, Any]:
-    """Return what a replica needs to forward a write, whatever is in it (`PostedFacts`, `PostedBatch`)."""
+    """Return what a replica needs to forward a write, whatever is in it."""
     via: str | None = call.query["via"]
     return {
         "owner": _owner(call) if call.access.is_proven else None,
