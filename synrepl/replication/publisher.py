@@ -1,18 +1,15 @@
 """Publisher: sends committed facts from the log to followers."""
 
-import bisect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.errors import RemoteProtocolError, StorageError
 from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.rights import command_refusal, is_told
+from synrepl.ports.rights import is_told
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.broadcasts import Broadcasts
@@ -22,10 +19,11 @@ from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.follower_sender import FollowerSender, pump_all
-from synrepl.replication.forks import epoch_mark, is_behind
 from synrepl.replication.holdings import Holdings
+from synrepl.replication.lag import Lag
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.ring import Ring
+from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
@@ -33,252 +31,22 @@ from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import (
-    FROM_ALL_PROCESSES,
-    EpochNotice,
     Error,
-    Name,
-    Replicate,
-    Rewind,
 )
 from synrepl.wire.dialect import NEWEST, Dialect
-from synrepl.wire.extension import EpochMark, FollowerName
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
-from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.text import MAX_NAME
 
 if TYPE_CHECKING:
     from synrepl.storage.log import Log
 
 C = TypeVar("C", bound=Command)
 
-MAX_NAMED: Final = 200
-"""The most stream names remembered of a follower. A REPLICATE that would exceed this adds none."""
-
 MAX_ENCODERS: Final = 1_000
 """Encoders that are remembered: one for each release and set of streams."""
 
-HEAD_SAMPLE_SECONDS: Final = 1.0
-"""How often the log's head is sampled. This is the precision of lag in seconds."""
-
 PUMP_SECONDS: Final = 0.002
 """Facts committed within this time after a write to all followers go together in the next write."""
-
-MAX_HEAD_SAMPLES: Final = 7_200
-
-
-class ServedFollower:
-    """One connected follower.
-
-    A repeated REPLICATE for the same stream is answered once per reactor turn, and only while the
-    transport has room: an answer can be ten thousand times longer than the request. While a request waits for
-    room, the connection is not read.
-
-    A follower of synrepl (`wire.extension`) is sent the epoch of the log, and before its first POSITION where
-    its log and this one diverged. `is_synrepl`: the follower has the mark.
-    """
-
-    def __init__(self, publisher: "Publisher", connection: Connection, access: Access) -> None:
-        self.access = access
-        self.name = ""
-        self.dialect: Dialect | None = None
-        self.connected_at = publisher.clock.seconds()
-        self.sender: FollowerSender | None = None
-        self._publisher = publisher
-        self._connection = connection
-        self._paused = False
-        self._answered_streams: set[str | None] = set()
-        """Streams whose REPLICATE was answered in this reactor turn."""
-        self._pending: dict[str | None, Replicate] = {}
-        """The newest unanswered REPLICATE of each stream."""
-        self._next_turn_timer = Timer(publisher.clock, self._next_turn)
-        self._has_stopped_reading = False
-        self._named: set[str] = set()
-        self.is_synrepl = False
-        self._is_comparing = False
-        """Whether the epochs of the follower and of the log are being compared: POSITIONs wait."""
-        self._has_asked = False
-        """Whether a REPLICATE was received."""
-        self._close: Callable[[], object] | None = None
-        """Closes the connection of a follower that sends nothing more."""
-        self._comparison: Deferred[None] | None = None
-
-    def dialect_known(self, dialect: Dialect) -> None:
-        """Start serving: the dialect decides what the follower can be sent."""
-        self.dialect = dialect
-        encoder, scope = self._publisher.encoder_for(dialect, self.access.streams)
-        self.sender = self._publisher.make_sender(self._connection, encoder, scope=scope)
-        if self._paused:
-            self.sender.pause()
-        if serving(dialect).pulls:
-            self.sender.push_everything()
-
-    def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Handle commands from the follower. Raises RemoteProtocolError if one is not allowed."""
-        follower_commands = self._publisher.follower_commands
-        follower_commands.syncing.mark_active(self._connection)
-        for command in commands:
-            if not isinstance(command, RdataRun) and (
-                why := command_refusal(self.access, command, follower_commands.runs)
-            ):
-                raise RemoteProtocolError(why)
-            match command:
-                case Name():
-                    self._introduce(FollowerName.parse(command.name))
-                    follower_commands.received(self._connection, command)
-                case Replicate():
-                    self._has_asked = True
-                    self._name(command)
-                    if self._paused or self._is_comparing or command.stream in self._answered_streams:
-                        self._pending[command.stream] = command
-                    else:
-                        self._answer(command)
-                case RdataRun():
-                    raise AssertionError("a follower cannot send RDATA")
-                case _:
-                    if isinstance(command, FROM_ALL_PROCESSES):
-                        self._publisher.broadcast(command, but=self)
-                    follower_commands.received(self._connection, command, self.name)
-        self._update_reading()
-
-    def _introduce(self, given: FollowerName) -> None:
-        """Note the name. Compare the epoch of a follower of synrepl with that of the log."""
-        self.name = given.name
-        if self.is_synrepl or not given.is_synrepl:
-            return
-        self.is_synrepl = True
-        log = self._publisher.log
-        if given.epoch is None or not is_behind(log, given.epoch):
-            self.send_epoch()
-            return
-        self._is_comparing = True
-        self._comparison = self._publisher.tasks.start(self._send_rewinds(given.epoch), "comparing epochs")
-        self._comparison.addBoth(lambda _: self._compared())
-
-    async def _send_rewinds(self, theirs: EpochMark) -> None:
-        try:
-            found = await self._publisher.comparisons.fork_tokens(theirs)
-        except StorageError as error:
-            self._connection.fail(f"cannot compare your epoch with this log: {error}")
-            return
-        self._rewind(found)
-
-    def _rewind(self, found: Iterable[tuple[str, str, int]]) -> None:
-        """Send the tokens up to which the follower may have the facts of this log, and the epoch."""
-        held = self._publisher.holdings.filter
-        for stream, writer, token in found:
-            if held.passes(stream, writer) and self.access.sees(stream):
-                self._connection.send(Rewind(stream=stream, instance=writer, token=token))
-        self.send_epoch()
-
-    def epoch_started(self, positions: Sequence[tuple[str, str, int]] | None) -> None:
-        """An epoch has begun, with these positions: a follower may have come with facts beyond them.
-
-        If they are unknown (None), it must connect again.
-        """
-        if not self.is_synrepl:
-            return
-        if positions is None or self._is_comparing:
-            self._connection.fail("a new epoch has begun: connect again")
-        else:
-            self._rewind(positions)
-
-    def _compared(self) -> None:
-        self._is_comparing = False
-        self._answer_waiting()
-
-    def send_epoch(self) -> None:
-        """Tell a follower of synrepl the epoch of the log."""
-        if self.is_synrepl:
-            self._connection.send(EpochNotice(mark=str(epoch_mark(self._publisher.log))))
-
-    def _name(self, command: Replicate) -> None:
-        """Note the streams that a request names, and serve those that are sent on request."""
-        given = [command.stream] if command.stream else command.named
-        names = {name for name in given if len(name) <= MAX_NAME} - self._named
-        if names and len(self._named) + len(names) <= MAX_NAMED:
-            self._named |= names
-            self._serve_named()
-
-    def stream_added(self, stream: Stream[Any]) -> None:
-        """Serve a new stream, if the follower has named it."""
-        if stream.name in self._named and self.sender is not None:
-            self._serve_named()
-            self.sender.send_positions()
-
-    def _serve_named(self) -> None:
-        publisher = self._publisher
-        assert self.dialect is not None
-        assert self.sender is not None
-        table = publisher.table
-        named = frozenset(name for name in self._named if (one := table.get(name)) and one.on_request)
-        if named:
-            self.sender.serve(publisher.encoder_for(self.dialect, self.access.streams, named)[0])
-
-    def _answer(self, command: Replicate) -> None:
-        assert self.sender is not None
-        self._answered_streams.add(command.stream)
-        self._next_turn_timer.start(0)
-        self.sender.replicate(command)
-
-    def _next_turn(self) -> None:
-        self._answered_streams.clear()
-        self._answer_waiting()
-
-    def _answer_waiting(self) -> None:
-        while self._pending and not self._paused and not self._is_comparing:
-            stream = next(iter(self._pending))
-            if stream in self._answered_streams:
-                break  # the next turn will come
-            self._answer(self._pending.pop(stream))
-        self._update_reading()
-        if self._close is not None and not self._pending and self.sender is not None:
-            self.sender.call_at_head(self._close)
-
-    def _update_reading(self) -> None:
-        """Stop reading the connection while a REPLICATE waits for room; resume afterwards."""
-        stops = self._paused and bool(self._pending)
-        if stops is not self._has_stopped_reading:
-            self._has_stopped_reading = stops
-            if stops:
-                self._connection.pause_reading()
-            else:
-                self._connection.resume_reading()
-
-    def half_closed(self, close: Callable[[], object]) -> bool:
-        """The follower sends nothing more: call `close` once it has what it asked for, up to the head.
-
-        Returns False if it has asked for nothing.
-        """
-        if self._has_asked:
-            self._close = close
-            self._answer_waiting()
-        return self._has_asked
-
-    def pause(self) -> None:
-        """The transport's buffer is full."""
-        self._paused = True
-        if self.sender is not None:
-            self.sender.pause()
-
-    def resume(self) -> None:
-        """The transport's buffer has room again."""
-        self._paused = False
-        # Requests first: a sender that is behind fills the transport again at once.
-        self._answer_waiting()
-        if self.sender is not None:
-            self.sender.resume()
-
-    def lost(self, why: str) -> None:
-        """The connection was lost."""
-        self._publisher.detach(self)
-        self._publisher.follower_commands.connection_lost(self._connection)
-        self._pending.clear()
-        if self._comparison is not None:
-            self._comparison.cancel()
-        self._next_turn_timer.stop()
-        if self.sender is not None:
-            self.sender.stop()
 
 
 class Publisher:
@@ -349,12 +117,9 @@ class Publisher:
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self.comparisons = EpochComparisons(log, self.tasks)
-        self._head_samples: list[tuple[int, float]] = [(log.head.serial, clock.seconds())]
-        self._sampled_at = clock.seconds()
+        self.lag = Lag(log, clock)
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
-        self._sample_timer = Timer(clock, self._sample_head)
-        self._sample_timer.start(HEAD_SAMPLE_SECONDS)
         log.subscribe(self._committed)
         log.on_epoch_started(self._on_epoch_started)
 
@@ -544,8 +309,7 @@ class Publisher:
         self._encoders.clear()
         self.comparisons.forget()
         self.ring = self._make_ring()
-        self._sampled_at = self.clock.seconds()
-        self._head_samples = [(self.log.head.serial, self._sampled_at)]
+        self.lag.restart()
 
     def _make_ring(self) -> Ring:
         tokens = {
@@ -575,20 +339,7 @@ class Publisher:
         for sender in list(self.broker_senders):
             sender.pump()
 
-    # -- lag and metrics -----------------------------------------------------------------------------------
-
-    def lag_rows(self, sender: FollowerSender) -> int:
-        """The number of serials between what this sender has sent and the end of the log."""
-        return max(0, self.log.head.serial - sender.serial)
-
-    def lag_seconds_at(self, serial: int) -> float:
-        """Seconds since this serial was the log's head, to about a second; 0.0 if it still is."""
-        if serial >= self.log.head.serial:
-            return 0.0
-        index = bisect.bisect_right(self._head_samples, serial, key=lambda sample: sample[0])
-        # Beyond the last sample: it was the head when the head was looked at last.
-        is_known = index < len(self._head_samples)
-        return self.clock.seconds() - (self._head_samples[index][1] if is_known else self._sampled_at)
+    # -- metrics -------------------------------------------------------------------------------------------
 
     def _note_withheld(self, fact: Fact, why: str) -> None:
         self.metrics.facts_withheld.labels(fact.stream).inc()
@@ -600,17 +351,9 @@ class Publisher:
             why=why,
         )
 
-    def _sample_head(self) -> None:
-        self._sampled_at = self.clock.seconds()
-        serial = self.log.head.serial
-        if serial > self._head_samples[-1][0]:
-            self._head_samples.append((serial, self._sampled_at))
-            del self._head_samples[:-MAX_HEAD_SAMPLES]
-        self._sample_timer.start(HEAD_SAMPLE_SECONDS)
-
     def stop(self) -> None:
         """Stop all timers and tasks. Connections are closed by the services that opened them."""
-        self._sample_timer.stop()
+        self.lag.stop()
         self._pump_timer.stop()
         self._broadcasts.stop()
         self.tasks.cancel_all()

@@ -356,8 +356,8 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
                 "dialect": None if follower.dialect is None else follower.dialect.name,
                 "connected_seconds": round(now - follower.connected_at, 3),
                 "behind": sender is not None and sender.is_behind,
-                "lag_rows": 0 if sender is None else publisher.lag_rows(sender),
-                "lag_seconds": 0.0 if sender is None else round(publisher.lag_seconds_at(sender.serial), 3),
+                "lag_rows": 0 if sender is None else publisher.lag.rows(sender.serial),
+                "lag_seconds": 0.0 if sender is None else round(publisher.lag.seconds(sender.serial), 3),
                 "serial": None if sender is None else sender.serial,
             }
         )

@@ -20,7 +20,8 @@ from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.forks import is_later
 from synrepl.replication.holdings import ReadRefusal
-from synrepl.replication.publisher import Publisher, ServedFollower
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import following, serving
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, failure_code
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure

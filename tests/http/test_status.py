@@ -185,13 +185,13 @@ class StatusTests(SiteCase):
         self.clock.pump([1.0] * 10)
         self.clock.pump([60.0] * 60)
         self.receipts(1)
-        at_once = self.publisher.lag_seconds_at(1)
+        at_once = self.publisher.lag.seconds(1)
         self.clock.pump([1.0] * 10)
-        later = self.publisher.lag_seconds_at(1)
+        later = self.publisher.lag.seconds(1)
 
         self.assertLessEqual(at_once, 60.0)  # the clock was moved on by a minute at once
         self.assertTrue(9.0 <= later <= 10.0, later)
-        self.assertTrue(3_600 < self.publisher.lag_seconds_at(0))
+        self.assertTrue(3_600 < self.publisher.lag.seconds(0))
 
     def test_a_failing_log_shows_everywhere(self) -> None:
         """And status still answers."""

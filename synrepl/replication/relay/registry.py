@@ -389,7 +389,7 @@ class ReplicaRegistry:
             "serial": lease.serial,
             "sent": relay.sent.serial if relay is not None else None,
             "lag_rows": lag_rows,
-            "lag_seconds": round(self.publisher.lag_seconds_at(lease.serial), 3) if lag_rows else 0.0,
+            "lag_seconds": round(self.publisher.lag.seconds(lease.serial), 3) if lag_rows else 0.0,
             "seen": None if lease.seen_ms is None else lease.seen_ms / 1000,
             "address": lease.address,
             "why": lease.reason or (relay.why if relay is not None else ""),

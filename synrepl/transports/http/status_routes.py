@@ -134,9 +134,9 @@ def _collect(services: Services) -> None:
             metrics.position.labels(stream, writer).set(token)
     senders = [follower.sender for follower in publisher.followers if follower.sender is not None]
     parts = [part for part in (services.ingest, services.replication) if part is not None]
-    rows = [part.lag_rows() for part in parts] + [publisher.lag_rows(sender) for sender in senders]
+    rows = [part.lag_rows() for part in parts] + [publisher.lag.rows(sender.serial) for sender in senders]
     seconds = [part.lag_seconds() for part in parts] + [
-        publisher.lag_seconds_at(sender.serial) for sender in senders
+        publisher.lag.seconds(sender.serial) for sender in senders
     ]
     metrics.lag_rows.set(max(rows, default=0))
     metrics.lag_seconds.set(max(seconds, default=0.0))
