@@ -75,7 +75,7 @@ _fetch() { # arguments of pip install
     local python=$VENV/bin/python
     local index=${PIP_INDEX_URL:-$("$VENV/bin/python" -m pip config get global.index-url 2>/dev/null)}
     local -a pip=("$python" -m pip install --quiet --disable-pip-version-check)
-    local -a uv=("$python" -m uv pip install --quiet --python "$python" --native-tls)
+    local -a uv=("$python" -m uv pip install --quiet --compile-bytecode --python "$python" --native-tls)
     [ -z "${PIP_CONSTRAINT:-}" ] || uv+=(--constraint "$PIP_CONSTRAINT")
     [ -z "$index" ] || uv+=(--default-index "$index")
     "${pip[@]}" uv && "${uv[@]}" "$@" && return 0
