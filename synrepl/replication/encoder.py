@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from synrepl.ports.history import AppendReceipt, EpochStart
-from synrepl.replication.feed import EphemeralStep, Feed, PageStep, read_page
+from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionStep, TokenPage, read_page
 from synrepl.replication.strategies import ServeStrategy
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
@@ -33,6 +33,11 @@ class LogEncoder:
     epochs or ephemeral facts at the head leave those methods as they are.
     """
 
+    @property
+    def shared(self) -> "LogEncoder":
+        """What encodes groups of the ring: once for all readers that have the same."""
+        return self
+
     def lines(self, facts: Iterable[Fact]) -> bytes:
         """Encode facts that the readers are sent, ephemeral ones too."""
         raise NotImplementedError
@@ -49,6 +54,10 @@ class LogEncoder:
         """Encode the ephemeral facts at the head."""
         return self.lines(step.facts)
 
+    def positions(self, step: PositionStep) -> bytes:
+        """Encode the positions of streams."""
+        return b""
+
     async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes | None:
         """Read this page, encode it and advance the feed; None if the log was trimmed or replaced meanwhile.
 
@@ -56,6 +65,10 @@ class LogEncoder:
         """
         page = await read_page(log, feed, step)
         return None if page is None else self.receipts(page.receipts) + self.lines(page.facts)
+
+    async def token_page(self, feed: Feed, step: TokenPage) -> bytes | None:
+        """Read this page of a stream by token, as a `FollowerFeed` asks for, and encode it."""
+        raise NotImplementedError
 
 
 class Encoder(LogEncoder):

@@ -23,6 +23,8 @@ was sent. The steps:
 `PageStep`         read this page of the log and send it (`read_page`)
 `EpochStart`       send this start of an epoch: every selected fact before it was handed out
 `EphemeralStep`    send these ephemeral facts: the reader has reached the head
+`TokenPage`        read this page of one stream by token and send it (`FollowerFeed`)
+`PositionStep`     send the positions of these streams (`FollowerFeed`)
 `Stop.WAIT`       the reader is at the head: wait for a commit
 `Stop.DONE`       the reader has everything that it requested
 `Stop.TRIMMED`    facts that the reader lacks were trimmed: refuse it
@@ -32,7 +34,7 @@ was sent. The steps:
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -89,6 +91,21 @@ class EphemeralStep(msgspec.Struct, frozen=True):
     resets: Sequence[str] = ()
 
 
+class TokenPage(msgspec.Struct, frozen=True):
+    """Read facts of one stream with ``after < token <= upto``, among those up to this serial."""
+
+    stream: str
+    after: int
+    upto: int
+    serial: int
+
+
+class PositionStep(msgspec.Struct, frozen=True):
+    """Send the positions of these streams (None: of all): every fact before them was handed out."""
+
+    streams: frozenset[str] | None = None
+
+
 class Stop(Enum):
     """Why there is nothing to send."""
 
@@ -98,7 +115,25 @@ class Stop(Enum):
     REPLACED = "another log has taken the place of this one"
 
 
-Step = RingGroup | PageStep | EpochStart | EphemeralStep | Stop
+Step = RingGroup | PageStep | TokenPage | EpochStart | EphemeralStep | PositionStep | Stop
+
+
+class IFeed(Protocol):
+    """What a `Sender` asks what to send next."""
+
+    @property
+    def cursor(self) -> "Feed":
+        """The cursor of the last step, to which is reported what was sent."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether nothing may be sent until what is being read was sent."""
+
+    def next(self) -> Step:
+        """What to send next."""
+
+    def resumed(self) -> None:
+        """The reader takes data again, after a pause."""
 
 
 class Feed:
@@ -133,6 +168,10 @@ class Feed:
         is_live: bool = False,
     ) -> None:
         self.serial = after
+        self.is_reading = False
+        """Whether a page for this cursor is being read: then `next` is not called."""
+        self.streams: frozenset[str] | None = None
+        """The streams of `filter` if the reader's encoder has others too, which must be left out."""
         earlier = [start.epoch for start in log.head.epoch_starts if start.serial < after]
         self.epoch = max([BEGINNING.epoch if epoch is None else epoch, *earlier])
         self.filter = filter
@@ -155,6 +194,11 @@ class Feed:
         """The end of the query or the next start of an epoch: no group beyond it may be handed out now."""
         self._digest: tuple[int, str] | None = None
         self.last: RingGroup | None = None
+
+    @property
+    def cursor(self) -> "Feed":
+        """Itself: this reader has one cursor."""
+        return self
 
     @property
     def position(self) -> FeedPosition:
@@ -263,34 +307,17 @@ class Feed:
         self._tokens, self._resets, self.last = ring.tokens, ring.resets, None
         return EphemeralStep(facts, resets)
 
-    def lines(
-        self, group: RingGroup, encoder: IEncoder, streams: frozenset[str] | None = None
-    ) -> tuple[bytes, RingGroup]:
+    def lines(self, group: RingGroup, encoder: IEncoder) -> tuple[bytes, RingGroup]:
         """Encode this group and perhaps some after it (`Ring.lines`); return the bytes and the last group."""
         assert self._ring is not None
         kept = not self.is_live or self._ephemeral is EphemeralMode.NONE
-        return self._ring.lines(group, encoder, streams, kept=kept, upto=self._bound)
+        return self._ring.lines(group, encoder, self.streams, kept=kept, upto=self._bound)
 
     def sent(self, last: RingGroup) -> None:
         """The groups up to this one were sent."""
         self.number = last.number
         self.last = last
         self.serial = max(self.serial, last.serial)
-
-    def take(self, encoder: IEncoder, streams: frozenset[str] | None = None) -> bytes | None:
-        """Hand out the next groups at once, as `next`, `lines` and `sent` do in turn.
-
-        This is the short way of a live feed without bounds and epochs. None if another step is next.
-        """
-        if not self.is_live:
-            return None
-        assert self._ring is not None
-        found = self._ring.lines_after(self.number, self.serial, encoder, streams)
-        if found is None:
-            return None
-        data, last = found
-        self.number, self.serial, self.last = last.number, last.serial, last
-        return data
 
     def advance(self, upto: int, count: int, digest: str | None = None) -> bool:
         """Record that a page of `count` facts up to this serial was read. `digest`: the one there, if known.

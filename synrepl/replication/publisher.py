@@ -221,7 +221,6 @@ class Publisher:
             connection,
             encoder,
             metrics=self.metrics,
-            tasks=self.tasks,
             positions=positions or self.positions,
             scope=scope,
         )

@@ -13,7 +13,7 @@ the log is asynchronous. At the head a sender asks `LogWaiters` to call it for t
 it, or is pumped by its owner.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -22,7 +22,16 @@ from zope.interface import implementer
 
 from synrepl.ports.history import EpochStart
 from synrepl.replication.encoder import LogEncoder
-from synrepl.replication.feed import EphemeralStep, Feed, FeedPosition, PageStep, Step, Stop
+from synrepl.replication.feed import (
+    EphemeralStep,
+    Feed,
+    FeedPosition,
+    IFeed,
+    PageStep,
+    PositionStep,
+    Stop,
+    TokenPage,
+)
 from synrepl.replication.log_waiters import ANY, Interest, LogWaiters
 from synrepl.replication.ring import RingGroup
 from synrepl.storage.log import Log
@@ -50,7 +59,7 @@ class Sender:
     def __init__(
         self,
         log: Log,
-        feed: Feed | None,
+        feed: IFeed | None,
         encoder: LogEncoder,
         sink: ISink,
         *,
@@ -74,11 +83,12 @@ class Sender:
         self._on_head = on_head
         self._needs_digests = needs_digests
         if feed is not None:
-            self.position = FeedPosition(feed.epoch, feed.serial, digest or feed.digest)
+            start = feed.cursor.position
+            self.position = FeedPosition(start.epoch, start.serial, digest or start.digest)
         self._done: Deferred[Stop] | None = None
-        self._read: Deferred[Any] | None = None
+        self._reads: dict[Deferred[Any], Feed] = {}
         self._is_pumping = False
-        self._is_stopped = False
+        self.is_stopped = False
 
     # -- what the owner and the transport call ---------------------------------------------------------------
 
@@ -98,7 +108,7 @@ class Sender:
             return
         self._is_pumping = True
         try:
-            while not self.is_paused and not self._is_stopped and self._step():
+            while not self.is_paused and not self.is_stopped and self._step():
                 pass
         except Exception as error:
             if self._done is None:
@@ -121,8 +131,8 @@ class Sender:
     def skip(self) -> None:
         """Advance to the head: the owner knows that nothing before it is selected."""
         if self.feed is not None:
-            self.feed.skip()
-            self.position = self.feed.position
+            self.feed.cursor.skip()
+            self.position = self.feed.cursor.position
 
     def finish(self) -> None:
         """End now, as at the head."""
@@ -130,12 +140,11 @@ class Sender:
 
     def stop(self) -> None:
         """Send nothing more: the connection was lost, or the owner has ended it. Idempotent."""
-        self._is_stopped = True
+        self.is_stopped = True
         if self.is_waiting and self._waiters is not None:
             self._waiters.forget(self._woken)
         self.is_waiting = False
-        read, self._read = self._read, None
-        if read is not None:
+        for read in list(self._reads):
             read.cancel()
 
     pauseProducing = pause
@@ -147,25 +156,24 @@ class Sender:
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Do what comes next; return whether to go on.
-
-        `FollowerSender` chooses among several feeds here. What it chose is carried out in the same way.
-        """
-        feed = self.feed
-        if feed is None or self.is_waiting or self._read is not None:
+        """Do what comes next; return whether to go on."""
+        if self.feed is None or self.is_waiting or self.feed.is_reading:
             return False
-        return self._carry_out(feed, feed.next())
-
-    def _carry_out(self, feed: Feed, step: Step, streams: frozenset[str] | None = None) -> bool:
+        step = self.feed.next()
+        feed = self.feed.cursor
         match step:
             case RingGroup() as group:
-                self._send_group(feed, group, streams)
+                self._send_group(feed, group)
             case PageStep():
-                self._start_reading(self._send_page(feed, step))
+                self._start_reading(feed, self._send_page(feed, self.encoder.page(self._log, feed, step)))
+            case TokenPage():
+                self._start_reading(feed, self._send_page(feed, self.encoder.token_page(feed, step)))
             case EpochStart():
                 self._send(feed, self.encoder.epoch_start(step))
             case EphemeralStep():
-                self._send(feed, self._encode_ephemeral(step))
+                self._send(feed, self.encoder.ephemeral(step))
+            case PositionStep():
+                self._send(feed, self.encoder.positions(step))
             case Stop.WAIT:
                 self._reach_head()
                 return False
@@ -174,17 +182,14 @@ class Sender:
                 return False
         return True
 
-    def _encode_ephemeral(self, step: EphemeralStep) -> bytes:
-        return self.encoder.ephemeral(step)
-
-    def _send_group(self, feed: Feed, group: RingGroup, streams: frozenset[str] | None = None) -> None:
-        data, last = feed.lines(group, self.encoder, streams)
+    def _send_group(self, feed: Feed, group: RingGroup) -> None:
+        data, last = feed.lines(group, self.encoder.shared)
         if feed.needs_receipts:
-            self._start_reading(self._send_with_receipts(feed, data, last))
+            self._start_reading(feed, self._send_with_receipts(feed, data, last))
             return
         feed.sent(last)
         if self._needs_digests and feed.digest is None:
-            self._start_reading(self._send_with_digest(feed, data))
+            self._start_reading(feed, self._send_with_digest(feed, data))
         else:
             self._send(feed, data)
 
@@ -193,8 +198,8 @@ class Sender:
         feed.sent(last)
         await self._send_with_digest(feed, self.encoder.receipts(receipts) + data)
 
-    async def _send_page(self, feed: Feed, step: PageStep) -> None:
-        data = await self.encoder.page(self._log, feed, step)
+    async def _send_page(self, feed: Feed, page: Awaitable[bytes | None]) -> None:
+        data = await page
         if data is not None:
             await self._send_with_digest(feed, data)
 
@@ -214,27 +219,29 @@ class Sender:
     def _reach_head(self) -> None:
         if not self._on_head():
             self._end(Stop.WAIT)
-        elif self._waiters is not None and not self._is_stopped:
+        elif self._waiters is not None and not self.is_stopped:
             self.is_waiting = True
             self._waiters.listen(self._woken, self._interest)
 
     def _woken(self, group: RingGroup | None) -> None:
         self.is_waiting = False
         if group is not None and self.feed is not None:
-            self.feed.skip(group)
+            self.feed.cursor.skip(group)
         self.pump()
 
-    def _start_reading(self, work: Coroutine[Any, Any, None]) -> None:
-        """Read from the log; nothing else is sent from its feed until that has ended."""
+    def _start_reading(self, feed: Feed, work: Coroutine[Any, Any, None]) -> None:
+        """Read from the log; nothing else is sent from this cursor until that has ended."""
+        feed.is_reading = True
         read: Deferred[Any] = Deferred.fromCoroutine(work)
         if read.called:
+            feed.is_reading = False
             read.addErrback(self._failed)
         else:
-            self._read = read
-            read.addBoth(self._has_read)
+            self._reads[read] = feed
+            read.addBoth(self._has_read, read)
 
-    def _has_read(self, result: Any) -> None:
-        self._read = None
+    def _has_read(self, result: Any, read: "Deferred[Any]") -> None:
+        self._reads.pop(read).is_reading = False
         if result is not None:
             self._failed(result)
         else:

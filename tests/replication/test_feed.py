@@ -115,6 +115,8 @@ def told(feed: Feed, step: Step) -> str:
             return " ".join(["held", *(f"reset:{name}" for name in resets), *tokens])
         case Stop():
             return step.name
+        case _:
+            raise AssertionError(step)
 
 
 def run(feed: Feed) -> list[str]:

@@ -492,7 +492,7 @@ class Relay:
     def _on_sent(self) -> None:
         assert self._log_sender is not None
         assert self._log_sender.feed is not None
-        if self.is_subscribed and self._log_sender.feed.is_live:
+        if self.is_subscribed and self._log_sender.feed.cursor.is_live:
             self._reach_head()
         if not self._filter.is_open and self.sent.serial > self._beat_serial:
             self._send_heartbeat()
