@@ -4,13 +4,13 @@
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 
-from synrepl.inspection.explanation.messages import Match
+from synrepl.inspection.explanation.messages import Match, find_reason
 from synrepl.inspection.explanation.results import Passage
 from synrepl.inspection.explanation.tokens import (
     NUMBERED,
@@ -466,6 +466,104 @@ def _with_line(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, [match.message.means, *inner.words], [match.message.do], inner.fields)
 
 
+_REQUEST: Final = re.compile(
+    r"Processed request: (?P<time>[\d.]{1,20})sec/-?(?P<sending>[\d.]{1,20})sec .{0,200}?B!?"
+    r' (?P<code>\d{3})!? "(?P<method>[A-Z]{1,10}) (?P<path>/[^\s?"]{0,500})',
+    re.ASCII | re.DOTALL,
+)
+
+RESOURCES: Final = (
+    ("/_synapse/replication/", "replication"),
+    ("/_matrix/client/v1/media/", "client, in a process that has the media repository"),
+    ("/_matrix/federation/v1/media/", "federation, in a process that has the media repository"),
+    ("/_matrix/client/", "client"),
+    ("/_matrix/media/", "media"),
+    ("/_matrix/federation/", "federation"),
+    ("/_matrix/key/", "keys (or federation)"),
+    ("/_synapse/", "client"),
+)
+"""The resource that a listener must have (`names`) for requests with this beginning of a path."""
+
+WRITES: Final = (
+    ("/receipt/", "receipts"),
+    ("/read_markers", "receipts"),
+    ("/typing/", "typing"),
+    ("/sendToDevice/", "to_device"),
+    ("/account_data/", "account_data"),
+    ("/presence/", "presence"),
+    ("/pushrules/", "push_rules"),
+)
+"""The stream to which requests with this part of a path write, of which only its writers take them."""
+
+SLOW_SECONDS: Final = 10
+"""A request between processes that takes longer is told."""
+
+
+def _request(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request that was refused or failed, or was slow between processes; None for all others."""
+    found = _REQUEST.search(match.text)
+    if found is None:
+        return None
+    code, path = int(found["code"]), found["path"]
+    is_internal = path.startswith("/_synapse/replication/")
+    resource = next((one for start, one in RESOURCES if path.startswith(start)), "")
+    seconds = max(float(found["time"].rstrip(".")), float(found["sending"].rstrip(".")))
+    whose = "Another process of the homeserver asked this one" if is_internal else "A request came here"
+    what = f"{whose}: {found['method']} {_shown(path)}, answered with {code}"
+    if code == HTTPStatus.NOT_FOUND and resource:
+        words = [
+            f"{what}.",
+            (
+                "Either no listener of this process has that path, or what was asked for is not there: the"
+                " line does not tell which. M_UNRECOGNIZED in the answer means the first."
+            ),
+        ]
+        advice = [
+            (
+                f"see whether the listener of this port has the resource {resource}, and whether this kind of"
+                " process takes that path (https://element-hq.github.io/synapse/latest/workers.html); if not,"
+                " have the proxy send it elsewhere"
+            )
+        ]
+    elif is_internal and code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        words = [f"{what}: they do not have the same worker_replication_secret."]
+        advice = ["compare it in the files of all processes: synrepl inspect --files"]
+    elif code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        words = [f"{what}: it failed here."]
+        advice = ["see what was logged before with the same request, as in GET-17: it has the exception"]
+        stream = next((one for part, one in WRITES if part in path), "")
+        if stream and found["method"] != "GET":
+            words.append(f"Only processes that write {stream} take such requests.")
+            advice.append(
+                f"see whether this is one that `stream_writers`: {stream} names, or the main process if that"
+                " key is missing: synrepl inspect --files"
+            )
+    elif is_internal and seconds < SLOW_SECONDS and code < HTTPStatus.BAD_REQUEST:
+        return msgspec.structs.replace(_passage(match, [f"{what}."], [], []), severity="normal")
+    elif is_internal and code < HTTPStatus.BAD_REQUEST:
+        words = [f"{what} after {seconds:.0f} s: this process was busy, and did other things as late."]
+        advice = ["look at its load, and at what it logged in that time"]
+    else:
+        return None
+    return _passage(match, words, advice, [])
+
+
+def _instance(match: Match, writers: Writers) -> Passage | None:
+    """Explain the name of a process that is none of its own."""
+    name = match.values[-1].strip()
+    if not name.startswith("synapse.app."):
+        return None
+    words = (
+        f"This process has no worker_name: its name is {printable(name)}, as is that of every other without"
+        " one."
+    )
+    step = "set worker_name in its file, as instance_map, stream_writers and the lists of instances have it"
+    return msgspec.structs.replace(_passage(match, [words], [step], []), severity="look")
+
+
+NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request"))
+"""Messages of which only some values tell something."""
+
 DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "stream_wait_start": _streams_wait,
     "stream_wait_timeout": _streams_wait,
@@ -487,29 +585,77 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "redis_bad_line": _with_line,
     "tcp_bad_line": _with_line,
     "tcp_invalid_command": _invalid_command,
+    "request": _request,
+    "start_name": _instance,
 }
 """What explains a message by its values; None: what the data says is all."""
 
 
-def explain_message(match: Match, writers: Writers) -> Passage | None:
-    """Explain a message by its data, and by its values where they say more.
+def explain_message(match: Match, writers: Writers, reasons: Sequence[Match | str] = ()) -> Passage | None:
+    """Explain a message by its data, by its values where they say more, and by what it gives as the reason.
 
-    None if its text is, by its values, another one.
+    `reasons` are of the traceback after it. None if its text is, by its values, another message.
     """
-    message = match.message
-    passage = DETAILS[message.key](match, writers) if message.key in DETAILS else None
+    passage = _explained(match, writers)
     if passage is None:
-        if message.key == "unknown_stream_position":
-            return None
-        first, *others = match.meanings
-        words = [first, *(f"Or: {other}" for other in others)]
-        passage = _passage(match, words, [message.do] if message.do else [], [])
+        return None
+    if passage.severity != "normal":
+        passage = _with_reasons(passage, match, writers, reasons)
     words = list(passage.words)
     if passage.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")
     if match.spans:
         words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
     return msgspec.structs.replace(passage, words=words)
+
+
+def _explained(match: Match, writers: Writers) -> Passage | None:
+    message = match.message
+    passage = DETAILS[message.key](match, writers) if message.key in DETAILS else None
+    if passage is not None or message.key in NOT_BY_DATA:
+        return passage
+    first, *others = match.meanings
+    words = [first, *(f"Or: {other}" for other in others)]
+    return _passage(match, words, [message.do] if message.do else [], [])
+
+
+def _with_reasons(
+    passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
+) -> Passage:
+    """Add what the exceptions of a message mean, or the last of them as it is."""
+    if not match.pattern.is_raised and (named := find_reason(match.text[len(match.pattern.literals[0]) :])):
+        reasons = [named, *reasons]
+    known: dict[str, Passage] = {}
+    for one in reasons:
+        found = _explained(one, writers) if isinstance(one, Match) else None
+        if found is not None and found.kind != match.message.key:
+            known.setdefault(found.kind, found)
+    if not known:
+        words = [f"The exception: {_shown(one)}" for one in reasons[-1:] if isinstance(one, str)]
+        return msgspec.structs.replace(passage, words=[*passage.words, *words])
+    # The traceback is read, so that the advice to read it goes.
+    advice = [step for step in passage.advice if not step.startswith("read the ")]
+    words = list(passage.words)
+    for reason in known.values():
+        first, *more = reason.words
+        words += [f"{_shown(reason.text)}: {first}", *more]
+        advice += reason.advice
+    severity = min((passage.severity, *(each.severity for each in known.values())), key=SEVERITIES.index)
+    return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity)
+
+
+SEVERITIES: Final = ("error", "look", "", "normal")
+"""The severities, the worst first."""
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of an exception's text, for a sentence."""
+    text = printable(_without_secrets(" ".join(text[:MAX_TEXT].split())))
+    return text.rstrip(".:>])\"'") if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
+
+
+MAX_REASON: Final = 120
+"""The most characters that a sentence has of an exception's text."""
 
 
 _SECRETS: Final = re.compile(

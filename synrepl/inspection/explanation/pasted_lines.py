@@ -35,14 +35,16 @@ _HEADER: Final = re.compile(
     r"""(?:
       (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?
           (?:Z|\ ?[+-]\d\d:?\d\d|\ (?:UTC|[A-Z]{1,3}T)(?=\ ))?
+        | \d{4}/\d\d/\d\d\ \d\d:\d\d:\d\d
         | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\ [\ \d]\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?
         | \d\d:\d\d:\d\d(?:[.,]\d+)?)
-    | (?P<logger>(?:synapse|twisted|txredisapi)(?:\.[a-z0-9_]\w*)*(?=[\s:\]-]))
-    | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
     | [\w.-]{1,80}\ {0,20}\|
     | (?:[\w.-]{1,80}\ )?[\w./@-]{1,80}\[\d+\]:(?=\ )
+    | (?P<logger>(?:(?:synapse|twisted|txredisapi)(?:\.[a-z0-9_]\w*)*(?=[\s:\]-])|root(?=:|\ -\ )))
+    | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
     | [\w.-]{1,80}\ (?:matrix|synapse)[\w./@-]{0,80}:(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
+    | (?:Info|Warning|Error):(?=\ [A-Z][a-z]{2}\ )
     | \[\d{1,10}\](?=\ )
     | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,7}:\ )
     | \d{1,6}(?=\ -\ )
@@ -141,6 +143,19 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
             seen.setdefault(text)
     texts = list(seen)
     return (texts[0].header if texts else Header()), texts
+
+
+def is_logged(line: str) -> bool:
+    """Whether a line has the header of Synapse's own log."""
+    return _OWN.search(line, 0, _MAX_SHIPPED + 200) is not None
+
+
+def logged_message(line: str) -> tuple[Header, str]:
+    """Return the header of a line, and its message."""
+    line = _as_logged(line)
+    if found := _DEFAULT.fullmatch(line):
+        return Header(found["time"], found["logger"], found["level"]), found["message"].strip()
+    return _beheaded(_MARKS.sub("", line.strip()), Header())
 
 
 def _as_logged(line: str) -> str:

@@ -1,0 +1,137 @@
+"""Tracebacks in pasted lines: one of Python is one entry, with the line that logged it and its exceptions."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from synrepl.inspection.explanation.pasted_lines import is_logged, logged_message
+
+_BEGINS: Final = re.compile(
+    r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):)'
+)
+_PART: Final = re.compile(
+    r"(?:The above exception was|During handling of|--- <exception caught here>|[\^~][\s\^~]*\Z)"
+)
+_EXCEPTION: Final = re.compile(
+    r"(?:[A-Za-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80}(?:: .*|:?\Z)", re.ASCII | re.DOTALL
+)
+_PLAIN: Final = re.compile(
+    r"(?:\w{1,80}\.){0,10}(?:[A-Z][a-z]\w{1,80}: |\w{0,80}(?:Error|Exception|Failed|Failure):?(?: |\Z))",
+    re.ASCII,
+)
+"""An exception where a line of the source might stand."""
+
+_CONTINUED: Final = re.compile(
+    r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
+    r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
+)
+"""What follows an error of PostgreSQL, or closes what Synapse prints of one."""
+
+_MAX_EXCEPTIONS: Final = 4
+_MAX_JOINED: Final = 2000
+"""The most characters to which a line that goes on in the next ones is joined."""
+
+_MAX_UNKNOWN: Final = 8
+"""The most lines in a row that are taken for the source in a traceback."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A line and its number, or a line with the traceback after it: `lines` in all, and its `exceptions`.
+
+    Of a traceback that no line logged, the line is the last exception.
+    """
+
+    number: int
+    line: str
+    lines: int = 1
+    exceptions: tuple[str, ...] = ()
+
+
+def entries(lines: Iterable[tuple[int, str]]) -> Iterator[Entry]:
+    """Yield the lines, each traceback with the line that logged it."""
+    held: Entry | None = None
+    trace: _Traceback | None = None
+    for number, line in lines:
+        if trace is not None:
+            if trace.takes(number, line):
+                continue
+            yield from trace.entries(held)
+            held = trace = None
+        begins = _BEGINS.search(line[:1000]) is not None
+        if held is not None and not begins and not is_logged(line):
+            header, text = logged_message(line)
+            if _CONTINUED.match(text) is not None:
+                held = Entry(held.number, _joined(held.line, text), held.lines + 1)
+                continue
+            begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
+        if begins and (begun := _Traceback()).takes(number, line):
+            trace = begun
+            continue
+        if held is not None:
+            yield held
+        held = Entry(number, line)
+    if trace is not None:
+        yield from trace.entries(held)
+    elif held is not None:
+        yield held
+
+
+def _joined(before: str, text: str) -> str:
+    return before if len(before) > _MAX_JOINED else f"{before} {text[:_MAX_JOINED]}"
+
+
+def _is_failure(line: str) -> bool:
+    """Whether a line may be one after which an exception stands, with its traceback or without."""
+    return " ERROR " in line[:500] or " CRITICAL " in line[:500]
+
+
+class _Traceback:
+    """A traceback that is being read."""
+
+    def __init__(self) -> None:
+        self._lines = self._unknown = self._last = 0
+        self._is_frame = self._is_logged = False
+        self._exceptions: list[str] = []
+
+    def takes(self, number: int, line: str) -> bool:
+        """Whether a line is of this traceback."""
+        header, text = logged_message(line)
+        if header.logger not in ("", "twisted"):
+            return False
+        if not self._lines:
+            # Old releases of Twisted log each line of a traceback by itself.
+            self._is_logged = header.logger != ""
+        if not self._is_of(text, line):
+            return False
+        self._lines += 1
+        self._last = number
+        return True
+
+    def _is_of(self, text: str, line: str) -> bool:
+        if _BEGINS.search(line[:1000]) is not None or _PART.match(text) is not None:
+            self._is_frame = 'File "' in line
+            self._unknown = 0
+            return True
+        is_source, self._is_frame = self._is_frame, False
+        if (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
+            self._exceptions = [*self._exceptions, text][-_MAX_EXCEPTIONS:]
+            return True
+        if self._exceptions and not is_source:
+            if _CONTINUED.match(text) is not None:
+                self._exceptions[-1] = _joined(self._exceptions[-1], text)
+                return True
+            return False
+        self._unknown += 1
+        return is_source or self._unknown <= _MAX_UNKNOWN
+
+    def entries(self, held: Entry | None) -> Iterator[Entry]:
+        """Yield the line before the traceback, with it, or each by itself."""
+        found = tuple(self._exceptions)
+        if held is not None and not self._is_logged and logged_message(held.line)[0].logger:
+            yield Entry(held.number, held.line, held.lines + self._lines, found)
+            return
+        if held is not None:
+            yield held
+        yield Entry(self._last, found[-1] if found else "", self._lines, found)
