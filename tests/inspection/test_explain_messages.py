@@ -48,6 +48,10 @@ HEADERS: Final = [
     "synapse-main-0 synapse 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "matrix_synapse.1.k3x9@node1    | 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "\x1b[36msynapse-1  | \x1b[0m2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    # a format that frameworks of containers give
+    "2026-11-02 10:00:00,000 {logger}(202) [{level:<8}]: GET-5 ",
+    # journalctl in French
+    "juin 05 20:05:20 python[82784]: 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     # grep
     "/var/log/matrix-synapse/homeserver.log:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "homeserver.log:1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
@@ -581,7 +585,7 @@ def test_lines_of_other_modules_are_neither_messages_nor_of_the_protocol() -> No
     loggers = {message.key: message.logger for message in known_messages()}
     for line in (Path(__file__).parent / "other_modules.log").read_text().splitlines():
         for kind in {passage.kind for passage in explain(line).passages}:
-            assert kind in loggers or kind in ("sync_token", "compared_tokens", "position"), line
+            assert kind in loggers or kind in ("sync_token", "compared_tokens", "position", "traceback"), line
             assert "replication.tcp" not in loggers.get(kind, ""), line
 
 

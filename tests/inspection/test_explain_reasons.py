@@ -80,6 +80,9 @@ REASONS: Final = [
     ("tls", "OpenSSL.SSL.Error: [('SSL routines', '', 'certificate verify failed')]"),
     ("tls", "OpenSSL.SSL.Error: [('SSL routines', 'ssl3_get_record', 'wrong version number')]"),
     ("closed_between", "twisted.web._newclient.ResponseNeverReceived: [<Failure ConnectionLost: x>]"),
+    ("redis_gone", "txredisapi.ConnectionError: Lost connection"),
+    ("db_refused", 'psycopg2.errors.GeneratedAlways: cannot insert a non-DEFAULT value into column "key"'),
+    ("process_exited", "   Main PID: 414731 (code=exited, status=1/FAILURE)"),
     ("redis_full", "txredisapi.ResponseError: LOADING Redis is loading the dataset in memory"),
 ]
 """Last lines of tracebacks, and words of PostgreSQL and of the system, of public reports."""
@@ -139,6 +142,28 @@ def test_an_unknown_exception_is_shown_and_not_explained() -> None:
 
     assert "The exception: TypeError: int() argument must be a string" in passage.words
     assert ["read the traceback below the line"] == passage.advice
+
+
+def test_a_traceback_alone_is_told_to_be_one() -> None:
+    """Cut off, or with an exception that is not known: what is missing is told, and nothing more."""
+    [cut] = explain(FRAMES).passages
+    [unknown] = explain(f"{FRAMES}StopIteration: []").passages
+
+    assert ("traceback", "traceback") == (cut.kind, unknown.kind)
+    assert "its last line, which names the exception, is missing" in cut.words[0]
+    assert "StopIteration: []" in unknown.words[0]
+
+
+def test_a_chain_goes_on_after_an_exception_with_an_odd_name() -> None:
+    """As those of Twisted and Python 3.5 (matrix-org/synapse#5157)."""
+    again = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    found = explain(
+        f"{STARTED}\n{FRAMES}twisted.internet.defer._DefGen_Return: {{}}\n{again}{FRAMES}ValueError: x"
+    )
+
+    [passage] = found.passages
+    assert ("startup_failed", 0) == (passage.kind, found.unrecognized)
+    assert "The exception: ValueError: x" in passage.words
 
 
 def test_a_traceback_does_not_take_the_lines_after_it() -> None:

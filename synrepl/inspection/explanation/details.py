@@ -644,6 +644,19 @@ def _with_reasons(
     return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity)
 
 
+def explain_traceback(exceptions: Sequence[str]) -> Passage:
+    """Explain a traceback that no known line logged, and of which no exception is known."""
+    if exceptions:
+        text = _shown(exceptions[-1])
+        words = [f"A traceback: something failed with an exception that is not known here. {text}"]
+        advice = ["the line of the log before the traceback tells what failed: paste it too"]
+    else:
+        text = "Traceback"
+        words = ["A traceback that was cut off: its last line, which names the exception, is missing."]
+        advice = ["paste the whole traceback, with the line of the log before it"]
+    return Passage(kind="traceback", severity="error", text=text, words=words, advice=advice)
+
+
 SEVERITIES: Final = ("error", "look", "", "normal")
 """The severities, the worst first."""
 
@@ -651,7 +664,7 @@ SEVERITIES: Final = ("error", "look", "", "normal")
 def _shown(text: str) -> str:
     """Return the beginning of an exception's text, for a sentence."""
     text = printable(_without_secrets(" ".join(text[:MAX_TEXT].split())))
-    return text.rstrip(".:>])\"'") if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
+    return text.rstrip(".: ") if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
 
 
 MAX_REASON: Final = 120

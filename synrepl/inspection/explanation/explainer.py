@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.inspection.explanation.details import SEVERITIES, explain_message
+from synrepl.inspection.explanation.details import SEVERITIES, explain_message, explain_traceback
 from synrepl.inspection.explanation.messages import Match, find_message, find_reason
 from synrepl.inspection.explanation.pasted_lines import (
     Header,
@@ -58,6 +58,7 @@ KINDS: Final = {
     "sync_token": "a sync token",
     "compared_tokens": "several sync tokens",
     "position": "a position, such as t12-345 or RoomStreamToken(...)",
+    "traceback": "a traceback of Python",
     "protocol_line": "a line of the replication protocol (POSITION, RDATA, REPLICATE ...)",
 }
 """The kinds of passages that are no messages of a log, with a name for each."""
@@ -157,8 +158,9 @@ class _Explainer:
         found = next((match for text in entry.exceptions if (match := _reason(text))), None)
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
-        passage = explain_message(found, self._writers) if found is not None else None
-        return [] if passage is None else [passage]
+        if found is not None and (passage := explain_message(found, self._writers)) is not None:
+            return [passage]
+        return [explain_traceback(entry.exceptions)] if entry.is_traceback else []
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
         group = self._groups.setdefault(passage.kind, _Group())

@@ -36,25 +36,28 @@ _HEADER: Final = re.compile(
       (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?
           (?:Z|\ ?[+-]\d\d:?\d\d|\ (?:UTC|[A-Z]{1,3}T)(?=\ ))?
         | \d{4}/\d\d/\d\d\ \d\d:\d\d:\d\d
-        | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\ [\ \d]\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?
+        | [A-Za-z\u00c0-\u024f]{3,9}\.?\ [\ \d]?\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?
+        | \d{1,2}/\d{1,2}/\d{4}\ \d{1,2}:\d\d:\d\d(?:\ [AP]M)?
         | \d\d:\d\d:\d\d(?:[.,]\d+)?)
-    | [\w.-]{1,80}\ {0,20}\|
+    | [\w.-]{1,80}\ {0,40}\|
     | (?:[\w.-]{1,80}\ )?[\w./@-]{1,80}\[\d+\]:(?=\ )
-    | (?P<logger>(?:(?:synapse|twisted|txredisapi)(?:\.[a-z0-9_]\w*)*(?=[\s:\]-])|root(?=:|\ -\ )))
+    | (?P<logger>(?:(?:synapse|twisted|txredisapi)(?:\._?[a-z0-9]\w*)*(?=[\s:\]\-(])|root(?=:|\ -\ |\(\d)))
     | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
     | [\w.-]{1,80}\ (?:matrix|synapse)[\w./@-]{0,80}:(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
     | (?:Info|Warning|Error):(?=\ [A-Z][a-z]{2}\ )
-    | \[\d{1,10}\](?=\ )
-    | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,7}:\ )
+    | \[\d{1,10}(?:-\d{1,6})?\](?=\ ) | \(\d{1,6}\)(?=\ )
+    | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,9}:\ )
     | \d{1,6}(?=\ -\ )
-    | (?P<opening>[\[(])(?=\d{4}-|\d\d:|synapse|[A-Z]{4,8}[\])])
+    | (?P<opening>[\[(])(?=\d{4}-|\d\d:|synapse|[A-Z]{4,8}\s{0,8}[\])])
     )(?:\s*[\])]\s*[-:|]?\s*|\s*[-:|]\s+|:(?=\S)|\s+)?""",
     re.VERBOSE | re.ASCII,
 )
 """One part of a header: a time, a logger, a level, a container, a program, the number of a line."""
 
-_REQUEST: Final = re.compile(r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\] )", re.ASCII)
+_REQUEST: Final = re.compile(
+    r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\] |[\w.-]{1,100}-\d{1,9} )", re.ASCII
+)
 """The request on whose behalf a line was logged: between the header and the message."""
 
 _EXCEPTION: Final = re.compile(r"(?:\w{1,80}\.){0,10}(?P<name>[A-Z]\w{1,80}): ", re.ASCII)

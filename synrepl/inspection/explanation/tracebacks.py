@@ -18,13 +18,14 @@ _EXCEPTION: Final = re.compile(
     r"(?:[A-Za-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80}(?:: .*|:?\Z)", re.ASCII | re.DOTALL
 )
 _PLAIN: Final = re.compile(
-    r"(?:\w{1,80}\.){0,10}(?:[A-Z][a-z]\w{1,80}: |\w{0,80}(?:Error|Exception|Failed|Failure):?(?: |\Z))",
+    r"(?:\w{1,80}\.){0,10}(?:_?[A-Z][a-z]\w{1,80}: |\w{0,80}(?:Error|Exception|Failed|Failure):?(?: |\Z))",
     re.ASCII,
 )
 """An exception where a line of the source might stand."""
 
 _CONTINUED: Final = re.compile(
     r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
+    r'|in "[^"]{0,200}", line \d'
     r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
 )
 """What follows an error of PostgreSQL, or closes what Synapse prints of one."""
@@ -40,13 +41,14 @@ _MAX_UNKNOWN: Final = 8
 class Entry(msgspec.Struct, frozen=True):
     """A line and its number, or a line with the traceback after it: `lines` in all, and its `exceptions`.
 
-    Of a traceback that no line logged, the line is the last exception.
+    Of a traceback that no line logged, the line is the last exception, or "".
     """
 
     number: int
     line: str
     lines: int = 1
     exceptions: tuple[str, ...] = ()
+    is_traceback: bool = False
 
 
 def entries(lines: Iterable[tuple[int, str]]) -> Iterator[Entry]:
@@ -134,4 +136,4 @@ class _Traceback:
             return
         if held is not None:
             yield held
-        yield Entry(self._last, found[-1] if found else "", self._lines, found)
+        yield Entry(self._last, found[-1] if found else "", self._lines, found, is_traceback=True)
