@@ -59,7 +59,7 @@ HEADERS: Final = [
 ]
 RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
 
-TOLD_BY_VALUES: Final = frozenset(("request",))
+TOLD_BY_VALUES: Final = frozenset(("request", "proxy_request"))
 """Messages of which only some values tell something."""
 
 FORMS: Final = [(message, form) for message in known_messages() for form in message.forms]

@@ -1,5 +1,6 @@
 """What people paste of lines that stand beside replication: tracebacks, PostgreSQL, the system, requests."""
 
+import json
 import re
 from typing import Final
 
@@ -260,7 +261,7 @@ REQUEST: Final = (
         ("0.001", "404", "GET /_matrix/client/v3/rooms/!a:b/members", "the resource client, and"),
         ("0.001", "404", "POST /_synapse/replication/fed_send_edu/x/y", "the resource replication"),
         ("0.001", "401", "POST /_synapse/replication/fed_send_edu/x/y", "the same worker_replication_secret"),
-        ("0.001", "500", "PUT /_matrix/client/v3/rooms/!a:b/send/m/1", "it failed here"),
+        ("0.001", "500", "PUT /_matrix/client/v3/rooms/!a:b/send/m/1", "it failed, or was not answered"),
         ("0.001", "500", "POST /_matrix/client/v3/rooms/!a:b/receipt/m.read/$e", "that write receipts"),
         ("55.561", "200", "POST /_synapse/replication/fed_send_edu/x/y", "this process was busy"),
         ("0.001", "200", "POST /_synapse/replication/fed_send_edu/x/y", "This is normal."),
@@ -272,6 +273,82 @@ def test_a_request_is_explained_by_its_answer(seconds: str, code: str, request_l
 
     assert "request" == passage.kind
     assert said in " ".join([*passage.words, *passage.advice])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            (
+                "10.42.7.127:58106 [29/Jul/2025:00:42:10.600] http-in initial/sync13 0/0/18259/0/46/18305 500"
+                ' 488 - - ---- 1031/1027/543/49/0 93/0 {hs.example||X} "POST'
+                ' /_matrix/client/v3/rooms/!a:b/receipt/m.read/$e HTTP/1.1"'
+            ),
+            "Only processes that write receipts take such requests.",
+        ),
+        (
+            '10.0.0.1 - - [1/Jan/2026:00:00:01 +0000] "GET /_matrix/client/v3/keys HTTP/2.0" 404 60 "-" "x"',
+            "the resource client",
+        ),
+        (
+            (
+                "2021/02/17 10:12:01 [error] 8#8: *17 connect() failed (111: Connection refused) while"
+                ' connecting to upstream, client: 10.0.0.1, request: "PUT /_matrix/client/r0/sync HTTP/2.0",'
+                ' upstream: "http://127.0.0.1:8083/_matrix/client/r0/sync"'
+            ),
+            "the address after upstream tells which",
+        ),
+    ],
+)
+def test_a_line_of_a_proxy_is_explained(line: str, said: str) -> None:
+    """Of HAProxy (element-hq/ess-helm#631) and nginx."""
+    [passage] = explain(line).passages
+
+    assert said in " ".join([*passage.words, *passage.advice])
+
+
+def test_a_request_that_a_proxy_passed_on_well_tells_nothing() -> None:
+    line = '10.0.0.1 - - [1/Jan/2026:00:00:01 +0000] "GET /_matrix/client/v3/keys HTTP/2.0" 200 60 "-" "x"'
+
+    assert explain(line).passages == []
+
+
+TOO_MANY: Final = "FATAL:  sorry, too many clients already"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        # The two ways in which Synapse writes an exception in its structured log
+        json.dumps(
+            {
+                "log": "Exception during startup",
+                "namespace": "synapse.app._base",
+                "level": "ERROR",
+                "exc_type": "OperationalError",
+                "exc_value": TOO_MANY,
+            }
+        ),
+        json.dumps(
+            {
+                "log": f"Exception during startup\n{FRAMES}psycopg2.OperationalError: {TOO_MANY}",
+                "namespace": "synapse.app._base",
+                "level": "ERROR",
+            }
+        ),
+        # What Docker keeps
+        "\n".join(
+            json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2022-10-14T13:12:05.483Z"})
+            for line in f"{STARTED}\n{FRAMES}psycopg2.OperationalError: {TOO_MANY}".splitlines()
+        ),
+    ],
+)
+def test_a_traceback_in_json_is_one_with_what_logged_it(log: str) -> None:
+    found = explain(log)
+
+    [passage] = found.passages
+    assert ("startup_failed", 0) == (passage.kind, found.unrecognized)
+    assert "PostgreSQL has as many connections as it takes." in " ".join(passage.words)
 
 
 @pytest.mark.parametrize("request_line", ["GET /_matrix/client/v3/sync?timeout=0", "GET /favicon.ico"])

@@ -500,21 +500,40 @@ SLOW_SECONDS: Final = 10
 
 
 def _request(match: Match, writers: Writers) -> Passage | None:
-    """Explain a request that was refused or failed, or was slow between processes; None for all others."""
+    """Explain a request as Synapse logged it."""
     found = _REQUEST.search(match.text)
     if found is None:
         return None
-    code, path = int(found["code"]), found["path"]
+    seconds = max(float(found[name].rstrip(".")) for name in ("time", "sending"))
+    return _answer(match, int(found["code"]), found["method"], found["path"], seconds)
+
+
+def _proxied(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request as nginx or HAProxy logged it."""
+    found = re.search(r'"(?P<method>[A-Z]{1,10}) (?P<path>/_matrix/[^\s?"]{0,500})', match.text, re.ASCII)
+    code = match.values[-1] if match.pattern.literals[0] else match.values[0]
+    return _answer(match, int(code), found["method"], found["path"], 0.0) if found is not None else None
+
+
+def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> Passage | None:
+    """Explain a request that was refused or failed, or was slow between processes; None for all others."""
     is_internal = path.startswith("/_synapse/replication/")
     resource = next((one for start, one in RESOURCES if path.startswith(start)), "")
-    seconds = max(float(found["time"].rstrip(".")), float(found["sending"].rstrip(".")))
-    whose = "Another process of the homeserver asked this one" if is_internal else "A request came here"
-    what = f"{whose}: {found['method']} {_shown(path)}, answered with {code}"
-    if code == HTTPStatus.NOT_FOUND and resource:
+    whose = "Another process of the homeserver asked this one" if is_internal else "A request came"
+    what = f"{whose}: {method} {_shown(path)}, answered with {code}"
+    if is_internal and code < HTTPStatus.BAD_REQUEST:
+        if seconds < SLOW_SECONDS:
+            return msgspec.structs.replace(_passage(match, [f"{what}."], [], []), severity="normal")
+        words = [f"{what} after {seconds:.0f} s: this process was busy, and did other things as late."]
+        advice = ["look at its load, and at what it logged in that time"]
+    elif is_internal and code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        words = [f"{what}: they do not have the same worker_replication_secret."]
+        advice = ["compare it in the files of all processes: synrepl inspect --files"]
+    elif code == HTTPStatus.NOT_FOUND and resource:
         words = [
             f"{what}.",
             (
-                "Either no listener of this process has that path, or what was asked for is not there: the"
+                "Either no listener of the process has that path, or what was asked for is not there: the"
                 " line does not tell which. M_UNRECOGNIZED in the answer means the first."
             ),
         ]
@@ -525,24 +544,21 @@ def _request(match: Match, writers: Writers) -> Passage | None:
                 " have the proxy send it elsewhere"
             )
         ]
-    elif is_internal and code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        words = [f"{what}: they do not have the same worker_replication_secret."]
-        advice = ["compare it in the files of all processes: synrepl inspect --files"]
     elif code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        words = [f"{what}: it failed here."]
-        advice = ["see what was logged before with the same request, as in GET-17: it has the exception"]
+        words = [f"{what}: it failed, or was not answered."]
+        advice = [
+            (
+                "see what the process logged before with the same request, as in GET-17: it has the"
+                " exception. For 502 to 504 of a proxy: whether the process runs"
+            )
+        ]
         stream = next((one for part, one in WRITES if part in path), "")
-        if stream and found["method"] != "GET":
+        if stream and method != "GET":
             words.append(f"Only processes that write {stream} take such requests.")
             advice.append(
-                f"see whether this is one that `stream_writers`: {stream} names, or the main process if that"
-                " key is missing: synrepl inspect --files"
+                f"see whether it went to one that `stream_writers`: {stream} names, or to the main process if"
+                " that key is missing: synrepl inspect --files"
             )
-    elif is_internal and seconds < SLOW_SECONDS and code < HTTPStatus.BAD_REQUEST:
-        return msgspec.structs.replace(_passage(match, [f"{what}."], [], []), severity="normal")
-    elif is_internal and code < HTTPStatus.BAD_REQUEST:
-        words = [f"{what} after {seconds:.0f} s: this process was busy, and did other things as late."]
-        advice = ["look at its load, and at what it logged in that time"]
     else:
         return None
     return _passage(match, words, advice, [])
@@ -561,7 +577,7 @@ def _instance(match: Match, writers: Writers) -> Passage | None:
     return msgspec.structs.replace(_passage(match, [words], [step], []), severity="look")
 
 
-NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request"))
+NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request"))
 """Messages of which only some values tell something."""
 
 DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
@@ -586,6 +602,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "tcp_bad_line": _with_line,
     "tcp_invalid_command": _invalid_command,
     "request": _request,
+    "proxy_request": _proxied,
     "start_name": _instance,
 }
 """What explains a message by its values; None: what the data says is all."""
@@ -674,6 +691,7 @@ MAX_REASON: Final = 120
 _SECRETS: Final = re.compile(
     r"(?P<before>USER_IP \S{1,300} ).*"
     r"|(?P<key>access_token=)[^&\s\"']+"
+    r"|(?P<password>password=)[^&\s\"']+"
     r"|(?P<user>://[^/\s:@]{0,100}:)[^/\s@]{1,300}(?=@)"
     r"|\b(?:syt_|MDAx)\w{8,}",
     re.ASCII,

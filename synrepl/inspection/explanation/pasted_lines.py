@@ -148,6 +148,15 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
     return (texts[0].header if texts else Header()), texts
 
 
+def strings_of_document(line: str) -> list[str]:
+    """Return the strings of the JSON document that a line is, the text of a log entry first."""
+    document = _document(line[:MAX_LINE].strip())
+    if not isinstance(document, dict):
+        return []
+    raised = [str(document.get(key, "")) for key in ("exc_type", "exc_value")]
+    return [*([": ".join(raised)] if raised[1] else []), *_strings(document)]
+
+
 def is_logged(line: str) -> bool:
     """Whether a line has the header of Synapse's own log."""
     return _OWN.search(line, 0, _MAX_SHIPPED + 200) is not None

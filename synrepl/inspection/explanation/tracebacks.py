@@ -6,11 +6,17 @@ from typing import Final
 
 import msgspec
 
-from synrepl.inspection.explanation.pasted_lines import is_logged, logged_message
+from synrepl.inspection.explanation.pasted_lines import (
+    is_logged,
+    logged_message,
+    split_lines,
+    strings_of_document,
+)
 
 _BEGINS: Final = re.compile(
     r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):)'
 )
+_FIRST: Final = "Traceback (most recent call last):"
 _PART: Final = re.compile(
     r"(?:The above exception was|During handling of|--- <exception caught here>|[\^~][\s\^~]*\Z)"
 )
@@ -55,13 +61,14 @@ def entries(lines: Iterable[tuple[int, str]]) -> Iterator[Entry]:
     """Yield the lines, each traceback with the line that logged it."""
     held: Entry | None = None
     trace: _Traceback | None = None
-    for number, line in lines:
+    for number, shipped in lines:
+        line, exceptions = _unpacked(shipped)
         if trace is not None:
             if trace.takes(number, line):
                 continue
             yield from trace.entries(held)
             held = trace = None
-        begins = _BEGINS.search(line[:1000]) is not None
+        begins = not exceptions and _BEGINS.search(line[:1000]) is not None
         if held is not None and not begins and not is_logged(line):
             header, text = logged_message(line)
             if _CONTINUED.match(text) is not None:
@@ -73,11 +80,28 @@ def entries(lines: Iterable[tuple[int, str]]) -> Iterator[Entry]:
             continue
         if held is not None:
             yield held
-        held = Entry(number, line)
+        held = Entry(number, shipped, exceptions=exceptions)
     if trace is not None:
         yield from trace.entries(held)
     elif held is not None:
         yield held
+
+
+def _unpacked(line: str) -> tuple[str, tuple[str, ...]]:
+    """Return the line in a JSON document of Docker, or the exceptions in one of Synapse."""
+    if not line.startswith("{") or not line.rstrip().endswith("}"):
+        return line, ()
+    strings = strings_of_document(line)
+    if '"exc_value"' in line:
+        return line, tuple(strings[:1])
+    for text in strings:
+        _, begins, after = text.partition(_FIRST)
+        if after.strip():
+            traced = _Traceback()
+            for number, one in enumerate(split_lines(f"{begins}{after}")):
+                traced.takes(number, one)
+            return line, traced.exceptions
+    return (strings[0].rstrip("\n"), ()) if strings and '"stream":' in line else (line, ())
 
 
 def _joined(before: str, text: str) -> str:
@@ -128,10 +152,15 @@ class _Traceback:
         self._unknown += 1
         return is_source or self._unknown <= _MAX_UNKNOWN
 
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """The last exceptions, in the order in which they were raised."""
+        return tuple(self._exceptions)
+
     def entries(self, held: Entry | None) -> Iterator[Entry]:
         """Yield the line before the traceback, with it, or each by itself."""
-        found = tuple(self._exceptions)
-        if held is not None and not self._is_logged and logged_message(held.line)[0].logger:
+        found = self.exceptions
+        if held is not None and not self._is_logged and logged_message(_unpacked(held.line)[0])[0].logger:
             yield Entry(held.number, held.line, held.lines + self._lines, found)
             return
         if held is not None:
