@@ -5,6 +5,8 @@ import re
 from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from synrepl.inspection.explanation import explain
 
@@ -63,6 +65,8 @@ REASONS: Final = [
     ),
     ("file_forbidden", "PermissionError: [Errno 13] Permission denied: '/homeserver.log'"),
     ("file_missing", "FileNotFoundError: [Errno 2] No such file or directory: '/data/homeserver.yaml'"),
+    ("file_missing", "Connection to UNIX socket failed: An error occurred: 2: No such file or directory."),
+    ("file_forbidden", "ConnectError: An error occurred while connecting: 13: Permission denied."),
     ("process_killed", "matrix-synapse.service: Main process exited, code=killed, status=9/KILL"),
     ("process_exited", "matrix-synapse.service: Main process exited, code=exited, status=1/FAILURE"),
     ("module_missing", "ModuleNotFoundError: No module named 'synapse_user_restrictions'"),
@@ -307,6 +311,16 @@ def test_a_line_of_a_proxy_is_explained(line: str, said: str) -> None:
     assert said in " ".join([*passage.words, *passage.advice])
 
 
+@pytest.mark.parametrize(("code", "said"), [(404, "another server"), (403, "hs_token"), (500, "at its url")])
+def test_the_answer_of_an_application_service_is_told(code: int, said: str) -> None:
+    [passage] = explain(
+        f"synapse.appservice.api - 397 - WARNING - x - push_bulk to http://localhost:8008 received code={code}"
+        " msg=Not Found"
+    ).passages
+
+    assert said in " ".join([*passage.words, *passage.advice])
+
+
 def test_a_request_that_a_proxy_passed_on_well_tells_nothing() -> None:
     line = '10.0.0.1 - - [1/Jan/2026:00:00:01 +0000] "GET /_matrix/client/v3/keys HTTP/2.0" 200 60 "-" "x"'
 
@@ -371,3 +385,30 @@ def test_modules_are_named_whose_lines_are_not_known() -> None:
     found = explain("synapse.handlers.x - 1 - INFO - x - A\nsynapse.handlers.x - 1 - INFO - x - B\nhello")
 
     assert {"synapse.handlers.x": 2, "": 1} == found.other_loggers
+
+
+PIECES: Final = st.sampled_from(
+    [
+        STARTED,
+        *FRAMES.splitlines(),
+        "ValueError: x",
+        "psycopg2.OperationalError: server closed the connection unexpectedly",
+        "\tThis probably means the server terminated abnormally",
+        " 0/5",
+        "During handling of the above exception, another exception occurred:",
+        '2026-11-02 10:00:00,000 - twisted - 1 - ERROR - x -   File "x", line 1',
+        '{"log":"  File \\"x\\", line 1\\n","stream":"stderr"}',
+        "RDATA events w1 5 []",
+        "hello",
+        "",
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=30))
+def test_each_line_is_counted_once_however_tracebacks_are_mixed(lines: list[str]) -> None:
+    found = explain("\n".join(lines))
+
+    assert found.lines == sum(line != "" for line in lines)
+    assert found.unrecognized <= found.lines
+    assert found.unrecognized == sum(found.other_loggers.values())

@@ -443,6 +443,29 @@ def _invalid_command(match: Match, writers: Writers) -> Passage | None:
     return None
 
 
+AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
+    HTTPStatus.UNAUTHORIZED: (
+        "It does not accept who asks.",
+        "compare hs_token in its file and in Synapse's",
+    ),
+    HTTPStatus.FORBIDDEN: ("It does not accept who asks.", "compare hs_token in its file and in Synapse's"),
+    HTTPStatus.NOT_FOUND: (
+        "Who answers there does not know the path: it is another server, perhaps Synapse itself, or it is old.",
+        "see whether url in the registration is that of the service and not of Synapse",
+    ),
+}
+"""What answers of an application service tell, and what to do."""
+
+
+def _as_answer(match: Match, writers: Writers) -> Passage | None:
+    """Explain the answer of an application service by its status."""
+    code = next((int(value) for value in match.values if value.isdigit()), 0)
+    if code not in AS_ANSWERS:
+        return None
+    told, step = AS_ANSWERS[HTTPStatus(code)]
+    return _passage(match, [match.message.means, told], [step], [])
+
+
 def _schema(match: Match, writers: Writers) -> Passage | None:
     """Explain a schema that is newer than a process: the message speaks of older ones."""
     versions = [int(one) for one in match.values if one.isdigit()]
@@ -601,6 +624,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "redis_bad_line": _with_line,
     "tcp_bad_line": _with_line,
     "tcp_invalid_command": _invalid_command,
+    "as_push_failed": _as_answer,
     "request": _request,
     "proxy_request": _proxied,
     "start_name": _instance,
