@@ -123,7 +123,8 @@ def test_the_releases_of_a_form_are_told(message: Message, form: FormRow) -> Non
 
 
 @pytest.mark.parametrize(
-    ("message", "form"), [one for one in FORMS if not one[1][0].startswith("raise ")][::6]
+    ("message", "form"),
+    [one for one in FORMS if not one[1][0].startswith("raise ") and one[0].key not in TOLD_BY_VALUES][::6],
 )
 def test_a_structured_line_is_recognized(message: Message, form: FormRow) -> None:
     """As Synapse's own JSON formatter writes it."""

@@ -85,6 +85,10 @@ REASONS: Final = [
     ("tls", "OpenSSL.SSL.Error: [('SSL routines', '', 'certificate verify failed')]"),
     ("tls", "OpenSSL.SSL.Error: [('SSL routines', 'ssl3_get_record', 'wrong version number')]"),
     ("closed_between", "twisted.web._newclient.ResponseNeverReceived: [<Failure ConnectionLost: x>]"),
+    ("start_timeout", "matrix-synapse.service: start operation timed out. Terminating."),
+    ("process_exited", "error starting (exit code: 1); see above for logs"),
+    ("fed_not_retried", "synapse.util.retryutils.NotRetryingDestination: Not retrying server a.example"),
+    ("does_not_fit", "AttributeError: 'MultipartParser' object has no attribute 'write'"),
     ("redis_gone", "txredisapi.ConnectionError: Lost connection"),
     ("db_refused", 'psycopg2.errors.GeneratedAlways: cannot insert a non-DEFAULT value into column "key"'),
     ("process_exited", "   Main PID: 414731 (code=exited, status=1/FAILURE)"),
@@ -154,7 +158,9 @@ def test_a_traceback_alone_is_told_to_be_one() -> None:
     [cut] = explain(FRAMES).passages
     [unknown] = explain(f"{FRAMES}StopIteration: []").passages
 
-    assert ("traceback", "traceback") == (cut.kind, unknown.kind)
+    [end] = explain("    server, thread = start(\n    ^^^^^^^^^^^^^^\nRuntimeError: x").passages
+
+    assert ("traceback", "traceback", "traceback") == (cut.kind, unknown.kind, end.kind)
     assert "its last line, which names the exception, is missing" in cut.words[0]
     assert "StopIteration: []" in unknown.words[0]
 
@@ -227,6 +233,10 @@ LINES: Final = [
             " 'process_event_queue_for_federation' threw an exception"
         ),
         "fed_queue_failed",
+    ),
+    (
+        "synapse.http.server - 108 - INFO - GET-9 - <X uri='/'> SynapseError: 502 - Failed to fetch media",
+        "client_refused",
     ),
     ("twisted - 240 - CRITICAL -  - Rollback failed", "rollback_failed"),
     ("root - 326 - INFO - main- Instance name: synapse.app.synchrotron", "start_name"),
@@ -314,8 +324,8 @@ def test_a_line_of_a_proxy_is_explained(line: str, said: str) -> None:
 @pytest.mark.parametrize(("code", "said"), [(404, "another server"), (403, "hs_token"), (500, "at its url")])
 def test_the_answer_of_an_application_service_is_told(code: int, said: str) -> None:
     [passage] = explain(
-        f"synapse.appservice.api - 397 - WARNING - x - push_bulk to http://localhost:8008 received code={code}"
-        " msg=Not Found"
+        f"synapse.appservice.api - 397 - WARNING - x - push_bulk to http://localhost:8008 received"
+        f" code={code} msg=Not Found"
     ).passages
 
     assert said in " ".join([*passage.words, *passage.advice])

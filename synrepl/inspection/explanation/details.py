@@ -450,7 +450,7 @@ AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
     ),
     HTTPStatus.FORBIDDEN: ("It does not accept who asks.", "compare hs_token in its file and in Synapse's"),
     HTTPStatus.NOT_FOUND: (
-        "Who answers there does not know the path: it is another server, perhaps Synapse itself, or it is old.",
+        "Who answers there does not know the path: another server, perhaps Synapse itself, or an old one.",
         "see whether url in the registration is that of the service and not of Synapse",
     ),
 }

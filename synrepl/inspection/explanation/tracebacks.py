@@ -14,7 +14,8 @@ from synrepl.inspection.explanation.pasted_lines import (
 )
 
 _BEGINS: Final = re.compile(
-    r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):)'
+    r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):'
+    r"|[\^~]{3,}\s*\Z)"
 )
 _FIRST: Final = "Traceback (most recent call last):"
 _PART: Final = re.compile(
