@@ -13,11 +13,11 @@ from typing import Final
 import msgspec
 
 from synrepl.inspection.explanation.details import SEVERITIES, explain_message, explain_traceback
+from synrepl.inspection.explanation.entries import Entry, entries
 from synrepl.inspection.explanation.messages import Match, find_message, find_reason
 from synrepl.inspection.explanation.pasted_lines import (
     Header,
     LoggedText,
-    numbered_lines,
     read_line,
     split_lines,
 )
@@ -40,7 +40,6 @@ from synrepl.inspection.explanation.tokens import (
     releases,
     token_fields,
 )
-from synrepl.inspection.explanation.tracebacks import Entry, entries
 from synrepl.inspection.explanation.wire_lines import explain_line
 from synrepl.inspection.streams import POSITION_NAMES
 from synrepl.wire.text import printable
@@ -76,7 +75,7 @@ def explain(text: str, state: HomeserverState = NOTHING_KNOWN) -> Explanation:
 def explain_lines(lines: Iterable[str], state: HomeserverState = NOTHING_KNOWN) -> Explanation:
     """Explain lines as `explain` does a text; the lines may be more than fit into the memory."""
     explainer = _Explainer(state)
-    for entry in entries(numbered_lines(lines)):
+    for entry in entries(lines):
         explainer.add(entry)
     return explainer.result()
 

@@ -7,7 +7,7 @@ the texts in which something may be recognized, the whole message first.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -81,12 +81,6 @@ _HEADER_KEYS: Final = {
 _MAX_STRINGS: Final = 20
 """The most strings of a JSON document that are looked at."""
 
-_CONTINUES: Final = re.compile(
-    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
-    re.ASCII,
-)
-"""The end of a line whose message goes on in the next line."""
-
 
 class Header(msgspec.Struct, frozen=True):
     """What stood before a message; "" is unknown. `logger` is a module's name, `level` as ``WARNING``."""
@@ -105,25 +99,6 @@ class LoggedText(msgspec.Struct, frozen=True):
     text: str
     header: Header
     exception: str = ""
-
-
-def numbered_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers from 1; a message over two lines is one."""
-    held: tuple[int, str] | None = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if held is not None:
-            first, start = held
-            held = None
-            found = _DEFAULT.fullmatch(_as_logged(line))
-            yield first, f"{start.rstrip()} {(found['message'] if found else line).strip()}"
-        elif _CONTINUES.search(line, max(0, len(line) - 80)) is not None:
-            held = number, line
-        else:
-            yield number, line
-    if held is not None:
-        yield held
 
 
 def split_lines(text: str) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""Tracebacks in pasted lines: one of Python is one entry, with the line that logged it and its exceptions."""
+"""The entries of pasted lines: a line, with what belongs to it in the next ones.
+
+A traceback of Python is one entry with the line that logged it, and so is a message over several lines.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -37,6 +40,12 @@ _CONTINUED: Final = re.compile(
 )
 """What follows an error of PostgreSQL, or closes what Synapse prints of one."""
 
+_UNFINISHED: Final = re.compile(
+    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
+    re.ASCII,
+)
+"""The end of a line whose message goes on in the next line."""
+
 _MAX_EXCEPTIONS: Final = 4
 _MAX_JOINED: Final = 2000
 """The most characters to which a line that goes on in the next ones is joined."""
@@ -58,18 +67,23 @@ class Entry(msgspec.Struct, frozen=True):
     is_traceback: bool = False
 
 
-def entries(lines: Iterable[tuple[int, str]]) -> Iterator[Entry]:
-    """Yield the lines, each traceback with the line that logged it."""
+def entries(lines: Iterable[str]) -> Iterator[Entry]:
+    """Yield the lines that are not blank, numbered from 1, each with what belongs to it."""
     held: Entry | None = None
     trace: _Traceback | None = None
-    for number, shipped in lines:
+    for number, shipped in enumerate(lines, 1):
+        if not shipped.strip():
+            continue
         line, exceptions = _unpacked(shipped)
         if trace is not None:
             if trace.takes(number, line):
                 continue
             yield from trace.entries(held)
             held = trace = None
-        begins = not exceptions and _BEGINS.search(line[:1000]) is not None
+        if held is not None and _UNFINISHED.search(held.line, max(0, len(held.line) - 80)) is not None:
+            held = Entry(held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1)
+            continue
+        begins = not exceptions and _begins(line)
         if held is not None and not begins and not is_logged(line):
             header, text = logged_message(line)
             if _CONTINUED.match(text) is not None:
@@ -109,6 +123,13 @@ def _joined(before: str, text: str) -> str:
     return before if len(before) > _MAX_JOINED else f"{before} {text[:_MAX_JOINED]}"
 
 
+def _begins(line: str) -> bool:
+    """Whether a traceback begins, or goes on, in a line."""
+    if 'File "' in line or " call last):" in line or "^^^" in line or "~~~" in line:
+        return _BEGINS.search(line[:1000]) is not None
+    return False
+
+
 def _is_failure(line: str) -> bool:
     """Whether a line may be one after which an exception stands, with its traceback or without."""
     return " ERROR " in line[:500] or " CRITICAL " in line[:500]
@@ -137,7 +158,7 @@ class _Traceback:
         return True
 
     def _is_of(self, text: str, line: str) -> bool:
-        if _BEGINS.search(line[:1000]) is not None or _PART.match(text) is not None:
+        if _begins(line) or _PART.match(text) is not None:
             self._is_frame = 'File "' in line
             self._unknown = 0
             return True
