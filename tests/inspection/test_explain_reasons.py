@@ -165,6 +165,16 @@ def test_a_traceback_alone_is_told_to_be_one() -> None:
     assert "StopIteration: []" in unknown.words[0]
 
 
+def test_a_failure_of_a_module_that_is_not_known_names_it() -> None:
+    line = "2026-11-02 10:00:00,000 - synapse.handlers.x - 1 - ERROR - main - Something odd"
+    found = explain(f"{line}\n{FRAMES}RuntimeError: odd")
+
+    [passage] = found.passages
+    assert ("traceback", 0) == (passage.kind, found.unrecognized)
+    assert "The module synapse.handlers.x logged a failure" in passage.words[0]
+    assert "RuntimeError: odd" in passage.words[0]
+
+
 def test_a_chain_goes_on_after_an_exception_with_an_odd_name() -> None:
     """As those of Twisted and Python 3.5 (matrix-org/synapse#5157)."""
     again = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -238,6 +248,22 @@ LINES: Final = [
         "synapse.http.server - 108 - INFO - GET-9 - <X uri='/'> SynapseError: 502 - Failed to fetch media",
         "client_refused",
     ),
+    (
+        (
+            "synapse.handlers.stats - 1 - WARNING - x - Event stream ordering appears to have gone backwards"
+            " (120 -> 96): rewinding stats processor"
+        ),
+        "events_backwards",
+    ),
+    (
+        "synapse.crypto.keyring - 1 - WARNING - x - Key lookup failed from <KeyFetcher>: 502: not reached",
+        "key_lookup",
+    ),
+    (
+        "synapse.util.caches.response_cache - 1 - INFO - x - [sync]: using completed cached result for [(@a",
+        "response_cached",
+    ),
+    ("synapse.handlers.presence - 350 - INFO -  - Handling presence timeouts", "presence_work"),
     ("twisted - 240 - CRITICAL -  - Rollback failed", "rollback_failed"),
     ("root - 326 - INFO - main- Instance name: synapse.app.synchrotron", "start_name"),
     ("synapse.config.logger - 389 - INFO - main - Instance name: master", "start_name"),

@@ -685,12 +685,16 @@ def _with_reasons(
     return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity)
 
 
-def explain_traceback(exceptions: Sequence[str]) -> Passage:
-    """Explain a traceback that no known line logged, and of which no exception is known."""
+def explain_traceback(exceptions: Sequence[str], logger: str) -> Passage:
+    """Explain a traceback of which no exception is known, nor the line that its `logger` wrote."""
     if exceptions:
         text = _shown(exceptions[-1])
-        words = [f"A traceback: something failed with an exception that is not known here. {text}"]
-        advice = ["the line of the log before the traceback tells what failed: paste it too"]
+        where = (
+            f"The module {printable(logger)} logged a failure" if logger else "A traceback: something failed"
+        )
+        words = [f"{where} with an exception that is not known here. {text}"]
+        advice = [] if logger else ["the line of the log before it tells what failed: paste it too"]
+        advice.append("if it comes again and again: search for its last line, and update Synapse and modules")
     else:
         text = "Traceback"
         words = ["A traceback that was cut off: its last line, which names the exception, is missing."]

@@ -159,7 +159,9 @@ class _Explainer:
             found = find_reason(entry.line)
         if found is not None and (passage := explain_message(found, self._writers)) is not None:
             return [passage]
-        return [explain_traceback(entry.exceptions)] if entry.is_traceback else []
+        if entry.exceptions or entry.is_traceback:
+            return [explain_traceback(entry.exceptions, header.logger)]
+        return []
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
         group = self._groups.setdefault(passage.kind, _Group())
