@@ -401,6 +401,17 @@ def test_a_traceback_in_json_is_one_with_what_logged_it(log: str) -> None:
     assert "PostgreSQL has as many connections as it takes." in " ".join(passage.words)
 
 
+def test_a_request_of_old_releases_is_read() -> None:
+    """They did not tell how long the sending took (matrix-org/synapse#3373)."""
+    [passage] = explain(
+        "2018-06-08 10:29:18,841 - synapse.access.http.9091 - 131 - INFO - - 10.0.0.1 - 9091 - {None}"
+        " Processed request: 1612.422sec (21.768sec, 0.616sec) (1.589sec/42.834sec/1568) 0B 200"
+        ' "POST /_synapse/replication/remote_join HTTP/1.1" "Synapse/0.31.0"'
+    ).passages
+
+    assert "after 1612 s" in passage.words[0]
+
+
 @pytest.mark.parametrize("request_line", ["GET /_matrix/client/v3/sync?timeout=0", "GET /favicon.ico"])
 def test_a_request_that_was_answered_tells_nothing(request_line: str) -> None:
     found = explain(REQUEST.format("31.0", "200", request_line))

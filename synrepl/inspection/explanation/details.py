@@ -490,7 +490,7 @@ def _with_line(match: Match, writers: Writers) -> Passage | None:
 
 
 _REQUEST: Final = re.compile(
-    r"Processed request: (?P<time>[\d.]{1,20})sec/-?(?P<sending>[\d.]{1,20})sec .{0,200}?B!?"
+    r"Processed request: (?P<time>[\d.]{1,20})sec(?:/-?(?P<sending>[\d.]{1,20})sec)? .{0,200}?B!?"
     r' (?P<code>\d{3})!? "(?P<method>[A-Z]{1,10}) (?P<path>/[^\s?"]{0,500})',
     re.ASCII | re.DOTALL,
 )
@@ -527,7 +527,7 @@ def _request(match: Match, writers: Writers) -> Passage | None:
     found = _REQUEST.search(match.text)
     if found is None:
         return None
-    seconds = max(float(found[name].rstrip(".")) for name in ("time", "sending"))
+    seconds = max(float(found[name].rstrip(".")) for name in ("time", "sending") if found[name])
     return _answer(match, int(found["code"]), found["method"], found["path"], seconds)
 
 
@@ -547,8 +547,13 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
     if is_internal and code < HTTPStatus.BAD_REQUEST:
         if seconds < SLOW_SECONDS:
             return msgspec.structs.replace(_passage(match, [f"{what}."], [], []), severity="normal")
-        words = [f"{what} after {seconds:.0f} s: this process was busy, and did other things as late."]
-        advice = ["look at its load, and at what it logged in that time"]
+        words = [
+            (
+                f"{what} after {seconds:.0f} s: this process was busy, or waited for something, as the"
+                " database or another homeserver."
+            )
+        ]
+        advice = ["look at its load, and at what it logged in that time with the same request"]
     elif is_internal and code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         words = [f"{what}: they do not have the same worker_replication_secret."]
         advice = ["compare it in the files of all processes: synrepl inspect --files"]
