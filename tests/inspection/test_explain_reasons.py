@@ -142,6 +142,7 @@ def test_the_cause_and_the_last_exception_are_told() -> None:
 
     [passage] = found.passages
     said = " ".join(passage.words)
+    assert "SynapseError: 502: Failed to talk to main process: A request to another" in said
     assert said.index("closed the connection") < said.index("whichever") < len(said)
     assert 0 == found.unrecognized
 

@@ -714,10 +714,18 @@ SEVERITIES: Final = ("error", "look", "", "normal")
 def _shown(text: str) -> str:
     """Return the beginning of an exception's text, for a sentence."""
     text = printable(_without_secrets(" ".join(text[:MAX_TEXT].split())))
-    return text.rstrip(".: ") if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
+    if len(text) > MAX_REASON:
+        return f"{text[:MAX_REASON]} ..."
+    text = text.rstrip(".: ")
+    # The text may begin within brackets.
+    while text and text.count(text[-1]) > text.count(_OPENED.get(text[-1], text[-1])):
+        text = text[:-1].rstrip(".: ")
+    return text
 
 
-MAX_REASON: Final = 120
+_OPENED: Final = {">": "<", "]": "[", ")": "("}
+
+MAX_REASON: Final = 200
 """The most characters that a sentence has of an exception's text."""
 
 
