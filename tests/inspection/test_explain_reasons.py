@@ -420,6 +420,15 @@ def test_a_request_that_was_answered_tells_nothing(request_line: str) -> None:
     assert ([], 1) == (found.passages, found.unrecognized)
 
 
+def test_the_reason_is_shown_without_the_brackets_and_quotes_around_it() -> None:
+    [passage] = explain(
+        "synapse.replication.http._base - 318 - WARNING - x - send_event request connection failed; retrying"
+        " in 1s: ConnectionRefusedError('Connection refused')"
+    ).passages
+
+    assert "Connection refused: Nothing listens at that address" in " ".join(passage.words)
+
+
 def test_a_normal_line_stays_normal_whatever_it_gives_as_the_reason() -> None:
     [passage] = explain(
         "synapse.http.site - 203 - WARNING - GET-1 - Error processing request <X uri='/'>: <class"

@@ -717,10 +717,16 @@ def _shown(text: str) -> str:
     if len(text) > MAX_REASON:
         return f"{text[:MAX_REASON]} ..."
     text = text.rstrip(".: ")
-    # The text may begin within brackets.
-    while text and text.count(text[-1]) > text.count(_OPENED.get(text[-1], text[-1])):
+    # The text may begin within brackets or quotes.
+    while text and _is_unpaired(text, text[-1]):
         text = text[:-1].rstrip(".: ")
     return text
+
+
+def _is_unpaired(text: str, last: str) -> bool:
+    if last in "'\"":
+        return text.count(last) % 2 == 1
+    return text.count(last) > text.count(_OPENED.get(last, last))
 
 
 _OPENED: Final = {">": "<", "]": "[", ")": "("}
