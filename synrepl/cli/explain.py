@@ -23,6 +23,9 @@ from synrepl.wire.text import printable
 COUNTS = frozenset({"behind", "ahead", "moved"})
 """Columns with amounts. All other numbers are positions, which are printed without commas."""
 
+MAX_LOGGERS = 5
+"""The most modules that are named whose lines are not known."""
+
 
 @click.command("explain", cls=CliCommand)
 @click.argument("text", required=False)
@@ -44,8 +47,9 @@ def explain_command(text: str | None, homeserver_files: tuple[Path, ...], output
         raise click.UsageError("the text is empty: give it in quotes, or on standard input")
     if not found.passages:
         raise CliError(
-            "nothing was recognized; known are the messages that Synapse logs about replication, and"
-            f" {', '.join(KINDS.values())}"
+            f"nothing was recognized{_of_loggers(found)}; known are the messages that Synapse logs about"
+            " replication and what it needs (its start, database, Redis, other processes, other homeservers,"
+            f" push), and {', '.join(KINDS.values())}"
         )
     output.show(msgspec.to_builtins(found), _lines(found, is_wide=output.is_wide))
 
@@ -105,7 +109,16 @@ def _lines(found: Explanation, *, is_wide: bool) -> Iterator[str]:
             yield from _table(passage.fields, is_wide=is_wide)
     if found.unrecognized:
         yield ""
-        yield f"{counted(found.unrecognized, 'line')} not recognized"
+        yield f"{counted(found.unrecognized, 'line')} not recognized{_of_loggers(found)}"
+
+
+def _of_loggers(found: Explanation) -> str:
+    """Return which modules logged the lines that are not known."""
+    named = [(count, name) for name, count in found.other_loggers.items() if name]
+    told = [f"{count} of {printable(name)}" for count, name in named[:MAX_LOGGERS]]
+    if len(named) > MAX_LOGGERS:
+        told.append(f"others of {counted(len(named) - MAX_LOGGERS, 'module')}")
+    return f": {', '.join(told)}" if told else ""
 
 
 def _where(passage: Passage) -> str:

@@ -104,3 +104,14 @@ def test_control_characters_are_not_printed() -> None:
 
     assert result.exit_code == 0
     assert all(line.isprintable() for line in result.stdout.splitlines())
+
+
+def test_modules_are_named_whose_lines_are_not_known() -> None:
+    logged = [f"synapse.x{number} - 1 - INFO - x - A" for number in (1, 1, 2, 3, 4, 5, 6, 7)]
+
+    lines = explain(typed="\n".join([STUCK, *logged, "hello"])).stdout.splitlines()
+    nothing = explain(typed="\n".join(logged[:3]))
+
+    named = "2 of synapse.x1, 1 of synapse.x2, 1 of synapse.x3, 1 of synapse.x4, 1 of synapse.x5"
+    assert f"9 lines not recognized: {named}, others of 2 modules" == lines[-1]
+    assert "nothing was recognized: 2 of synapse.x1, 1 of synapse.x2; known are" in nothing.stderr

@@ -553,6 +553,7 @@ def test_an_access_token_is_not_shown() -> None:
         "Error sending request to  GET http://w1/_synapse/replication/x?access_token=s3cretToken&a: Error",
         "x request connection failed; retrying in 1s: ConnectError('redis://:s3cretToken@host:6379')",
         "Failed to handle command syt_YWRh_s3cretToken_1abc",
+        "psycopg2.ProgrammingError: invalid dsn: host=db password=s3cretToken user=x",
     ],
 )
 def test_secrets_of_a_message_are_not_shown(line: str) -> None:

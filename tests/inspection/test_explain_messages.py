@@ -48,12 +48,19 @@ HEADERS: Final = [
     "synapse-main-0 synapse 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "matrix_synapse.1.k3x9@node1    | 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "\x1b[36msynapse-1  | \x1b[0m2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    # a format that frameworks of containers give
+    "2026-11-02 10:00:00,000 {logger}(202) [{level:<8}]: GET-5 ",
+    # journalctl in French
+    "juin 05 20:05:20 python[82784]: 2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     # grep
     "/var/log/matrix-synapse/homeserver.log:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "homeserver.log:1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
 ]
 RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
+
+TOLD_BY_VALUES: Final = frozenset(("request", "proxy_request"))
+"""Messages of which only some values tell something."""
 
 FORMS: Final = [(message, form) for message in known_messages() for form in message.forms]
 
@@ -92,7 +99,7 @@ def test_a_form_is_recognized_behind_every_header(number: int, message: Message,
         logger = message.logger or "synapse.x"
         texts = [header.format(logger=logger, level=level) + fill(form[1], number) for header in HEADERS]
 
-    for text in texts:
+    for text in texts if message.key not in TOLD_BY_VALUES else ():
         found = explain(text).passages
         expected = {message.key} if message.logger in text else same_text(form)
         assert {passage.kind for passage in found} <= expected, text
@@ -116,7 +123,8 @@ def test_the_releases_of_a_form_are_told(message: Message, form: FormRow) -> Non
 
 
 @pytest.mark.parametrize(
-    ("message", "form"), [one for one in FORMS if not one[1][0].startswith("raise ")][::6]
+    ("message", "form"),
+    [one for one in FORMS if not one[1][0].startswith("raise ") and one[0].key not in TOLD_BY_VALUES][::6],
 )
 def test_a_structured_line_is_recognized(message: Message, form: FormRow) -> None:
     """As Synapse's own JSON formatter writes it."""
@@ -567,14 +575,19 @@ def test_words_of_the_database_and_of_the_system(line: str, kind: str) -> None:
 def test_a_request_of_a_client_that_fails_is_none_of_replication() -> None:
     line = "synapse.http.server - 146 - ERROR - GET-1 - Failed handle request via 'SyncRestServlet': <X>"
 
-    assert explain(line).passages == []
+    assert ["client_request_failed"] == [passage.kind for passage in explain(line).passages]
 
 
 def test_lines_of_other_modules_are_neither_messages_nor_of_the_protocol() -> None:
-    """Three hundred real ones of 1.66.0 and 1.163.2, at DEBUG; a few have tokens or positions."""
+    """Three hundred real ones of 1.66.0 and 1.163.2, at DEBUG; a few have tokens or positions.
+
+    Most tell nothing; those that are known are what their own module logs.
+    """
+    loggers = {message.key: message.logger for message in known_messages()}
     for line in (Path(__file__).parent / "other_modules.log").read_text().splitlines():
-        kinds = {passage.kind for passage in explain(line).passages}
-        assert kinds <= {"sync_token", "compared_tokens", "position"}, line
+        for kind in {passage.kind for passage in explain(line).passages}:
+            assert kind in loggers or kind in ("sync_token", "compared_tokens", "position", "traceback"), line
+            assert "replication.tcp" not in loggers.get(kind, ""), line
 
 
 @given(st.sampled_from(FORMS), st.integers(0, 10_000), st.text(max_size=40))
@@ -592,9 +605,12 @@ def test_the_lines_that_people_paste_of_outages_are_all_known() -> None:
     found = explain(text)
 
     assert 0 == found.unrecognized
-    assert set(range(1, 20)) == {number for one in found.passages for number in one.lines}
+    # The last line of a traceback is one with what logged it.
+    assert set(range(1, 20)) - {11} == {number for one in found.passages for number in one.lines}
+    [joined] = [" ".join(one.words) for one in found.passages if 10 in one.lines]
+    assert "Synapse has the stream quarantined_media since 1.152." in joined
     severities = {number: one.severity for one in found.passages for number in one.lines}
-    assert {"error": 8, "look": 7, "normal": 4} == Counter(severities.values())
+    assert {"error": 7, "look": 7, "normal": 4} == Counter(severities.values())
     assert {5, 6, 7, 8} == {number for number, severity in severities.items() if severity == "normal"}
 
 

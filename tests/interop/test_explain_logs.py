@@ -16,8 +16,9 @@ from typing import Final
 
 import pytest
 
+from synrepl.inspection.explanation.entries import entries
 from synrepl.inspection.explanation.messages import find_message
-from synrepl.inspection.explanation.pasted_lines import numbered_lines, read_line
+from synrepl.inspection.explanation.pasted_lines import read_line
 from tests.interop.drive import Driver, Driving
 from tests.interop.harness import peer_python
 from tests.interop.homeserver import LAYOUT_OF_CURRENT, MAIN, TWO_WORKERS, Homeserver, Layout
@@ -92,8 +93,8 @@ def test_a_whole_log_is_explained(of: str, tmp_path: Path) -> None:
     kinds: dict[str, bool] = {}
     for log in logs:
         with log.open(errors="replace") as file:
-            for _, line in numbered_lines(file):
-                header, texts = read_line(line)
+            for entry in entries(file):
+                header, texts = read_line(entry.line)
                 if header.logger.startswith("synapse.replication."):
                     found = any(find_message(text) for text in texts)
                     lines[found] += 1

@@ -4,13 +4,13 @@
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 
-from synrepl.inspection.explanation.messages import Match
+from synrepl.inspection.explanation.messages import Match, find_reason
 from synrepl.inspection.explanation.results import Passage
 from synrepl.inspection.explanation.tokens import (
     NUMBERED,
@@ -443,6 +443,29 @@ def _invalid_command(match: Match, writers: Writers) -> Passage | None:
     return None
 
 
+AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
+    HTTPStatus.UNAUTHORIZED: (
+        "It does not accept who asks.",
+        "compare hs_token in its file and in Synapse's",
+    ),
+    HTTPStatus.FORBIDDEN: ("It does not accept who asks.", "compare hs_token in its file and in Synapse's"),
+    HTTPStatus.NOT_FOUND: (
+        "Who answers there does not know the path: another server, perhaps Synapse itself, or an old one.",
+        "see whether url in the registration is that of the service and not of Synapse",
+    ),
+}
+"""What answers of an application service tell, and what to do."""
+
+
+def _as_answer(match: Match, writers: Writers) -> Passage | None:
+    """Explain the answer of an application service by its status."""
+    code = next((int(value) for value in match.values if value.isdigit()), 0)
+    if code not in AS_ANSWERS:
+        return None
+    told, step = AS_ANSWERS[HTTPStatus(code)]
+    return _passage(match, [match.message.means, told], [step], [])
+
+
 def _schema(match: Match, writers: Writers) -> Passage | None:
     """Explain a schema that is newer than a process: the message speaks of older ones."""
     versions = [int(one) for one in match.values if one.isdigit()]
@@ -466,6 +489,125 @@ def _with_line(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, [match.message.means, *inner.words], [match.message.do], inner.fields)
 
 
+_REQUEST: Final = re.compile(
+    r"Processed request: (?P<time>[\d.]{1,20})sec(?:/-?(?P<sending>[\d.]{1,20})sec)? .{0,200}?B!?"
+    r' (?P<code>\d{3})!? "(?P<method>[A-Z]{1,10}) (?P<path>/[^\s?"]{0,500})',
+    re.ASCII | re.DOTALL,
+)
+
+RESOURCES: Final = (
+    ("/_synapse/replication/", "replication"),
+    ("/_matrix/client/v1/media/", "client, in a process that has the media repository"),
+    ("/_matrix/federation/v1/media/", "federation, in a process that has the media repository"),
+    ("/_matrix/client/", "client"),
+    ("/_matrix/media/", "media"),
+    ("/_matrix/federation/", "federation"),
+    ("/_matrix/key/", "keys (or federation)"),
+    ("/_synapse/", "client"),
+)
+"""The resource that a listener must have (`names`) for requests with this beginning of a path."""
+
+WRITES: Final = (
+    ("/receipt/", "receipts"),
+    ("/read_markers", "receipts"),
+    ("/typing/", "typing"),
+    ("/sendToDevice/", "to_device"),
+    ("/account_data/", "account_data"),
+    ("/presence/", "presence"),
+    ("/pushrules/", "push_rules"),
+)
+"""The stream to which requests with this part of a path write, of which only its writers take them."""
+
+SLOW_SECONDS: Final = 10
+"""A request between processes that takes longer is told."""
+
+
+def _request(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request as Synapse logged it."""
+    found = _REQUEST.search(match.text)
+    if found is None:
+        return None
+    seconds = max(float(found[name].rstrip(".")) for name in ("time", "sending") if found[name])
+    return _answer(match, int(found["code"]), found["method"], found["path"], seconds)
+
+
+def _proxied(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request as nginx or HAProxy logged it."""
+    found = re.search(r'"(?P<method>[A-Z]{1,10}) (?P<path>/_matrix/[^\s?"]{0,500})', match.text, re.ASCII)
+    code = match.values[-1] if match.pattern.literals[0] else match.values[0]
+    return _answer(match, int(code), found["method"], found["path"], 0.0) if found is not None else None
+
+
+def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> Passage | None:
+    """Explain a request that was refused or failed, or was slow between processes; None for all others."""
+    is_internal = path.startswith("/_synapse/replication/")
+    resource = next((one for start, one in RESOURCES if path.startswith(start)), "")
+    whose = "Another process of the homeserver asked this one" if is_internal else "A request came"
+    what = f"{whose}: {method} {_shown(path)}, answered with {code}"
+    if is_internal and code < HTTPStatus.BAD_REQUEST:
+        if seconds < SLOW_SECONDS:
+            return msgspec.structs.replace(_passage(match, [f"{what}."], [], []), severity="normal")
+        words = [
+            (
+                f"{what} after {seconds:.0f} s: this process was busy, or waited for something, as the"
+                " database or another homeserver."
+            )
+        ]
+        advice = ["look at its load, and at what it logged in that time with the same request"]
+    elif is_internal and code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        words = [f"{what}: they do not have the same worker_replication_secret."]
+        advice = ["compare it in the files of all processes: synrepl inspect --files"]
+    elif code == HTTPStatus.NOT_FOUND and resource:
+        words = [
+            f"{what}.",
+            (
+                "Either no listener of the process has that path, or what was asked for is not there: the"
+                " line does not tell which. M_UNRECOGNIZED in the answer means the first."
+            ),
+        ]
+        advice = [
+            (
+                f"see whether the listener of this port has the resource {resource}, and whether this kind of"
+                " process takes that path (https://element-hq.github.io/synapse/latest/workers.html); if not,"
+                " have the proxy send it elsewhere"
+            )
+        ]
+    elif code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        words = [f"{what}: it failed, or was not answered."]
+        advice = [
+            (
+                "see what the process logged before with the same request, as in GET-17: it has the"
+                " exception. For 502 to 504 of a proxy: whether the process runs"
+            )
+        ]
+        stream = next((one for part, one in WRITES if part in path), "")
+        if stream and method != "GET":
+            words.append(f"Only processes that write {stream} take such requests.")
+            advice.append(
+                f"see whether it went to one that `stream_writers`: {stream} names, or to the main process if"
+                " that key is missing: synrepl inspect --files"
+            )
+    else:
+        return None
+    return _passage(match, words, advice, [])
+
+
+def _instance(match: Match, writers: Writers) -> Passage | None:
+    """Explain the name of a process that is none of its own."""
+    name = match.values[-1].strip()
+    if not name.startswith("synapse.app."):
+        return None
+    words = (
+        f"This process has no worker_name: its name is {printable(name)}, as is that of every other without"
+        " one."
+    )
+    step = "set worker_name in its file, as instance_map, stream_writers and the lists of instances have it"
+    return msgspec.structs.replace(_passage(match, [words], [step], []), severity="look")
+
+
+NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request"))
+"""Messages of which only some values tell something."""
+
 DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "stream_wait_start": _streams_wait,
     "stream_wait_timeout": _streams_wait,
@@ -487,23 +629,24 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "redis_bad_line": _with_line,
     "tcp_bad_line": _with_line,
     "tcp_invalid_command": _invalid_command,
+    "as_push_failed": _as_answer,
+    "request": _request,
+    "proxy_request": _proxied,
+    "start_name": _instance,
 }
 """What explains a message by its values; None: what the data says is all."""
 
 
-def explain_message(match: Match, writers: Writers) -> Passage | None:
-    """Explain a message by its data, and by its values where they say more.
+def explain_message(match: Match, writers: Writers, reasons: Sequence[Match | str] = ()) -> Passage | None:
+    """Explain a message by its data, by its values where they say more, and by what it gives as the reason.
 
-    None if its text is, by its values, another one.
+    `reasons` are of the traceback after it. None if its text is, by its values, another message.
     """
-    message = match.message
-    passage = DETAILS[message.key](match, writers) if message.key in DETAILS else None
+    passage = _explained(match, writers)
     if passage is None:
-        if message.key == "unknown_stream_position":
-            return None
-        first, *others = match.meanings
-        words = [first, *(f"Or: {other}" for other in others)]
-        passage = _passage(match, words, [message.do] if message.do else [], [])
+        return None
+    if passage.severity != "normal":
+        passage = _with_reasons(passage, match, writers, reasons)
     words = list(passage.words)
     if passage.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")
@@ -512,9 +655,90 @@ def explain_message(match: Match, writers: Writers) -> Passage | None:
     return msgspec.structs.replace(passage, words=words)
 
 
+def _explained(match: Match, writers: Writers) -> Passage | None:
+    message = match.message
+    passage = DETAILS[message.key](match, writers) if message.key in DETAILS else None
+    if passage is not None or message.key in NOT_BY_DATA:
+        return passage
+    first, *others = match.meanings
+    words = [first, *(f"Or: {other}" for other in others)]
+    return _passage(match, words, [message.do] if message.do else [], [])
+
+
+def _with_reasons(
+    passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
+) -> Passage:
+    """Add what the exceptions of a message mean, or the last of them as it is."""
+    if not match.pattern.is_raised and (named := find_reason(match.text[len(match.pattern.literals[0]) :])):
+        reasons = [named, *reasons]
+    known: dict[str, Passage] = {}
+    for one in reasons:
+        found = _explained(one, writers) if isinstance(one, Match) else None
+        if found is not None and found.kind != match.message.key:
+            known.setdefault(found.kind, found)
+    if not known:
+        words = [f"The exception: {_shown(one)}" for one in reasons[-1:] if isinstance(one, str)]
+        return msgspec.structs.replace(passage, words=[*passage.words, *words])
+    # The traceback is read, so that the advice to read it goes.
+    advice = [step for step in passage.advice if not step.startswith("read the ")]
+    words = list(passage.words)
+    for reason in known.values():
+        first, *more = reason.words
+        words += [f"{_shown(reason.text)}: {first}", *more]
+        advice += reason.advice
+    severity = min((passage.severity, *(each.severity for each in known.values())), key=SEVERITIES.index)
+    return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity)
+
+
+def explain_traceback(exceptions: Sequence[str], logger: str) -> Passage:
+    """Explain a traceback of which no exception is known, nor the line that its `logger` wrote."""
+    if exceptions:
+        text = _shown(exceptions[-1])
+        where = (
+            f"The module {printable(logger)} logged a failure" if logger else "A traceback: something failed"
+        )
+        words = [f"{where} with an exception that is not known here. {text}"]
+        advice = [] if logger else ["the line of the log before it tells what failed: paste it too"]
+        advice.append("if it comes again and again: search for its last line, and update Synapse and modules")
+    else:
+        text = "Traceback"
+        words = ["A traceback that was cut off: its last line, which names the exception, is missing."]
+        advice = ["paste the whole traceback, with the line of the log before it"]
+    return Passage(kind="traceback", severity="error", text=text, words=words, advice=advice)
+
+
+SEVERITIES: Final = ("error", "look", "", "normal")
+"""The severities, the worst first."""
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of an exception's text, for a sentence."""
+    text = printable(_without_secrets(" ".join(text[:MAX_TEXT].split())))
+    if len(text) > MAX_REASON:
+        return f"{text[:MAX_REASON]} ..."
+    text = text.rstrip(".: ")
+    # The text may begin within brackets or quotes.
+    while text and _is_unpaired(text, text[-1]):
+        text = text[:-1].rstrip(".: ")
+    return text
+
+
+def _is_unpaired(text: str, last: str) -> bool:
+    if last in "'\"":
+        return text.count(last) % 2 == 1
+    return text.count(last) > text.count(_OPENED.get(last, last))
+
+
+_OPENED: Final = {">": "<", "]": "[", ")": "("}
+
+MAX_REASON: Final = 200
+"""The most characters that a sentence has of an exception's text."""
+
+
 _SECRETS: Final = re.compile(
     r"(?P<before>USER_IP \S{1,300} ).*"
     r"|(?P<key>access_token=)[^&\s\"']+"
+    r"|(?P<password>password=)[^&\s\"']+"
     r"|(?P<user>://[^/\s:@]{0,100}:)[^/\s@]{1,300}(?=@)"
     r"|\b(?:syt_|MDAx)\w{8,}",
     re.ASCII,

@@ -5,15 +5,22 @@ first `MAX_EXAMPLES` of them; when more come, all of them are one passage, with 
 the memory does not depend on the length of a log.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from synrepl.inspection.explanation.details import explain_message
-from synrepl.inspection.explanation.messages import find_message
-from synrepl.inspection.explanation.pasted_lines import LoggedText, numbered_lines, read_line, split_lines
+from synrepl.inspection.explanation.details import SEVERITIES, explain_message, explain_traceback
+from synrepl.inspection.explanation.entries import Entry, entries
+from synrepl.inspection.explanation.messages import Match, find_message, find_reason
+from synrepl.inspection.explanation.pasted_lines import (
+    Header,
+    LoggedText,
+    read_line,
+    split_lines,
+)
 from synrepl.inspection.explanation.results import (
     MAX_NUMBERS,
     NOTHING_KNOWN,
@@ -40,6 +47,9 @@ from synrepl.wire.text import printable
 MAX_EXAMPLES: Final = 10
 """A message is explained for so many different values at most."""
 
+_TELLS_NO_FAILURE: Final = ("DEBUG", "INFO")
+"""Levels of a line that is not known at which the words in it are of no failure."""
+
 MAX_COMPARED: Final = 8
 """The most tokens that are compared with each other."""
 
@@ -47,11 +57,10 @@ KINDS: Final = {
     "sync_token": "a sync token",
     "compared_tokens": "several sync tokens",
     "position": "a position, such as t12-345 or RoomStreamToken(...)",
+    "traceback": "a traceback of Python",
     "protocol_line": "a line of the replication protocol (POSITION, RDATA, REPLICATE ...)",
 }
 """The kinds of passages that are no messages of a log, with a name for each."""
-
-_RANKS: Final = {"error": 0, "look": 1, "": 2, "normal": 3}
 
 
 def explain(text: str, state: HomeserverState = NOTHING_KNOWN) -> Explanation:
@@ -66,8 +75,8 @@ def explain(text: str, state: HomeserverState = NOTHING_KNOWN) -> Explanation:
 def explain_lines(lines: Iterable[str], state: HomeserverState = NOTHING_KNOWN) -> Explanation:
     """Explain lines as `explain` does a text; the lines may be more than fit into the memory."""
     explainer = _Explainer(state)
-    for number, line in numbered_lines(lines):
-        explainer.add(number, line)
+    for entry in entries(lines):
+        explainer.add(entry)
     return explainer.result()
 
 
@@ -120,25 +129,39 @@ class _Explainer:
         self._writers = MappingProxyType(dict(state.writers))
         self._groups: dict[str, _Group] = {}
         self._tokens: dict[str, tuple[SyncToken, int]] = {}
-        self._lines = self._unrecognized = 0
+        self._lines = 0
+        self._unrecognized: Counter[str] = Counter()
 
-    def add(self, number: int, line: str) -> None:
-        """Explain one line."""
-        self._lines += 1
-        header, texts = read_line(line)
+    def add(self, entry: Entry) -> None:
+        """Explain one line, with the traceback after it."""
+        self._lines += entry.lines
+        header, texts = read_line(entry.line)
         match = next((found for text in texts if (found := find_message(text))), None)
         if match is not None:
             group = self._groups.get(match.message.key)
             if group is not None and group.is_full and group.whole is not None:
-                group.count(group.whole, number, header.time)
+                group.count(group.whole, entry.number, header.time)
                 return
-            if (passage := explain_message(match, self._writers)) is not None:
-                self._add(passage, number, header.time)
+            reasons = [_reason(text) or text for text in entry.exceptions]
+            if (passage := explain_message(match, self._writers, reasons)) is not None:
+                self._add(passage, entry.number, header.time)
                 return
-        passages = self._explain_texts(texts, number)
+        passages = self._explain_texts(texts, entry.number) or self._explain_reason(entry, header)
         for passage in passages:
-            self._add(passage, number, header.time)
-        self._unrecognized += not passages
+            self._add(passage, entry.number, header.time)
+        if not passages:
+            self._unrecognized[header.logger] += entry.lines
+
+    def _explain_reason(self, entry: Entry, header: Header) -> list[Passage]:
+        """Explain what is known of a line that says more: an exception, or words of PostgreSQL."""
+        found = next((match for text in entry.exceptions if (match := _reason(text))), None)
+        if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
+            found = find_reason(entry.line)
+        if found is not None and (passage := explain_message(found, self._writers)) is not None:
+            return [passage]
+        if entry.exceptions or entry.is_traceback:
+            return [explain_traceback(entry.exceptions, header.logger)]
+        return []
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
         group = self._groups.setdefault(passage.kind, _Group())
@@ -168,8 +191,15 @@ class _Explainer:
         passages = [one for group in self._groups.values() for one in group.result()]
         if compared := self._compared():
             passages.append(compared)
-        passages.sort(key=lambda one: (_RANKS[one.severity], one.kind == "sync_token", one.lines[0]))
-        return Explanation(passages=passages, lines=self._lines, unrecognized=self._unrecognized)
+        passages.sort(
+            key=lambda one: (SEVERITIES.index(one.severity), one.kind == "sync_token", one.lines[0])
+        )
+        return Explanation(
+            passages=passages,
+            lines=self._lines,
+            unrecognized=self._unrecognized.total(),
+            other_loggers=dict(self._unrecognized.most_common()),
+        )
 
     def _compared(self) -> Passage | None:
         """Compare the tokens with each other, if they are few: those of a whole log are of many clients."""
@@ -186,6 +216,11 @@ class _Explainer:
             lines=lines,
             count=len(lines),
         )
+
+
+def _reason(text: str) -> Match | None:
+    """Return what is known of an exception's line."""
+    return next((found for one in read_line(text)[1] if (found := find_message(one))), find_reason(text))
 
 
 def _with_state(passage: Passage, state: HomeserverState) -> Passage:

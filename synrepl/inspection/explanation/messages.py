@@ -43,7 +43,12 @@ DISTINCT: Final = 30
 TELLING: Final = 8
 """A form with fewer letters is recognized only after its logger, or as the whole text."""
 
-GENERIC_WORKER: Final = "synapse.app.generic_worker"
+_FAMILIES: Final = (
+    ("synapse.app.", "synapse.app.generic_worker"),
+    ("synapse.access.", "synapse.access"),
+    ("synapse.config.logger", "root"),
+)
+"""Loggers that log what another one logs; requests are logged by one for each listener."""
 
 _LONGEST: Final = 2000
 """The most characters of a message that are compared."""
@@ -83,6 +88,7 @@ class _Pattern:
         # A word must not go on: "stream" is not the beginning of "streams".
         end = r"(?!\w)" if parts[-1][-1:].isalnum() else ""
         self._compiled: re.Pattern[str] | None = None
+        self._anywhere: re.Pattern[str] | None = None
         self.body = body + end
 
     def match(self, text: str) -> re.Match[str] | None:
@@ -92,6 +98,14 @@ class _Pattern:
         if self._compiled is None:
             self._compiled = re.compile(self.body, re.DOTALL | re.ASCII)
         return self._compiled.match(text)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Return where a text has this pattern."""
+        if self._longest not in text or self.literals[0] not in text:
+            return None
+        if self._anywhere is None:
+            self._anywhere = re.compile(rf"(?<!\w){self.body}", re.DOTALL | re.ASCII)
+        return self._anywhere.search(text)
 
     def fits(self, text: str) -> bool:
         """Whether a text is all of this pattern, with one word in each place of a text."""
@@ -209,6 +223,12 @@ class _Patterns:
             self.by_text.setdefault(pattern.body, []).append(pattern)
         self.without_logger = _Index(found)
         self.of_other_logger = _Index([one for one in found if one.is_raised or one.weight >= DISTINCT])
+        order = {id(one): place for place, one in enumerate(messages)}
+        self.anywhere = [
+            one
+            for one in sorted(found, key=lambda one: order[id(one.message)])
+            if one.is_raised and one.weight >= (DISTINCT if one.message.logger else TELLING)
+        ]
 
 
 @cache
@@ -229,8 +249,8 @@ def find_message(logged: LoggedText) -> Match | None:
     patterns = _patterns()
     if header.logger and text:
         # Before 1.12 each kind of worker was a module of its own.
-        generic = [GENERIC_WORKER] if header.logger.startswith("synapse.app.") else []
-        for logger in dict.fromkeys([header.logger, *generic]):
+        family = [other for start, other in _FAMILIES if header.logger.startswith(start)]
+        for logger in dict.fromkeys([header.logger, *family]):
             for pattern in patterns.by_logger.get(logger, ()):
                 if found := pattern.match(text):
                     return Match(pattern, logged.text, found.groups(), header.level, header.logger)
@@ -242,6 +262,17 @@ def find_message(logged: LoggedText) -> Match | None:
         if found is None or (pattern.weight < TELLING and found.end() < len(text)):
             continue
         shown = f"{logged.exception}: {logged.text}" if logged.exception else logged.text
+        if pattern.is_raised and not pattern.message.logger and (reason := find_reason(text)):
+            return msgspec.structs.replace(reason, text=shown)
         logger = "" if pattern.is_raised else header.logger
         return Match(pattern, shown, found.groups(), header.level, logger)
+    return None
+
+
+def find_reason(text: str) -> Match | None:
+    """Return the exception, or the words of PostgreSQL, Redis or the system, that a text has in it."""
+    text = text[:_LONGEST]
+    for pattern in _patterns().anywhere:
+        if found := pattern.search(text):
+            return Match(pattern, text[found.start() :], found.groups(), "", "")
     return None

@@ -7,7 +7,7 @@ the texts in which something may be recognized, the whole message first.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -35,24 +35,29 @@ _HEADER: Final = re.compile(
     r"""(?:
       (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?
           (?:Z|\ ?[+-]\d\d:?\d\d|\ (?:UTC|[A-Z]{1,3}T)(?=\ ))?
-        | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\ [\ \d]\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?
+        | \d{4}/\d\d/\d\d\ \d\d:\d\d:\d\d
+        | [A-Za-z\u00c0-\u024f]{3,9}\.?\ [\ \d]?\d\ \d\d:\d\d:\d\d(?:[.,]\d+)?
+        | \d{1,2}/\d{1,2}/\d{4}\ \d{1,2}:\d\d:\d\d(?:\ [AP]M)?
         | \d\d:\d\d:\d\d(?:[.,]\d+)?)
-    | (?P<logger>(?:synapse|twisted|txredisapi)(?:\.[a-z0-9_]\w*)*(?=[\s:\]-]))
-    | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
-    | [\w.-]{1,80}\ {0,20}\|
+    | [\w.-]{1,80}\ {0,40}\|
     | (?:[\w.-]{1,80}\ )?[\w./@-]{1,80}\[\d+\]:(?=\ )
+    | (?P<logger>(?:(?:synapse|twisted|txredisapi)(?:\._?[a-z0-9]\w*)*(?=[\s:\]\-(])|root(?=:|\ -\ |\(\d)))
+    | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
     | [\w.-]{1,80}\ (?:matrix|synapse)[\w./@-]{0,80}:(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
-    | \[\d{1,10}\](?=\ )
-    | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,7}:\ )
+    | (?:Info|Warning|Error):(?=\ [A-Z][a-z]{2}\ )
+    | \[\d{1,10}(?:-\d{1,6})?\](?=\ ) | \(\d{1,6}\)(?=\ )
+    | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,9}:\ )
     | \d{1,6}(?=\ -\ )
-    | (?P<opening>[\[(])(?=\d{4}-|\d\d:|synapse|[A-Z]{4,8}[\])])
+    | (?P<opening>[\[(])(?=\d{4}-|\d\d:|synapse|[A-Z]{4,8}\s{0,8}[\])])
     )(?:\s*[\])]\s*[-:|]?\s*|\s*[-:|]\s+|:(?=\S)|\s+)?""",
     re.VERBOSE | re.ASCII,
 )
 """One part of a header: a time, a logger, a level, a container, a program, the number of a line."""
 
-_REQUEST: Final = re.compile(r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\] )", re.ASCII)
+_REQUEST: Final = re.compile(
+    r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\] |[\w.-]{1,100}-\d{1,9} )", re.ASCII
+)
 """The request on whose behalf a line was logged: between the header and the message."""
 
 _EXCEPTION: Final = re.compile(r"(?:\w{1,80}\.){0,10}(?P<name>[A-Z]\w{1,80}): ", re.ASCII)
@@ -76,12 +81,6 @@ _HEADER_KEYS: Final = {
 _MAX_STRINGS: Final = 20
 """The most strings of a JSON document that are looked at."""
 
-_CONTINUES: Final = re.compile(
-    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
-    re.ASCII,
-)
-"""The end of a line whose message goes on in the next line."""
-
 
 class Header(msgspec.Struct, frozen=True):
     """What stood before a message; "" is unknown. `logger` is a module's name, `level` as ``WARNING``."""
@@ -100,25 +99,6 @@ class LoggedText(msgspec.Struct, frozen=True):
     text: str
     header: Header
     exception: str = ""
-
-
-def numbered_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers from 1; a message over two lines is one."""
-    held: tuple[int, str] | None = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if held is not None:
-            first, start = held
-            held = None
-            found = _DEFAULT.fullmatch(_as_logged(line))
-            yield first, f"{start.rstrip()} {(found['message'] if found else line).strip()}"
-        elif _CONTINUES.search(line, max(0, len(line) - 80)) is not None:
-            held = number, line
-        else:
-            yield number, line
-    if held is not None:
-        yield held
 
 
 def split_lines(text: str) -> Iterator[str]:
@@ -141,6 +121,28 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
             seen.setdefault(text)
     texts = list(seen)
     return (texts[0].header if texts else Header()), texts
+
+
+def strings_of_document(line: str) -> list[str]:
+    """Return the strings of the JSON document that a line is, the text of a log entry first."""
+    document = _document(line[:MAX_LINE].strip())
+    if not isinstance(document, dict):
+        return []
+    raised = [str(document.get(key, "")) for key in ("exc_type", "exc_value")]
+    return [*([": ".join(raised)] if raised[1] else []), *_strings(document)]
+
+
+def is_logged(line: str) -> bool:
+    """Whether a line has the header of Synapse's own log."""
+    return _OWN.search(line, 0, _MAX_SHIPPED + 200) is not None
+
+
+def logged_message(line: str) -> tuple[Header, str]:
+    """Return the header of a line, and its message."""
+    line = _as_logged(line)
+    if found := _DEFAULT.fullmatch(line):
+        return Header(found["time"], found["logger"], found["level"]), found["message"].strip()
+    return _beheaded(_MARKS.sub("", line.strip()), Header())
 
 
 def _as_logged(line: str) -> str:

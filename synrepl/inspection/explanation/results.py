@@ -51,9 +51,11 @@ MAX_NUMBERS = 10
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What was recognized in a text, the worst first.
 
-    `lines` counts the lines with text. `unrecognized` counts those that contain nothing known.
+    `lines` counts the lines with text. `unrecognized` counts those that contain nothing known, and
+    `other_loggers` the same by the module that logged them, or "".
     """
 
     passages: Sequence[Passage]
     lines: int
     unrecognized: int
+    other_loggers: Mapping[str, int] = {}
