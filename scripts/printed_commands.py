@@ -46,7 +46,7 @@ HOSTS: Final = {"berlin": "10.9.0.1", "primary": "10.9.0.1", "paris": "10.9.0.2"
 
 RUNS_ON: Final = re.compile(
     r"(?<!')\bsynrepl (serve|tail|demo|top)\b|\btwistd (-n|--nodaemon)\b|\bnc "
-    r"|pipeline watch|--watch|--follow\b"
+    r"|--watch|--follow\b"
 )
 """Commands that run until they are stopped."""
 

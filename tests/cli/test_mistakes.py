@@ -134,8 +134,6 @@ MISTAKES: Final = [
     ("pipeline archive --url {nobody} --archive {folder}/x", FAILURE, "Connection refused"),
     ("pipeline archive --url {nobody} --archive x --conf x", USAGE, "--conf must be KEY=VALUE"),
     ("pipeline replay --url {nobody} --archive {folder}/x", FAILURE, "Connection refused"),
-    ("pipeline watch --url {nobody} --stall-seconds 0s", USAGE, "number of seconds"),
-    ("pipeline watch --url {nobody}", FAILURE, "Connection refused"),
     ("pipeline audit --archive x --master nope", FAILURE, "nope is not the URL of a Spark master"),
     ("context use nope", FAILURE, "there is no context 'nope'"),
     ("context add a", USAGE, "Missing option '--url'"),
