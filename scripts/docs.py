@@ -153,8 +153,9 @@ The models were two protocol libraries without I/O: [h11](https://h11.readthedoc
   the next one is requested. It can be closed at any fact; the next generator continues after that fact."""
 
 FINDING: Final = """\
-A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this
-order. Wrong usage and permanent failures end a command at once. Transient failures are retried with
+A command finds its daemon by `--url` or `$SYNREPL_URL`, its secret by `--secret-file` or
+`$SYNREPL_SECRET_FILE`, and the CAs to trust by `--ca-file` or `$SYNREPL_CA_FILE`; an option comes before
+the variable. Wrong usage and permanent failures end a command at once. Transient failures are retried with
 `--retry`, which some commands do by default."""
 
 DURATIONS: Final = "Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`."
@@ -543,7 +544,7 @@ def cli() -> str:
     ]
     for name, command in _commands(synrepl_command):
         arguments = [one for one in command.params if isinstance(one, click.Argument)]
-        options = [one for one in command.params if isinstance(one, click.Option)]
+        options = _options(command)
         usage = " ".join([f"synrepl {name}", *(one.human_readable_name for one in arguments), "[options]"])
         lines += ["", f"## {name}", "", f"    {usage}", "", *_doc(command.callback), ""]
         if name == "serve":
@@ -606,6 +607,10 @@ def _commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
             yield name, command
 
 
+def _options(command: click.Command) -> list[click.Option]:
+    return [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+
+
 def _option(option: click.Option) -> tuple[str, str, str]:
     flag = ", ".join([*option.opts, *option.secondary_opts])
     if not (option.is_flag or option.secondary_opts):
@@ -643,12 +648,11 @@ def man() -> str:
     ]
     for name, command in _commands(synrepl_command):
         lines += [f".SS {_roff(name)}", *_roff_paragraphs(inspect.getdoc(command.callback) or "")]
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                flag, default, text = (part.strip("`") for part in _option(parameter))
-                if default and "[default:" not in text:
-                    text += " Required." if default == "required" else f" [default: {default}]"
-                lines += [".TP", f".B {_roff(flag)}", _roff(text)]
+        for option in _options(command):
+            flag, default, text = (part.strip("`") for part in _option(option))
+            if default and "[default:" not in text:
+                text += " Required." if default == "required" else f" [default: {default}]"
+            lines += [".TP", f".B {_roff(flag)}", _roff(text)]
     lines += [".SH EXIT STATUS", *_roff_paragraphs(EXIT_CODES), ".SH SEE ALSO", ".BR twistd (1)"]
     return "\n".join(lines) + "\n"
 

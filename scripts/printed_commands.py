@@ -211,7 +211,7 @@ class Story:
         text = re.sub(r"/(etc/synrepl|var/lib/synrepl|backup)\b", rf"{self.top}/\1", command)
         script = f"[ -e {saved} ] && . {saved}\n{text}\n"
         if not (runs_on := RUNS_ON.search(command) is not None):
-            state = "declare -p sha256; declare -f; umask -p"
+            state = "declare -p sha256 ${!SYNREPL_@}; declare -f; umask -p"
             script += f'code=$?\n{{ {state}; }} >{saved} 2>/dev/null\nexit "$code"\n'
         path = self.top / f"command-{next(self._numbers)}"
         path.write_text(script, "utf-8")  # a file, as pgrep would find the words of a command line

@@ -50,6 +50,7 @@ JOBS: Final = "synrepl.cli.jobs"
         "report": (f"{JOBS}:report_command", "Write a page: throughput, lag, hot caches, gaps."),
         "replay": (f"{JOBS}:replay_command", "Append the facts of the archive to a daemon."),
     },
+    gone={"watch": "watch is gone: use the alert rules in contrib/prometheus, which howto/pipeline explains"},
 )
 def pipeline() -> None:
     """Archive, compact, audit, report on and replay the streams, on Spark.
