@@ -23,19 +23,13 @@ sys.path.insert(0, str(ROOT))
 from scripts.lib.cache_reference import cache_reference  # noqa: E402  # after the path
 from scripts.lib.http_reference import http_reference, streams_of  # noqa: E402  # after the path
 from scripts.lib.library_reference import library_reference, markdown  # noqa: E402
-from scripts.lib.museum import cases  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
 from synrepl.ports.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
 from synrepl.ports.rights import command_operation  # noqa: E402
-from synrepl.replication.broker import channel_states, claim_states  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
-from synrepl.replication.machine import NamedState, Transitions, event_name  # noqa: E402
-from synrepl.replication.relay import states as relay_states  # noqa: E402
-from synrepl.replication.replica import states as replica_states  # noqa: E402
-from synrepl.replication.roles import states as role_states  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
 from synrepl.wire import records  # noqa: E402
@@ -87,11 +81,6 @@ Gaps, refused rows, reconnects and failed fetches are counted in the follower's 
 pass `Follower` and `connect` a `Metrics` with a registry that you serve. Metrics of caches cover the
 caches passed to `Metrics.watch_caches`."""
 
-MUSEUM: Final = """\
-This page lists real bugs of Synapse and of other systems that replicate. synrepl has a test for each, at
-the lowest level that shows the bug, in memory, on a fake clock. `./scripts/test tests/museum` runs all of
-them. The second column names the report, or else the year of the commit."""
-
 FOLLOWER: Final = """\
 This page explains how a follower applies each fact of a stream once and in order. Each stream has a state
 machine of its own, `StreamMachine` (`synrepl/replication/follower/stream.py`). It does no I/O: it is fed
@@ -120,41 +109,10 @@ repetition if its token is not above the position. Where rows name no writer, or
 follower remembers the last facts and drops those that come again. On Redis, a burst that **descends** is
 sorted before it is applied."""
 
-MACHINES: Final = """\
-What lives long and waits for others is a machine: it has one state at a time, and a table says which events
-are possible in each state, and which state follows. An event that the table does not allow is an error at
-once. This page has the tables of the machines that operators see, with the words that they see. [How a
-follower works](follower.md) has that of a follower's stream.
-
-An event in capitals happens in the daemon itself; the others are commands that arrive
-([wire](../reference/wire.md)). The pictures leave out events after which the state is the same."""
-
-FOLLOWER_COMPARED: Final = """\
-The models were two protocol libraries without I/O: [h11](https://h11.readthedocs.io) 0.16 and
-[websockets](https://websockets.readthedocs.io) 17.4. Their ideas, and the code of synrepl that does the same:
-
-* h11 has its transitions as data, in `_state.py`. Here they are `TRANSITIONS`, in `states.py`. Some steps of
-  h11 are in its code only, and its diagrams lack them; here the table has every step. `handle` checks the
-  state after each event, and `test_stream.py` takes each step of the table.
-* In h11 every event passes `_process_event`, which refuses an event that the state does not allow. Here
-  `StreamMachine.handle` does so. After a refusal the connection of h11 stays in an error state; here nothing
-  changes.
-* h11 finds the code that reads and writes by role and state, in `READERS` and `WRITERS`. Here `_STEPS`, in
-  `stream.py`, has the handler of each event in each state: a row is applied where the stream is live,
-  queued where it is blocked, and dropped where there is no connection.
-* websockets has four states, named after the RFC. `StreamState` has six, each named after what the stream
-  waits for. In websockets each method checks the state itself; here one table has the events that each state
-  allows.
-* websockets says in each docstring what the caller must do next: send `data_to_send`, then process
-  `events_received`. Here `handle` returns the actions, so none can be forgotten, and the docstring of an
-  action names the event that must follow it.
-* websockets parses in a generator, whose lines are in the order of the bytes. Here the generator is
-  `PendingFacts.take`, in `facts.py`: it yields the facts to apply, and the position advances over each when
-  the next one is requested. It can be closed at any fact; the next generator continues after that fact."""
-
 FINDING: Final = """\
-A command finds its daemon by `--url`, `--context`, `$SYNREPL_URL` or the context in use, in this
-order. Wrong usage and permanent failures end a command at once. Transient failures are retried with
+A command finds its daemon by `--url` or `$SYNREPL_URL`, its secret by `--secret-file` or
+`$SYNREPL_SECRET_FILE`, and the CAs to trust by `--ca-file` or `$SYNREPL_CA_FILE`; an option comes before
+the variable. Wrong usage and permanent failures end a command at once. Transient failures are retried with
 `--retry`, which some commands do by default."""
 
 DURATIONS: Final = "Durations are seconds, or have a unit: `250ms`, `30s`, `5m`, `12h`, `7d`, `2w`."
@@ -371,75 +329,8 @@ def follower() -> str:
             FOLLOWER_POSITIONS,
             "",
             *_table(("a POSITION is", "when"), [(f"`{one.name}`", _sentence(one.value)) for one in Verdict]),
-            "",
-            "## Compared with h11 and websockets",
-            "",
-            FOLLOWER_COMPARED,
         ]
     )
-
-
-def machines() -> str:
-    """Return the page of the machines that operators see: states, pictures and transitions."""
-    shown: list[tuple[str, Any, Transitions[Any]]] = [
-        ("A replica", replica_states, replica_states.TRANSITIONS),
-        ("The relay of a replica", relay_states, relay_states.TRANSITIONS),
-        ("The role of a daemon", role_states, role_states.TRANSITIONS),
-        ("A peer on a Redis channel", channel_states, channel_states.TRANSITIONS),
-        ("A claim of names on a Redis channel", claim_states, claim_states.TRANSITIONS),
-    ]
-    lines = ["# The machines of a daemon", "", MACHINES]
-    for title, module, transitions in shown:
-        lines += ["", f"## {title}", "", *_theory(module), "", *_machine(title, transitions)]
-    return _page(lines)
-
-
-def _theory(module: Any) -> list[str]:
-    """Return the docstring of a module as Markdown, without its first line."""
-    text = (inspect.getdoc(module) or "").partition("\n\n")[2]
-    return text.splitlines()
-
-
-def _machine(title: str, transitions: Transitions[Any]) -> Iterator[str]:
-    """Yield the words of the states, the picture, and what each event does."""
-    states: list[NamedState] = list(transitions)
-    yield from _table(("state", "means"), [(f"`{one}`", _sentence(one.means)) for one in states])
-    events = list(dict.fromkeys(event for moves in transitions.values() for event in moves))
-    general = {event: after for event in events if (after := _general(event, transitions)) is not None}
-    arrows: dict[tuple[str, str], list[str]] = {}
-    for state, moves in transitions.items():
-        for event, following in moves.items():
-            if event not in general:
-                for other in states:
-                    if other in following and other is not state:
-                        arrows.setdefault((state, other), []).append(event_name(event))
-    width = max(map(len, states))
-    yield from ("", "<!-- not output: a picture -->", "", "```text")
-    yield from (
-        f"{one:>{width}} --> {other:<{width}}  {', '.join(names)}" for (one, other), names in arrows.items()
-    )
-    yield "```"
-    if general:
-        names = "; ".join(f"`{event_name(event)}` leads to `{after}`" for event, after in general.items())
-        yield from ("", f"Not drawn, as they are possible in most states: {names}.")
-    rows = []
-    for event in events:
-        where = [f"`{state}`" for state, moves in transitions.items() if event in moves]
-        ended = dict.fromkeys(one for moves in transitions.values() for one in moves.get(event, ()))
-        same = all(moves[event] == {state} for state, moves in transitions.items() if event in moves)
-        ends = "the same" if same else ", ".join(f"`{one}`" for one in transitions if one in ended)
-        meaning = str(event.value) if hasattr(event, "value") else "the command arrives"
-        rows.append((f"`{event_name(event)}`", _sentence(meaning), ", ".join(where), ends))
-    yield from ("", *_table(("event", "means", "possible in", "then"), rows))
-
-
-def _general(event: Any, transitions: Transitions[Any]) -> NamedState | None:
-    """Return the state to which this event leads from most states; None if it is possible in few."""
-    ends = {
-        one for state, moves in transitions.items() for one in moves.get(event, ()) if moves[event] != {state}
-    }
-    is_common = sum(event in moves for moves in transitions.values()) > max(3, len(transitions) / 2)
-    return next(iter(ends)) if is_common and len(ends) == 1 else None
 
 
 def _arrows() -> dict[tuple[StreamState, StreamState], str]:
@@ -543,7 +434,7 @@ def cli() -> str:
     ]
     for name, command in _commands(synrepl_command):
         arguments = [one for one in command.params if isinstance(one, click.Argument)]
-        options = [one for one in command.params if isinstance(one, click.Option)]
+        options = _options(command)
         usage = " ".join([f"synrepl {name}", *(one.human_readable_name for one in arguments), "[options]"])
         lines += ["", f"## {name}", "", f"    {usage}", "", *_doc(command.callback), ""]
         if name == "serve":
@@ -565,31 +456,6 @@ def library() -> str:
     return _page(["# The library", "", *library_reference()])
 
 
-def museum() -> str:
-    """Return the page of every bug of the museum."""
-    return _page(
-        [
-            "# The museum of bugs",
-            "",
-            MUSEUM,
-            "",
-            *_table(
-                ("case", "met in", "bug", "here", "test"),
-                [
-                    (
-                        str(case.number),
-                        case.source,
-                        _sentence(case.bug),
-                        _sentence(case.here.partition("Here: ")[2]),
-                        f"[`{case.test}`](../../tests/museum/{case.file})",
-                    )
-                    for case in cases()
-                ],
-            ),
-        ]
-    )
-
-
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -604,6 +470,10 @@ def _commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
             yield from ((f"{name} {inner}", one) for inner, one in _commands(command))
         else:
             yield name, command
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    return [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
 
 
 def _option(option: click.Option) -> tuple[str, str, str]:
@@ -643,12 +513,11 @@ def man() -> str:
     ]
     for name, command in _commands(synrepl_command):
         lines += [f".SS {_roff(name)}", *_roff_paragraphs(inspect.getdoc(command.callback) or "")]
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                flag, default, text = (part.strip("`") for part in _option(parameter))
-                if default and "[default:" not in text:
-                    text += " Required." if default == "required" else f" [default: {default}]"
-                lines += [".TP", f".B {_roff(flag)}", _roff(text)]
+        for option in _options(command):
+            flag, default, text = (part.strip("`") for part in _option(option))
+            if default and "[default:" not in text:
+                text += " Required." if default == "required" else f" [default: {default}]"
+            lines += [".TP", f".B {_roff(flag)}", _roff(text)]
     lines += [".SH EXIT STATUS", *_roff_paragraphs(EXIT_CODES), ".SH SEE ALSO", ".BR twistd (1)"]
     return "\n".join(lines) + "\n"
 
@@ -717,8 +586,6 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/http.md": http,
     "reference/library.md": library,
     "explanation/follower.md": follower,
-    "explanation/machines.md": machines,
-    "explanation/museum.md": museum,
     "../contrib/config.example.yaml": example_settings,
     "../contrib/man/synrepl.1": man,
 }

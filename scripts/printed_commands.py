@@ -46,7 +46,7 @@ HOSTS: Final = {"berlin": "10.9.0.1", "primary": "10.9.0.1", "paris": "10.9.0.2"
 
 RUNS_ON: Final = re.compile(
     r"(?<!')\bsynrepl (serve|tail|demo|top)\b|\btwistd (-n|--nodaemon)\b|\bnc "
-    r"|pipeline watch|--watch|--follow\b"
+    r"|--watch|--follow\b"
 )
 """Commands that run until they are stopped."""
 
@@ -211,7 +211,7 @@ class Story:
         text = re.sub(r"/(etc/synrepl|var/lib/synrepl|backup)\b", rf"{self.top}/\1", command)
         script = f"[ -e {saved} ] && . {saved}\n{text}\n"
         if not (runs_on := RUNS_ON.search(command) is not None):
-            state = "declare -p sha256; declare -f; umask -p"
+            state = "declare -p sha256 ${!SYNREPL_@}; declare -f; umask -p"
             script += f'code=$?\n{{ {state}; }} >{saved} 2>/dev/null\nexit "$code"\n'
         path = self.top / f"command-{next(self._numbers)}"
         path.write_text(script, "utf-8")  # a file, as pgrep would find the words of a command line

@@ -121,7 +121,7 @@ def status(running: DaemonProcess) -> dict[str, Any]:
 
 
 def _serial(running: DaemonProcess) -> int:
-    """Return the serial of a daemon now; the status may be a second old."""
+    """Return the serial of a daemon now."""
     connection = HTTPConnection("127.0.0.1", running.http, timeout=10)
     try:
         connection.request("GET", "/v1/changelog?limit=1")

@@ -66,7 +66,7 @@ def lint(
     its connection means by them. Exit code 1: there are findings.
     """
     given = click.get_current_context().params
-    if captures and (given["url"] or given["context"]):
+    if captures and given["url"]:
         raise click.UsageError("--url and --capture exclude each other: use one of them")
     found = _import_registry(registry)
     found.connected(dialect)

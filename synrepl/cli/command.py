@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Final
 
 import click
@@ -12,6 +13,11 @@ from synrepl.errors import ReplicationError, suggest
 from synrepl.extras import missing_extra
 
 EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
+
+CONTEXTS_GONE: Final = (
+    "contexts are gone: set $SYNREPL_URL and, if the daemon asks for them, $SYNREPL_SECRET_FILE and"
+    " $SYNREPL_CA_FILE"
+)
 
 MAX_LINE: Final = 2_000
 """Maximum length of an error in characters: an error may quote a long response of a daemon."""
@@ -100,7 +106,8 @@ class LazyGroup(CliGroup):
     """A group of commands in other modules, each imported when it is used: `--help` imports none.
 
     `places` maps the name of a command to ``module:attribute`` and its line in the list of commands.
-    `headings` maps the headings of that list to the names below each, separated by spaces.
+    `headings` maps the headings of that list to the names below each, separated by spaces. `gone` maps the
+    names of removed commands to what to use in their place.
     """
 
     def __init__(
@@ -108,15 +115,25 @@ class LazyGroup(CliGroup):
         *args: Any,
         places: Mapping[str, tuple[str, str]],
         headings: Mapping[str, str] | None = None,
+        gone: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.places = places
         self.headings = headings or {"Commands": " ".join(places)}
+        self.gone = gone
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands, in the order of `places`."""
         return list(self.places)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command named first in `args`. Raises `click.UsageError`."""
+        if args[0] in self.gone:
+            ctx.fail(self.gone[args[0]])
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if there is none of this name."""

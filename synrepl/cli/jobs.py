@@ -3,7 +3,7 @@
 The jobs are imported by the commands that run them: Spark takes seconds to import.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +13,6 @@ import msgspec
 
 from synrepl.cli.command import CliCommand, LazyGroup
 from synrepl.cli.options import (
-    Command,
     DaemonTarget,
     Output,
     daemon_options,
@@ -30,8 +29,6 @@ from synrepl.pipeline.tables.declarations import TABLES
 
 # The jobs are imported by their commands, once it is known that the optional libraries are there.
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from synrepl.pipeline.archive.table_commits import TableHistory
     from synrepl.pipeline.runner import Runner
     from synrepl.pipeline.store import Store
@@ -52,14 +49,14 @@ JOBS: Final = "synrepl.cli.jobs"
         "audit": (f"{JOBS}:audit_command", "Check the archive, and compare it with a daemon."),
         "report": (f"{JOBS}:report_command", "Write a page: throughput, lag, hot caches, gaps."),
         "replay": (f"{JOBS}:replay_command", "Append the facts of the archive to a daemon."),
-        "watch": (f"{JOBS}:watch_command", "Write events as JSON lines until interrupted."),
     },
+    gone={"watch": "watch is gone: use the alert rules in contrib/prometheus, which howto/pipeline explains"},
 )
 def pipeline() -> None:
-    """Archive, compact, audit, report on, replay and watch the streams, on Spark.
+    """Archive, compact, audit, report on and replay the streams, on Spark.
 
     On one machine or, with --master, on a cluster. Where PySpark is not installed, and with --engine local,
-    all jobs but watch run in this process.
+    the jobs run in this process.
     """
 
 
@@ -72,11 +69,6 @@ as_of_option = click.option(
     metavar="VERSION",
     help="Read the archive as it was: a version of the table, or a time such as 2026-01-31T00:00:00Z.",
 )
-
-
-def ranking_option(default: int) -> Callable[[Command], Command]:
-    """Return the ``--top`` option."""
-    return click.option("--top", type=click.IntRange(1), default=default, help="Rows per ranking, at most.")
 
 
 def _with_secret(daemon: DaemonTarget | None) -> dict[str, Any]:
@@ -343,7 +335,7 @@ def _report_lines(done: Any) -> Iterator[str]:
     help="The directory for the page, its plots and its tables.",
 )
 @daemon_options(optional=True)
-@ranking_option(20)
+@click.option("--top", type=click.IntRange(1), default=20, help="Rows per ranking, at most.")
 @pipeline_job(_report_lines, writes="out")
 def report_command(
     runner: "Runner", archive: "Store", out: Path, daemon: DaemonTarget | None, **options: Any
@@ -392,38 +384,3 @@ def replay_command(runner: "Runner", archive: "Store", daemon: DaemonTarget, **o
 
     streams = options.pop("streams") or None
     return replay(runner, archive, streams=streams, **_with_files(daemon), **options)
-
-
-@click.command("watch", cls=CliCommand)
-@daemon_options(required=True)
-@stream_option("Watch")
-@duration_option(
-    "--stall-seconds",
-    "stall_seconds",
-    default="60s",
-    help="A writer has stalled if it is silent for this long and for ten times its usual interval.",
-)
-@duration_option("--every", "every_seconds", default="5s", help="The time between two batches.")
-@ranking_option(10)
-@click.option("--from", "since", default="latest", help="The start position: latest, earliest, or a serial.")
-@click.option(
-    "--checkpoint", metavar="DIR", help="The checkpoint directory, from which the next run continues."
-)
-@pipeline_job(lambda done: (), writes="checkpoint", only_spark=True)
-def watch_command(session: "SparkSession", daemon: DaemonTarget, **options: Any) -> Any:
-    """Write events as JSON lines until interrupted: gaps, stalled writers, hot caches of each minute.
-
-    Types of lines: epoch, restart, gap, lost, repaired, again, active, stall, hot. With --json the last line
-    is the summary.
-    """
-    from synrepl.pipeline.watch.watch import watch
-
-    del options["progress"]  # the events show it
-    return watch(
-        session,
-        streams=options.pop("streams") or None,
-        write=lambda line: click.echo(line, nl=False),
-        stopped=stop_on_signal(),
-        **_with_files(daemon),
-        **options,
-    )

@@ -2,7 +2,7 @@
 
 import click
 
-from synrepl.cli.command import MainGroup
+from synrepl.cli.command import CONTEXTS_GONE, MainGroup
 
 
 @click.group(
@@ -39,7 +39,6 @@ from synrepl.cli.command import MainGroup
         ),
         "caches": ("synrepl.cli.caches:caches", "Check the caches of a worker."),
         "pipeline": ("synrepl.cli.jobs:pipeline", "Run Spark jobs on the streams."),
-        "context": ("synrepl.cli.context:context", "Name the daemons that commands connect to."),
         "completion": ("synrepl.cli.completion:completion", "Print the completion script of a shell."),
     },
     headings={
@@ -49,8 +48,9 @@ from synrepl.cli.command import MainGroup
         "Read and write": "tail append replay files",
         "Operate": "leases keys refused promote resync invalidate caches",
         "Analyze": "pipeline",
-        "Set up": "context completion",
+        "Set up": "completion",
     },
+    gone={"context": CONTEXTS_GONE},
 )
 @click.version_option(package_name="synrepl", message="%(prog)s %(version)s")
 def main() -> None:

@@ -14,8 +14,7 @@ import click
 import msgspec
 
 from synrepl import http_client
-from synrepl.cli.command import CliError, Option
-from synrepl.cli.contexts import Contexts
+from synrepl.cli.command import CONTEXTS_GONE, CliError, Option
 from synrepl.cli.tables import address
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.route import HttpRequest, public_url
@@ -135,8 +134,8 @@ def secret_advice(path: Path | None) -> str:
     if path is not None:
         return f"the secret in {path} is unknown to the daemon, or was revoked: give another --secret-file"
     return (
-        "the daemon requires a secret: name the file that has it with --secret-file, or with a context"
-        " (synrepl context add NAME --url URL --secret-file FILE)"
+        "the daemon requires a secret: name the file that has it with --secret-file, or in"
+        " $SYNREPL_SECRET_FILE"
     )
 
 
@@ -145,13 +144,15 @@ _connection_option: Final = partial(click.option, cls=Option, group=CONNECTION)
 secret_option = _connection_option(
     "--secret-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with the shared secret of the HTTP API.",
+    envvar="SYNREPL_SECRET_FILE",
+    help="A file with the shared secret of the HTTP API. [default: $SYNREPL_SECRET_FILE]",
 )
 
 ca_option = _connection_option(
     "--ca-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A PEM file with the CAs to trust for https:// [default: those of the system]",
+    envvar="SYNREPL_CA_FILE",
+    help="A PEM file with the CAs to trust for https:// [default: $SYNREPL_CA_FILE, or those of the system]",
 )
 
 
@@ -170,20 +171,18 @@ def daemon_options(
 ) -> Callable[[Command], Command]:
     """Return the options of the daemon; the command receives a `DaemonTarget` as `daemon`.
 
-    With `required` there is no default address. With `optional` the command receives None unless ``--url`` or
-    ``--context`` is given. `retry` is the default of ``--retry``.
+    With `required` there is no default address. With `optional` the command receives None unless ``--url`` is
+    given. `retry` is the default of ``--retry``.
     """
-    default = "" if required or optional else f", or {DEFAULT_URL}"
+    default = "" if required else f", or {DEFAULT_URL}"
     options = (
         _connection_option(
             "--url",
             metavar="URL",
             help="The HTTP address of the daemon, or several of one log with commas, in order of preference."
-            + ("" if optional else f" [default: $SYNREPL_URL, the current context{default}]"),
+            + ("" if optional else f" [default: $SYNREPL_URL{default}]"),
         ),
-        _connection_option(
-            "--context", metavar="NAME", help="A daemon named by synrepl context add, in place of --url."
-        ),
+        _connection_option("--context", hidden=True, expose_value=False, callback=_refuse_context),
         secret_option,
         ca_option,
         duration_option(
@@ -199,14 +198,13 @@ def daemon_options(
     )
 
     def decorate(command: Command) -> Command:
-        def run(*args: Any, url: str | None, context: str | None, timeout: float | None, **rest: Any) -> Any:
-            files = {name: rest.pop(name) for name in ("secret_file", "ca_file")}
-            retry = rest.pop("retry")
+        def run(*args: Any, url: str | None, timeout: float | None, **rest: Any) -> Any:
+            asking = {name: rest.pop(name) for name in ("secret_file", "ca_file", "retry")}
             daemon = None
-            if not optional or url or context:
-                default = "" if required else DEFAULT_URL
-                url = _locate(url, context, files, default=default)
-                daemon = DaemonTarget(url=url, **files, timeout=timeout, retry=retry)
+            if not optional or url:
+                url = url or _default_url(has_default=not required)
+                urls = ",".join(map(public_url, split_urls(url)))
+                daemon = DaemonTarget(url=urls, timeout=timeout, **asking)
             return command(*args, daemon=daemon, **rest)
 
         return with_options(run, command, options)
@@ -214,27 +212,25 @@ def daemon_options(
     return decorate
 
 
-def _locate(url: str | None, context: str | None, files: dict[str, Path | None], *, default: str) -> str:
-    """Find the address by --url, --context, $SYNREPL_URL, the current context or `default`.
-
-    The files of a context are set in `files`, unless the command names its own.
-    """
-    if url is not None and context is not None:
-        raise click.UsageError("--url and --context exclude each other: use one of them")
-    url = url or (None if context is not None else os.environ.get("SYNREPL_URL"))
-    if not url:
-        contexts = Contexts.load()
-        if name := context or contexts.current:
-            found = contexts.get(name)
-            url = found.url
-            for name, path in files.items():
-                files[name] = path or getattr(found, name)
-    if not (url or default):
+def _default_url(*, has_default: bool) -> str:
+    """Return the address of the daemon for a command without ``--url``. Raises `click.UsageError`."""
+    if url := os.environ.get("SYNREPL_URL"):
+        return url
+    # A release that had contexts asked the one in use; another daemon must not be asked in its place.
+    home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+    if (path := Path(home) / "synrepl" / "contexts.toml").exists():
+        raise click.UsageError(f"{CONTEXTS_GONE}; {path} has what you set, remove it then")
+    if not has_default:
         raise click.UsageError(
             "Missing option '--url': this command has no default address; add for example --url"
-            f" {DEFAULT_URL}, or --context NAME, or set $SYNREPL_URL"
+            f" {DEFAULT_URL}, or set $SYNREPL_URL"
         )
-    return ",".join(map(public_url, split_urls(url or default)))
+    return DEFAULT_URL
+
+
+def _refuse_context(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(CONTEXTS_GONE)
 
 
 class Output:

@@ -63,21 +63,19 @@ memory_option = click.option(
 json_option = output_option("Print the result as JSON.")
 
 
-def pipeline_job(
-    lines: Callable[[Any], Iterable[str]], *, writes: str = "", only_spark: bool = False
-) -> Callable[[Command], Command]:
+def pipeline_job(lines: Callable[[Any], Iterable[str]], *, writes: str = "") -> Callable[[Command], Command]:
     """Make a function the body of a command, with ``--engine``, the options of Spark and ``--json``.
 
-    The function receives what the job runs on (a driver or, for jobs of `only_spark`, a session), the other
-    options, `archive` (if there is one) as a `Store`, and `progress`. `writes` is the option that names the
-    folder to which it writes. Its result is printed as JSON, or as text `lines`. If the result has an
-    `is_clean` that is False, the command ends with exit code 1.
+    The function receives what the job runs on (a driver or a session), the other options, `archive` (if
+    there is one) as a `Store`, and `progress`. `writes` is the option that names the folder to which it
+    writes. Its result is printed as JSON, or as text `lines`. If the result has an `is_clean` that is False,
+    the command ends with exit code 1.
     """
 
     def decorate(job: Command) -> Command:
         def run(output: Output, engine: str | None, memory: str, archive: str = "", **options: Any) -> None:
             spark = {name: options.pop(name) for name in SPARK}
-            engine = _choose_engine(engine, spark, only_spark=only_spark)
+            engine = _choose_engine(engine, spark)
             spark["conf"] = _read_settings(spark["conf"])
             began = time.monotonic()
             with job_errors(options.get("daemon")), ExitStack() as stack:
@@ -99,7 +97,7 @@ def pipeline_job(
             ended = time.monotonic()
             verdict = {"is_clean": done.is_clean} if hasattr(done, "is_clean") else {}
             output.show(msgspec.to_builtins(done, enc_hook=str) | verdict, lines(done))
-            if engine == "spark" and not only_spark and started - began > START_SHARE * (ended - began):
+            if engine == "spark" and started - began > START_SHARE * (ended - began):
                 click.echo(
                     f"{started - began:.0f} of {ended - began:.0f} s were the start of Spark:"
                     " --engine local does without it",
@@ -114,15 +112,11 @@ def pipeline_job(
     return decorate
 
 
-def _choose_engine(engine: str | None, spark: Mapping[str, Any], *, only_spark: bool) -> str:
+def _choose_engine(engine: str | None, spark: Mapping[str, Any]) -> str:
     """Return the engine of a job. Raises `click.UsageError` if the options contradict each other."""
     given = [f"--{name}" for name, value in spark.items() if value]
     if engine == "local" and given:
         raise click.UsageError(f"{given[0]} is an option of --engine spark")
-    if only_spark:
-        if engine == "local":
-            raise click.UsageError("this job runs on Spark only: leave out --engine, or say --engine spark")
-        return "spark"
     if engine is None:
         engine = "spark" if given or importlib.util.find_spec("pyspark") is not None else "local"
     return engine

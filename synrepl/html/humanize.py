@@ -42,7 +42,7 @@ def size(count: float) -> str:
         return f"{count:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
         count /= 1024
-        if count < 1024:
+        if round(count, 1) < 1024:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.1f} TiB"
 

@@ -365,8 +365,7 @@ class Route(NamedTuple):
     (``bad_request``, ``no_rights``). `max_body` is in bytes (None: the daemon's own limit).
     A body has the type `body_type`; a handler gets one that is not JSON as bytes.
     With `streams_body` the handler begins before the body has arrived, and reads it as a `BodyStream`.
-    `Accept` can request one of `other_types`. The response is made at most once a second for peers with the
-    same rights if `is_cached`: it takes long. `answer` is that of `HttpRequest`.
+    `Accept` can request one of `other_types`. `answer` is that of `HttpRequest`.
     """
 
     name: str
@@ -382,7 +381,6 @@ class Route(NamedTuple):
     max_body: int | None = None
     body_type: str = JSON
     streams_body: bool = False
-    is_cached: bool = False
     other_types: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
     answer: Shape = None

@@ -781,7 +781,6 @@ STATUS_PAGE: Final = Route(
     "Show the status to people, as a page.",
     content_type=HTML,
     stream=SEEN_STREAMS,
-    is_cached=True,
 )
 ROOT: Final = Route("status.root", "GET", "/", "Redirect to the status page.", content_type=HTML, right=None)
 LIVEZ: Final = Route(
@@ -804,11 +803,10 @@ METRICS: Final = Route(
     "status.metrics",
     "GET",
     "/metrics",
-    "Read the metrics, for Prometheus, at most a second old.",
+    "Read the metrics, for Prometheus.",
     content_type=PROMETHEUS,
     other_types=(OPENMETRICS,),
     right=None,
-    is_cached=True,
 )
 OPENAPI: Final = Route(
     "openapi.describe", "GET", "/v1/openapi.json", "Read this description, as OpenAPI 3.1.", right=None

@@ -1,1 +1,1 @@
-"""Jobs on Spark that archive, audit, measure, compact, watch and replay the streams of a daemon."""
+"""Jobs on Spark that archive, audit, measure, compact and replay the streams of a daemon."""

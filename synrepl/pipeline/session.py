@@ -84,11 +84,6 @@ def session(
         raise ConfigError(f"cannot start Spark: {_why(error)}") from error
 
 
-def is_remote(spark: "SparkSession") -> bool:
-    """Whether the session is on a Spark Connect server."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
 def check_master(master: str) -> None:
     """Raise `ConfigError` for an invalid URL of a master: Spark would fail with a stack trace."""
     if not MASTER.fullmatch(master):

@@ -41,8 +41,8 @@ async def warn_of_unproven(log: Log, logger: Logger, *, primary: str) -> None:
     )
     if is_open := [mark for mark in marks if end_of(mark) > head]:
         logger.warn(
-            "an atomic append that is not whole begins at serial {serial}: a release up to 26.11 stored what"
-            " somebody published. Readers and replicas wait for {count} facts more",
+            "an atomic append that is not whole begins at serial {serial}: a release up to 26.11.0 stored"
+            " what somebody published. Readers and replicas wait for {count} facts more",
             serial=is_open[-1].serial,
             count=max(map(end_of, is_open)) - head,
         )
@@ -56,7 +56,7 @@ async def warn_of_unproven(log: Log, logger: Logger, *, primary: str) -> None:
         return
     logger.warn(
         "the log has facts of {streams} by writers that may never have been primary, stored by a release up"
-        " to 26.11; the newest of each writer: {facts}. A promotion asks whom to believe (manual:"
+        " to 26.11.0; the newest of each writer: {facts}. A promotion asks whom to believe (manual:"
         " howto/replicas)",
         streams=" and ".join(sorted({fact.stream for fact in found})),
         facts=", ".join(

@@ -1,5 +1,6 @@
 """Status: this daemon's own report, problems first. It can be built even while errors persist."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -287,10 +288,10 @@ def _what_to_do(state: str, replicated: Mapping[str, Any]) -> Iterator[str]:
 def _rate(publisher: Publisher, now: float, started_at: float) -> float:
     """The facts per second that were committed lately."""
     began = max(now - RATE_SECONDS, started_at)
-    times = [fact.committed_at_ms / 1000 for fact in islice(publisher.ring.recent(), RATE_FACTS)]
+    times = sorted([fact.committed_at_ms for fact in islice(publisher.ring.recent(), RATE_FACTS)])
     if len(times) == RATE_FACTS:
-        began = max(began, times[-1])
-    return round(sum(at >= began for at in times) / max(now - began, 1.0), 3)
+        began = max(began, times[0] / 1000)
+    return round((len(times) - bisect_left(times, began * 1000)) / max(now - began, 1.0), 3)
 
 
 def _bounded(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,11 +368,13 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
 
 def _streams(log: Log, table: StreamTable, held: Filter, access: Access) -> dict[str, Any]:
     """Every known stream and every stream of the log that a filtered copy holds and the peer may see."""
-    positions = {
-        name: {writer: token for writer, token in writers.items() if held.passes(name, writer)}
-        for name, writers in log.positions_by_stream().items()
-        if held.streams is None or name in held.streams
-    }
+    positions = log.positions_by_stream()
+    if not held.is_open:
+        positions = {
+            name: {writer: token for writer, token in writers.items() if held.passes(name, writer)}
+            for name, writers in positions.items()
+            if held.streams is None or name in held.streams
+        }
     streams = {
         stream.name: {"writers": positions.pop(stream.name, {}), "kept": not stream.ephemeral}
         for stream in table

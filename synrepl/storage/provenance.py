@@ -1,9 +1,9 @@
 """Provenance: facts of the daemon's own streams that the primary of their epoch cannot have written.
 
-Only the daemon's own code writes these streams (`streams/origin.py`). Releases up to 26.11 stored such facts
-of anybody who could publish, under any writer's name, and a log keeps them. What a log shows of its primaries
-is the epochs: between two promotions there is one primary, so that of several writers at most one was it. A
-log does not show which one; a primary knows its own name.
+Only the daemon's own code writes these streams (`streams/origin.py`). Releases up to 26.11.0 stored such
+facts of anybody who could publish, under any writer's name, and a log keeps them. What a log shows of its
+primaries is the epochs: between two promotions there is one primary, so that of several writers at most one
+was it. A log does not show which one; a primary knows its own name.
 
 An atomic mark has the name of any writer, but its facts were committed together with it.
 """

@@ -109,7 +109,7 @@ def test_help_imports_no_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*main.list_commands(click.Context(main)), "config check", "context add", "pipeline archive"]
+    "name", [*main.list_commands(click.Context(main)), "config check", "pipeline archive"]
 )
 def test_the_help_of_a_command_imports_little(name: str) -> None:
     """It costs under a quarter of a CPU second.

@@ -44,15 +44,15 @@ DAEMON_MISTAKES: Final = [
     ("--url {nobody} --secret-file /no/such", FAILURE, "cannot read the secret file"),
     ("--url {nobody} --nope", USAGE, "No such option '--nope'"),
     ("--url {nobody} --timeout soon", USAGE, "a number of seconds above 0, such as"),
-    ("--url {nobody} --context a", USAGE, "exclude each other"),
-    ("--context nope", FAILURE, "there is no context 'nope'"),
+    ("--url {nobody} --context a", USAGE, "contexts are gone: set $SYNREPL_URL"),
 ]
 """Mistakes at each of them."""
 
 MISTAKES: Final = [
     ("dance", USAGE, "No such command 'dance'"),
     ("statsu", USAGE, "No such command 'statsu'; did you mean status?"),
-    ("context lst", USAGE, "No such command 'lst'; did you mean list?"),
+    ("context list", USAGE, "contexts are gone: set $SYNREPL_URL"),
+    ("pipeline watch --url {nobody}", USAGE, "watch is gone: use the alert rules"),
     ("pipeline archiv", USAGE, "did you mean archive?"),
     ("--nope", USAGE, "No such option '--nope'"),
     ("status --sevret-file x", USAGE, "--secret-file"),
@@ -62,7 +62,7 @@ MISTAKES: Final = [
     ("top --url {nobody}", USAGE, "top needs a terminal"),
     ("promote", USAGE, "Missing option '--url'"),
     ("resync", USAGE, "Missing option '--url'"),
-    ("append x", USAGE, "add for example --url http://127.0.0.1:9093, or --context NAME"),
+    ("append x", USAGE, "add for example --url http://127.0.0.1:9093, or set $SYNREPL_URL"),
     ("append --url {nobody}", USAGE, "Missing argument 'STREAM'"),
     ("append x --url {nobody} --batch 0", USAGE, "0 is not in the range"),
     ("append x --url {nobody} --acks 1,paris", USAGE, "must be a number of replicas, or their names"),
@@ -134,13 +134,7 @@ MISTAKES: Final = [
     ("pipeline archive --url {nobody} --archive {folder}/x", FAILURE, "Connection refused"),
     ("pipeline archive --url {nobody} --archive x --conf x", USAGE, "--conf must be KEY=VALUE"),
     ("pipeline replay --url {nobody} --archive {folder}/x", FAILURE, "Connection refused"),
-    ("pipeline watch --url {nobody} --stall-seconds 0s", USAGE, "number of seconds"),
-    ("pipeline watch --url {nobody}", FAILURE, "Connection refused"),
     ("pipeline audit --archive x --master nope", FAILURE, "nope is not the URL of a Spark master"),
-    ("context use nope", FAILURE, "there is no context 'nope'"),
-    ("context add a", USAGE, "Missing option '--url'"),
-    ("context add a --url nowhere", FAILURE, "is not the address of a daemon"),
-    ("context add a.b --url {nobody}", FAILURE, "letters, digits, - and _"),
     ("completion tcsh", USAGE, "'tcsh' is not one of"),
     ("config check /no/such", USAGE, "cannot read /no/such"),
     ("config check {folder}/open.yaml", USAGE, "reachable from other machines"),
@@ -289,7 +283,7 @@ def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Co
 COMMANDS: Final = dict(commands(main))
 
 FEWEST: Final = 10
-FEW: Final = {"completion": 6, "context use": 6}
+FEW: Final = {"completion": 6}
 """Commands without an option have fewer mistakes."""
 
 

@@ -30,8 +30,8 @@ from tests.service.processes import ROOT, Process
 BERLIN, PARIS, ROME = (f"http://{name}.example:9093" for name in ("berlin", "paris", "rome"))
 
 
-def test_the_ca_of_a_context_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--ca-file` once, and not a variable with each command; without it the message names the option."""
+def test_a_named_ca_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the option or by the variable; without both the message names the option."""
     authority = Authority(tmp_path, "ca")
     certificate, key = authority.sign("localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -42,13 +42,13 @@ def test_the_ca_of_a_context_is_trusted(tmp_path: Path, monkeypatch: pytest.Monk
         url = f"https://localhost:{port}"
         unknown = run("leases", "--url", url)
         named = run("leases", "--url", url, "--ca-file", str(authority.ca_file))
-        run("context", "add", "berlin", "--url", url, "--ca-file", str(authority.ca_file))
-        of_context = run("leases")
+        monkeypatch.setenv("SYNREPL_CA_FILE", str(authority.ca_file))
+        of_variable = run("leases", "--url", url)
         unusable = run("leases", "--url", url, "--ca-file", str(key))
         missing = run("leases", "--url", url, "--ca-file", "/no/such")
 
     assert "name the CA to trust with --ca-file" in unknown.stderr
-    assert [named.stdout, of_context.stdout] == ["no leases\n"] * 2
+    assert [named.stdout, of_variable.stdout] == ["no leases\n"] * 2
     assert "must have certificates in PEM" in unusable.stderr
     assert "cannot read the CA file /no/such: No such file or directory" in missing.stderr
 
@@ -111,7 +111,7 @@ def run(*words: str) -> Result:
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
-    """The addresses and secrets that are used, by a user without contexts."""
+    """The addresses and secrets that are used, by a user who has set no variable."""
     seen: list[tuple[str, object]] = []
 
     def answer(client: BlockingClient, *arguments: object) -> dict[str, object]:
@@ -127,67 +127,47 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ob
 def test_a_daemon_is_found_by_the_nearest_name(
     asked: list[tuple[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The option, the variable, the context in use, the default."""
-    secret = tmp_path / "secret"
-    secret.write_text("hush")
-    ca_file = Authority(tmp_path, "ca").ca_file
+    """An option comes before its variable, and the default last."""
+    for name in ("hush", "quiet"):
+        (tmp_path / name).write_text(name)
     run("who")
-    run("context", "add", "berlin", "--url", BERLIN, "--secret-file", str(secret), "--ca-file", str(ca_file))
-    run("context", "add", "paris", "--url", PARIS)
+    monkeypatch.setenv("SYNREPL_URL", f"{BERLIN},{PARIS}")
     run("who")
-    run("who", "--context", "paris")
-    run("context", "use", "paris")
+    monkeypatch.setenv("SYNREPL_SECRET_FILE", str(tmp_path / "hush"))
     run("who")
-    monkeypatch.setenv("SYNREPL_URL", ROME)
-    run("who")
-    run("who", "--context", "berlin")
-    run("who", "--url", PARIS)
+    run("who", "--url", ROME)
+    run("who", "--secret-file", str(tmp_path / "quiet"))
+    monkeypatch.setenv("SYNREPL_SECRET_FILE", "")
+    run("who", "--url", ROME)
 
     assert asked == [
         ("http://127.0.0.1:9093", None),
+        (BERLIN, None),
         (BERLIN, "Bearer hush"),
-        (PARIS, None),
-        (PARIS, None),
+        (ROME, "Bearer hush"),
+        (BERLIN, "Bearer quiet"),
         (ROME, None),
-        (BERLIN, "Bearer hush"),
-        (PARIS, None),
     ]
-    assert json.loads(run("context", "list", "--json").stdout) == {
-        "current": "paris",
-        "contexts": {
-            "berlin": {"url": BERLIN, "secret_file": str(secret), "ca_file": str(ca_file)},
-            "paris": {"url": PARIS, "secret_file": None, "ca_file": None},
-        },
-    }
-    assert run("context", "list").stdout.splitlines()[2].split() == ["*", "paris", PARIS]
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("current = ", "is not TOML"),
-        ("current = 5", "must be a name"),
-        ("contexts = 5", "and `contexts` a table"),
-        ("[contexts.a]\nurl = 5", "contexts.a needs `url`"),
-        ("[contexts.a]\nurl = 'x'\nsecret_file = 5", "contexts.a needs `url`"),
-        ("#" * 2_000_000, "larger than 1 MiB"),
-    ],
-)
-def test_a_file_of_contexts_that_makes_no_sense(
-    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_other_daemon_is_asked_than_that_of_an_old_context(
+    asked: list[tuple[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one line, with the name of the file."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("SYNREPL_URL", raising=False)
+    """A command of an earlier release asked the context in use: the default address may be another daemon."""
     path = tmp_path / "synrepl" / "contexts.toml"
     path.parent.mkdir()
-    path.write_text(text)
+    path.write_text("current = 'berlin'")
 
-    result = run("status")
+    refused = run("who")
+    named = run("who", "--url", PARIS)
+    monkeypatch.setenv("SYNREPL_URL", ROME)
+    of_variable = run("who")
 
-    assert (1, 1) == (result.exit_code, len(result.stderr.splitlines()))
-    assert str(path) in result.stderr
-    assert why in result.stderr
+    assert (2, 1) == (refused.exit_code, len(refused.stderr.splitlines()))
+    assert "$SYNREPL_URL" in refused.stderr
+    assert f"{path} has what you set" in refused.stderr
+    assert (0, 0) == (named.exit_code, of_variable.exit_code)
+    assert [(PARIS, None), (ROME, None)] == asked
 
 
 def test_the_first_request_counts_for_the_time_of_retries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ LEFT_OUT: Final[frozenset[str]] = frozenset()
 OF_PROMETHEUS: Final = {"up": frozenset[str]()}
 EVERYWHERE: Final = frozenset({"job", "instance"})
 FUNCTIONS: Final = frozenset(
-    {"sum", "max", "rate", "increase", "deriv", "histogram_quantile", "label_values"}
+    {"sum", "max", "rate", "increase", "changes", "deriv", "histogram_quantile", "label_values"}
 )
 WORDS: Final = frozenset({"by", "ignoring", "and", "or", "unless"})
 GROWING: Final = ("_total", "_bucket", "_sum", "_count")

@@ -12,7 +12,6 @@ from twisted.logger import LogEvent, formatEvent, globalLogPublisher
 from synrepl.ports.turn_queue import SLICE_SECONDS, TurnQueue
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.http.channel import PROGRESS_BYTES, PROGRESS_SECONDS
-from synrepl.transports.http.response_cache import FRESH_SECONDS
 from tests.http.builders import SiteCase, Talk, append_body, receipt
 
 LIVEZ = "/livez"
@@ -133,29 +132,34 @@ class PipelineTests(TurnCase):
 
         self.assertEqual([1, 2, 3, 4, 5, 5], answers)
 
-    def test_metrics_are_made_in_a_thread_once_for_all(self) -> None:
-        """A page with ten thousand writers takes a tenth of a second."""
-        works: list[tuple[Callable[[], bytes], Deferred[bytes]]] = []
+    def test_pages_are_made_in_a_thread_one_at_a_time(self) -> None:
+        """It takes up to a tenth of a second. Whoever asks meanwhile shares the next one, and sees more."""
+        for path in ("/metrics", "/status"):
+            with self.subTest(path):
+                works: list[tuple[Callable[[], bytes], Deferred[bytes]]] = []
 
-        def run(work: Callable[[], bytes]) -> Deferred[bytes]:
-            works.append((work, Deferred()))
-            return works[-1][1]
+                def run(work: Callable[[], bytes], works: Any = works) -> Deferred[bytes]:
+                    works.append((work, Deferred()))
+                    return works[-1][1]  # type: ignore[no-any-return]
 
-        thread = SimpleNamespace(run=ImmediateThread().run)
-        self.site = self.make_site(thread=thread)
-        self.ask("GET", "/metrics")  # imports the handler, in a thread too
-        self.clock.advance(FRESH_SECONDS)
-        thread.run = run
-        talks = [self.talk() for _ in range(3)]
-        for talk in talks:
-            talk.say(self.request("GET", "/metrics"))
-        self.assertEqual([0, 0, 0], [self.answered(talk) for talk in talks])
-        self.assertEqual(1, len(works))
-        work, result = works[0]
-        result.callback(work())
+                thread = SimpleNamespace(run=ImmediateThread().run)
+                self.site = self.make_site(thread=thread)
+                self.ask("GET", path)  # imports the handler, in a thread too
+                self.receipts(1)
+                thread.run = run
+                talks = [self.talk() for _ in range(4)]
+                for talk in talks:
+                    talk.say(self.request("GET", path))
+                self.assertEqual(([0, 0, 0, 0], 1), ([self.answered(talk) for talk in talks], len(works)))
+                self.receipts(1)
+                works[0][1].callback(works[0][0]())
+                self.assertEqual(([1, 0, 0, 0], 2), ([self.answered(talk) for talk in talks], len(works)))
+                works[1][1].callback(works[1][0]())
 
-        self.assertEqual([1, 1, 1], [self.answered(talk) for talk in talks])
-        self.assertEqual(1, len(works))
+                self.assertEqual(([1, 1, 1, 1], 2), ([self.answered(talk) for talk in talks], len(works)))
+                bodies = [talk.heard.partition(b"\r\n\r\n")[2] for talk in talks]
+                self.assertNotEqual(bodies[0], bodies[1])
+                self.assertEqual(bodies[1:2] * 3, bodies[1:])
 
     def test_others_are_answered_in_between(self) -> None:
         """Each connection has its turn."""

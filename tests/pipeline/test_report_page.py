@@ -58,6 +58,8 @@ def test_bins_of_a_clock_gone_wrong() -> None:
         ("2.35", number(2.3456)),
         ("1,000", number(999.9)),
         ("12.0 KiB", size(12 * 1024)),
+        ("1.0 MiB", size(1024**2 - 1)),
+        ("1023.9 KiB", size(1024**2 - 100)),
         ("340 ms", span(0.34)),
         ("1 d", span(86_400)),
         ("2 h 5 min", span(7_500)),

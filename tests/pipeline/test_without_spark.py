@@ -110,8 +110,6 @@ def test_a_job_runs_without_spark_where_there_is_none(daemon: Daemon, tmp_path: 
     for words, code, expected in (
         (("audit", *at, "--engine", "spark"), 1, "Spark is not installed"),
         (("audit", *at, "--master", "local"), 1, "Spark is not installed"),
-        (("watch", *url), 1, "Spark is not installed"),
-        (("watch", *url, "--engine", "local"), 2, "this job runs on Spark only"),
     ):
         done = run(tmp_path, *words)
 

@@ -88,24 +88,8 @@ def eventually(check: Callable[[], T], what: str | Callable[[], str], *, seconds
 # -- what a daemon says ------------------------------------------------------------------------------------
 
 
-CACHED: Final = "/metrics"
-"""What a daemon makes anew once a second."""
-
-_asked: dict[str, float] = {}
-
-
-def outlast_cache(url: str, path: str) -> None:
-    """Wait until this page is made anew, if it was asked for within the last second."""
-    if path == CACHED:
-        until = _asked.get(url, 0.0) + 1.1
-        while time.monotonic() < until:
-            time.sleep(STEP_SECONDS)
-        _asked[url] = time.monotonic()
-
-
 def ask(url: str, path: str) -> bytes:
     """What it answers to this GET. Raises `Unanswered` and `Refused`."""
-    outlast_cache(url, path)
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {SECRET}"})

@@ -107,7 +107,7 @@ def longest_turn(daemon: Daemon, headers: Mapping[str, str] = NO_HEADERS) -> flo
     with Asker(daemon.url) as asker:
         text = asker.ask("GET", "/metrics", headers=headers).decode()
         before = value("seconds_count")
-        # A page of metrics is kept for a second; the next one has all turns up to now.
+        # The turn that answers is not in the answer; the next one has it.
         while value("seconds_count") == before:
             text = asker.ask("GET", "/metrics", headers=headers).decode()
     return value("cpu_seconds_max")

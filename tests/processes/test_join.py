@@ -20,8 +20,6 @@ MARGIN: Final = 60 * MIB
 """What memory may grow by while a copy is sent or taken, however big the log is."""
 
 JOIN_SECONDS: Final = size(60, 900)
-STATUS_SECONDS: Final = 1.5
-"""How old ``/v1/status`` may be: a second, and a little for the request."""
 
 
 def big(folder: Path, name: str, count: int) -> None:
@@ -84,15 +82,14 @@ class Watch:
         self.trouble: list[str] = []
         self._member = member
         self._digests = digests
-        self._ready_since: float | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def look(self) -> dict[str, Any]:
         """Its status; what it says of itself must be true."""
-        now = time.monotonic()
-        self._ready_since = (self._ready_since or now) if self._member.is_ready() else None
+        before = time.monotonic()
+        is_ready = self._member.is_ready()
         said: dict[str, Any] = self._member.ask("GET", "/v1/status")
         if said["state"] == "joining":
             assert said["serial"] == 0, said
@@ -101,8 +98,9 @@ class Watch:
             assert self._digests[said["serial"]] == said["digest"], "it is no copy"
             assert said["serial"] >= CUT_FACTS, f"serial {said['serial']} is not all"
             self.seen["whole"] += 1
-        if self._ready_since is not None and now - self._ready_since > STATUS_SECONDS:
-            assert said["state"] != "joining", said
+        # It may have been killed and started again between the two requests.
+        is_same = said["uptime_seconds"] > time.monotonic() - before
+        assert not (is_ready and is_same and said["state"] == "joining"), said
         return said
 
     def _run(self) -> None:

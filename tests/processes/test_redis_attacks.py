@@ -57,7 +57,7 @@ def test_made_up_lines_stop_no_append(tmp_path: Path, redis: RedisServer) -> Non
             lambda: metric(daemon.url, "synrepl_channel_conflicts_total") == 2, lambda: "the conflicts"
         )
         post(daemon, 2)
-        eventually(  # an answer is kept for a second
+        eventually(
             lambda: all(conflict in str(status(daemon.url)) for conflict in CONFLICTS),
             lambda: f"the conflicts in {status(daemon.url)}",
         )

@@ -18,7 +18,7 @@ NOBODY = b'[["acks",["1"],[]]]'
 
 
 def forge(setup: Setup, rows: bytes = NOBODY, *, stream: str = "promises", writer: str = "persister1") -> int:
-    """Store a fact as a release up to 26.11 did; return its serial."""
+    """Store a fact as a release up to 26.11.0 did; return its serial."""
     stored = setup.a.log.append(stream, writer, [rows], origin=Origin.DAEMON)
     serial = setup.done(stored).first_serial
     assert isinstance(serial, int)

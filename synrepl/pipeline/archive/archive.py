@@ -228,7 +228,7 @@ class _Job:
     def _epoch_starts(self, epoch: int) -> list[EpochStart]:
         """Return the epoch starts of the log, up to that of an epoch which it has begun.
 
-        Those of the archive's last epoch are known. The status of release 26.11 may be a second old.
+        Those of the archive's last epoch are known. The status of release 26.11.0 may be a second old.
         """
         if (end := self.committer.end) is not None and end.epoch == epoch:
             return end.epoch_starts

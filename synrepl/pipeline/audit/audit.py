@@ -191,7 +191,7 @@ def _name_unproven(compared: Comparison) -> None:
     for one in unproven(newest, starts):
         why = (
             f"{one.stream} is the daemon's own: one of several writers under one primary, or without rows,"
-            " this fact may be forged; a release up to 26.11 stored what anybody published"
+            " this fact may be forged; a release up to 26.11.0 stored what anybody published"
         )
         tokens, serials = (one.token,), (one.serial,)
         compared.report("unproven-fact", why, one.stream, one.writer, tokens, serials)

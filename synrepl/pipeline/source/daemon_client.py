@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from synrepl.errors import ReplicationError
 from synrepl.http_api.route import HttpRequest, Route
-from synrepl.http_api.routes import ALLOCATED, ARROW, CHANGELOG, EXTENT
+from synrepl.http_api.routes import ARROW, CHANGELOG, EXTENT
 from synrepl.http_client import (
     REQUEST_ERRORS,
     BlockingClient,
@@ -105,16 +105,6 @@ class SourceClient:
         """Return the extent of the selected facts."""
         found: Mapping[str, Any] = self.get(EXTENT, **self._selection, **query)
         return found
-
-    def has_stream(self, stream: str) -> bool:
-        """Whether the daemon has this stream."""
-        try:
-            self.send(ALLOCATED.request(stream))
-        except SourceError as error:
-            if error.code in ("unknown_stream", "not_found"):
-                return False
-            raise
-        return True
 
     def facts(self, *, since: int, upto: int, epoch: int | None = None, **query: Any) -> Iterator[Any]:
         """Yield record batches of the selected facts with ``since < serial <= upto``.

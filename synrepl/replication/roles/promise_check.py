@@ -74,8 +74,8 @@ class PromiseCheck:
             newest = promises[-MAX_ASKED:]
             listed = ", ".join(f"{printable(one.writer)} (serial {one.serial})" for one in newest)
             why = (
-                "promises of several writers are in the log, since a release up to 26.11 stored what anybody"
-                f" published; one of them, at most, was the primary: {listed}"
+                "promises of several writers are in the log, since a release up to 26.11.0 stored what"
+                f" anybody published; one of them, at most, was the primary: {listed}"
             )
             told = [
                 {

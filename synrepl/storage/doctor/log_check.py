@@ -21,7 +21,7 @@ SHOWN: Final = 5
 """The number of facts that a complaint lists."""
 
 FORGED: Final = (
-    "a daemon of a release up to 26.11 stored what somebody published as its own; a promotion asks whom to"
+    "a daemon of a release up to 26.11.0 stored what somebody published as its own; a promotion asks whom to"
     " believe (manual: howto/replicas)"
 )
 RESTORE: Final = "restore the log from a copy; continuing it would do more damage"

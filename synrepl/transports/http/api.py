@@ -2,7 +2,6 @@
 
 import re
 import typing
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -12,7 +11,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -21,7 +20,7 @@ from twisted.web.server import NOT_DONE_YET
 from synrepl.errors import suggest
 from synrepl.http_api.route import BadParameter, Parameter, Route
 from synrepl.http_api.routes import ROUTER
-from synrepl.ports.access import Keyring, Right
+from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.rights import parameter_operation
 from synrepl.ports.turn_queue import TurnQueue
@@ -31,14 +30,13 @@ from synrepl.transports.http.call import Call, IEndlessChangelog
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
     WANT_DIGEST,
-    accepted_type,
     content_digest,
     headers,
     matches_digest,
 )
 from synrepl.transports.http.large_body import LARGE_BYTES, split_facts
-from synrepl.transports.http.response_cache import Response, ResponseCache
 from synrepl.transports.http.server import ApiSite, Services
+from synrepl.transports.http.shared_work import SharedWork
 from synrepl.transports.http.signatures import PROOF_HEADER, SignedRequest
 from synrepl.wire import jsontext
 
@@ -107,9 +105,7 @@ class Api(Resource):
         """The native connections of replicas, by id."""
         self.limited_logger = LimitedLogger(self._logger, services.clock)
         self._guard = guard
-        self._cache = ResponseCache(services.clock)
-        self._making: defaultdict[str, DeferredLock] = defaultdict(DeferredLock)
-        """By the name of a route: held while a response for the cache is made."""
+        self.shared = SharedWork()
         self._handlers: dict[str, Handler] = {}
         self._modules: dict[str, ModuleType] = {}
 
@@ -176,12 +172,7 @@ class Api(Resource):
                 check(call.access, parameter_operation(call.route, parameter))
         if (handler := self._handlers.get(name := call.route.name)) is None:
             handler = self._handlers[name] = await self.services.thread.run(lambda: handler_of(name))
-        if call.route.is_cached:
-            return await self._answer_from_cache(call, handler)
-        answer = await handler.function(call, *await self._read_body(call, handler))
-        if call.route.right == Right.ADMINISTER and call.route.method != "GET":
-            self._cache.clear()  # who administers sees the effect at once
-        return answer
+        return await handler.function(call, *await self._read_body(call, handler))
 
     async def _read_body(self, call: Call, handler: Handler) -> list[Any]:
         """Return the decoded body as a list; an empty one if the handler takes none. Raises `ApiError`."""
@@ -207,27 +198,6 @@ class Api(Resource):
     async def decode_large(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
         """Decode a large JSON body in a thread. Raises `ApiError`."""
         return await self.services.thread.run(lambda: decode_body(decoder, body))
-
-    @staticmethod
-    async def _make(call: Call, handler: Handler) -> Response:
-        headers = call.request.responseHeaders
-        before = {name for name, _ in headers.getAllRawHeaders()}
-        body = _encode(await handler.function(call))
-        own = [(name, values) for name, values in headers.getAllRawHeaders() if name not in before]
-        return Response(body, own)
-
-    async def _answer_from_cache(self, call: Call, handler: Handler) -> bytes:
-        request, headers = call.request, call.request.responseHeaders
-        kind = accepted_type(request, call.route.other_types)
-        async with self._making[call.route.name]:
-            # Others may ask while one is made in a thread: they take the same.
-            response = self._cache.find(call.route, request.access, kind)
-            if response is None:
-                response = await self._make(call, handler)
-                self._cache.store(call.route, request.access, kind, response)
-        for name, values in response.headers:
-            headers.setRawHeaders(name, values)
-        return response.body
 
     def _check_access(self, call: Call) -> None:
         """Check the peer's rights, and the type of the body. Raises `ApiError`."""

@@ -23,6 +23,7 @@ from synrepl.replication.roles.manager import RoleManager
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check
 from synrepl.transports.http.server import Services
+from synrepl.transports.http.shared_work import SharedWork
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class IApi(Protocol):
     endless: IEndlessChangelog | None
     native_transports: dict[str, Any]
     limited_logger: LimitedLogger
+    shared: SharedWork
 
     async def load(self, module: str) -> ModuleType:
         """Import a module on first use."""

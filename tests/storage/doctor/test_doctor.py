@@ -706,7 +706,7 @@ def test_a_homeserver_on_sqlite(tmp_path: Path) -> None:
 
 
 def test_facts_that_no_primary_can_have_written_are_named(place: Place) -> None:
-    """One daemon is primary in an epoch; releases up to 26.11 stored what others published, too."""
+    """One daemon is primary in an epoch; releases up to 26.11.0 stored what others published, too."""
     place.make_log(
         ("promises", "master", 0, 1), ("promises", "persister1", 0, 10), ("declarations", "master", 0, 1)
     )

@@ -1,1 +1,0 @@
-"""Watch: live events of a log as JSON lines: gaps, stalled writers and hot caches."""
