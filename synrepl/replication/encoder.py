@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from synrepl.ports.history import AppendReceipt, EpochStart
-from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionStep, TokenPage, read_page
+from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionsStep, TokenPage, read_page
 from synrepl.replication.strategies import ServeStrategy
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
@@ -54,7 +54,7 @@ class LogEncoder:
         """Encode the ephemeral facts at the head."""
         return self.lines(step.facts)
 
-    def positions(self, step: PositionStep) -> bytes:
+    def positions(self, step: PositionsStep) -> bytes:
         """Encode the positions of streams."""
         return b""
 

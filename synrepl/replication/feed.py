@@ -24,7 +24,7 @@ was sent. The steps:
 `EpochStart`       send this start of an epoch: every selected fact before it was handed out
 `EphemeralStep`    send these ephemeral facts: the reader has reached the head
 `TokenPage`        read this page of one stream by token and send it (`FollowerFeed`)
-`PositionStep`     send the positions of these streams (`FollowerFeed`)
+`PositionsStep`     send the positions of these streams (`FollowerFeed`)
 `Stop.WAIT`       the reader is at the head: wait for a commit
 `Stop.DONE`       the reader has everything that it requested
 `Stop.TRIMMED`    facts that the reader lacks were trimmed: refuse it
@@ -100,7 +100,7 @@ class TokenPage(msgspec.Struct, frozen=True):
     serial: int
 
 
-class PositionStep(msgspec.Struct, frozen=True):
+class PositionsStep(msgspec.Struct, frozen=True):
     """Send the positions of these streams (None: of all): every fact before them was handed out."""
 
     streams: frozenset[str] | None = None
@@ -115,7 +115,7 @@ class Stop(Enum):
     REPLACED = "another log has taken the place of this one"
 
 
-Step = RingGroup | PageStep | TokenPage | EpochStart | EphemeralStep | PositionStep | Stop
+Step = RingGroup | PageStep | TokenPage | EpochStart | EphemeralStep | PositionsStep | Stop
 
 
 class IFeed(Protocol):

@@ -23,7 +23,7 @@ from synrepl.replication.feed import (
     EphemeralMode,
     Feed,
     PageStep,
-    PositionStep,
+    PositionsStep,
     Step,
     Stop,
     TokenPage,
@@ -217,7 +217,7 @@ class FollowerFeed:
                 return step
         if self._positions_requested:
             self._positions_requested = False
-            return PositionStep()
+            return PositionsStep()
         self.is_at_head = not any(one.feed.is_reading for one in self._linear_streams.values())
         self.is_waiting = not self._linear_streams
         return Stop.WAIT
@@ -254,7 +254,7 @@ class FollowerFeed:
         if stream.sent < upto:
             return TokenPage(stream.name, stream.sent, upto, self._log.head.serial)
         stream.announce = False
-        return PositionStep(frozenset({stream.name}))
+        return PositionsStep(frozenset({stream.name}))
 
     def _backlog_step(self, backlog: Backlog) -> Step | None:
         """What comes next of the first backlog; None if it has gone live."""
@@ -284,7 +284,7 @@ class FollowerFeed:
         before = frozenset() if self.live is None else self.live.filter.streams or frozenset()
         self._set_live(backlog.feed, streams | before)
         if backlog.announce:
-            return PositionStep(streams)
+            return PositionsStep(streams)
         self._metrics.readers_promoted.inc()
         return None
 

@@ -10,7 +10,7 @@ from synrepl.errors import StorageError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder, LogEncoder
-from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionStep, TokenPage, read_page
+from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionsStep, TokenPage, read_page
 from synrepl.replication.follower_feed import FollowerFeed
 from synrepl.replication.ring import Ring, RingGroup
 from synrepl.replication.sender import Sender
@@ -50,7 +50,7 @@ class FollowerEncoder(LogEncoder):
     def ephemeral(self, step: EphemeralStep) -> bytes:
         return b"".join(map(self._reset_lines, step.resets)) + self.lines(step.facts)
 
-    def positions(self, step: PositionStep) -> bytes:
+    def positions(self, step: PositionsStep) -> bytes:
         """A POSITION for each stream, and for each of its writers if the release knows writers."""
         lines: list[bytes] = []
         for stream in self.release.streams():

@@ -28,7 +28,7 @@ from synrepl.replication.feed import (
     FeedPosition,
     IFeed,
     PageStep,
-    PositionStep,
+    PositionsStep,
     Stop,
     TokenPage,
 )
@@ -172,7 +172,7 @@ class Sender:
                 self._send(feed, self.encoder.epoch_start(step))
             case EphemeralStep():
                 self._send(feed, self.encoder.ephemeral(step))
-            case PositionStep():
+            case PositionsStep():
                 self._send(feed, self.encoder.positions(step))
             case Stop.WAIT:
                 self._reach_head()

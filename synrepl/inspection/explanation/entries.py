@@ -54,7 +54,7 @@ _MAX_UNKNOWN: Final = 8
 """The most lines in a row that are taken for the source in a traceback."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class PastedEntry(msgspec.Struct, frozen=True):
     """A line and its number, or a line with the traceback after it: `lines` in all, and its `exceptions`.
 
     Of a traceback that no line logged, the line is the last exception, or "".
@@ -67,9 +67,9 @@ class Entry(msgspec.Struct, frozen=True):
     is_traceback: bool = False
 
 
-def entries(lines: Iterable[str]) -> Iterator[Entry]:
+def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
     """Yield the lines that are not blank, numbered from 1, each with what belongs to it."""
-    held: Entry | None = None
+    held: PastedEntry | None = None
     trace: _Traceback | None = None
     for number, shipped in enumerate(lines, 1):
         if not shipped.strip():
@@ -81,13 +81,15 @@ def entries(lines: Iterable[str]) -> Iterator[Entry]:
             yield from trace.entries(held)
             held = trace = None
         if held is not None and _UNFINISHED.search(held.line, max(0, len(held.line) - 80)) is not None:
-            held = Entry(held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1)
+            held = PastedEntry(
+                held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1
+            )
             continue
         begins = not exceptions and _begins(line)
         if held is not None and not begins and not is_logged(line):
             header, text = logged_message(line)
             if _CONTINUED.match(text) is not None:
-                held = Entry(held.number, _joined(held.line, text), held.lines + 1)
+                held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
                 continue
             begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
         if begins and (begun := _Traceback()).takes(number, line):
@@ -95,7 +97,7 @@ def entries(lines: Iterable[str]) -> Iterator[Entry]:
             continue
         if held is not None:
             yield held
-        held = Entry(number, shipped, exceptions=exceptions)
+        held = PastedEntry(number, shipped, exceptions=exceptions)
     if trace is not None:
         yield from trace.entries(held)
     elif held is not None:
@@ -179,12 +181,12 @@ class _Traceback:
         """The last exceptions, in the order in which they were raised."""
         return tuple(self._exceptions)
 
-    def entries(self, held: Entry | None) -> Iterator[Entry]:
+    def entries(self, held: PastedEntry | None) -> Iterator[PastedEntry]:
         """Yield the line before the traceback, with it, or each by itself."""
         found = self.exceptions
         if held is not None and not self._is_logged and logged_message(_unpacked(held.line)[0])[0].logger:
-            yield Entry(held.number, held.line, held.lines + self._lines, found)
+            yield PastedEntry(held.number, held.line, held.lines + self._lines, found)
             return
         if held is not None:
             yield held
-        yield Entry(self._last, found[-1] if found else "", self._lines, found, is_traceback=True)
+        yield PastedEntry(self._last, found[-1] if found else "", self._lines, found, is_traceback=True)

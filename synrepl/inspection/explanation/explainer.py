@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from synrepl.inspection.explanation.details import SEVERITIES, explain_message, explain_traceback
-from synrepl.inspection.explanation.entries import Entry, entries
+from synrepl.inspection.explanation.entries import PastedEntry, entries
 from synrepl.inspection.explanation.messages import Match, find_message, find_reason
 from synrepl.inspection.explanation.pasted_lines import (
     Header,
@@ -132,7 +132,7 @@ class _Explainer:
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: PastedEntry) -> None:
         """Explain one line, with the traceback after it."""
         self._lines += entry.lines
         header, texts = read_line(entry.line)
@@ -152,7 +152,7 @@ class _Explainer:
         if not passages:
             self._unrecognized[header.logger] += entry.lines
 
-    def _explain_reason(self, entry: Entry, header: Header) -> list[Passage]:
+    def _explain_reason(self, entry: PastedEntry, header: Header) -> list[Passage]:
         """Explain what is known of a line that says more: an exception, or words of PostgreSQL."""
         found = next((match for text in entry.exceptions if (match := _reason(text))), None)
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
