@@ -357,8 +357,7 @@ class Example(NamedTuple):
 class Route(NamedTuple):
     """An operation of the API.
 
-    `name` is that of its handler: module and function (``row.page`` is `page` in `row_routes`). The
-    signature of the handler has the structs of body and answer, if it has any. Parts of `path` in braces are
+    `name` is that of the operation, with its group (``row.page``). Parts of `path` in braces are
     variable; a last one as in ``{name:path}`` stands for all parts that are left, with their slashes. `right`
     is what the peer needs (None: not even a key). `stream` is the stream that it must see, or a word of
     `synrepl.wire.scope`; a path with ``{stream}`` names one. `errors` are codes besides the common ones

@@ -1,6 +1,6 @@
 """Every route of the HTTP API, each declared once.
 
-A route has its handler in `synrepl/transports/http/`; `Route.name` has the module and the function.
+A function in `synrepl/transports/http/` handles it: the one with the decorator `handles(ROUTE)`.
 """
 
 from typing import Any, Final

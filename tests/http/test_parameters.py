@@ -24,6 +24,8 @@ from synrepl.http_api.route import (
     WholeNumbers,
 )
 from synrepl.http_api.routes import APPEND, CHANGELOG, DIGESTS, ROUTES, ROWS
+from synrepl.transports.http.api import ROUTE_MODULES
+from synrepl.transports.http.handlers import _FUNCTIONS, handler_of, handles
 
 D = "0f" * 32
 
@@ -144,6 +146,16 @@ def test_a_client_cannot_send_what_the_route_lacks() -> None:
         CHANGELOG.request(sinse=5)
     with pytest.raises(TypeError):
         APPEND.request()
+
+
+def test_each_route_has_a_handler() -> None:
+    """One and no other: a second one would be refused when its module is imported."""
+    modules = {route.name: handler_of(route.name).function.__module__ for route in ROUTES}
+
+    assert {module.__name__ for module in ROUTE_MODULES} == set(modules.values())
+    assert _FUNCTIONS.keys() == modules.keys()
+    with pytest.raises(ValueError, match="two functions handle POST /v1/"):
+        handles(APPEND)(handler_of(CHANGELOG.name).function)
 
 
 def test_names_are_unique() -> None:

@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 from synrepl.http_api.routes import ROUTES
-from synrepl.transports.http.api import decode_body, handler_of
+from synrepl.transports.http.bodies import decode_body
+from synrepl.transports.http.handlers import handler_of
 from tests.http.builders import SiteCase
 
 

@@ -5,12 +5,14 @@ from uuid import uuid4
 
 import msgspec
 
+from synrepl.http_api.routes import ADD_LEASE, CLAIM, DROP_LEASE, HANDOVER, LEASES, PROMOTE, RESYNC
 from synrepl.ports.history import LogPosition
 from synrepl.replication.roles.handover import MAX_HANDOVER_SECONDS
 from synrepl.replication.roles.messages import Claim, HandOver
 from synrepl.replication.status import own_readers
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.replica_routes import refusal_error
 
 
@@ -76,6 +78,7 @@ class DroppedLease(msgspec.Struct, frozen=True):
     dropped: bool = True
 
 
+@handles(PROMOTE)
 async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
     """Promote this replica to primary."""
     epoch_start = await call.roles.promote(
@@ -84,6 +87,7 @@ async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
     return PromoteAnswer("primary", epoch_start.epoch, epoch_start.serial)
 
 
+@handles(RESYNC)
 async def resync(call: Call) -> ResyncAnswer:
     """Join again; facts that no other copy has are saved to a file first, and then discarded."""
     if not await call.roles.resync():
@@ -91,6 +95,7 @@ async def resync(call: Call) -> ResyncAnswer:
     return ResyncAnswer(call.roles.role)
 
 
+@handles(HANDOVER)
 async def hand_over(call: Call, body: HandOver) -> LogPosition:
     """Hand over to another daemon, which is being promoted. Returns the position of this log."""
     if not 0 <= body.seconds <= MAX_HANDOVER_SECONDS:
@@ -99,17 +104,20 @@ async def hand_over(call: Call, body: HandOver) -> LogPosition:
     return await call.roles.hand_over(body, trusted=call.access.is_proven)
 
 
+@handles(CLAIM)
 async def claim(call: Call, body: Claim) -> ClaimAnswer:
     """Handle another daemon's claim to be primary since an epoch."""
     await call.roles.on_claim(body, trusted=call.access.is_proven)
     return ClaimAnswer(call.roles.role, str(call.roles.primary))
 
 
+@handles(LEASES)
 async def list_leases(call: Call) -> LeasesAnswer:
     """List the leases, also ended ones, those that retain most first; with a limited key only its own."""
     return LeasesAnswer(own_readers(call.registry.describe_leases(), call.access))
 
 
+@handles(ADD_LEASE)
 async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
     """Retain facts from now on for a replica that will join later.
 
@@ -130,6 +138,7 @@ async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
     return LeaseAnswer(lease.uuid, lease.name, lease.serial)
 
 
+@handles(DROP_LEASE)
 async def drop_lease(call: Call) -> DroppedLease:
     """End a lease. A replica is then refused; a changelog reader gets a new one with its next request."""
     registry, name = call.registry, call.path["name"]

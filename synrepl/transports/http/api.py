@@ -1,14 +1,10 @@
 """Dispatch of requests to the handlers of their routes, with access checks and error responses."""
 
-import re
-import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from importlib import import_module
 from io import SEEK_END
 from traceback import clear_frames
-from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
@@ -24,9 +20,28 @@ from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.rights import parameter_operation
 from synrepl.ports.turn_queue import TurnQueue
+from synrepl.transports.http import (
+    admin_routes,
+    append_routes,
+    append_stream_routes,
+    changelog_routes,
+    command_routes,
+    file_routes,
+    homeserver_routes,
+    key_routes,
+    native_routes,
+    openapi_routes,
+    refused_routes,
+    replica_routes,
+    row_routes,
+    status_routes,
+    stream_routes,
+)
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, as_api_error, synapse_body
 from synrepl.transports.http.authorization import AccessCheck, check, check_content_type, check_route
+from synrepl.transports.http.bodies import decode_body
 from synrepl.transports.http.call import Call, IEndlessChangelog
+from synrepl.transports.http.handlers import Handler, handler_of
 from synrepl.transports.http.headers import (
     CONTENT_DIGEST,
     WANT_DIGEST,
@@ -34,7 +49,7 @@ from synrepl.transports.http.headers import (
     headers,
     matches_digest,
 )
-from synrepl.transports.http.large_body import LARGE_BYTES, split_facts
+from synrepl.transports.http.large_body import LARGE_BYTES
 from synrepl.transports.http.server import ApiSite, Services
 from synrepl.transports.http.shared_work import SharedWork
 from synrepl.transports.http.signatures import PROOF_HEADER, SignedRequest
@@ -42,47 +57,29 @@ from synrepl.wire import jsontext
 
 T = TypeVar("T")
 
+ROUTE_MODULES: Final = (
+    admin_routes,
+    append_routes,
+    append_stream_routes,
+    changelog_routes,
+    command_routes,
+    file_routes,
+    homeserver_routes,
+    key_routes,
+    native_routes,
+    openapi_routes,
+    refused_routes,
+    replica_routes,
+    row_routes,
+    status_routes,
+    stream_routes,
+)
+"""The modules whose functions handle the routes."""
+
 UNAUTHORIZED: Final = 401
 SYNAPSE: Final = b"/_synapse/"
 CLOSED: Final = "/v1/"
 """Routes under this path refuse unknown parameters: a misspelled one would silently do nothing."""
-
-_unknown_field: Final = re.compile(r"unknown field `(.*?)`(?: - at |\Z)", re.DOTALL)
-
-FACTS_FIELDS: Final = frozenset({"facts", "appends"})
-"""The fields of bodies that may have many facts."""
-
-
-class Handler(NamedTuple):
-    """The function that handles a route, and the structs of its body and answer.
-
-    `body` is None if the function takes no body, and `bytes` if it takes one that is not JSON; `answer` is
-    None if the function returns no struct.
-    """
-
-    function: Callable[..., Any]
-    answer: Any
-    body: Any = None
-    decoder: "msgspec.json.Decoder[Any] | None" = None
-    absent_body: bytes = b""
-    """The body if none is sent: ``{}`` if all fields have defaults, else empty, which is refused."""
-
-
-@lru_cache
-def handler_of(name: str) -> Handler:
-    """Find the handler of the route with this name, in a module that is imported for it."""
-    module, _, function_name = name.partition(".")
-    function = getattr(import_module(f"synrepl.transports.http.{module}_routes"), function_name)
-    hints = get_type_hints(function)
-    answer = hints.pop("return")
-    if not (isinstance(answer, type) and issubclass(answer, msgspec.Struct)):
-        answer = None
-    _, *bodies = hints.values()
-    if not bodies or bodies == [bytes]:
-        return Handler(function, answer, *bodies)
-    is_required = any(field.required for field in msgspec.structs.fields(bodies[0]))
-    decoder = msgspec.json.Decoder(bodies[0])
-    return Handler(function, answer, bodies[0], decoder, b"" if is_required else b"{}")
 
 
 class Api(Resource):
@@ -106,14 +103,6 @@ class Api(Resource):
         self.limited_logger = LimitedLogger(self._logger, services.clock)
         self._guard = guard
         self.shared = SharedWork()
-        self._handlers: dict[str, Handler] = {}
-        self._modules: dict[str, ModuleType] = {}
-
-    async def load(self, module: str) -> ModuleType:
-        """Import a module on first use, to save memory; in a thread, since some take half a second."""
-        if module not in self._modules:
-            self._modules[module] = await self.services.thread.run(lambda: import_module(module))
-        return self._modules[module]
 
     def render(self, request: Any) -> int:
         """Handle a request; it is cancelled when the connection is lost."""
@@ -170,8 +159,7 @@ class Api(Resource):
         for parameter in call.route.query:
             if parameter.right and call.query[parameter.name]:
                 check(call.access, parameter_operation(call.route, parameter))
-        if (handler := self._handlers.get(name := call.route.name)) is None:
-            handler = self._handlers[name] = await self.services.thread.run(lambda: handler_of(name))
+        handler = handler_of(call.route.name)
         return await handler.function(call, *await self._read_body(call, handler))
 
     async def _read_body(self, call: Call, handler: Handler) -> list[Any]:
@@ -264,39 +252,6 @@ def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiErro
     return ApiError("method_not_allowed", why, headers=headers)
 
 
-def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
-    """Decode a JSON body. Raises `ApiError`, which names a known field that is near to an unknown one."""
-    facts: list[list[msgspec.Raw]] = []
-    if len(body) > LARGE_BYTES and _may_have_facts(decoder.type):
-        body, facts = split_facts(body)
-    try:
-        decoded = decoder.decode(body)
-    except msgspec.ValidationError as error:
-        unknown = _unknown_field.search(str(error))
-        near = suggest(unknown[1], sorted(_field_names(decoder.type))) if unknown else ""
-        raise ApiError("bad_request", f"{error}{near}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError("bad_json", f"the body is not JSON: {jsontext.why_refused(body, error)}") from error
-    except RecursionError:
-        raise ApiError("bad_json", "the JSON body is nested too deeply") from None
-    if facts:
-        _restore_facts(decoded, facts)
-    return decoded
-
-
-def _may_have_facts(kind: Any) -> bool:
-    return not FACTS_FIELDS.isdisjoint(field.name for field in msgspec.structs.fields(kind))
-
-
-def _restore_facts(decoded: Any, facts: list[list[msgspec.Raw]]) -> None:
-    """Give the facts that were cut out of a body back to its appends."""
-    appends = [decoded] if hasattr(decoded, "facts") else getattr(decoded, "appends", [])
-    if len(appends) != len(facts):
-        raise ApiError("bad_json", "the body has facts in an unexpected place, or twice")
-    for append, own in zip(appends, facts, strict=True):
-        append.facts = own
-
-
 def _read_parameters(request: Any, route: Route) -> dict[str, Any]:
     """Return the values of the route's parameters, by name. Raises `ApiError`, also for unknown ones."""
     if not request.args and not route.headers:
@@ -322,16 +277,6 @@ def _values(texts: Iterable[tuple[Parameter, Sequence[bytes]]]) -> dict[str, Any
         return {one.name: one.kind.read(one.name, found) for one, found in texts}
     except BadParameter as error:
         raise ApiError(error.code, error.why) from None
-
-
-def _field_names(kind: Any) -> set[str]:
-    """The names of the fields of a struct, and of the structs in them."""
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return set().union(*map(_field_names, typing.get_args(kind)))
-    names: set[str] = set()
-    for field in msgspec.structs.fields(kind):
-        names |= {field.encode_name} | _field_names(field.type)
-    return names
 
 
 def _encode(content: Any) -> bytes:

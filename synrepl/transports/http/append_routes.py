@@ -12,6 +12,7 @@ from twisted.internet.defer import DeferredList
 
 from synrepl.errors import RowError
 from synrepl.http_api.route import BAD_WRITER
+from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.rights import NAME_OWNERS, refusal
@@ -22,6 +23,7 @@ from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
+from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.large_body import LARGE_BYTES, MAX_FACTS, too_many_facts
 from synrepl.wire import jsontext
 from synrepl.wire.acks import NO_ACKS, Acks
@@ -92,6 +94,7 @@ _Append = tuple[str, str, list[bytes]]
 _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 
 
+@handles(APPEND)
 async def append(call: Call, body: AppendBody) -> Appended:
     """Append facts of one stream; a replica forwards them to the primary, and waits until it has them."""
     services, name = call.services, call.path["stream"]
@@ -121,6 +124,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
     return await forwarder.forward(posted, services.publisher.waiters)
 
 
+@handles(APPEND_BATCH)
 async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     """Append facts of several streams and writers; return their results once all are stored.
 

@@ -15,11 +15,10 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.http_api.routes import NDJSON
+from synrepl.http_api.routes import APPEND_STREAM, NDJSON
 from synrepl.ports.gate import Gate
 from synrepl.ports.history import Appended
 from synrepl.ports.time import Timer
-from synrepl.transports.http.api import decode_body
 from synrepl.transports.http.api_error import ApiError, api_body
 from synrepl.transports.http.append_routes import (
     MAX_POSTED_FACT,
@@ -32,8 +31,10 @@ from synrepl.transports.http.append_routes import (
     refuse_on_replica,
     wait_for_acks,
 )
+from synrepl.transports.http.bodies import decode_body
 from synrepl.transports.http.body_stream import BodyStream
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import forbid_buffering
 from synrepl.transports.http.large_body import LARGE_BYTES
 from synrepl.wire.acks import Acks
@@ -58,6 +59,7 @@ class AppendLine(StreamAppend, forbid_unknown_fields=True):
 _decoder: Final = msgspec.json.Decoder(AppendLine)
 
 
+@handles(APPEND_STREAM)
 async def serve(call: Call) -> None:
     """Append each line of the body as it arrives, and answer it once its facts are on disk.
 

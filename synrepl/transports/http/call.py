@@ -3,7 +3,6 @@
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from types import ModuleType
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -47,10 +46,6 @@ class IApi(Protocol):
     native_transports: dict[str, Any]
     limited_logger: LimitedLogger
     shared: SharedWork
-
-    async def load(self, module: str) -> ModuleType:
-        """Import a module on first use."""
-        ...
 
     async def decode_large(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
         """Decode a large JSON body in a thread. Raises `ApiError`."""

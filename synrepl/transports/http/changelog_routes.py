@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.http_api.routes import READER_HEADER
+from synrepl.http_api.routes import CHANGELOG, DIGESTS, EXTENT, READER_HEADER
 from synrepl.ports.history import LogRange
 from synrepl.replication.feed import Stop
 from synrepl.streams.positions import VClock
@@ -19,6 +19,7 @@ from synrepl.transports.http.changelog_query import (
     stop_error,
 )
 from synrepl.transports.http.endless_changelog import EndlessChangelog
+from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.transports.http.replica_routes import renew_lease
 
@@ -46,6 +47,7 @@ class ExtentAnswer(msgspec.Struct, frozen=True, kw_only=True):
     head: int
 
 
+@handles(CHANGELOG)
 async def read(call: Call) -> None:
     """Serve the log after a serial: up to the head, or with `follow` also what is committed later.
 
@@ -64,6 +66,7 @@ async def read(call: Call) -> None:
     await call.api.endless.serve(call, query)
 
 
+@handles(EXTENT)
 async def extent(call: Call) -> ExtentAnswer:
     """Measure the facts after a serial, up to ``limit`` facts, ``upto`` or the head: for planning reads.
 
@@ -108,6 +111,7 @@ async def extent(call: Call) -> ExtentAnswer:
     )
 
 
+@handles(DIGESTS)
 async def digests(call: Call) -> DigestsAnswer:
     """Return the digests at some serials (None: unknown), with which a client finds a fork by bisection."""
     log = call.services.log

@@ -4,9 +4,11 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.http_api.routes import ACKNOWLEDGE_COMMANDS, COMMANDS, SYNCING
 from synrepl.ports.rights import is_told
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.wire.position import Natural64
 
 MAX_READERS: Final = 100
@@ -41,6 +43,7 @@ class SyncingAnswer(msgspec.Struct, frozen=True):
     users: list[SyncingDevice]
 
 
+@handles(SYNCING)
 async def syncing(call: Call) -> SyncingAnswer:
     """List the users who are syncing, with their devices."""
     current = call.services.publisher.follower_commands.syncing.current()
@@ -48,6 +51,7 @@ async def syncing(call: Call) -> SyncingAnswer:
     return SyncingAnswer([SyncingDevice(*user) for user in ordered])
 
 
+@handles(COMMANDS)
 async def read(call: Call) -> bytes:
     """Return the buffer's position and the commands after a number, as lines of JSON; wait for a first one.
 
@@ -70,6 +74,7 @@ async def read(call: Call) -> bytes:
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
+@handles(ACKNOWLEDGE_COMMANDS)
 async def acknowledge(call: Call, body: AcknowledgedCommands) -> CommandsRange:
     """Acknowledge commands up to a number, so that they are not returned again."""
     buffer = call.services.publisher.follower_commands.buffer

@@ -10,11 +10,12 @@ from zope.interface import implementer
 from synrepl.errors import ReplicationError
 from synrepl.files.file_check import StoredFile
 from synrepl.files.files import Files
-from synrepl.http_api.routes import NAME_HEADER
+from synrepl.http_api.routes import GET_FILE, GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, PUT_FILE
 from synrepl.ports.gate import Gate
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
+from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
 from synrepl.transports.http.uploads import Upload
 from synrepl.wire.text import printable
@@ -50,6 +51,7 @@ class FilesAnswer(msgspec.Struct, frozen=True):
     limited: bool
 
 
+@handles(PUT_FILE)
 async def put(call: Call) -> FileAnswer:
     """Store the uploaded file if its checksum matches; a replica then sends it on towards the primary."""
     request, files, sha256, hops = call.request, _store(call), _checksum(call), call.query["hops"]
@@ -75,6 +77,7 @@ async def put(call: Call) -> FileAnswer:
     return FileAnswer(sha256, size)
 
 
+@handles(GET_FILE)
 async def get(call: Call) -> None:
     """Send a file or a range of it. The whole file is verified first, but not again within a minute."""
     call.check_readable()
@@ -83,6 +86,7 @@ async def get(call: Call) -> None:
     await _answer(call, files, _checksum(call))
 
 
+@handles(GET_FILE_BY_NAME)
 async def get_by_name(call: Call) -> None:
     """Send the file to which the name refers now, as `get` does."""
     await call.read_your_writes()
@@ -96,6 +100,7 @@ async def get_by_name(call: Call) -> None:
     await _answer(call, files, found.sha256)
 
 
+@handles(LIST_FILES)
 async def list_names(call: Call) -> FilesAnswer:
     """List the names that begin with a prefix."""
     await call.read_your_writes()

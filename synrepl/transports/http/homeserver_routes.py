@@ -6,9 +6,11 @@ from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.html.humanize import counted
+from synrepl.http_api.routes import INVALIDATE
 from synrepl.ports.invalidations import InvalidationReport, InvalidationRequest, NotInvalidated
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.wire.text import printable
 
 MAX_REASON: Final = 200
@@ -17,6 +19,7 @@ MAX_REASON: Final = 200
 _logger = Logger()
 
 
+@handles(INVALIDATE)
 async def invalidate(call: Call, body: InvalidationRequest) -> InvalidationReport:
     """Invalidate caches of the homeserver, and log who did it and why; the keys are not logged."""
     invalidator = call.services.invalidator

@@ -5,9 +5,11 @@ from collections.abc import Iterable
 import msgspec
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import ADD_KEY, KEYS, REVOKE_KEY
 from synrepl.ports.access import Access, IssuedKey, Right
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.wire.text import printable
 
 DEFAULT_RIGHTS = (Right.READ, Right.WRITE, Right.REPLICATE)
@@ -51,6 +53,7 @@ class AddedKey(msgspec.Struct, frozen=True):
     secret: str
 
 
+@handles(KEYS)
 async def list_all(call: Call) -> KeysAnswer:
     """List the issued keys that the peer could have made, in the order in which they were made."""
     issued = call.registry.issued
@@ -59,6 +62,7 @@ async def list_all(call: Call) -> KeysAnswer:
     return KeysAnswer(list(map(_fields, seen)), [name for name in issued.lost if name in names])
 
 
+@handles(ADD_KEY)
 async def add(call: Call, body: KeyBody) -> AddedKey:
     """Make a key. Raises `ApiError` if it would be allowed more than the peer's own key."""
     rights = set(DEFAULT_RIGHTS if body.rights is None else body.rights)
@@ -75,6 +79,7 @@ async def add(call: Call, body: KeyBody) -> AddedKey:
     return AddedKey(_fields(key), secret)
 
 
+@handles(REVOKE_KEY)
 async def revoke(call: Call) -> KeyFields:
     """Revoke a key that the peer could have made, and disconnect the peers that have proved it."""
     name, own = call.path["name"], call.access

@@ -15,7 +15,8 @@ from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.http_api.routes import CONNECTION, OCTETS, OFFSET
+from synrepl.http_api import routes
+from synrepl.http_api.routes import CONNECTION, NATIVE_BYTES, OCTETS, OFFSET
 from synrepl.ports.access import Access
 from synrepl.ports.gate import Gate
 from synrepl.ports.interfaces import IClock
@@ -24,6 +25,7 @@ from synrepl.replication.relay.relay import Relay, attach
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import forbid_buffering
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import SERVER, Command
@@ -43,6 +45,7 @@ class ReceivedAnswer(msgspec.Struct, frozen=True):
     received: int
 
 
+@handles(routes.NATIVE)
 async def connect(call: Call) -> None:
     """Open a native connection, and write what it sends until it is closed, or its peer disconnects."""
     registry, services, transports = call.registry, call.services, call.api.native_transports
@@ -77,6 +80,7 @@ async def connect(call: Call) -> None:
         del transports[name]
 
 
+@handles(NATIVE_BYTES)
 async def receive(call: Call, body: bytes) -> ReceivedAnswer:
     """Pass bytes on to a connection, and answer once they are handled: meanwhile the replica sends no more.
 

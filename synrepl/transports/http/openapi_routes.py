@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.http_api.route import JSON, Parameter, Route
-from synrepl.http_api.routes import OCTETS, ROUTES
+from synrepl.http_api.routes import OCTETS, OPENAPI, ROUTES
 from synrepl.ports.version import daemon_version
-from synrepl.transports.http.api import Handler, handler_of
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import Handler, handler_of, handles
 from synrepl.wire import jsontext
 from synrepl.wire.error_codes import ERROR_CODES
 
@@ -34,6 +34,7 @@ class SynapseError(msgspec.Struct):
     error: str
 
 
+@handles(OPENAPI)
 async def describe(call: Call) -> bytes:
     """Return the description; it is made on the first request, in a thread."""
     return await call.services.thread.run(_encoded_description)

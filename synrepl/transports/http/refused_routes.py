@@ -5,9 +5,11 @@ from typing import Annotated
 
 import msgspec
 
+from synrepl.http_api.routes import REFUSED, REMOVE_REFUSED, REPLAY_REFUSED
 from synrepl.replication.refused_facts import Key, Outcome, RefusedFacts
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 
 MAX_FACTS = 1_000
 """The most facts of one request: a replay takes a commit for each."""
@@ -66,6 +68,7 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
     facts: list[ReplayedFact]
 
 
+@handles(REFUSED)
 async def list_all(call: Call) -> RefusedAnswer:
     """List the refused facts of the streams that the peer may read."""
     call.check_readable()
@@ -93,6 +96,7 @@ async def list_all(call: Call) -> RefusedAnswer:
     return RefusedAnswer(found, len(seen) - len(found))
 
 
+@handles(REPLAY_REFUSED)
 async def replay(call: Call, body: FactNames) -> ReplayAnswer:
     """Read these facts again. Raises `ApiError`, and `StorageError`."""
     refused, keys = _refused(call), _keys(call, body)
@@ -100,6 +104,7 @@ async def replay(call: Call, body: FactNames) -> ReplayAnswer:
     return ReplayAnswer([ReplayedFact(*key, *one) for key, one in zip(keys, outcomes, strict=True)])
 
 
+@handles(REMOVE_REFUSED)
 async def remove(call: Call, body: FactNames) -> FactNames:
     """Remove these facts. Raises `ApiError`, and `StorageError`."""
     removed = await _refused(call).remove(_keys(call, body))

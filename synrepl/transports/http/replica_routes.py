@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.http_api.routes import MAX_NEWER
+from synrepl.http_api.routes import MAX_NEWER, REPLICATION
 from synrepl.ports.access import Access, Right
 from synrepl.ports.history import READER_PREFIX
 from synrepl.replication.relay.handshake import make_welcome
@@ -13,6 +13,7 @@ from synrepl.replication.roles.messages import NewerFact
 from synrepl.streams.catalog import PROMISES
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.wire.filter import Filter
 from synrepl.wire.native import Refused
 
@@ -20,6 +21,7 @@ PRESENT_SECONDS: Final = 15.0
 """A reader over HTTP counts as connected for this time after a request and the `wait` of the request."""
 
 
+@handles(REPLICATION)
 async def about(call: Call) -> bytes:
     """Return the history of this log, its epochs, oldest position and head."""
     return await describe_log(call.registry, call.access, call.query["after"])

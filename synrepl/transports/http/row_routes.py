@@ -10,10 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import ALLOCATED, CATCH_UP, ROWS
 from synrepl.storage.log import Log
 from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import header
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.js_numbers import numbers_as_text
@@ -31,6 +33,7 @@ class AllocatedAnswer(msgspec.Struct, frozen=True):
     positions: dict[str, int]
 
 
+@handles(ROWS)
 async def page(call: Call) -> bytes:
     """Return a page of one writer's rows, in the newest shape."""
     call.check_fresh()
@@ -53,6 +56,7 @@ async def page(call: Call) -> bytes:
     return numbers_as_text(body) if query["numbers"] else body
 
 
+@handles(ALLOCATED)
 async def allocated(call: Call) -> AllocatedAnswer:
     """Return the positions of a stream; from memory, as followers request them often."""
     call.check_fresh()
@@ -72,6 +76,7 @@ async def allocated(call: Call) -> AllocatedAnswer:
     return AllocatedAnswer(name, None if is_partial else services.log.linear_position(name), positions)
 
 
+@handles(CATCH_UP)
 async def updates(call: Call) -> bytes:
     """Return missed rows in Synapse's response format.
 

@@ -3,17 +3,20 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.ports.version import daemon_version
 from synrepl.replication.relay.registry import REPLICA_STATES
 from synrepl.replication.status import build_status, recent_facts
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import accepted_type
 from synrepl.transports.http.server import Services
 from synrepl.wire import jsontext
@@ -32,6 +35,7 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     reasons: list[str] = []
 
 
+@handles(STATUS)
 async def status(call: Call) -> bytes:
     """Return the status as JSON, with the streams that the peer may see."""
     return jsontext.dumps(_status(call)) + b"\n"
@@ -54,6 +58,7 @@ class RecentAnswer(msgspec.Struct, frozen=True):
     facts: list[RecentFact]
 
 
+@handles(RECENT)
 async def recent(call: Call) -> RecentAnswer:
     """List recent facts of the streams that the peer may see."""
     call.check_readable()
@@ -66,32 +71,43 @@ async def recent(call: Call) -> RecentAnswer:
     return RecentAnswer([RecentFact(**one) for one in found])
 
 
+@handles(STATUS_PAGE)
 async def page(call: Call) -> bytes:
     """Return the status as an HTML page."""
-    status_page = await call.api.load("synrepl.transports.http.status_page")
-    call.request.setHeader(b"content-security-policy", status_page.POLICY)
     call.request.setHeader(b"cache-control", b"no-store")
 
     async def make() -> bytes:
         now, found = call.services.clock.seconds(), msgspec.to_builtins(_status(call))  # a copy
-        rendered: bytes = await call.services.thread.run(lambda: status_page.page(found, now))
+        rendered: bytes = await call.services.thread.run(lambda: _status_page().page(found, now))
         return rendered
 
     # In a thread, as metrics: with a thousand writers it takes some ten milliseconds.
-    return await call.api.shared.run(("page", call.access), make)
+    rendered = await call.api.shared.run(("page", call.access), make)
+    call.request.setHeader(b"content-security-policy", _status_page().POLICY)
+    return rendered
 
 
+def _status_page() -> ModuleType:
+    """Import it on first use, in a thread: Jinja takes memory, and half a second."""
+    from synrepl.transports.http import status_page
+
+    return status_page
+
+
+@handles(ROOT)
 async def root(call: Call) -> bytes:
     """Redirect to the status page."""
     call.request.redirect(b"status")
     return b""
 
 
+@handles(LIVEZ)
 async def livez(call: Call) -> Alive:
     """Respond while the process runs."""
     return Alive()
 
 
+@handles(READYZ)
 async def readyz(call: Call) -> Ready:
     """Report readiness; 503 with the reasons if this daemon is not ready."""
     reasons = call.services.not_ready_reasons()
@@ -100,6 +116,7 @@ async def readyz(call: Call) -> Ready:
     return Ready(not reasons, reasons)
 
 
+@handles(METRICS)
 async def metrics(call: Call) -> bytes:
     """Return the metrics for Prometheus, on request in the form of OpenMetrics."""
     services = call.services

@@ -3,10 +3,12 @@
 import msgspec
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import DECLARE, DECLARED
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.streams.declared import StreamBody
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
+from synrepl.transports.http.handlers import handles
 
 
 class DeclaredAnswer(msgspec.Struct, frozen=True):
@@ -22,6 +24,7 @@ class DeclaredStreamsAnswer(msgspec.Struct, frozen=True):
     streams: list[StreamBody]
 
 
+@handles(DECLARED)
 async def list_all(call: Call) -> DeclaredStreamsAnswer:
     """List the declared streams that the peer may see."""
     declared = call.services.declared
@@ -29,6 +32,7 @@ async def list_all(call: Call) -> DeclaredStreamsAnswer:
     return DeclaredStreamsAnswer([StreamBody.of(one) for one in known if call.access.sees(one.name)])
 
 
+@handles(DECLARE)
 async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
     """Declare a stream. Raises `ApiError` if the declaration is invalid, or differs from an earlier one."""
     call.check_streams(body.name)
