@@ -95,13 +95,10 @@ def session_settings(master: str | None) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.streaming.stateStore.providerClass": (
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-        ),
     }
     cores = None if master is None else _local_cores(master)
     if cores is not None:
-        # Spark's default of 200 is for clusters: each costs a task, and a file in each stateful stream.
+        # Spark's default of 200 is for clusters: each costs a task.
         settings["spark.sql.shuffle.partitions"] = str(max(2, 2 * cores))
     # Whoever reads a result gets it by partitions, each of which must fit in memory. Small ones are joined.
     settings["spark.sql.adaptive.coalescePartitions.initialPartitionNum"] = "200"
