@@ -1,10 +1,14 @@
-"""Write the files that derive from the code: pages of the manual, the man page and the example settings."""
+"""Write the files that derive from the code: pages of the manual, the man page and the example settings.
+
+The reference (`BUILT`) is not kept in the repository, but the list of what outside programs may rely on is.
+"""
 
 import argparse
 import inspect
 import json
 import re
 import sys
+import tempfile
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,9 +27,11 @@ sys.path.insert(0, str(ROOT))
 from scripts.lib.cache_reference import cache_reference  # noqa: E402  # after the path
 from scripts.lib.http_reference import http_reference, streams_of  # noqa: E402  # after the path
 from scripts.lib.library_reference import library_reference, markdown  # noqa: E402
+from scripts.lib.manual import BUILT, DOCS  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
+from synrepl.http_api.routes import ROUTES  # noqa: E402
 from synrepl.ports.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
 from synrepl.ports.rights import command_operation  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
@@ -38,7 +44,6 @@ from synrepl.wire.commands import Position, declared_commands  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
 from synrepl.wire.grammar import Command, CommandForm, Side  # noqa: E402
 
-DOCS: Final = ROOT / "docs"
 MADE: Final = "<!-- Written by scripts/docs from the code; edit that. -->\n"
 
 WIRE: Final = f"""\
@@ -456,6 +461,49 @@ def library() -> str:
     return _page(["# The library", "", *library_reference()])
 
 
+def contract() -> str:
+    """Return a line for each thing that outside programs may rely on: what a review must see change."""
+    lines = ["Written by scripts/docs from the code: what outside programs may rely on, a line each.", ""]
+    lines += ["[library]", *_signatures(library()), "", "[settings]"]
+    lines += [f"{one.name} --{one.flag} {one.kind} {one.default_text}" for one in declared_settings()]
+    lines += ["", "[commands of synrepl]"]
+    for name, command in _commands(synrepl_command):
+        arguments = [one.human_readable_name for one in command.params if isinstance(one, click.Argument)]
+        flags = sorted(flag for one in _options(command) for flag in (*one.opts, *one.secondary_opts))
+        lines.append(" ".join([name, *arguments, *flags]))
+    lines += ["", "[HTTP]"]
+    for route in ROUTES:
+        names = [*(one.name for one in route.query), *(f"{one.name}:" for one in route.headers)]
+        lines.append(" ".join([route.method, route.path, *names]))
+    lines += ["", "[metrics]", *(" ".join(cells[:3]) for cells in _rows(metrics()))]
+    lines += ["", "[rows]"]
+    for stream in StreamTable.default():
+        fields = [f"{cells[0]}({cells[1]})" for cells in _rows("\n".join(_stream(stream)))]
+        lines.append(" ".join([stream.name, _span(stream.span), *fields]))
+    lines += ["", "[wire]"]
+    for one in declared_commands():
+        lines += [f"{grammar} ({_span(span)})" for span, grammar in _grammars(one)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _signatures(page: str) -> Iterator[str]:
+    """Yield the signatures of the library's page, each in a line; methods with their class."""
+    for name, declared in re.findall(
+        r"^#{3,4} ([^\n]*)\n\n```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    ):
+        line = re.sub(r"\s+", " ", declared.strip())
+        line = line.replace("( ", "(").replace(", )", ")").replace(",)", ")")
+        yield f"{name.partition('.')[0]}: {line}" if "." in name else line
+
+
+def _rows(page: str) -> Iterator[list[str]]:
+    """Yield the cells of the tables of a page, without those of their heads."""
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            yield [cell.strip().replace("`", "").replace("\\|", "|") for cell in cells]
+
+
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -587,30 +635,46 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/library.md": library,
     "explanation/follower.md": follower,
     "../contrib/config.example.yaml": example_settings,
+    "reference/api.txt": contract,
     "../contrib/man/synrepl.1": man,
 }
 
 
-def outdated(folder: Path = DOCS) -> dict[Path, str]:
+STORED: Final = tuple(name for name in PAGES if name not in BUILT)
+"""The files that are kept in the repository."""
+
+
+def build(folder: Path = DOCS, names: Iterable[str] = BUILT) -> list[Path]:
+    """Write those of these files that are missing or out of date; return them. Others may read meanwhile."""
+    changed = outdated(folder, names)
+    for path, text in changed.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as new:
+            new.write(text)
+        Path(new.name).chmod(0o644)
+        Path(new.name).replace(path)
+    return list(changed)
+
+
+def outdated(folder: Path = DOCS, names: Iterable[str] = STORED) -> dict[Path, str]:
     """Return the files that differ from what the code gives, with their new content."""
-    made = {folder / name: page() for name, page in PAGES.items()}
+    made = {folder / name: PAGES[name]() for name in names}
     return {path: text for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text}
 
 
 def main() -> int:
-    """Write the files that differ; with `--check` only report them, and return 1 if there are any."""
+    """Write the files that differ; with `--check` report the stored ones, and return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
+    parser.add_argument("--built", action="store_true", help="write only what is not in the repository")
     options = parser.parse_args()
-    changed = outdated()
-    for path, text in changed.items():
-        if options.check:
+    if options.check:
+        for path in (changed := outdated()):
             print(f"out of date: {path.relative_to(ROOT)}; run scripts/docs", file=sys.stderr)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
-            print(f"wrote {path.relative_to(ROOT)}")
-    return 1 if options.check and changed else 0
+        return 1 if changed else 0
+    for path in build(names=BUILT if options.built else PAGES):
+        print(f"wrote {path.relative_to(ROOT)}")
+    return 0
 
 
 if __name__ == "__main__":

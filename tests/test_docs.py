@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from scripts.docs import DOCS, PAGES, metrics
+from scripts.docs import PAGES, STORED, build, metrics
+from scripts.lib.manual import DOCS, pages
 from scripts.lib.references import anchors_of
 from synrepl.config import settings
 from synrepl.ports.metrics import Metrics
@@ -17,8 +18,17 @@ ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_derived_page_is_up_to_date(name: str) -> None:
+MANUAL = [ROOT / "README.md", *pages()]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _reference() -> None:
+    """The pages that are not in the repository."""
+    build()
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_derived_file_is_up_to_date(name: str) -> None:
     """Otherwise: scripts/docs."""
     assert (DOCS / name).read_text("utf-8") == PAGES[name]()
 
@@ -47,9 +57,7 @@ def _headings(name: str) -> list[str]:
     return re.findall(r"^## (\S+)$", (DOCS / name).read_text("utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", MANUAL, ids=lambda page: page.name)
 def test_links_within_the_manual_lead_somewhere(page: Path) -> None:
     """Links to other pages and files; those to the net are not followed."""
     targets = [found[1] for found in LINK.finditer(page.read_text("utf-8")) if found[1]]
@@ -61,12 +69,7 @@ NAMED_FILE = re.compile(r"(?<![\w/.])((?:synrepl|scripts|tests|contrib)/(?!\d)[\
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml")),
-        *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "newsfragments"),
-    ],
-    ids=lambda page: page.name,
+    "page", [*MANUAL, ROOT / "CONTRIBUTING.md", ROOT / "pyproject.toml"], ids=lambda page: page.name
 )
 def test_files_of_the_tree_that_are_named_exist(page: Path) -> None:
     """Who adds something goes where the page sends them."""
@@ -75,9 +78,7 @@ def test_files_of_the_tree_that_are_named_exist(page: Path) -> None:
     assert [] == [name for name in named if not any(ROOT.glob(name))]
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", MANUAL, ids=lambda page: page.name)
 def test_links_to_parts_of_pages_lead_somewhere(page: Path) -> None:
     """A heading that was renamed takes its links along."""
     links = [(found[1], found[2][1:]) for found in LINK.finditer(page.read_text("utf-8")) if found[2]]
@@ -94,11 +95,8 @@ def test_the_table_of_contents_has_every_page() -> None:
     """A page that nothing links to is not read."""
     contents = ROOT / "docs" / "README.md"
     listed = {(contents.parent / found[1]).resolve() for found in LINK.finditer(contents.read_text("utf-8"))}
-    pages = [
-        page for page in (ROOT / "docs").rglob("*.md") if page.parent.name not in ("newsfragments", "docs")
-    ]
 
-    assert [] == [page.name for page in pages if page.resolve() not in listed]
+    assert [] == [page.name for page in pages() if page.parent != DOCS and page.resolve() not in listed]
 
 
 def test_the_example_configuration_has_every_setting() -> None:
@@ -119,7 +117,7 @@ def test_files_that_may_compare_dialects_exist() -> None:
 def test_the_source_cites_no_document_that_is_not_here() -> None:
     """Whoever reads a release cannot look it up."""
     cited = re.compile(r"\(facts: (the TCP|TCP|wire history|streams of)")
-    files = [*(ROOT / "synrepl").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    files = [*(ROOT / "synrepl").rglob("*.py"), *pages()]
 
     assert [] == [str(file) for file in files if cited.search(file.read_text("utf-8"))]
 
@@ -137,6 +135,5 @@ def test_signatures_and_examples_of_the_library_are_python() -> None:
 def test_the_site_has_every_page() -> None:
     """`scripts/site` fails otherwise, but takes longer to say so."""
     listed = set(re.findall(r"^ +- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
-    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
 
-    assert {page for page in pages if not page.startswith("newsfragments/")} == listed
+    assert {page.relative_to(DOCS).as_posix() for page in pages()} == listed

@@ -10,7 +10,9 @@ from typing import Any, Final
 import pytest
 
 from scripts.chromium import Chromium, find_chromium
+from scripts.docs import build
 from scripts.lib.diagrams import checksum, diagrams
+from scripts.lib.manual import is_built, pages
 from scripts.lib.site_versions import add_version
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -57,6 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, as scripts/site builds it."""
     pytest.importorskip("material", reason="the extra docs is not installed; scripts/site installs it")
     folder = tmp_path_factory.mktemp("site")
+    build()
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         capture_output=True,
@@ -157,7 +160,7 @@ def test_each_diagram_has_a_picture_of_today() -> None:
 
 def test_each_picture_of_the_manual_is_used() -> None:
     """In one of its sizes and colors: nobody notices that another picture is out of date."""
-    text = "".join(path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    text = "".join(page.read_text("utf-8") for page in pages() if not is_built(page))
     shown = {one.image.name for one in diagrams()}
     for path in (ROOT / "docs" / "images").iterdir():
         name = path.name.replace("-phone.", ".").replace("-dark.", ".")

@@ -9,6 +9,7 @@ from typing import Any, Final
 from synrepl.http_api.route import Example, Parameter, Route
 from synrepl.http_api.routes import ROUTES
 from synrepl.ports.rights import Operation, route_operation
+from synrepl.transports.http import api as _ties_handlers  # noqa: F401
 from synrepl.transports.http.openapi_routes import build_description
 from synrepl.wire.error_codes import ERROR_CODES, RETRYABLE_STATUSES, ErrorCode
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
