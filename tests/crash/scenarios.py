@@ -18,7 +18,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.files.queue import FileQueue, LogProgress, NamedFile
+from synrepl.files.names import FileQueue, LogProgress, NamedFile
 from synrepl.files.store import FileStore
 from synrepl.ports.history import AppendKey, Lease
 from synrepl.replication.retention import keys_of
@@ -370,8 +370,13 @@ class FilesScenario(Scenario):
         store.sweep(lambda name: name == _sha256(self.FETCHED))
         return store
 
+    @staticmethod
+    def _queue(store: FileStore) -> FileQueue:
+        return FileQueue(store.directory, has=store.has, seconds=store.seconds)
+
     def run(self, acknowledge: Acknowledge) -> None:
-        store, queue = self._store(), FileQueue(self.position / "files")
+        store = self._store()
+        queue = self._queue(store)
         positions = FilePositions(self.position / "positions")
         positions.open()
         queue.open()
@@ -384,11 +389,11 @@ class FilesScenario(Scenario):
         positions.save({"events": {"w1": 1}})
         acknowledge(("positions", 1))
         named = [NamedFile(name="fetched", sha256=_sha256(self.FETCHED), size=len(self.FETCHED), serial=1)]
-        queue.note(named, LogProgress(1, "digest"), now_ms=NOW * 1000, has=store.has, fetches=True)
+        queue.note(named, LogProgress(1, "digest"))
         self._fetch(store, until=300)
         self._fetch(store, until=len(self.FETCHED))
         acknowledge(("file", _sha256(self.FETCHED)))
-        queue.mark_arrived(_sha256(self.FETCHED), NOW * 1000)
+        queue.settle([_sha256(self.FETCHED)], is_new=True)
         store.remove(_sha256(self.DELETED))
         acknowledge(("deleted", _sha256(self.DELETED)))
         positions.save({"events": {"w1": 2}})
@@ -428,10 +433,9 @@ class FilesScenario(Scenario):
 
     def state(self) -> Any:
         # What a kill left beside its name goes at the next start, or with the next save.
-        self._store()
-        queue = FileQueue(self.position / "files")
+        queue = self._queue(self._store())
         seen = queue.open().text
-        wanted = queue.take(NOW * 1000, 10)
+        wanted, _ = queue.due(10)
         queue.close()
         found = sorted(
             (str(path.relative_to(self.position)), path.stat().st_size if "sha256" in path.parts else 0)

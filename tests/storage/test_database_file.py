@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from synrepl.errors import StorageError
-from synrepl.files.queue_database import QueueDatabase
+from synrepl.files.names import QueueDatabase
 from synrepl.ports.history import EpochStart
 from synrepl.storage import file_swap
 from synrepl.storage.append_errors import LogLost
