@@ -137,7 +137,7 @@ class ReplicationServices:
             retired=self.roles.reading_refusal,
             primary=lambda: self.roles.primary if self.roles.role != PRIMARY else Address(),
         )
-        log.on_replaced(self._warn_of_filter)
+        log.copies.on_replaced(self._warn_of_filter)
         self.retention = Retention(
             log,
             reactor,

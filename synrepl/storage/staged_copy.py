@@ -68,7 +68,7 @@ class StagedCopy:
     async def follow(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Append facts as `Log.follow` does, to the copy."""
+        """Append facts as `LogCopies.follow` does, to the copy."""
         await self._thread.run(partial(commit_followed, self._engine, self.position, facts, receipts, upto))
         self.position = position_after(facts, upto, self.position)
 

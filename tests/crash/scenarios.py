@@ -117,11 +117,15 @@ class LogScenario(Scenario):
         done(log.keep_leases([Lease(uuid="u", name="reader", registered=True, serial=1, made_ms=1)]))
         acknowledge(("lease", "u"))
         if log.head.epoch < 2:
-            done(log.next_epoch("promoted"))
+            done(log.copies.next_epoch("promoted"))
         acknowledge(("epoch", 2))
         self._append(log, acknowledge, "three")
         if log.head.epoch < 3:
-            done(log.next_epoch("lost", stream="push_rules", token=log.linear_position("push_rules") - 1))
+            done(
+                log.copies.next_epoch(
+                    "lost", stream="push_rules", token=log.linear_position("push_rules") - 1
+                )
+            )
         acknowledge(("epoch", 3))
         self._append(log, acknowledge, "four")
         while log.head.trimmed_upto.serial < 3:

@@ -511,7 +511,7 @@ class FailureTests(LogCase):
         self.lose_track(log)
 
         async def take() -> tuple[LogPosition, LogPosition]:
-            snapshot = await log.snapshot()
+            snapshot = await log.copies.snapshot()
             return snapshot.position, log.position
 
         taken = Deferred.fromCoroutine(take())
@@ -525,7 +525,7 @@ class FailureTests(LogCase):
         log = self.start()
         self.lose_track(log)
 
-        began = Deferred.fromCoroutine(log.next_epoch("for a test"))
+        began = Deferred.fromCoroutine(log.copies.next_epoch("for a test"))
         self.clock.pump([0.1] * 3)
 
         self.assertEqual(1, self.successResultOf(began).serial)
@@ -537,7 +537,7 @@ class FailureTests(LogCase):
         log = self.start()
         self.lose_track(log, silent=3)
 
-        began = Deferred.fromCoroutine(log.next_epoch("for a test"))
+        began = Deferred.fromCoroutine(log.copies.next_epoch("for a test"))
 
         self.assertTrue(self.failure_after(began, 0.2).retryable)
 
@@ -796,7 +796,7 @@ class LifeTests(LogCase):
         log = self.started(engine, server_name="example.org")
 
         async def adopt() -> None:
-            await log.adopt_copy(await log.open_staged_copy())
+            await log.copies.adopt(await log.copies.open_staged())
 
         self.wait(adopt())
 

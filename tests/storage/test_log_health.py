@@ -212,8 +212,8 @@ class ReadTests(HealthCase):
         self.read(3)
 
         async def adopt() -> None:
-            copy = await self.health.open_staged_copy()
-            await self.health.adopt_copy(copy)
+            copy = await self.health.copies.open_staged()
+            await self.health.copies.adopt(copy)
 
         self.wait(adopt())
 
@@ -292,7 +292,7 @@ class LostTests(HealthCase):
         self.assertIs(
             LOST, self.failureResultOf(self.health.append_assigned("events", [("w1", 99, A)])).value
         )
-        turning = Deferred.fromCoroutine(self.health.next_epoch("promoted"))
+        turning = Deferred.fromCoroutine(self.health.copies.next_epoch("promoted"))
         self.assertIs(LOST, self.failureResultOf(turning).value)
         self.pass_seconds(60)
 
