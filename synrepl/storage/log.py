@@ -163,7 +163,7 @@ class Log:
 
     async def _load(self, open_engine: Callable[[], Head]) -> Head:
         def work() -> tuple[Head, Notes, list[Lease]]:
-            return open_engine(), self._engine.notes(), self._engine.leases()
+            return open_engine(), self._engine.notes.all(), self._engine.leases.all()
 
         head, self.notes, leases = await self._writing.run(work)
         self.leases = {lease.uuid: lease for lease in leases}
@@ -222,7 +222,7 @@ class Log:
 
     async def _forget_receipts(self) -> None:
         self._forget_timer.start(FORGET_EVERY_SECONDS)
-        await self._writing.run(partial(self._engine.forget_receipts, self._now_ms() - RECEIPT_MS))
+        await self._writing.run(partial(self._engine.receipts.forget, self._now_ms() - RECEIPT_MS))
 
     # -- position, health and history ----------------------------------------------------------------------
 
@@ -320,12 +320,12 @@ class Log:
         await detached(self._note(notes), Deferred())
 
     async def _note(self, notes: NoteChanges) -> None:
-        await self._writing.run(partial(self._engine.note, notes))
+        await self._writing.run(partial(self._engine.notes.store, notes))
         self.notes = changed(self.notes, notes)
 
     async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
         """Store these leases, and delete the dropped uuids."""
-        await self._writing.run(partial(self._engine.keep_leases, changed, dropped))
+        await self._writing.run(partial(self._engine.leases.store, changed, dropped))
         self.leases.update((lease.uuid, lease) for lease in changed)
         for uuid in dropped:
             self.leases.pop(uuid, None)

@@ -147,16 +147,16 @@ class LogScenario(Scenario):
     def _replace_by_a_copy(self, engine: SQLEngine) -> None:
         """As a replica that joins anew does, with a log that is a copy of this one."""
         snapshot = engine.snapshot()
-        facts, _ = engine.read(after=0, upto=snapshot.position.serial, limit=1000)
-        notes, leases = engine.notes(), engine.leases()
+        facts, _ = engine.pages.facts(after=0, upto=snapshot.position.serial, limit=1000)
+        notes, leases = engine.notes.all(), engine.leases.all()
         engine.drop_staged()
         copy = engine.staging()
         copy.open()
         copy.commit(facts, [], upto=snapshot.position)
         copy.restore(snapshot)
         # As if it was of another log: what is noted beside this one must not be taken for its own.
-        copy.note({**notes, "history": "another"})
-        copy.keep_leases(leases)
+        copy.notes.store({**notes, "history": "another"})
+        copy.leases.store(leases)
         copy.close()
         engine.adopt_staged()
 
@@ -164,7 +164,7 @@ class LogScenario(Scenario):
         engine = self.engine()
         head = engine.open()
         engine.check()
-        facts, upto = engine.read(after=0, upto=head.serial, limit=1000)
+        facts, upto = engine.pages.facts(after=0, upto=head.serial, limit=1000)
         trimmed_upto = head.trimmed_upto
         dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
         assert head.serial == upto
@@ -173,19 +173,19 @@ class LogScenario(Scenario):
         for what, told in acknowledged:
             if what == "append":
                 key, appended = told
-                receipt = engine.receipt(AppendKey(self.APPENDS[key][0], key))
+                receipt = engine.receipts.get(AppendKey(self.APPENDS[key][0], key))
                 assert receipt is not None, f"the receipt of {key} is gone"
                 assert msgspec.to_builtins(receipt.appended) == appended
                 assert head.serial >= appended["first_serial"] + len(appended["tokens"]) - 1
             elif what == "lease":
-                assert [told] == [lease.uuid for lease in engine.leases()]
+                assert [told] == [lease.uuid for lease in engine.leases.all()]
             elif what == "epoch":
                 assert head.epoch >= told
             elif what == "trimmed_upto":
                 assert trimmed_upto.serial >= told
         # Whoever was not answered must not find half of what it asked for.
         for key, (_, _, rows) in self.APPENDS.items():
-            receipt = engine.receipt(AppendKey(self.APPENDS[key][0], key))
+            receipt = engine.receipts.get(AppendKey(self.APPENDS[key][0], key))
             if receipt is not None:
                 assert len(receipt.appended.tokens) == len(rows)
         engine.close()
@@ -195,7 +195,7 @@ class LogScenario(Scenario):
 
     def _described(self, engine: SQLEngine) -> Any:
         head = engine.head()
-        facts, _ = engine.read(after=0, upto=head.serial, limit=1000)
+        facts, _ = engine.pages.facts(after=0, upto=head.serial, limit=1000)
         assert not engine.database.is_staged()
         return {
             "facts": [(fact.serial, fact.digest, fact.stream, fact.writer, fact.token) for fact in facts],
@@ -206,11 +206,11 @@ class LogScenario(Scenario):
             ],
             "positions": sorted((*pair, token) for pair, token in head.positions.items()),
             "receipts": {
-                key: msgspec.to_builtins(engine.receipt(AppendKey(stream, key)))
+                key: msgspec.to_builtins(engine.receipts.get(AppendKey(stream, key)))
                 for key, (stream, _, _) in self.APPENDS.items()
             },
-            "leases": [lease.uuid for lease in engine.leases()],
-            "notes": sorted(engine.notes()),
+            "leases": [lease.uuid for lease in engine.leases.all()],
+            "notes": sorted(engine.notes.all()),
         }
 
     def left(self) -> list[str]:

@@ -140,7 +140,7 @@ class ChangelogTests(SiteCase):
             lines[4]["epoch_start"],
         )
         told = lines[1]["receipt"]
-        self.assertEqual(self.engine.receipts["k"].request, told.pop("request"))
+        self.assertEqual(self.engine.receipts_by_key["k"].request, told.pop("request"))
         self.assertEqual(
             {
                 "stream": "receipts",

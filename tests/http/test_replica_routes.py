@@ -399,7 +399,7 @@ class LeaseTests(CopiesCase):
         self.say("POST", "/v1/leases", name="lisbon")
         self.ask("DELETE", "/v1/leases/paris")
 
-        kept = {(lease.name, lease.reason) for lease in self.engine.leases()}
+        kept = {(lease.name, lease.reason) for lease in self.engine.leases.all()}
         self.assertEqual({("lisbon", ""), ("paris", DROPPED)}, kept)
 
     def test_what_cannot_be_saved_is_not_answered_as_done(self) -> None:

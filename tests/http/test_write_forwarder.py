@@ -127,7 +127,7 @@ class RelayCase(SiteCase):
         after = self.log.head.serial
         self.wait(
             self.log.copies.follow(
-                self.primary_engine.facts[after:], self.primary_engine.receipts_between(after, 10**9)
+                self.primary_engine.facts[after:], self.primary_engine.receipts.between(after, 10**9)
             )
         )
 
@@ -482,7 +482,7 @@ class OverHttpTests(RelayCase):
         expected = f"/facts?files=here&via={self.log.uuid}&timeout=4.000"
         self.assertTrue(url.endswith(expected.encode()), url)
         self.assertEqual(["w\u00e4"], [kept.writer for kept in self.primary_engine.facts])
-        self.assertEqual({"k\u00e4"}, {*self.primary_engine.receipts})
+        self.assertEqual({"k\u00e4"}, {*self.primary_engine.receipts_by_key})
 
     def test_another_primary_is_asked_from_then_on(self) -> None:
         """The connections to the former one are closed."""

@@ -958,11 +958,11 @@ class ReplicaSimulation(SeededRun):
                 ours, theirs = _positions(node, stream), _positions(primary, stream)
                 if ours != theirs:
                     self._fail(f"{node.name} has {stream} at {ours}, the primary at {theirs}")
-        if wanted is None and node.engine.receipts != primary.engine.receipts:
+        if wanted is None and node.engine.receipts_by_key != primary.engine.receipts_by_key:
             differ = {
                 key
-                for key in {*node.engine.receipts, *primary.engine.receipts}
-                if node.engine.receipts.get(key) != primary.engine.receipts.get(key)
+                for key in {*node.engine.receipts_by_key, *primary.engine.receipts_by_key}
+                if node.engine.receipts_by_key.get(key) != primary.engine.receipts_by_key.get(key)
             }
             self._fail(f"{node.name} has other receipts than the primary: {sorted(differ)[:5]}")
 

@@ -319,7 +319,7 @@ class IdempotencyTests(LogCase):
         self.assertEqual(1, self.append(log, "events", "w1", A, key="k").first_serial)
         self.clock.pump([3600.0] * 3)
 
-        self.assertEqual({}, engine.receipts)
+        self.assertEqual({}, engine.receipts_by_key)
         self.assertEqual(2, self.append(log, "events", "w1", A, key="k").first_serial)
 
 
@@ -800,7 +800,7 @@ class LifeTests(LogCase):
 
         self.wait(adopt())
 
-        self.assertEqual("example.org", engine.notes()["server_name"])
+        self.assertEqual("example.org", engine.notes.all()["server_name"])
 
     def test_a_log_that_cannot_be_opened_ends_its_threads(self) -> None:
         """Or the process that wants to end because of it would hang."""

@@ -51,7 +51,7 @@ class FollowingTests(LogCase):
         self.successResultOf(following)
         self.assertEqual((place(FACTS[2]), FACTS[:3]), (self.copy.position, shown))
         self.assertEqual({"w": 3}, self.copy.positions("events"))
-        self.assertEqual(RECEIPT, self.engine.receipt(AppendKey("s", "key")))
+        self.assertEqual(RECEIPT, self.engine.receipts.get(AppendKey("s", "key")))
 
     def test_facts_that_are_followed_make_the_head_young(self) -> None:
         """A replica of a replica that is at a busy head is live, not idle."""

@@ -77,7 +77,7 @@ def is_copy(a: FakeNode, b: FakeNode) -> bool:
         a.log.position == b.log.position
         and a.engine.facts == b.engine.facts
         and verify(b.engine.facts, "0" * 64) is None
-        and a.engine.receipts == b.engine.receipts
+        and a.engine.receipts_by_key == b.engine.receipts_by_key
         and (ours.positions, ours.epoch_starts, ours.trimmed_upto)
         == (theirs.positions, theirs.epoch_starts, theirs.trimmed_upto)
     )
