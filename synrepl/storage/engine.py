@@ -11,12 +11,7 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import (
-    AppendReceipt,
-    EpochStart,
-    LogPosition,
-    LogSnapshot,
-)
+from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import Head, KeysOf
 from synrepl.storage.beside_facts import UPSERT_NOTE, StoredLeases, StoredNotes, StoredReceipts
 from synrepl.storage.continuity import (
@@ -98,14 +93,14 @@ class SQLEngine:
     def open(self) -> Head:
         """Create or migrate the tables, check the end of the log, count this boot, and return the head."""
         database = self.database
-        if self.database.is_open:
+        if database.is_open:
             raise StorageError(op="open", why=f"{database.name} is open already")
         self._ownership.begin()
         with database.map_errors("open"):
             database.acquire()
-        self.database.is_open = True
+        database.is_open = True
         try:
-            with self.database.writing("open") as connection:
+            with database.writing("open") as connection:
                 with connection.transaction():
                     tables = database.tables(connection)
                     steps = migrations(self._dialect.flavor)
