@@ -409,7 +409,7 @@ class LeaseTests(CopiesCase):
         def full(*_: Any) -> None:
             raise StorageError(op="keep_leases", why="the disk is full", retryable=True)
 
-        self.patch(self.engine, "keep_leases", full)
+        self.patch(self.engine.leases, "store", full)
         added = self.say("POST", "/v1/leases", name="lisbon")
         dropped = self.ask("DELETE", "/v1/leases/paris")
 
