@@ -7,7 +7,7 @@ from typing import Final
 from synrepl.errors import StorageError
 from synrepl.ports.history import AppendReceipt, LogPosition
 from synrepl.ports.interfaces import Head
-from synrepl.storage.engine import UPSERT_NOTE
+from synrepl.storage.beside_facts import UPSERT_NOTE
 from synrepl.storage.schema import COLUMNS, RECEIPT_COLUMNS, LogBounds, read_bounds, receipt_of
 from synrepl.storage.sqlite import SQLiteConnection
 from synrepl.streams.facts import Fact
@@ -40,7 +40,7 @@ class FaultyEngine(MemoryEngine):
         return self._facts
 
     @property
-    def receipts(self) -> dict[str, AppendReceipt]:
+    def receipts_by_key(self) -> dict[str, AppendReceipt]:
         """All receipts, by the text of their keys."""
         rows = self.database.connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts")
         return {receipt.key.text: receipt for receipt in map(receipt_of, rows)}
@@ -81,7 +81,7 @@ class FaultyEngine(MemoryEngine):
             self.staged.crash()
 
     def head(self) -> Head:
-        self._check_open("head")
+        self.database.check_open("head")
         if self._head_failures:
             raise self._head_failures.pop()
         return super().head()
@@ -89,7 +89,7 @@ class FaultyEngine(MemoryEngine):
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        self._check_open("commit")
+        self.database.check_open("commit")
         failure, self._failure = self._failure, None
         if failure is not None:
             self._head_failures = [failure[0]] * failure[2]

@@ -14,7 +14,6 @@ from synrepl.config import Settings
 from synrepl.daemon.peer_secrets import PeerSecrets
 from synrepl.errors import StorageError
 from synrepl.files.files import Files
-from synrepl.files.queue import FileQueue
 from synrepl.files.store import FileStore
 from synrepl.ports.access import Keyring
 from synrepl.ports.history import Lease
@@ -102,7 +101,6 @@ class ReplicationServices:
         self.files = Files(
             log,
             FileStore(settings.files_path, seconds=reactor.seconds),
-            FileQueue(settings.files_path),
             ReactorThread(reactor, "files"),
             reactor,
             rule=settings.fetch_files,
@@ -139,7 +137,7 @@ class ReplicationServices:
             retired=self.roles.reading_refusal,
             primary=lambda: self.roles.primary if self.roles.role != PRIMARY else Address(),
         )
-        log.on_replaced(self._warn_of_filter)
+        log.copies.on_replaced(self._warn_of_filter)
         self.retention = Retention(
             log,
             reactor,

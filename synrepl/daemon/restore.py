@@ -50,11 +50,11 @@ async def restore_snapshot(
     copy: StagedCopy | None = None
     try:
         snapshot = await thread.run(lambda: _checked(store, server_name))
-        copy = await log.open_staged_copy()
+        copy = await log.copies.open_staged()
         if copy.position.serial:
             # The remains of an interrupted restore or join.
-            await log.drop_copy(copy)
-            copy = await log.open_staged_copy()
+            await log.copies.drop(copy)
+            copy = await log.copies.open_staged()
         began = logged = seconds()
         done = 0
         for part in snapshot.files:
@@ -97,7 +97,7 @@ async def restore_snapshot(
         await copy.note(history=snapshot.history, joined=YES, filter=None, joining=None)
         if server_name is None and snapshot.server_name != UNNAMED:
             await log.note(server_name=snapshot.server_name)
-        await log.adopt_copy(copy)
+        await log.copies.adopt(copy)
     except BaseException:
         if copy is not None:
             await copy.close()

@@ -187,7 +187,7 @@ class Daemon(Service):
         refused = self.refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
         await declared.load()
         await refused.load()
-        log.on_replaced(self._read_own)
+        log.copies.on_replaced(self._read_own)
         adjust = partial(self._adjust_ingest, ingest, log, publisher)
         replication = self.replication = ReplicationServices(
             settings,
@@ -206,12 +206,12 @@ class Daemon(Service):
         for stream in self.table:
             replication.files.stream_added(stream)
         declared.subscribers.append(replication.files.stream_added)
-        log.on_replaced(publisher.log_replaced)
-        log.on_replaced(
+        log.copies.on_replaced(publisher.log_replaced)
+        log.copies.on_replaced(
             lambda: listeners.close_followers("this replica has joined again: read its streams again")
         )
-        log.on_epoch_started(lambda: self._on_epoch_started(log, replication))
-        log.on_replaced(replication.files.rebuild)
+        log.copies.on_epoch_started(lambda: self._on_epoch_started(log, replication))
+        log.copies.on_replaced(replication.files.rebuild)
         if listeners.resp is not None:
             # Imported on use: most daemons have no such port.
             from synrepl.daemon.channel import ChannelServices

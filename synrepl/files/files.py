@@ -8,16 +8,13 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger, LogLevel
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.files.context import STEP, FilesContext, Rule, Wakeup
-from synrepl.files.fetcher import FileFetcher, IFetchFile
-from synrepl.files.file_check import Damaged, StoredFile
-from synrepl.files.maintenance import FileMaintenance
-from synrepl.files.name_index import NameIndex
-from synrepl.files.queue import FileQueue, NamedFile, QueueSummary
-from synrepl.files.spool import Spool
-from synrepl.files.store import FileStore
+from synrepl.files.fetching import FileFetcher, FileMaintenance, IFetchFile
+from synrepl.files.names import FileQueue, NamedFile, NameIndex, QueueSummary, Rule
+from synrepl.files.store import STEP, Damaged, DiskThread, FileStore, Spool, StoredFile
+from synrepl.ports.gate import Wakeup
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.problems import Problem
+from synrepl.ports.tasks import Loops
 from synrepl.ports.time import Timer, sleep
 from synrepl.storage.log import Log
 from synrepl.streams.stream import Stream
@@ -44,7 +41,6 @@ class Files:
         self,
         log: Log,
         store: FileStore,
-        queue: FileQueue,
         thread: IThread,
         clock: IClock,
         *,
@@ -57,36 +53,52 @@ class Files:
         find_stream: Callable[[str], Stream[Any] | None] = lambda name: None,
         logger: Logger,
     ) -> None:
-        self._refusal = refusal
+        self._log = log
+        self._store = store
         self._clock = clock
-        self._rule: Literal["eager", "lazy"] = rule
-        self._fetch = fetch
+        self._refusal = refusal
+        self._logger = logger
+        self._source_rule: Rule = rule
+        self._disk = DiskThread(thread, logger)
+        # Cancelled before the tasks of the thread, which they start.
+        self._loops = Loops(clock, logger, "files")
+        self._queue = FileQueue(
+            store.directory, has=store.has, seconds=clock.seconds, rule="none" if fetch is None else rule
+        )
         self._summary = QueueSummary()
         self._summary_wakeup = Wakeup(clock)
-        self._log = log
-        self._context = FilesContext(store, queue, thread, clock, self._rule_now(), logger)
-        self._names = NameIndex(log, self._context, self._on_new_names, find_stream)
-        self._verified_reads = _VerifiedReads(self._context, self._on_loss)
+        self._names = NameIndex(log, self._queue, self._disk, clock, self._on_new_names, find_stream)
+        self._verified_reads = _VerifiedReads(store, self._disk, self._on_loss)
         self._fetcher = FileFetcher(
-            self._context,
+            store,
+            self._queue,
+            self._disk,
+            clock,
             fetch,
             workers,
             max_bytes=max_bytes,
             on_arrival=self._on_arrival,
             on_failure=self._summary_wakeup.open,
+            logger=logger,
         )
         self._maintenance = FileMaintenance(
-            self._context, self._on_loss, lambda: self._names.is_complete, grace_seconds=grace_seconds
+            store,
+            self._queue,
+            self._disk,
+            clock,
+            on_loss=self._on_loss,
+            are_names_known=lambda: self._names.is_complete,
+            grace_seconds=grace_seconds,
+            logger=logger,
         )
         self._waiting: dict[str, dict[Deferred[bool], None]] = {}
         self._is_running = False
 
     async def start(self) -> None:
         """Start, from the saved progress. Raises `StorageError`."""
-        context = self._context
         await self._names.open()
-        await context.run(context.queue.follow, context.rule)
-        await context.run(context.store.sweep, context.queue.is_missing)
+        await self._disk.run(self._queue.follow, self._queue.rule)
+        await self._disk.run(self._store.sweep, self._queue.is_missing)
         self._is_running = True
         for part, step in (
             ("reading names", self._names.step),
@@ -94,30 +106,27 @@ class Files:
             ("maintenance", self._maintenance.step),
             ("counting", self._update_summary),
         ):
-            context.loops.start(context.run_loop(part, step), part)
+            self._loops.repeat(step, part)
         self._summary_wakeup.open()
 
     async def stop(self) -> None:
         """Stop all work, save the progress, and stop the thread. Idempotent."""
-        context = self._context
-        context.loops.cancel_all()
-        context.tasks.cancel_all()
+        self._loops.cancel_all()
+        self._disk.tasks.cancel_all()
         for waiters in list(self._waiting.values()):
             for waiter in list(waiters):
                 _answer(waiter, is_present=False)
         if self._is_running:
             self._is_running = False
-            context.run_later(self._maintenance.close)
-            context.run_later(context.queue.remember, "seen", self._names.progress.text)
-            context.run_later(context.queue.close)
-        await context.thread.stop()
+            self._disk.run_later(self._maintenance.close)
+            self._disk.run_later(self._queue.note, [], self._names.progress)
+            self._disk.run_later(self._queue.close)
+        await self._disk.stop()
 
     async def set_source(self, fetch: IFetchFile | None) -> None:
         """Fetch files from this source from now on (None: fetch none, as on a primary)."""
-        context = self._context
-        self._fetch = fetch
-        context.rule = self._rule_now()
-        await context.run(context.queue.follow, context.rule)
+        self._queue.rule = "none" if fetch is None else self._source_rule
+        await self._disk.run(self._queue.follow, self._queue.rule)
         self._fetcher.set_source(fetch)
         self._summary_wakeup.open()
 
@@ -133,16 +142,15 @@ class Files:
     @property
     def is_replica(self) -> bool:
         """Whether files are fetched from another daemon."""
-        return self._fetch is not None
+        return self._fetcher.source is not None
 
     async def wait_for(self, sha256: str, timeout: float) -> bool:
         """Whether the file is present, or arrives in `timeout` seconds. A replica requests a named file."""
-        context = self._context
-        if await context.run(context.store.has, sha256):
+        if await self._disk.run(self._store.has, sha256):
             return True
         if timeout <= 0:
             await self._request(sha256)
-            return await context.run(context.store.has, sha256)
+            return await self._disk.run(self._store.has, sha256)
         waiter: Deferred[bool] = Deferred()
         waiters = self._waiting.setdefault(sha256, {})
         waiters[waiter] = None
@@ -160,30 +168,30 @@ class Files:
     async def find(self, name: str) -> NamedFile | None:
         """The file to which this name refers at the end of the log; None if the name is not used."""
         await self._names.wait_for(self._log.head.serial)
-        return await self._context.run(self._context.queue.find, name)
+        return await self._disk.run(self._queue.find, name)
 
     async def names_after(self, name: str, limit: int, prefix: str) -> list[NamedFile]:
         """Up to `limit` names after this one that begin with `prefix`, in the order of their UTF-8 bytes."""
         await self._names.wait_for(self._log.head.serial)
-        list_names = partial(self._context.queue.names_after, name, limit, prefix=prefix)
-        return await self._context.run(list_names)
+        return await self._disk.run(self._queue.names_after, name, limit, prefix=prefix)
 
     async def is_named(self, sha256: str) -> bool:
         """Whether a name refers to the file."""
-        return await self._context.run(self._context.queue.is_named, sha256)
+        return await self._disk.run(self._queue.name_of, sha256) is not None
 
     async def forward(self, sha256: str, hops: int = 0) -> None:
         """Send a file to the daemon from which this replica fetches; without one (a primary) do nothing.
 
         `hops` is the number of replicas that forwarded it before. Raises a `ReplicationError`.
         """
-        if self._fetch is None:
+        source = self._fetcher.source
+        if source is None:
             return
         file = await self.open(sha256)
         if file is None:
             raise StorageError(op="forward a file", why=f"{sha256} is missing", retryable=True)
         try:
-            await self._fetch.send(sha256, file.size, partial(self.read, file), hops + 1)
+            await source.send(sha256, file.size, partial(self.read, file), hops + 1)
         finally:
             self.release(file)
 
@@ -196,41 +204,40 @@ class Files:
 
     async def read(self, file: StoredFile, offset: int, count: int) -> bytes:
         """Read `count` bytes of an open file; fewer only at its end."""
-        return await self._context.run(file.read, offset, count)
+        return await self._disk.run(file.read, offset, count)
 
     def release(self, file: StoredFile) -> None:
         """Close an open file."""
-        self._context.run_later(file.close)
+        self._disk.run_later(file.close)
 
     async def receive(self) -> Spool:
         """Start an upload: `append`, then `keep` or `discard`. Raises `refusal()` or `StorageError`."""
         if (refused := self._refusal()) is not None:
             raise refused
-        return await self._context.acquire(self._context.store.receive, Spool.abort)
+        return await self._disk.acquire(self._store.receive, Spool.abort)
 
     async def append(self, spool: Spool, data: bytes) -> None:
         """Add bytes to an upload. Raises `DiskFull`, or another `StorageError`."""
-        await self._context.run(spool.append, data)
+        await self._disk.run(spool.append, data)
 
     async def keep(self, spool: Spool, sha256: str) -> bool:
         """Store an upload durably if this is its checksum; return whether it is new.
 
         Raises `ChecksumMismatch`, or another `StorageError`.
         """
-        context = self._context
 
         def work() -> bool:
             is_new = spool.commit(sha256)
-            context.queue.mark_arrived(sha256, context.now_ms())
+            self._queue.settle([sha256], is_new=True)
             return is_new
 
-        is_new = await context.run(work)
+        is_new = await self._disk.run(work)
         self._on_arrival(sha256)
         return is_new
 
     def discard(self, spool: Spool) -> None:
         """Discard an upload."""
-        self._context.run_later(spool.abort)
+        self._disk.run_later(spool.abort)
 
     async def missing_upto(self, serial: int) -> list[tuple[str, str]]:
         """Name and checksum of each missing file that was named up to this serial, oldest first.
@@ -239,14 +246,14 @@ class Files:
         """
         await self._names.wait_for(serial)
         await self._maintenance.compare()
-        return await self._context.run(self._context.queue.missing, serial)
+        return await self._disk.run(self._queue.missing, serial)
 
     def status(self) -> dict[str, Any]:
         """The files' part of the status. Its counts of queued and missing files may be some seconds old."""
-        store, summary = self._context.store, self._summary
+        store, summary = self._store, self._summary
         oldest = summary.oldest_since_ms
         return {
-            "rule": self._context.rule,
+            "rule": self._queue.rule,
             "stored": store.stored,
             "stored_bytes": store.stored_bytes,
             "wanted": summary.wanted,
@@ -262,9 +269,9 @@ class Files:
 
     def problems(self) -> list[Problem]:
         """Problems, such as a file missing for over a minute."""
-        found = [Problem(f"files: {text}", since) for text, since in self._context.troubles.values()]
-        summary, rule = self._summary, self._context.rule
-        late_ms = self._context.now_ms() - PATIENCE_MS
+        found = [Problem(f"files: {text}", since) for text, since in self._loops.failing.values()]
+        summary, rule = self._summary, self._queue.rule
+        late_ms = self._queue.now_ms() - PATIENCE_MS
         # On a replica, a missing file is a problem only if fetching it fails.
         failing = [one for one in summary.failing if one.since_ms <= late_ms]
         if failing:
@@ -279,19 +286,15 @@ class Files:
             found.append(Problem(text, oldest / 1000))
         return found
 
-    def _rule_now(self) -> Rule:
-        return "none" if self._fetch is None else self._rule
-
     async def _request(self, sha256: str) -> None:
-        context = self._context
-        if self._fetch is not None:
-            await context.run(context.queue.demand, sha256, context.now_ms())
+        if self.is_replica:
+            await self._disk.run(self._queue.demand, sha256)
             self._fetcher.wakeup.open()
 
     def _on_new_names(self) -> None:
-        if self._context.rule == "lazy":
+        if self._queue.rule == "lazy":
             for sha256 in list(self._waiting):
-                self._context.tasks.start(self._request(sha256), "requesting a file")
+                self._disk.tasks.start(self._request(sha256), "requesting a file")
         self._fetcher.wakeup.open()
         self._summary_wakeup.open()
 
@@ -301,24 +304,24 @@ class Files:
         self._summary_wakeup.open()
 
     def _on_loss(self, sha256: str, why: str) -> None:
-        self._context.tasks.start(self._record_loss(sha256, why), "recording a loss")
+        self._disk.tasks.start(self._record_loss(sha256, why), "recording a loss")
 
     async def _record_loss(self, sha256: str, why: str) -> None:
-        context = self._context
-        is_primary = context.rule == "none"
-        name = await context.run(context.queue.mark_lost, sha256, context.now_ms(), fetches=not is_primary)
+        is_primary = self._queue.rule == "none"
+        await self._disk.run(self._queue.settle, [sha256])
+        name = await self._disk.run(self._queue.name_of, sha256)
         what, then = "{name} ({sha256})", "upload it again" if is_primary else "it is fetched again"
         if name is None:
             what, then = "{sha256}", "no name refers to it, so it is not needed"
         level = LogLevel.error if is_primary and name is not None else LogLevel.warn
         text = f"files: {what} is lost: {{why}}; {then}"
-        context.logger.emit(level, text, name=name, sha256=sha256, why=why)
+        self._logger.emit(level, text, name=name, sha256=sha256, why=why)
         self._fetcher.wakeup.open()
         self._summary_wakeup.open()
 
     async def _update_summary(self) -> None:
         await self._summary_wakeup.wait()
-        self._summary = await self._context.run(self._context.queue.summary, MAX_FAILING_SHOWN)
+        self._summary = await self._disk.run(self._queue.summary, MAX_FAILING_SHOWN)
         await sleep(self._clock, SUMMARY_SECONDS)
 
 
@@ -333,8 +336,9 @@ class _VerifiedReads:
     A check continues even if no reader waits for it any more: a reader that timed out will retry.
     """
 
-    def __init__(self, context: FilesContext, on_damage: Callable[[str, str], None]) -> None:
-        self._context = context
+    def __init__(self, store: FileStore, disk: DiskThread, on_damage: Callable[[str, str], None]) -> None:
+        self._store = store
+        self._disk = disk
         self._on_damage = on_damage
         self._waiting: dict[str, list[Deferred[StoredFile | None]]] = {}
 
@@ -345,7 +349,7 @@ class _VerifiedReads:
             waiting.append(waiter)
         else:
             self._waiting[sha256] = [waiter]
-            self._context.tasks.start(self._check(sha256), "checking a file")
+            self._disk.tasks.start(self._check(sha256), "checking a file")
         return await waiter
 
     async def _check(self, sha256: str) -> None:
@@ -370,14 +374,13 @@ class _VerifiedReads:
             found.close()
 
     async def _verify(self, sha256: str) -> StoredFile | None:
-        context = self._context
-        file = await context.acquire(partial(context.store.open, sha256), _close)
+        file = await self._disk.acquire(partial(self._store.open, sha256), _close)
         try:
-            while file is not None and not await context.run(file.verify, STEP):
+            while file is not None and not await self._disk.run(file.verify, STEP):
                 pass
         except BaseException:
             assert file is not None
-            context.run_later(file.close)
+            self._disk.run_later(file.close)
             raise
         return file
 

@@ -1,6 +1,9 @@
-"""A gate at which coroutines wait until it is open."""
+"""A gate at which coroutines wait until it is open, and one that closes behind each."""
 
 from twisted.internet.defer import Deferred
+
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Timer
 
 
 class Gate:
@@ -28,3 +31,21 @@ class Gate:
     def close(self) -> None:
         """Close the gate. Idempotent."""
         self.is_open = False
+
+
+class Wakeup(Gate):
+    """A gate for one coroutine; it closes when the coroutine has passed."""
+
+    def __init__(self, clock: IClock) -> None:
+        super().__init__(is_open=False)
+        self._timer = Timer(clock, self.open)
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Return once `open` was called since the last wait, or after this many seconds (None: no limit)."""
+        if seconds is not None and not self.is_open:
+            self._timer.start(max(0.0, seconds))
+        try:
+            await self.wait_open()
+        finally:
+            self._timer.stop()
+        self.close()

@@ -1,15 +1,20 @@
-"""Running coroutines: `Tasks` logs their failures and can cancel them, `shielded` lets one go on.
+"""Running coroutines: `Tasks` logs their failures and can cancel them, `Loops` repeats them.
 
+`shielded` lets one go on when its caller is cancelled.
 `step_eagerly` needs no Deferred for a coroutine that never waits.
 """
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+
+from synrepl.errors import ReplicationError
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.time import Backoff, doubling, sleep
 
 T = TypeVar("T")
 
@@ -65,6 +70,43 @@ class Tasks:
         """Cancel all running coroutines, and run no more."""
         self._is_stopped = True
         self.cancel_all()
+
+
+class Loops(Tasks):
+    """Steps that are repeated until they are cancelled; one that fails is retried with backoff.
+
+    `failing` maps the name of each failing loop to its error and when that error began (Unix seconds).
+    """
+
+    def __init__(self, clock: IClock, logger: Logger, what: str) -> None:
+        super().__init__(logger, what)
+        self._clock = clock
+        self.failing: dict[str, tuple[str, float]] = {}
+
+    def repeat(self, step: Callable[[], Awaitable[None]], name: str) -> None:
+        """Start to repeat a step, which waits until it has work. Logs the first of equal failures."""
+        self.start(self._repeat(step, name), name)
+
+    async def _repeat(self, step: Callable[[], Awaitable[None]], name: str) -> None:
+        backoff = Backoff(doubling(1.0, 60.0))
+        while True:
+            try:
+                await step()
+            except CancelledError:
+                raise
+            except Exception as error:
+                text = f"{name}: {error}"
+                if self.failing.get(name, ("",))[0] != text:
+                    if isinstance(error, ReplicationError):
+                        self._logger.error("{what}: {why}; will retry", what=self._what, why=text)
+                    else:
+                        self._logger.failure("{what}: internal error in {name}", what=self._what, name=name)
+                    self.failing[name] = text, self._clock.seconds()
+                await sleep(self._clock, backoff.next())
+            else:
+                backoff.reset()
+                if self.failing.pop(name, None):
+                    self._logger.info("{what}: {name} works again", what=self._what, name=name)
 
 
 def shielded(coroutine: Coroutine[Any, Any, T]) -> "Deferred[T]":

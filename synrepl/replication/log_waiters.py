@@ -66,8 +66,8 @@ class LogWaiters:
         self._readers: dict[Wake, Interest] = {}
         self._seen = log.position
         self._poll_timer = Timer(clock, self._tick)
-        log.on_epoch_started(self.poll)
-        log.on_replaced(self.poll)
+        log.copies.on_epoch_started(self.poll)
+        log.copies.on_replaced(self.poll)
 
     @property
     def is_full(self) -> bool:

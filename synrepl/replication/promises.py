@@ -131,7 +131,7 @@ class PromiseKeeper:
         """The newest promise that each of its replicas has on disk."""
         self._is_loaded = False
         self._lock = DeferredLock()
-        self.log.on_replaced(self._forget)
+        self.log.copies.on_replaced(self._forget)
 
     def _forget(self) -> None:
         self.newest = self.settled = None

@@ -121,7 +121,7 @@ class Publisher:
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
         log.subscribe(self._committed)
-        log.on_epoch_started(self._on_epoch_started)
+        log.copies.on_epoch_started(self._on_epoch_started)
 
     # -- followers -----------------------------------------------------------------------------------------
 

@@ -293,7 +293,7 @@ class Committer:
                 self._head,
                 requests,
                 at_ms,
-                self._engine.receipt,
+                self._engine.receipts.get,
                 rows_at_token=self._engine.rows_at_token,
                 unordered=self._unordered,
                 any_writer=self._any_writer,

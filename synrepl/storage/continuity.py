@@ -23,8 +23,15 @@ class DiscardedRanges:
 
     def __init__(self, rows: Iterable[tuple[str, int, int]] = ()) -> None:
         self.by_stream: dict[str, list[tuple[int, int]]] = {}
+        self.load(rows)
+
+    def load(self, rows: Iterable[tuple[str, int, int]]) -> None:
+        """Take these ranges in place of those known."""
+        found: dict[str, list[tuple[int, int]]] = {}
         for stream, epoch, token in rows:
-            self.by_stream.setdefault(stream, []).append((epoch, token))
+            found.setdefault(stream, []).append((epoch, token))
+        # At once: the other thread may be reading.
+        self.by_stream = found
 
     def contains(self, fact: Fact) -> bool:
         """Whether a fact is discarded."""

@@ -1,27 +1,19 @@
 """The log in an SQL database, the same for all databases: what differs is in `LogDatabase`."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import starmap
-from typing import Final, cast
+from typing import Final
 from uuid import uuid4
 
 import msgspec
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import (
-    AppendKey,
-    AppendReceipt,
-    EpochStart,
-    Lease,
-    LogPosition,
-    LogRange,
-    LogSnapshot,
-)
+from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.ports.interfaces import Head, KeysOf
-from synrepl.ports.notes import Notes
+from synrepl.storage.beside_facts import UPSERT_NOTE, StoredLeases, StoredNotes, StoredReceipts
 from synrepl.storage.continuity import (
     CHECKED_AT_OPEN,
     DiscardedRanges,
@@ -31,11 +23,10 @@ from synrepl.storage.continuity import (
     check_follow,
     find_inconsistency,
 )
-from synrepl.storage.fact_pages import TEXT_BYTES, FactPages
+from synrepl.storage.fact_pages import FactPages
 from synrepl.storage.schema import (
     COLUMNS,
     EPOCH_START_COLUMNS,
-    LEASE_COLUMNS,
     RECEIPT_COLUMNS,
     LogBounds,
     digest_of,
@@ -43,17 +34,14 @@ from synrepl.storage.schema import (
     migrate,
     migrations,
     read_bounds,
-    receipt_of,
-    row_of_key,
     row_of_receipt,
 )
-from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection, TextForm
+from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection
 from synrepl.storage.trimming import trim_slice
 from synrepl.storage.whole_appends import WholeAppends
 from synrepl.storage.write_check import check_writes
 from synrepl.streams.digest import verify
-from synrepl.streams.facts import Fact, take_tokens
-from synrepl.wire.filter import ALL, Filter
+from synrepl.streams.facts import Fact
 
 _logger = Logger(namespace="synrepl.storage")
 
@@ -66,30 +54,15 @@ UPSERT_BOUND: Final = (
     "INSERT INTO log_bounds (name, epoch, serial, digest) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
     " DO UPDATE SET epoch = excluded.epoch, serial = excluded.serial, digest = excluded.digest"
 )
-UPSERT_NOTE: Final = (
-    "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-)
-UPSERT_LEASE: Final = (
-    f"INSERT INTO leases ({', '.join(LEASE_COLUMNS)}) VALUES ({', '.join('?' * len(LEASE_COLUMNS))})"
-    f" ON CONFLICT (uuid) DO UPDATE SET"
-    f" {', '.join(f'{name} = excluded.{name}' for name in LEASE_COLUMNS[1:])}"
-)
 UPDATE_EPOCH: Final = "UPDATE log_header SET epoch = ?"
-
-RECEIPTS_AT_ONCE: Final = 100
-"""The most receipts that one statement inserts."""
-
-SAMPLES: Final = 16
-SAMPLED: Final = 16
-"""The size of a log is estimated from this many samples of this many serials."""
 
 
 class SQLEngine:
     """Storage for facts, over two connections of `database`. Synchronous.
 
-    Two threads call it, each one call at a time. The reading thread calls `read`, `read_text`, `extent`,
-    `read_tokens`, `digest_at`, `receipts_between` and `check`; at the same time the writing thread calls the
-    rest. No read runs during `close` and `adopt_staged`. Every method may raise `StorageError`.
+    Two threads call it, each one call at a time. The reading thread calls `pages`, `digest_at`,
+    `receipts.between` and `check`; at the same time the writing thread calls the rest. No read runs during
+    `close` and `adopt_staged`. Every method may raise `StorageError`.
 
     The first open of a new log sets two notes (`notes`), both random: ``uuid`` is the uuid of this copy,
     ``history`` is the uuid of the log and of all its copies.
@@ -102,54 +75,32 @@ class SQLEngine:
         self.database = database
         self._ownership = database.ownership
         self._dialect = database.dialect
-        self._is_open = False
         self._discarded = DiscardedRanges()
         self._appends = WholeAppends(self._dialect.unindexed_stream)
-        self._pages = FactPages(self._dialect, self._appends)
+        self.pages = FactPages(database, self._appends, self._discarded)
+        """Reads of facts."""
+        self.receipts = StoredReceipts(database)
+        self.notes = StoredNotes(database)
+        self.leases = StoredLeases(database)
         # None while unknown: a transaction that changed the bounds is running, or has an uncertain outcome.
         self._bounds: LogBounds | None = None
 
     def __repr__(self) -> str:
         return f"<SQLEngine {self.database.name}>"
 
-    # -- connections ---------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _reading(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        with self.database.map_errors(op, stream):
-            self._check_open(op)
-            yield self.database.reader(op)
-
-    @contextmanager
-    def _writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        with self.database.map_errors(op, stream):
-            self._check_open(op)
-            if self._ownership.lost is not None:
-                raise self._ownership.lost
-            yield self.database.writer(op)
-
-    @contextmanager
-    def _transaction(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        with self._writing(op, stream) as connection, connection.transaction():
-            yield connection
-
-    def _check_open(self, op: str) -> None:
-        if not self._is_open:
-            raise StorageError(op=op, why="the log is not open")
-
     # -- life cycle ----------------------------------------------------------------------------------------
 
     def open(self) -> Head:
         """Create or migrate the tables, check the end of the log, count this boot, and return the head."""
         database = self.database
-        if self._is_open:
+        if database.is_open:
             raise StorageError(op="open", why=f"{database.name} is open already")
         self._ownership.begin()
         with database.map_errors("open"):
             database.acquire()
-        self._is_open = True
+        database.is_open = True
         try:
-            with self._writing("open") as connection:
+            with database.writing("open") as connection:
                 with connection.transaction():
                     tables = database.tables(connection)
                     steps = migrations(self._dialect.flavor)
@@ -172,7 +123,7 @@ class SQLEngine:
     def _reload(self, connection: SQLConnection) -> None:
         """Reload what is cached in memory: the outcome of the last transaction may be unknown."""
         self._bounds = read_bounds(connection)
-        self._discarded = DiscardedRanges(
+        self._discarded.load(
             connection.execute("SELECT stream, epoch, token FROM discarded_ranges").fetchall()
         )
         self._appends.load(connection)
@@ -205,7 +156,7 @@ class SQLEngine:
         with self.database.map_errors("check"):
             if ownership.lost is not None:
                 raise ownership.lost
-            self._check_open("check")
+            self.database.check_open("check")
             connection = self.database.reader("check")
             boots = connection.execute("SELECT boots FROM log_header").fetchone()
             if ownership.boots is not None and boots != (ownership.boots,):
@@ -219,17 +170,17 @@ class SQLEngine:
 
     def shorten_wal(self) -> frozenset[str] | None:
         """Shorten a long write-ahead log. Returns None if it is short, else the programs that may read it."""
-        with self._writing("checkpoint"):
+        with self.database.writing("checkpoint"):
             return self.database.shorten_wal()
 
     def close(self) -> None:
         """Close the database. Idempotent."""
-        if self._is_open and self._ownership.boots is not None and self._ownership.lost is None:
+        if self.database.is_open and self._ownership.boots is not None and self._ownership.lost is None:
             # The record may be stale; a log that can no longer be read must still close.
             with suppress(StorageError), self.database.map_errors("close"):
                 self.database.check_in_place("close")
                 self.database.record("close")
-        self._is_open = False
+        self.database.is_open = False
         self._ownership.boots = None
         self.database.release()
 
@@ -237,7 +188,7 @@ class SQLEngine:
 
     def head(self) -> Head:
         """The end of the log now, which also tells the outcome of a failed commit."""
-        with self._writing("head") as connection:
+        with self.database.writing("head") as connection:
             self._reload(connection)
             bounds = self._current_bounds(connection)
             epoch, boots = connection.execute("SELECT epoch, boots FROM log_header").fetchone()
@@ -274,7 +225,7 @@ class SQLEngine:
         Known are the digests of stored facts, at `trimmed_upto`, and, if it is later, at
         `LogBounds.sparse_upto`.
         """
-        with self._reading("digest_at") as connection:
+        with self.database.reading("digest_at") as connection:
             return digest_of(connection, serial)
 
     def _current_bounds(self, connection: SQLConnection) -> LogBounds:
@@ -304,7 +255,7 @@ class SQLEngine:
         """
         ownership = self._ownership
         bounds: LogBounds | None = None
-        with self._transaction("commit") as connection:
+        with self.database.transaction("commit") as connection:
             serial, digest, _ = end_of_log(connection, self._current_bounds(connection))
             ownership.check_sole_writer("commit", serial, digest)
             if upto is None:
@@ -317,7 +268,7 @@ class SQLEngine:
             connection.executemany(UPSERT_POSITION, [(*pair, token) for pair, token in positions.items()])
             self._appends.add(positions)
             if receipts:
-                self._add_receipts(connection, receipts)
+                self.receipts.add(connection, receipts)
             if upto is not None:
                 ownership.attempted = (upto.serial, upto.digest)
             elif facts:
@@ -350,149 +301,13 @@ class SQLEngine:
         Discarded facts, those that their source lost, are not among them.
         """
         not_discarded, values = self._discarded.condition(stream)
-        with self._writing("rows_at_token", stream) as connection:
+        with self.database.writing("rows_at_token", stream) as connection:
             found = connection.execute(
                 f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{not_discarded}"
                 " ORDER BY serial",
                 (stream, token, *values),
             )
             return [(writer, rows) for writer, rows in found]
-
-    # -- receipts ------------------------------------------------------------------------------------------
-
-    def receipt(self, key: AppendKey) -> AppendReceipt | None:
-        """The receipt of the append with this idempotency key; None if there is none."""
-        with self._writing("receipt") as connection:
-            found = connection.execute(
-                f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE (stream, key, owner, part) = (?, ?, ?, ?)",
-                row_of_key(key),
-            ).fetchone()
-        return None if found is None else receipt_of(found)
-
-    def receipts_between(
-        self, after: int, upto: int, streams: Collection[str] | None = None
-    ) -> list[AppendReceipt]:
-        """The receipts with ``after < first serial <= upto`` of these streams, in order of first serial."""
-        with self._reading("receipts_between") as connection:
-            found = connection.execute(
-                f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE first_serial > ? AND first_serial <= ?"
-                " ORDER BY first_serial",
-                (after, upto),
-            )
-            return [receipt_of(row) for row in found if streams is None or row[0] in streams]
-
-    def forget_receipts(self, before_ms: int) -> None:
-        """Delete the receipts from before this time, in ms since 1970."""
-        with self._transaction("forget_receipts") as connection:
-            connection.execute("DELETE FROM receipts WHERE at_ms < ?", (before_ms,))
-
-    @staticmethod
-    def _add_receipts(connection: SQLConnection, receipts: Sequence[AppendReceipt]) -> None:
-        columns = RECEIPT_COLUMNS.count(",") + 1
-        for first in range(0, len(receipts), RECEIPTS_AT_ONCE):
-            some = receipts[first : first + RECEIPTS_AT_ONCE]
-            values = ", ".join([f"({', '.join('?' * columns)})"] * len(some))
-            connection.execute(
-                f"INSERT INTO receipts ({RECEIPT_COLUMNS}) VALUES {values} "
-                " ON CONFLICT (stream, key, owner, part) DO NOTHING",
-                [value for receipt in some for value in row_of_receipt(receipt)],
-            )
-
-    # -- reading: facts with ``after < serial <= upto``, in order ------------------------------------------
-
-    def read(
-        self, *, after: int, upto: int, limit: int, filter: Filter = ALL, scanned: int | None = None
-    ) -> tuple[list[Fact], int]:
-        """Read facts as `FactPages.facts` does."""
-        with self._reading("read") as connection:
-            return self._pages.facts(
-                connection, after=after, upto=upto, limit=limit, filter=filter, scanned=scanned
-            )
-
-    def read_text(
-        self,
-        *,
-        after: int,
-        upto: int,
-        limit: int,
-        filter: Filter = ALL,
-        form: TextForm = "json",
-        size: int = TEXT_BYTES,
-        scanned: int | None = None,
-    ) -> tuple[bytes, int]:
-        """Read facts in bulk as `FactPages.text` does."""
-        with self._reading("read") as connection:
-            return self._pages.text(
-                connection,
-                after=after,
-                upto=upto,
-                limit=limit,
-                filter=filter,
-                form=form,
-                size=size,
-                scanned=scanned,
-            )
-
-    def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
-        """Measure facts as `FactPages.extent` does."""
-        with self._reading("read") as connection:
-            return self._pages.extent(connection, after=after, upto=upto, limit=limit, filter=filter)
-
-    def read_tokens(
-        self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
-    ) -> tuple[list[Fact], bool]:
-        """Facts of one stream with ``after < token <= upto`` and serials up to `serial`.
-
-        In order of (token, serial), without discarded facts; of one writer, or of all if `writer` is None.
-        Stops after `limit` rows, estimated as in `read`, but never between facts that share a token. Returns
-        the facts and whether there are more.
-        """
-        not_discarded, values = self._discarded.condition(stream)
-        with (
-            self._reading("read", stream) as connection,
-            connection.stream(
-                f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
-                + not_discarded
-                + ("" if writer is None else " AND writer = ?")
-                + " ORDER BY token, serial",
-                (stream, after, upto, serial, *values, *(() if writer is None else (writer,))),
-            ) as found,
-        ):
-            return take_tokens(starmap(Fact, found), limit)
-
-    # -- notes and leases ----------------------------------------------------------------------------------
-
-    def notes(self) -> Notes:
-        """The stored notes."""
-        with self._writing("notes") as connection:
-            return cast("Notes", dict(connection.execute("SELECT name, value FROM notes").fetchall()))
-
-    def note(self, notes: Mapping[str, object]) -> None:
-        """Store these notes in one transaction; None deletes a note."""
-        with self._transaction("note") as connection:
-            stored = [(name, text) for name, text in notes.items() if text is not None]
-            connection.executemany(UPSERT_NOTE, stored)
-            forgotten = [(name,) for name, text in notes.items() if text is None]
-            connection.executemany("DELETE FROM notes WHERE name = ?", forgotten)
-
-    def leases(self) -> list[Lease]:
-        """All leases, ended ones included, in order of uuid."""
-        with self._writing("leases") as connection:
-            found = connection.execute(f"SELECT {', '.join(LEASE_COLUMNS)} FROM leases").fetchall()
-        rows = (dict(zip(LEASE_COLUMNS, row, strict=True)) for row in found)
-        return sorted(
-            (msgspec.convert(row, Lease, strict=False) for row in rows), key=lambda lease: lease.uuid
-        )
-
-    def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
-        """Store these leases and delete the `dropped` uuids, in one transaction."""
-        with self._transaction("keep_leases") as connection:
-            rows = [
-                tuple(int(value) if value is True or value is False else value for value in row)
-                for row in map(msgspec.structs.astuple, changed)
-            ]
-            connection.executemany(UPSERT_LEASE, rows)
-            connection.executemany("DELETE FROM leases WHERE uuid = ?", [(uuid,) for uuid in dropped])
 
     # -- epochs and snapshots ------------------------------------------------------------------------------
 
@@ -504,7 +319,7 @@ class SQLEngine:
         `StorageError` unless the epoch is above the current one and starts at the end of the log.
         """
         check_epoch_start(epoch_start, self.head().position)
-        with self._transaction("begin_epoch", epoch_start.stream) as connection:
+        with self.database.transaction("begin_epoch", epoch_start.stream) as connection:
             connection.execute(UPDATE_EPOCH, (epoch_start.epoch,))
             self._insert_epoch_starts(connection, [epoch_start])
             if epoch_start.stream:
@@ -522,10 +337,9 @@ class SQLEngine:
 
     def snapshot(self) -> LogSnapshot:
         """The positions, epoch starts and receipts as of now, without facts, notes and leases."""
-        with self._transaction("snapshot") as connection:
+        with self.database.transaction("snapshot") as connection:
             head = self.head()
-            found = connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts ORDER BY at_ms")
-            receipts = [receipt_of(row) for row in found]
+            receipts = self.receipts.all(connection)
         return LogSnapshot(
             position=head.position,
             trimmed_upto=head.trimmed_upto,
@@ -541,7 +355,7 @@ class SQLEngine:
         fit the snapshot. Notes and leases stay. Returns the head.
         """
         position = snapshot.position
-        with self._transaction("restore") as connection:
+        with self.database.transaction("restore") as connection:
             known = self._current_bounds(connection)
             self._check_restorable(connection, known, position)
             serial, digest, _ = end_of_log(connection, known)
@@ -584,7 +398,7 @@ class SQLEngine:
         keys; in a stream without keys every fact is deleted. Discarded facts replace nothing and are deleted.
         Each slice is one transaction.
         """
-        with self._writing("trim") as connection:
+        with self.database.writing("trim") as connection:
             with connection.transaction():
                 known = self._current_bounds(connection)
                 upto = min(upto, end_of_log(connection, known)[0])
@@ -605,28 +419,6 @@ class SQLEngine:
                 self.database.return_space(connection)
         return bounds.trimmed_upto
 
-    def size(self, after: int) -> int:
-        """The approximate size in bytes of the facts beyond this serial.
-
-        Estimated from runs of facts spread evenly over the serials; a short range is measured as a whole.
-        """
-        with self._writing("size") as connection:
-            after = max(0, after)
-            span = end_of_log(connection, self._current_bounds(connection))[0] - after
-            if span <= 0:
-                return 0
-            runs = SAMPLES if span > SAMPLES * SAMPLED else 1
-            seen = SAMPLED if runs > 1 else span
-            found = 0
-            for run in range(runs):
-                first = after + run * (span - seen) // max(1, runs - 1)
-                found += connection.execute(
-                    f"SELECT coalesce(sum({self._dialect.rows_bytes} + 2 * length(stream) + length(writer)"
-                    f" + {self._dialect.fact_bytes}), 0) FROM facts WHERE serial > ? AND serial <= ?",
-                    (first, first + seen),
-                ).fetchone()[0]
-        return int(found) * span // (runs * seen)
-
     # -- staging a copy ------------------------------------------------------------------------------------
 
     def staging(self) -> "SQLEngine":
@@ -639,7 +431,7 @@ class SQLEngine:
 
     def drop_staged(self) -> None:
         """Delete the closed staged log, if there is one."""
-        self._check_open("drop_staged")
+        self.database.check_open("drop_staged")
         with self.database.map_errors("drop_staged"):
             self.database.drop_staged()
 
@@ -651,7 +443,7 @@ class SQLEngine:
         one of the two logs, complete. Counts as a boot.
         """
         database = self.database
-        with self._writing("adopt_staged"):
+        with self.database.writing("adopt_staged"):
             if not database.is_staged():
                 raise StorageError(op="adopt_staged", why=f"there is no staged copy of {database.name}")
             boots = max(self._ownership.boots or 0, 1)
@@ -659,7 +451,7 @@ class SQLEngine:
             try:
                 # Opening migrates and checks the staged log, before this one is gone.
                 boots = max(boots, staged.open().boots) + 1
-                with staged._transaction("adopt_staged") as connection:
+                with staged.database.transaction("adopt_staged") as connection:
                     connection.execute("UPDATE log_header SET boots = ?", (boots,))
             finally:
                 staged.close()

@@ -181,7 +181,7 @@ class EphemeralStream:
     def read_tokens(
         self, *, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[list[Fact], bool]:
-        """Read facts in memory as `SQLEngine.read_tokens` does."""
+        """Read facts in memory as `FactPages.tokens` does."""
         return take_tokens(
             (
                 fact

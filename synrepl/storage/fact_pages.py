@@ -1,7 +1,7 @@
-"""Pages of facts in order of serial, over a connection to a log's database.
+"""Reads of facts: pages in order of serial, facts in order of token, and their size.
 
-One rule for all of them: a page ends after so many facts, or after so many serials, but never inside an
-atomic append.
+One rule for all pages: one ends after so many facts, or after so many serials, but never inside an atomic
+append.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +12,12 @@ import msgspec
 
 from synrepl.ports.history import LogRange
 from synrepl.storage.append_errors import InvalidValue
-from synrepl.storage.schema import COLUMNS
-from synrepl.storage.sql import SQLConnection, SQLDialect, TextForm, placeholders
+from synrepl.storage.continuity import DiscardedRanges
+from synrepl.storage.schema import COLUMNS, end_of_log, read_bounds
+from synrepl.storage.sql import LogDatabase, SQLConnection, TextForm, placeholders
 from synrepl.storage.whole_appends import WholeAppends
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
-from synrepl.streams.facts import Fact, take_rows
+from synrepl.streams.facts import Fact, take_rows, take_tokens
 from synrepl.wire.filter import ALL, Filter
 
 T = TypeVar("T")
@@ -35,6 +36,10 @@ MEASURED_FIRST: Final = 50
 
 TEXT_BYTES: Final = 8 * 1024 * 1024
 """The most bytes of rows in a text of several facts, unless the reader wants fewer."""
+
+SAMPLES: Final = 16
+SAMPLED: Final = 16
+"""The size of a log is estimated from this many samples of this many serials."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -56,15 +61,20 @@ Page = tuple[T, int, int]
 
 
 class FactPages:
-    """Reads pages in the words of one database. Calls may raise what the database raises."""
+    """Reads facts of an open log, in the reading thread (`size`: in the writing one).
 
-    def __init__(self, dialect: SQLDialect, appends: WholeAppends) -> None:
-        self._dialect = dialect
+    `appends` tells where atomic appends end, and `discarded` which facts their source lost. Every method may
+    raise `StorageError`.
+    """
+
+    def __init__(self, database: LogDatabase, appends: WholeAppends, discarded: DiscardedRanges) -> None:
+        self._database = database
+        self._dialect = database.dialect
         self._appends = appends
+        self._discarded = discarded
 
     def facts(
         self,
-        connection: SQLConnection,
         *,
         after: int,
         upto: int,
@@ -79,20 +89,20 @@ class FactPages:
         serials are examined (None: `SCANNED_AT_ONCE`). Returns the facts and the last serial examined.
         """
 
-        def read(asked: Range, limit: int) -> Page[list[Fact]]:
+        def read(connection: SQLConnection, asked: Range, limit: int) -> Page[list[Fact]]:
             with connection.stream(
                 f"SELECT {COLUMNS} FROM facts WHERE {asked.where} ORDER BY serial", asked.values
             ) as found:
                 page, is_full = take_rows(starmap(Fact, found), limit)
             return page, limit if is_full else 0, page[-1].serial if page else 0
 
-        asked = self._range(connection, after, upto, filter, scanned=upto if filter.is_open else scanned)
-        pages, last = self._read_whole(connection, asked, limit, read)
+        with self._database.reading("read") as connection:
+            asked = self._range(connection, after, upto, filter, scanned=upto if filter.is_open else scanned)
+            pages, last = self._read_whole(connection, asked, limit, read)
         return [fact for page in pages for fact in page], last
 
     def text(
         self,
-        connection: SQLConnection,
         *,
         after: int,
         upto: int,
@@ -109,7 +119,7 @@ class FactPages:
         """
         dialect = self._dialect
 
-        def read(asked: Range, limit: int) -> Page[bytes]:
+        def read(connection: SQLConnection, asked: Range, limit: int) -> Page[bytes]:
             count, last, text = connection.execute(
                 f"SELECT count(*), max(serial), {dialect.joined} FROM"
                 f" (SELECT serial, {dialect.lines[form]} AS line FROM facts WHERE {asked.where}"
@@ -118,20 +128,19 @@ class FactPages:
             ).fetchone()
             return bytes(text) if count else b"", count, last or 0
 
-        asked = self._range(connection, after, upto, filter, scanned=scanned)
-        limit = self._fitting(connection, asked, min(limit, TEXT_SERIALS), size)
-        texts, last = self._read_whole(connection, asked, limit, read)
+        with self._database.reading("read") as connection:
+            asked = self._range(connection, after, upto, filter, scanned=scanned)
+            limit = self._fitting(connection, asked, min(limit, TEXT_SERIALS), size)
+            texts, last = self._read_whole(connection, asked, limit, read)
         return b"".join(texts), last
 
-    def extent(
-        self, connection: SQLConnection, *, after: int, upto: int, limit: int, filter: Filter = ALL
-    ) -> LogRange:
+    def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
         """Measure the first `limit` facts that pass the filter, in at most `SCANNED_AT_ONCE` serials.
 
         The last atomic append is measured whole.
         """
 
-        def read(asked: Range, limit: int) -> Page[list[Any]]:
+        def read(connection: SQLConnection, asked: Range, limit: int) -> Page[list[Any]]:
             found = connection.execute(
                 f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
                 f" FROM (SELECT stream, writer, {self._dialect.text_bytes} AS size, token, serial,"
@@ -141,8 +150,9 @@ class FactPages:
             ).fetchall()
             return found, sum(row[2] for row in found), max((row[5] for row in found), default=0)
 
-        asked = self._range(connection, after, upto, filter)
-        pages, last = self._read_whole(connection, asked, limit, read)
+        with self._database.reading("read") as connection:
+            asked = self._range(connection, after, upto, filter)
+            pages, last = self._read_whole(connection, asked, limit, read)
         found = [row for page in pages for row in page]
         tokens: dict[tuple[str, str], int] = {}
         for stream, writer, _, _, token, *_ in found:
@@ -155,25 +165,69 @@ class FactPages:
             at_ms=max((row[6] for row in found), default=0),
         )
 
+    def tokens(
+        self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
+    ) -> tuple[list[Fact], bool]:
+        """Facts of one stream with ``after < token <= upto`` and serials up to `serial`.
+
+        In order of (token, serial), without discarded facts; of one writer, or of all if `writer` is None.
+        Stops after `limit` rows, estimated as in `facts`, but never between facts that share a token. Returns
+        the facts and whether there are more.
+        """
+        not_discarded, values = self._discarded.condition(stream)
+        with (
+            self._database.reading("read", stream) as connection,
+            connection.stream(
+                f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
+                + not_discarded
+                + ("" if writer is None else " AND writer = ?")
+                + " ORDER BY token, serial",
+                (stream, after, upto, serial, *values, *(() if writer is None else (writer,))),
+            ) as found,
+        ):
+            return take_tokens(starmap(Fact, found), limit)
+
+    def size(self, after: int) -> int:
+        """The approximate size in bytes of the facts beyond this serial.
+
+        Estimated from runs of facts spread evenly over the serials; a short range is measured as a whole.
+        """
+        with self._database.writing("size") as connection:
+            after = max(0, after)
+            span = end_of_log(connection, read_bounds(connection))[0] - after
+            if span <= 0:
+                return 0
+            runs = SAMPLES if span > SAMPLES * SAMPLED else 1
+            seen = SAMPLED if runs > 1 else span
+            found = 0
+            for run in range(runs):
+                first = after + run * (span - seen) // max(1, runs - 1)
+                found += connection.execute(
+                    f"SELECT coalesce(sum({self._dialect.rows_bytes} + 2 * length(stream) + length(writer)"
+                    f" + {self._dialect.fact_bytes}), 0) FROM facts WHERE serial > ? AND serial <= ?",
+                    (first, first + seen),
+                ).fetchone()[0]
+        return int(found) * span // (runs * seen)
+
     def _read_whole(
         self,
         connection: SQLConnection,
         asked: Range,
         limit: int,
-        read: Callable[[Range, int], Page[T]],
+        read: Callable[[SQLConnection, Range, int], Page[T]],
     ) -> tuple[list[T], int]:
         """Read the first `limit` facts, and the rest of the atomic append in which they end.
 
         Returns both, and the last serial examined.
         """
-        page, count, last = read(asked, limit)
+        page, count, last = read(connection, asked, limit)
         if count < limit:
             return [page], max(asked.after, asked.upto)
         end = self._whole(connection, last, asked.upto)
         if end == last:
             return [page], last
         rest = msgspec.structs.replace(asked, after=last, upto=end)
-        return [page, read(rest, MAX_ATOMIC_FACTS)[0]], end
+        return [page, read(connection, rest, MAX_ATOMIC_FACTS)[0]], end
 
     def _range(
         self, connection: SQLConnection, after: int, upto: int, filter: Filter, *, scanned: int | None = None

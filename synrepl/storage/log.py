@@ -10,15 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ports.history import (
-    Appended,
-    AppendKey,
-    AppendReceipt,
-    EpochStart,
-    Lease,
-    LogPosition,
-    LogSnapshot,
-)
+from synrepl.ports.history import Appended, AppendKey, Lease, LogPosition
 from synrepl.ports.interfaces import Head, IClock, IThread, KeysOf
 from synrepl.ports.notes import NoteChanges, Notes, changed, own_notes
 from synrepl.ports.settings import UNNAMED
@@ -32,14 +24,10 @@ from synrepl.storage.committer import Committer, detached
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore, KeyOf
 from synrepl.storage.group_commit import ALL_OF_IT, AppendRequest, checksum, parts_of
+from synrepl.storage.log_copies import LogCopies
 from synrepl.storage.log_head import LogHead
 from synrepl.storage.log_reads import LogReads
-from synrepl.storage.staged_copy import (
-    HistoryMismatch,
-    StagedCopy,
-    commit_followed,
-    position_after,
-)
+from synrepl.storage.staged_copy import StagedCopy
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, opening_rows
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.facts import Fact
@@ -94,7 +82,7 @@ class Log:
         """The streams that the primary reads from tables, each writer's facts as they are complete."""
         self.write_barrier: Callable[[str], StorageError] | None = None
         """If set, `append` fails with the error that it returns for the stream; so does `append_assigned`,
-        except for ephemeral streams. `follow` is never refused.
+        except for ephemeral streams. `copies.follow` is never refused.
         """
         self._engine = engine
         self._writing = writing
@@ -121,11 +109,20 @@ class Log:
         """The ephemeral streams."""
         self.reads = LogReads(engine, self._checked, self.head, self.ephemeral, writing=writing)
         """Reads of facts, digests and receipts."""
+        self.copies = LogCopies(
+            engine,
+            writing,
+            clock,
+            self.head,
+            self._committer,
+            self._checked,
+            adopt=self._adopt,
+            notify=self._notify,
+        )
+        """Epochs, snapshots for replicas, and following another log."""
         self._checks = AppendChecks(assigned=assigned, append_refusal=append_refusal)
         self._server_name = server_name
         self._subscribers: list[Callable[[Sequence[Fact]], None]] = []
-        self._replacement_subscribers: list[Callable[[], None]] = []
-        self._epoch_subscribers: list[Callable[[], None]] = []
         self.notes: Notes = {}
         """Short texts stored with the log, by name."""
         self.leases: dict[str, Lease] = {}
@@ -166,7 +163,7 @@ class Log:
 
     async def _load(self, open_engine: Callable[[], Head]) -> Head:
         def work() -> tuple[Head, Notes, list[Lease]]:
-            return open_engine(), self._engine.notes(), self._engine.leases()
+            return open_engine(), self._engine.notes.all(), self._engine.leases.all()
 
         head, self.notes, leases = await self._writing.run(work)
         self.leases = {lease.uuid: lease for lease in leases}
@@ -225,13 +222,13 @@ class Log:
 
     async def _forget_receipts(self) -> None:
         self._forget_timer.start(FORGET_EVERY_SECONDS)
-        await self._writing.run(partial(self._engine.forget_receipts, self._now_ms() - RECEIPT_MS))
+        await self._writing.run(partial(self._engine.receipts.forget, self._now_ms() - RECEIPT_MS))
 
     # -- position, health and history ----------------------------------------------------------------------
 
     @property
     def position(self) -> LogPosition:
-        """Where the log ends: epoch, serial and digest, as a `StagedCopy` has it."""
+        """Where the log ends: epoch, serial and digest."""
         return self.head.position
 
     @property
@@ -292,29 +289,15 @@ class Log:
         """The bytes of the log's files, and those that are free on its disk; None if unknown."""
         return self._engine.database.disk_usage()
 
-    def snapshot(self) -> "Deferred[LogSnapshot]":
-        """The positions, epoch starts and receipts as of the head, once no commit is running or uncertain."""
-        return self._committer.exclusive(
-            partial(self._checked.run, "snapshot", self._engine.snapshot, thread=self._writing)
-        )
-
     # -- subscribers ---------------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Callable[[Sequence[Fact]], None]) -> None:
         """Call `subscriber` with each group of facts, in order, once it is known to be committed.
 
         Ephemeral facts come in groups of their own, with serial 0. Successful appends are answered after the
-        subscribers. The facts of an adopted copy are not given (`on_replaced`).
+        subscribers. The facts of an adopted copy are not given (`LogCopies.on_replaced`).
         """
         self._subscribers.append(subscriber)
-
-    def on_epoch_started(self, callback: Callable[[], None]) -> None:
-        """Call `callback` each time `begin_epoch` or `next_epoch` has begun an epoch."""
-        self._epoch_subscribers.append(callback)
-
-    def on_replaced(self, callback: Callable[[], None]) -> None:
-        """Call `callback` each time a copy has replaced this log."""
-        self._replacement_subscribers.append(callback)
 
     def _on_commit(self, facts: Sequence[Fact]) -> None:
         self._checked.retry_soon()
@@ -327,11 +310,6 @@ class Log:
             except Exception:
                 self._logger.failure("a log subscriber failed")
 
-    @staticmethod
-    def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
-        for callback in callbacks:
-            callback()
-
     def _now_ms(self) -> int:
         return int(self._clock.seconds() * 1000)
 
@@ -342,12 +320,12 @@ class Log:
         await detached(self._note(notes), Deferred())
 
     async def _note(self, notes: NoteChanges) -> None:
-        await self._writing.run(partial(self._engine.note, notes))
+        await self._writing.run(partial(self._engine.notes.store, notes))
         self.notes = changed(self.notes, notes)
 
     async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
         """Store these leases, and delete the dropped uuids."""
-        await self._writing.run(partial(self._engine.keep_leases, changed, dropped))
+        await self._writing.run(partial(self._engine.leases.store, changed, dropped))
         self.leases.update((lease.uuid, lease) for lease in changed)
         for uuid in dropped:
             self.leases.pop(uuid, None)
@@ -494,8 +472,6 @@ class Log:
         """Wait until all earlier writes succeeded or failed. Raises `StorageError` if the log is closed."""
         await self._committer.flush()
 
-    # -- exclusive writes: epochs, trimming, following another log -------------------------------------------
-
     async def trim(self, upto: int, keys: KeysOf, limit: int) -> LogPosition:
         """Run `SQLEngine.trim` on one slice. Returns the new `trimmed_upto`."""
 
@@ -512,117 +488,11 @@ class Log:
 
         return await self._committer.exclusive(work)
 
-    async def follow(
-        self,
-        facts: Sequence[Fact],
-        receipts: Sequence[AppendReceipt] = (),
-        *,
-        upto: LogPosition | None = None,
-    ) -> None:
-        """Append facts and receipts of the upstream's log, unchanged.
-
-        Without `upto` the facts must continue this log; `HistoryMismatch` is raised if not. With `upto` the
-        facts may have gaps, and the log's position becomes `upto`. May raise another `StorageError`. If the
-        outcome of a failed call is unknown, it is looked up before the next exclusive write.
-        """
-
-        async def work() -> None:
-            apply = partial(self._apply_followed, facts, receipts, upto)
-            try:
-                await self._writing.run(
-                    partial(commit_followed, self._engine, self.head.position, facts, receipts, upto)
-                )
-            except HistoryMismatch:
-                raise
-            except StorageError:
-                self._committer.doubt(position_after(facts, upto, self.head.position).digest, apply)
-                raise
-            apply()
-
-        await self._committer.exclusive(work)
-
-    def _apply_followed(
-        self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], upto: LogPosition | None
-    ) -> None:
-        self.head.advance(facts)
-        if facts:
-            self.head.epoch = max(self.head.epoch, facts[-1].epoch)
-        if upto is not None:
-            self.head.move_to(upto)
-        if receipts:
-            self.head.receipts_upto = self.head.serial
-        if facts:
-            self._committer.committed_at = self._clock.seconds()
-            self._notify(facts)
-
-    async def begin_epoch(self, epoch_start: EpochStart) -> None:
-        """Begin this epoch at the end of the log. Readers beyond its start have a diverged history."""
-        await self._committer.exclusive(partial(self._start_epoch, epoch_start))
-        self._call_all(self._epoch_subscribers)
-
-    async def _start_epoch(self, epoch_start: EpochStart) -> EpochStart:
-        self.head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
-        return epoch_start
-
-    async def next_epoch(
-        self,
-        why: str,
-        *,
-        epoch: int | None = None,
-        at_ms: int | None = None,
-        stream: str = "",
-        token: int = 0,
-    ) -> EpochStart:
-        """Begin the next epoch, or `epoch`, after all appends so far. The default of `at_ms` is now.
-
-        With a `stream` its facts beyond `token` are discarded: their source has lost them. Followers beyond
-        that token have a diverged history, and the caller must close their connections.
-        """
-
-        async def work() -> EpochStart:
-            position = self.head.position
-            epoch_start = EpochStart(
-                epoch=position.epoch + 1 if epoch is None else epoch,
-                serial=position.serial,
-                digest=position.digest,
-                at_ms=self._now_ms() if at_ms is None else at_ms,
-                why=why,
-                stream=stream,
-                token=token,
-            )
-            return await self._start_epoch(epoch_start)
-
-        epoch_start = await self._committer.exclusive(work)
-        self._call_all(self._epoch_subscribers)
-        return epoch_start
-
-    async def open_staged_copy(self) -> StagedCopy:
-        """Open the staged copy of another log; it may be empty."""
-        copy = StagedCopy(self._engine.staging(), self._writing)
-        try:
-            await copy.open()
-        except Exception:
-            await copy.close()
-            raise
-        return copy
-
-    async def drop_copy(self, copy: StagedCopy) -> None:
-        """Close a staged copy and delete it."""
-        await copy.close()
-        await self._writing.run(self._engine.drop_staged)
-
-    async def adopt_copy(self, copy: StagedCopy) -> None:
-        """Replace this log by a staged copy in one step; keep the uuid, leases and `own_notes`."""
-
-        async def work() -> None:
-            await copy.finish(own_notes(self.notes), list(self.leases.values()))
-            with self._checked.paused():
-                await self._wait_for_reads()
-                self._load_state(await self._load(self._engine.adopt_staged))
-            # Here rather than after `exclusive`, so that it happens even if the caller was cancelled.
-            self._call_all(self._replacement_subscribers)
-
-        await self._committer.exclusive(work)
+    async def _adopt(self, copy: StagedCopy) -> None:
+        await copy.finish(own_notes(self.notes), list(self.leases.values()))
+        with self._checked.paused():
+            await self._wait_for_reads()
+            self._load_state(await self._load(self._engine.adopt_staged))
 
 
 def _joined(appends: Sequence[tuple[str, str, Sequence[bytes]]]) -> tuple[str, str, list[bytes]]:

@@ -42,20 +42,20 @@ class LogReads:
     def facts(
         self, *, after: int, upto: int, limit: int, filter: Filter = ALL, scanned: int | None = None
     ) -> Awaitable[tuple[list[Fact], int]]:
-        """Read facts as `SQLEngine.read` does."""
-        read = self._engine.read
+        """Read facts as `FactPages.facts` does."""
+        read = self._engine.pages.facts
         return self._range(read, upto, after=after, limit=limit, filter=filter, scanned=scanned)
 
     def text(
         self, *, after: int, upto: int, limit: int, filter: Filter, form: TextForm, size: int, scanned: int
     ) -> Awaitable[tuple[bytes, int]]:
-        """Read facts as text, as `SQLEngine.read_text` does."""
+        """Read facts as text, as `FactPages.text` does."""
         options = {"limit": limit, "filter": filter, "form": form, "size": size, "scanned": scanned}
-        return self._range(self._engine.read_text, upto, after=after, **options)
+        return self._range(self._engine.pages.text, upto, after=after, **options)
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> Awaitable[LogRange]:
-        """Count facts as `SQLEngine.extent` does."""
-        return self._range(self._engine.extent, upto, after=after, limit=limit, filter=filter)
+        """Count facts as `FactPages.extent` does."""
+        return self._range(self._engine.pages.extent, upto, after=after, limit=limit, filter=filter)
 
     def _range(self, read: Callable[..., T], upto: int, **options: Any) -> Awaitable[T]:
         return self._checked.run(read.__name__, partial(read, upto=min(upto, self._head.serial), **options))
@@ -63,12 +63,12 @@ class LogReads:
     def tokens(
         self, *, stream: str, writer: str | None, after: int, upto: int, serial: int, limit: int
     ) -> Awaitable[tuple[list[Fact], bool]]:
-        """Read facts of one stream by token, as `SQLEngine.read_tokens` does; ephemeral ones from memory."""
+        """Read facts of one stream by token, as `FactPages.tokens` does; ephemeral ones from memory."""
         ephemeral = self._ephemeral.streams.get(stream)
         if ephemeral is not None:
             return succeed(ephemeral.read_tokens(writer=writer, after=after, upto=upto, limit=limit))
         last = min(serial, self._head.serial)
-        read = partial(self._engine.read_tokens, stream=stream, writer=writer, after=after, upto=upto)
+        read = partial(self._engine.pages.tokens, stream=stream, writer=writer, after=after, upto=upto)
         return self._checked.run("read_tokens", partial(read, serial=last, limit=limit))
 
     def digest(self, serial: int) -> Awaitable[str | None]:
@@ -79,9 +79,9 @@ class LogReads:
         self, after: int, upto: int, streams: Collection[str] | None = None
     ) -> Awaitable[list[AppendReceipt]]:
         """The receipts of appends to these streams whose first serial is in ``after < serial <= upto``."""
-        read = partial(self._engine.receipts_between, after, upto, streams)
+        read = partial(self._engine.receipts.between, after, upto, streams)
         return self._checked.run("receipts_between", read)
 
     def size(self, after: int) -> Awaitable[int]:
         """The approximate size in bytes of the facts beyond this serial."""
-        return self._checked.run("size", partial(self._engine.size, after), thread=self._writing)
+        return self._checked.run("size", partial(self._engine.pages.size, after), thread=self._writing)

@@ -6,8 +6,8 @@ A `LogDatabase` has all that differs between the databases of a log.
 # ruff: noqa: B027  # a database without such a need keeps the empty method
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, Protocol
 
@@ -135,7 +135,8 @@ class LogDatabase(ABC):
     """The database of one log: lock, two connections, errors, and the replacement of the log by a staged one.
 
     One connection is for the writing thread, one for the reading thread. `name` identifies the database,
-    without secrets. Nothing is opened before `acquire`.
+    without secrets. Nothing is opened before `acquire`. `reading`, `writing` and `transaction` raise
+    `StorageError` unless the log `is_open`.
     """
 
     dialect: ClassVar[SQLDialect]
@@ -143,8 +144,36 @@ class LogDatabase(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.ownership = Ownership(name)
+        self.is_open = False
 
     # Connections
+
+    @contextmanager
+    def reading(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        """The connection of the reading thread."""
+        with self.map_errors(op, stream):
+            self.check_open(op)
+            yield self.reader(op)
+
+    @contextmanager
+    def writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        """The connection of the writing thread, unless the log is lost."""
+        with self.map_errors(op, stream):
+            self.check_open(op)
+            if self.ownership.lost is not None:
+                raise self.ownership.lost
+            yield self.writer(op)
+
+    @contextmanager
+    def transaction(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        """The connection of the writing thread, in a transaction."""
+        with self.writing(op, stream) as connection, connection.transaction():
+            yield connection
+
+    def check_open(self, op: str) -> None:
+        """Raise `StorageError` unless the log is open."""
+        if not self.is_open:
+            raise StorageError(op=op, why="the log is not open")
 
     @abstractmethod
     def acquire(self) -> None:

@@ -51,6 +51,10 @@ BUSY_SECONDS: Final = 5
 LONG_WAL: Final = 16 * 1024 * 1024
 """A longer ``-wal`` is shortened. SQLite begins a checkpoint at 4 MB by itself."""
 
+LOG_PRAGMAS: Final = ("auto_vacuum = INCREMENTAL", "synchronous = FULL")
+STAGED_PRAGMAS: Final = ("auto_vacuum = INCREMENTAL", "synchronous = NORMAL", "wal_autocheckpoint = 8000")
+"""A staged file is synced only by checkpoints, so rare ones are enough."""
+
 RELEASED_PAGES: Final = 2048
 """The number of free pages returned to the disk after a slice of trimming, at most."""
 
@@ -163,7 +167,7 @@ class SQLiteDatabase(LogDatabase):
 
     def writer(self, op: str) -> SQLiteConnection:
         if self._writes is None:
-            self._writes = _connect(self._path, "NORMAL" if self._is_staging else "FULL")
+            self._writes = connect(self._path, *(STAGED_PRAGMAS if self._is_staging else LOG_PRAGMAS))
         return self._writes
 
     def reader(self, op: str) -> SQLiteConnection:
@@ -311,19 +315,21 @@ class SQLiteDatabase(LogDatabase):
             file_swap.sync_directory(self._path.parent)
 
 
-def _connect(path: Path, synchronous: str) -> SQLiteConnection:
+def connect(path: Path, *pragmas: str) -> SQLiteConnection:
+    """Connect to the file of a database, which is created if it is missing, for writing in WAL mode.
+
+    The `pragmas` come first: SQLite ignores some of them once the file has a table or a journal mode.
+    """
     connection = sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, factory=SQLiteConnection
     )
-    # First: SQLite ignores it once the file has a table or a journal mode.
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
-    if synchronous == "NORMAL":
-        # The staged file is synced only by checkpoints, so rare ones are enough.
-        connection.execute("PRAGMA wal_autocheckpoint = 8000")
-    # Without a limit the WAL never shrinks on disk.
-    connection.execute("PRAGMA journal_size_limit = 67108864")
+    try:
+        # Without a limit the WAL never shrinks on disk.
+        for pragma in (*pragmas, "journal_mode = WAL", "journal_size_limit = 67108864"):
+            connection.execute(f"PRAGMA {pragma}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -43,11 +43,11 @@ class StagedCopy:
         """Open the engine, and load the copy's position and notes."""
         head = await self._thread.run(self._engine.open)
         self.position = head.position
-        self.notes = await self._thread.run(self._engine.notes)
+        self.notes = await self._thread.run(self._engine.notes.all)
 
     async def note(self, **notes: Unpack[NoteChanges]) -> None:
         """Store these notes with the copy; None deletes a note."""
-        await self._thread.run(partial(self._engine.note, notes))
+        await self._thread.run(partial(self._engine.notes.store, notes))
         self.notes = changed(self.notes, notes)
 
     async def add(
@@ -68,7 +68,7 @@ class StagedCopy:
     async def follow(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:
-        """Append facts as `Log.follow` does, to the copy."""
+        """Append facts as `LogCopies.follow` does, to the copy."""
         await self._thread.run(partial(commit_followed, self._engine, self.position, facts, receipts, upto))
         self.position = position_after(facts, upto, self.position)
 
@@ -78,8 +78,8 @@ class StagedCopy:
 
     async def finish(self, notes: Mapping[str, object], leases: Sequence[Lease]) -> None:
         """Store these notes and leases, and close the copy."""
-        await self._thread.run(partial(self._engine.note, notes))
-        await self._thread.run(partial(self._engine.keep_leases, leases))
+        await self._thread.run(partial(self._engine.notes.store, notes))
+        await self._thread.run(partial(self._engine.leases.store, leases))
         await self.close()
 
     async def close(self) -> None:

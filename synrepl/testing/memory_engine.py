@@ -90,7 +90,7 @@ class MemoryEngine(SQLEngine):
 
         The old log's threads must have stopped: they would use the engine of the new log.
         """
-        self._is_open = False
+        self.database.is_open = False
 
 
 class DelayedThread(ImmediateThread):

@@ -18,7 +18,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.files.queue import FileQueue, LogProgress, NamedFile
+from synrepl.files.names import FileQueue, LogProgress, NamedFile
 from synrepl.files.store import FileStore
 from synrepl.ports.history import AppendKey, Lease
 from synrepl.replication.retention import keys_of
@@ -117,11 +117,15 @@ class LogScenario(Scenario):
         done(log.keep_leases([Lease(uuid="u", name="reader", registered=True, serial=1, made_ms=1)]))
         acknowledge(("lease", "u"))
         if log.head.epoch < 2:
-            done(log.next_epoch("promoted"))
+            done(log.copies.next_epoch("promoted"))
         acknowledge(("epoch", 2))
         self._append(log, acknowledge, "three")
         if log.head.epoch < 3:
-            done(log.next_epoch("lost", stream="push_rules", token=log.linear_position("push_rules") - 1))
+            done(
+                log.copies.next_epoch(
+                    "lost", stream="push_rules", token=log.linear_position("push_rules") - 1
+                )
+            )
         acknowledge(("epoch", 3))
         self._append(log, acknowledge, "four")
         while log.head.trimmed_upto.serial < 3:
@@ -143,16 +147,16 @@ class LogScenario(Scenario):
     def _replace_by_a_copy(self, engine: SQLEngine) -> None:
         """As a replica that joins anew does, with a log that is a copy of this one."""
         snapshot = engine.snapshot()
-        facts, _ = engine.read(after=0, upto=snapshot.position.serial, limit=1000)
-        notes, leases = engine.notes(), engine.leases()
+        facts, _ = engine.pages.facts(after=0, upto=snapshot.position.serial, limit=1000)
+        notes, leases = engine.notes.all(), engine.leases.all()
         engine.drop_staged()
         copy = engine.staging()
         copy.open()
         copy.commit(facts, [], upto=snapshot.position)
         copy.restore(snapshot)
         # As if it was of another log: what is noted beside this one must not be taken for its own.
-        copy.note({**notes, "history": "another"})
-        copy.keep_leases(leases)
+        copy.notes.store({**notes, "history": "another"})
+        copy.leases.store(leases)
         copy.close()
         engine.adopt_staged()
 
@@ -160,7 +164,7 @@ class LogScenario(Scenario):
         engine = self.engine()
         head = engine.open()
         engine.check()
-        facts, upto = engine.read(after=0, upto=head.serial, limit=1000)
+        facts, upto = engine.pages.facts(after=0, upto=head.serial, limit=1000)
         trimmed_upto = head.trimmed_upto
         dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
         assert head.serial == upto
@@ -169,19 +173,19 @@ class LogScenario(Scenario):
         for what, told in acknowledged:
             if what == "append":
                 key, appended = told
-                receipt = engine.receipt(AppendKey(self.APPENDS[key][0], key))
+                receipt = engine.receipts.get(AppendKey(self.APPENDS[key][0], key))
                 assert receipt is not None, f"the receipt of {key} is gone"
                 assert msgspec.to_builtins(receipt.appended) == appended
                 assert head.serial >= appended["first_serial"] + len(appended["tokens"]) - 1
             elif what == "lease":
-                assert [told] == [lease.uuid for lease in engine.leases()]
+                assert [told] == [lease.uuid for lease in engine.leases.all()]
             elif what == "epoch":
                 assert head.epoch >= told
             elif what == "trimmed_upto":
                 assert trimmed_upto.serial >= told
         # Whoever was not answered must not find half of what it asked for.
         for key, (_, _, rows) in self.APPENDS.items():
-            receipt = engine.receipt(AppendKey(self.APPENDS[key][0], key))
+            receipt = engine.receipts.get(AppendKey(self.APPENDS[key][0], key))
             if receipt is not None:
                 assert len(receipt.appended.tokens) == len(rows)
         engine.close()
@@ -191,7 +195,7 @@ class LogScenario(Scenario):
 
     def _described(self, engine: SQLEngine) -> Any:
         head = engine.head()
-        facts, _ = engine.read(after=0, upto=head.serial, limit=1000)
+        facts, _ = engine.pages.facts(after=0, upto=head.serial, limit=1000)
         assert not engine.database.is_staged()
         return {
             "facts": [(fact.serial, fact.digest, fact.stream, fact.writer, fact.token) for fact in facts],
@@ -202,11 +206,11 @@ class LogScenario(Scenario):
             ],
             "positions": sorted((*pair, token) for pair, token in head.positions.items()),
             "receipts": {
-                key: msgspec.to_builtins(engine.receipt(AppendKey(stream, key)))
+                key: msgspec.to_builtins(engine.receipts.get(AppendKey(stream, key)))
                 for key, (stream, _, _) in self.APPENDS.items()
             },
-            "leases": [lease.uuid for lease in engine.leases()],
-            "notes": sorted(engine.notes()),
+            "leases": [lease.uuid for lease in engine.leases.all()],
+            "notes": sorted(engine.notes.all()),
         }
 
     def left(self) -> list[str]:
@@ -370,8 +374,13 @@ class FilesScenario(Scenario):
         store.sweep(lambda name: name == _sha256(self.FETCHED))
         return store
 
+    @staticmethod
+    def _queue(store: FileStore) -> FileQueue:
+        return FileQueue(store.directory, has=store.has, seconds=store.seconds)
+
     def run(self, acknowledge: Acknowledge) -> None:
-        store, queue = self._store(), FileQueue(self.position / "files")
+        store = self._store()
+        queue = self._queue(store)
         positions = FilePositions(self.position / "positions")
         positions.open()
         queue.open()
@@ -384,11 +393,11 @@ class FilesScenario(Scenario):
         positions.save({"events": {"w1": 1}})
         acknowledge(("positions", 1))
         named = [NamedFile(name="fetched", sha256=_sha256(self.FETCHED), size=len(self.FETCHED), serial=1)]
-        queue.note(named, LogProgress(1, "digest"), now_ms=NOW * 1000, has=store.has, fetches=True)
+        queue.note(named, LogProgress(1, "digest"))
         self._fetch(store, until=300)
         self._fetch(store, until=len(self.FETCHED))
         acknowledge(("file", _sha256(self.FETCHED)))
-        queue.mark_arrived(_sha256(self.FETCHED), NOW * 1000)
+        queue.settle([_sha256(self.FETCHED)], is_new=True)
         store.remove(_sha256(self.DELETED))
         acknowledge(("deleted", _sha256(self.DELETED)))
         positions.save({"events": {"w1": 2}})
@@ -428,10 +437,9 @@ class FilesScenario(Scenario):
 
     def state(self) -> Any:
         # What a kill left beside its name goes at the next start, or with the next save.
-        self._store()
-        queue = FileQueue(self.position / "files")
+        queue = self._queue(self._store())
         seen = queue.open().text
-        wanted = queue.take(NOW * 1000, 10)
+        wanted, _ = queue.due(10)
         queue.close()
         found = sorted(
             (str(path.relative_to(self.position)), path.stat().st_size if "sha256" in path.parts else 0)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.files.file_check import StoredFile
-from synrepl.files.store import FileStore
+from synrepl.files.store import FileStore, StoredFile
 from synrepl.testing.heap_clock import HeapClock
 
 NOW = 1_700_000_000

@@ -9,7 +9,6 @@ from twisted.logger import LogEvent, Logger
 
 from synrepl.errors import NotConnected
 from synrepl.files.files import Files
-from synrepl.files.queue import FileQueue
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
@@ -62,7 +61,7 @@ class FakeLog:
 
 def missing(files: Files) -> list[tuple[str, str]]:
     """Name and checksum of every missing file, oldest first."""
-    return files._context.queue.missing()
+    return files._queue.missing()
 
 
 class FakeUpstream:
@@ -125,7 +124,6 @@ class FilesCase(DiskCase):
         files = Files(
             self.log,  # type: ignore[arg-type]
             self.store,
-            FileQueue(self.directory),
             ImmediateThread(),
             self.clock,
             fetch=self.upstream if replica else None,

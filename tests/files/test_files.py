@@ -3,7 +3,7 @@
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.files.spool import ChecksumMismatch
+from synrepl.files.store import ChecksumMismatch
 from tests.files.builders import checksum
 from tests.files.setup import FilesCase, missing
 
@@ -82,25 +82,25 @@ class NamesTests(FilesCase):
         """Nothing of the log is skipped."""
         files = self.started(replica=False)
         broken = StorageError(op="note files", why="the disk is full", retryable=True)
-        note = files._context.queue.note
+        note = files._queue.note
 
         def fail(*_: object, **__: object) -> None:
             raise broken
 
-        self.patch(files._context.queue, "note", fail)
+        self.patch(files._queue, "note", fail)
         self.say(("one", A))
         self.say(("two", B))
         ((text, since, _),) = files.problems()
         self.assertIn("the disk is full", text)
         self.assertEqual(self.clock.seconds(), since)
 
-        self.patch(files._context.queue, "note", note)
+        self.patch(files._queue, "note", note)
         self.clock.advance(1)
 
         self.assertEqual([("one", A), ("two", B)], missing(files))
         self.assertEqual([], files.problems())
         self.say(("three", C))
-        self.assertEqual(["files: {why}; will retry", "files: {part} works again"], self.texts())
+        self.assertEqual(["{what}: {why}; will retry", "{what}: {name} works again"], self.texts())
 
     def test_a_daemon_without_files_makes_no_directory(self) -> None:
         """Not even after days."""

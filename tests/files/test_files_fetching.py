@@ -259,7 +259,7 @@ class EagerTests(FilesCase):
         sha256 = self.upstream_has(DATA)
         files = self.started()
         self.say(("one", sha256))
-        thread = files._context.thread
+        thread = files._disk._thread
         self.patch(thread, "run", lambda work: Deferred())
         waiting = ensureDeferred(files.open(sha256))
         self.assertNoResult(waiting)

@@ -9,7 +9,6 @@ from twisted.internet.defer import ensureDeferred
 from twisted.logger import Logger
 
 from synrepl.files.files import Files
-from synrepl.files.queue import FileQueue
 from synrepl.testing.memory_engine import DelayedThread
 from tests.files.builders import checksum
 from tests.files.setup import FilesCase, missing
@@ -28,18 +27,16 @@ class Setup(FilesCase):
         self.rule = rule
         self.names: dict[str, str] = {}
         self.upstream.files = dict(CONTENTS)
-        self.alive: tuple[Files, DelayedThread, FileQueue] | None = None
+        self.alive: tuple[Files, DelayedThread] | None = None
         self.start()
 
     def start(self) -> None:
         """A life begins."""
         self.store = self.make_store()
-        queue = FileQueue(self.directory)
         thread = DelayedThread(self.clock, lambda: self.random.random() * 0.02)
         files = Files(
             self.log,  # type: ignore[arg-type]
             self.store,
-            queue,
             thread,
             self.clock,
             fetch=self.upstream,
@@ -47,18 +44,18 @@ class Setup(FilesCase):
             workers=2,
             logger=Logger(observer=self.told.append),  # type: ignore[arg-type]
         )
-        self.alive = files, thread, queue
+        self.alive = files, thread
         ensureDeferred(files.start())
         self.pass_time(0.5)
 
     def kill(self) -> None:
         """It ends in the middle of what it does."""
         assert self.alive is not None
-        files, thread, queue = self.alive
+        files, thread = self.alive
         ensureDeferred(thread.stop())
-        queue.close()
-        files._context.loops.cancel_all()
-        files._context.tasks.cancel_all()
+        files._queue.close()
+        files._loops.cancel_all()
+        files._disk.tasks.cancel_all()
         self.log._subscribers.clear()
         self.start()
 

@@ -7,8 +7,7 @@ from typing import Any
 from unittest import mock
 
 from synrepl.errors import StorageError
-from synrepl.files.file_check import Damaged
-from synrepl.files.spool import ChecksumMismatch
+from synrepl.files.store import ChecksumMismatch, Damaged
 from synrepl.storage.private_files import DiskFull
 from tests.files.builders import DiskCase, checksum, open_verified
 
@@ -232,7 +231,7 @@ class ServingTests(DiskCase):
         sha256 = self.kept(DATA)
         self.clock.advance(61)
 
-        with mock.patch("os.read", side_effect=OSError(errno.EIO, "broken")):
+        with mock.patch("os.pread", side_effect=OSError(errno.EIO, "broken")):
             self.assertRaises(Damaged, open_verified, self.store, sha256)
 
         self.assertFalse(self.store.has(sha256))
@@ -242,7 +241,7 @@ class ServingTests(DiskCase):
         sha256 = self.kept(DATA)
         self.clock.advance(61)
 
-        with mock.patch("os.read", side_effect=OSError(errno.ENOMEM, "no memory")):
+        with mock.patch("os.pread", side_effect=OSError(errno.ENOMEM, "no memory")):
             error = self.assertRaises(StorageError, open_verified, self.store, sha256)
 
         self.assertNotIsInstance(error, Damaged)
@@ -251,12 +250,12 @@ class ServingTests(DiskCase):
     def test_a_hot_file_is_not_hashed_each_time(self) -> None:
         """For a minute; a file that changed in the meantime is."""
         sha256 = self.kept(DATA)
-        with mock.patch("os.read", side_effect=AssertionError("it was read")):
+        with mock.patch("os.pread", side_effect=AssertionError("it was read")):
             file = open_verified(self.store, sha256)
             assert file is not None
             file.close()
         self.clock.advance(61)
-        with mock.patch("os.read", side_effect=AssertionError("it was read")):
+        with mock.patch("os.pread", side_effect=AssertionError("it was read")):
             self.assertRaises(AssertionError, open_verified, self.store, sha256)
         file = open_verified(self.store, sha256)
         assert file is not None

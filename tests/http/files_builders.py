@@ -10,9 +10,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
-from synrepl.files.fetcher import IFetchFile
+from synrepl.files.fetching import IFetchFile
 from synrepl.files.files import Files
-from synrepl.files.queue import FileQueue
 from synrepl.files.store import FileStore
 from synrepl.storage.threads import ImmediateThread
 from tests.files.builders import checksum
@@ -63,7 +62,6 @@ class FilesSiteCase(SiteCase):
         files = Files(
             self.log,
             self.store,
-            FileQueue(self.directory),
             ImmediateThread(),
             self.clock,
             fetch=fetch,

@@ -93,7 +93,9 @@ class AppendsTests(FilesSiteCase):
         self.assertEqual(first, again)
         opening = (1, "atomic_appends", "master", 1)
         self.assertEqual([opening, (2, "push_rules", "master", 1), (3, "receipts", "w1", 1)], self.held())
-        self.assertEqual([[1, 1, 1]], [receipt.appended.tokens for receipt in self.engine.receipts.values()])
+        self.assertEqual(
+            [[1, 1, 1]], [receipt.appended.tokens for receipt in self.engine.receipts_by_key.values()]
+        )
         bad = said | {"appends": [append("push_rules", ["@c:d"]), append("receipts", ["?"])]}
         self.assertEqual("bad_row", self.told(bad, 400)["error"])
         other = said | {"appends": [append("push_rules", ["@c:d"])]}

@@ -177,7 +177,7 @@ class FollowingTests(FollowCase):
         """What a replica over HTTP needs beside the facts."""
         talk = self.follow("epoch_starts=true&receipts=true")
         self.post("receipts", [receipt()], idempotency_key="a")
-        self.wait(self.log.next_epoch("promoted"))
+        self.wait(self.log.copies.next_epoch("promoted"))
         self.post("receipts", [receipt()], idempotency_key="b")
 
         self.assertEqual(
@@ -221,7 +221,7 @@ class FollowingTests(FollowCase):
     def test_a_turn_comes_before_a_heartbeat_of_its_epoch(self) -> None:
         """A reader never hears of an epoch that it was not told of."""
         self.receipts(1)
-        self.wait(self.log.next_epoch("promoted"))
+        self.wait(self.log.copies.next_epoch("promoted"))
         talk = self.follow("epoch_starts=true&since=1&epoch=1")
 
         self.assertEqual(["epoch_start", "heartbeat"], [next(iter(line)) for line in talk.answer().lines()])
@@ -257,7 +257,7 @@ class FollowingTests(FollowCase):
         """A filtered copy is told of a place alone; the timer of the heartbeat may be the first to see it."""
         with patch("synrepl.replication.log_waiters.POLL_SECONDS", 30):
             talk = self.follow("upto=3&heartbeat=1")
-            self.wait(self.log.follow((), upto=LogPosition(1, 3, "d" * 64)))
+            self.wait(self.log.copies.follow((), upto=LogPosition(1, 3, "d" * 64)))
             self.clock.advance(1)
 
         self.assertEqual((True, 1), (talk.answer().is_whole, len(beats(talk))))
@@ -308,8 +308,8 @@ class FollowingTests(FollowCase):
         talks = [self.follow(), self.follow("streams=caches")]
 
         async def replace() -> None:
-            copy = await self.log.open_staged_copy()
-            await self.log.adopt_copy(copy)
+            copy = await self.log.copies.open_staged()
+            await self.log.copies.adopt(copy)
 
         self.wait(replace())
 
@@ -409,7 +409,7 @@ class ResumingTests(SiteCase):
             )
             for stream, writer, count in done:
                 if count == 4:
-                    self.wait(self.log.next_epoch("promoted"))
+                    self.wait(self.log.copies.next_epoch("promoted"))
                 self.post(stream, *[[ROWS[stream]]] * count, writer=writer)
             self.clock.pump([1.0] * wait)
             for _ in range(20 if cut == 10**9 else 0):

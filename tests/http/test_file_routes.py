@@ -13,8 +13,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
-from synrepl.files.file_check import StoredFile
-from synrepl.files.spool import Spool
+from synrepl.files.store import Spool, StoredFile
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.holdings import Holdings
 from synrepl.transports.http import uploads

@@ -13,7 +13,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.resource import Resource
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.files.file_check import StoredFile
+from synrepl.files.store import StoredFile
 from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.http_client import MAX_BUFFERED_BYTES
 from synrepl.transports.http.peer_clients import HttpFiles

@@ -61,7 +61,7 @@ class WaitingTests(SiteCase):
     def test_a_place_that_moves_without_facts_is_seen_soon(self) -> None:
         """A filtered copy is told of serials of which it has nothing."""
         talk = self.ask_for(PATHS[1], "min_serial=3")
-        self.wait(self.log.follow((), upto=LogPosition(1, 3, "d" * 64)))
+        self.wait(self.log.copies.follow((), upto=LogPosition(1, 3, "d" * 64)))
         self.clock.advance(0.6)
 
         self.assertEqual(200, talk.answer().status)

@@ -399,7 +399,7 @@ class LeaseTests(CopiesCase):
         self.say("POST", "/v1/leases", name="lisbon")
         self.ask("DELETE", "/v1/leases/paris")
 
-        kept = {(lease.name, lease.reason) for lease in self.engine.leases()}
+        kept = {(lease.name, lease.reason) for lease in self.engine.leases.all()}
         self.assertEqual({("lisbon", ""), ("paris", DROPPED)}, kept)
 
     def test_what_cannot_be_saved_is_not_answered_as_done(self) -> None:
@@ -409,7 +409,7 @@ class LeaseTests(CopiesCase):
         def full(*_: Any) -> None:
             raise StorageError(op="keep_leases", why="the disk is full", retryable=True)
 
-        self.patch(self.engine, "keep_leases", full)
+        self.patch(self.engine.leases, "store", full)
         added = self.say("POST", "/v1/leases", name="lisbon")
         dropped = self.ask("DELETE", "/v1/leases/paris")
 

@@ -126,8 +126,8 @@ class RelayCase(SiteCase):
         """Let the replica have all that the primary has."""
         after = self.log.head.serial
         self.wait(
-            self.log.follow(
-                self.primary_engine.facts[after:], self.primary_engine.receipts_between(after, 10**9)
+            self.log.copies.follow(
+                self.primary_engine.facts[after:], self.primary_engine.receipts.between(after, 10**9)
             )
         )
 
@@ -411,7 +411,7 @@ class RelayingTests(RelayCase):
     def test_facts_of_an_epoch_that_ended_are_not_taken_for_others(self) -> None:
         """The serial is reached by facts of the new primary."""
         talk = self.send()
-        self.wait(self.log.next_epoch("promoted"))
+        self.wait(self.log.copies.next_epoch("promoted"))
         self.wait(self.log.append("receipts", "other", [b"[[]]"]))
 
         self.assertEqual((504, "outcome_unknown"), self.told(talk))
@@ -419,7 +419,7 @@ class RelayingTests(RelayCase):
     def test_facts_of_a_later_epoch_are_not_here_before_it_is(self) -> None:
         """A daemon that stands beside the primary's history has serials enough, but not these."""
         self.wait(self.log.append("receipts", "other", [b"[[]]"]))
-        self.wait(self.primary_log.next_epoch("promoted"))
+        self.wait(self.primary_log.copies.next_epoch("promoted"))
         talk = self.send()
 
         self.assertEqual((504, "not_here_yet"), self.told(talk))
@@ -428,8 +428,8 @@ class RelayingTests(RelayCase):
     def test_an_epoch_that_ended_after_the_facts_changes_nothing(self) -> None:
         """They are in the history of the new one, as their receipt shows."""
         talk = self.send()
-        self.wait(self.primary_log.next_epoch("promoted"))
-        self.wait(self.log.next_epoch("promoted"))
+        self.wait(self.primary_log.copies.next_epoch("promoted"))
+        self.wait(self.log.copies.next_epoch("promoted"))
         self.feed()
 
         self.assertEqual(200, talk.answer().status)
@@ -482,7 +482,7 @@ class OverHttpTests(RelayCase):
         expected = f"/facts?files=here&via={self.log.uuid}&timeout=4.000"
         self.assertTrue(url.endswith(expected.encode()), url)
         self.assertEqual(["w\u00e4"], [kept.writer for kept in self.primary_engine.facts])
-        self.assertEqual({"k\u00e4"}, {*self.primary_engine.receipts})
+        self.assertEqual({"k\u00e4"}, {*self.primary_engine.receipts_by_key})
 
     def test_another_primary_is_asked_from_then_on(self) -> None:
         """The connections to the former one are closed."""

@@ -62,7 +62,7 @@ def test_nothing_is_lost_between_snapshot_and_tail() -> None:
     cluster.wrote(a, 40)
     b = cluster.node("b", "a", start=False)
     leases = []
-    snapshot = a.log.snapshot
+    snapshot = a.log.copies.snapshot
 
     def snapshot_with_a_writer_beside() -> object:
         leases.append(a.leases.lowest())
@@ -70,7 +70,7 @@ def test_nothing_is_lost_between_snapshot_and_tail() -> None:
         cluster.append(a, 10)
         return taken
 
-    a.log.snapshot = snapshot_with_a_writer_beside  # type: ignore[method-assign, assignment]
+    a.log.copies.snapshot = snapshot_with_a_writer_beside  # type: ignore[method-assign, assignment]
     cluster.start(b)
     cluster.pass_(3)
 

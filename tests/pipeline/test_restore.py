@@ -20,13 +20,13 @@ STREAMS = ("events", "receipts", "push_rules")
 
 DIES_WHEN_IT_HAS_TAKEN_A_SNAPSHOT = """
 import os, signal
-from synrepl.storage.log import Log
-adopt_copy = Log.adopt_copy
+from synrepl.storage.log_copies import LogCopies
+adopt = LogCopies.adopt
 async def adopt_and_die(self, copy):
-    await adopt_copy(self, copy)
+    await adopt(self, copy)
     print("adopted", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-Log.adopt_copy = adopt_and_die
+LogCopies.adopt = adopt_and_die
 from twisted.scripts.twistd import run
 run()
 """

@@ -4,7 +4,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogEvent, Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.ports.tasks import Tasks
+from synrepl.errors import NotConnected
+from synrepl.ports.tasks import Loops, Tasks
+from synrepl.testing.heap_clock import HeapClock
 
 
 class TasksTests(SynchronousTestCase):
@@ -69,3 +71,60 @@ class TasksTests(SynchronousTestCase):
 
         self.assertEqual([None, None], [self.successResultOf(task) for task in (waiting, late)])
         self.assertEqual(([], 0), (self.told, len(self.tasks)))
+
+
+class LoopsTests(SynchronousTestCase):
+    """Steps that are repeated."""
+
+    def setUp(self) -> None:
+        self.clock = HeapClock()
+        self.told: list[LogEvent] = []
+        self.loops = Loops(self.clock, Logger(observer=self.told.append), "owner")  # type: ignore[arg-type]
+        self.outcomes: list[Exception | None] = []
+        self.steps = 0
+
+    async def step(self) -> None:
+        if not self.outcomes:
+            await Deferred[None]()
+        self.steps += 1
+        outcome = self.outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+    def test_a_step_that_fails_is_retried_ever_later_and_told_once(self) -> None:
+        """The same trouble every second says nothing new; until it is over it is known."""
+        self.outcomes = [NotConnected("it rains")] * 3 + [None]
+        self.loops.repeat(self.step, "going out")
+        since = self.clock.seconds()
+
+        for seconds, steps in ((0, 1), (1, 2), (1.9, 2), (0.1, 3)):
+            self.clock.advance(seconds)
+            self.assertEqual(steps, self.steps)
+            self.assertEqual({"going out": ("going out: it rains", since)}, self.loops.failing)
+        self.clock.advance(4)
+
+        self.assertEqual((4, {}), (self.steps, self.loops.failing))
+        self.assertEqual(
+            ["owner: going out: it rains; will retry", "owner: going out works again"],
+            [formatEvent(event) for event in self.told],
+        )
+
+    def test_a_fault_of_ours_is_told_with_its_traceback(self) -> None:
+        """The step goes on nevertheless."""
+        self.outcomes = [ZeroDivisionError(), None]
+        self.loops.repeat(self.step, "going out")
+        self.clock.advance(1)
+
+        self.assertEqual(2, self.steps)
+        self.assertIn("log_failure", self.told[0])
+        self.assertEqual([], self.flushLoggedErrors())
+
+    def test_cancelled_ones_end(self) -> None:
+        """Also while they wait for a retry."""
+        self.outcomes = [NotConnected("it rains"), None]
+        self.loops.repeat(self.step, "going out")
+
+        self.loops.cancel_all()
+        self.clock.advance(99)
+
+        self.assertEqual((1, 0), (self.steps, len(self.loops)))

@@ -169,8 +169,8 @@ class FakeNode:
         )
         self.declared.subscribers.append(self.publisher.stream_added)
         await self.declared.load()
-        self.log.on_replaced(self._read_declared)
-        self.log.on_replaced(self.publisher.log_replaced)
+        self.log.copies.on_replaced(self._read_declared)
+        self.log.copies.on_replaced(self.publisher.log_replaced)
         self._boots += 1
         self.commands = CommandForwarder(
             self.publisher.follower_commands,
@@ -205,7 +205,7 @@ class FakeNode:
             relays=lambda: self.relays,
             keepalive=KEEPALIVE,
         )
-        self.log.on_replaced(self._close_followers)
+        self.log.copies.on_replaced(self._close_followers)
         self._network.listen(self.name, self._factory)
         self.is_running = True
         self.roles.start()

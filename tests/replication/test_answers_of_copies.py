@@ -11,7 +11,6 @@ from twisted.logger import Logger
 
 from synrepl.daemon.replication import make_write_forwarder
 from synrepl.files.files import Files
-from synrepl.files.queue import FileQueue
 from synrepl.files.store import FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.storage.threads import ImmediateThread
@@ -231,7 +230,6 @@ def writer_of(cluster: FakeCluster, node: FakeNode, method: str, path: str, body
     files = Files(
         node.log,
         FileStore(folder, seconds=cluster.clock.seconds),
-        FileQueue(folder),
         ImmediateThread(),
         cluster.clock,
         fetch=above if is_replica else None,

@@ -56,7 +56,7 @@ class WaysInTests(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.token = 100
-        self.wait(self.log.next_epoch("promoted"))
+        self.wait(self.log.copies.next_epoch("promoted"))
 
     # -- the ways in -----------------------------------------------------------------------------------------
 

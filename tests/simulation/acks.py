@@ -233,7 +233,7 @@ class AcksSimulation(SeededRun):
         return True
 
     def _check_promoted(self, node: FakeNode) -> None:
-        facts, _ = node.engine.read(after=0, upto=node.log.head.serial, limit=1_000_000)
+        facts, _ = node.engine.pages.facts(after=0, upto=node.log.head.serial, limit=1_000_000)
         kept = {row[0] for fact in facts if fact.stream != "promises" for row in jsontext.loads(fact.rows)}
         lost = {row: acks for row, acks in self.acknowledged.items() if row not in kept}
         if lost:

@@ -226,7 +226,7 @@ class ForgerySimulation(SeededRun):
     @staticmethod
     def _facts(node: FakeNode) -> list[list[list[Any]]]:
         """The rows of each fact on a node's disk."""
-        facts, _ = node.engine.read(after=0, upto=node.engine.head().position.serial, limit=1_000_000)
+        facts, _ = node.engine.pages.facts(after=0, upto=node.engine.head().position.serial, limit=1_000_000)
         return [jsontext.loads(fact.rows) for fact in facts]
 
 

@@ -314,8 +314,8 @@ class ReplicaSimulation(SeededRun):
             self._starting.discard(name)
             self._started_at[name] = self.clock.seconds()
             node.log.subscribe(lambda facts: self.histories.on_committed(node, facts))
-            node.log.on_replaced(lambda: self._replaced(node))
-            node.log.on_epoch_started(lambda: self._role_changed(node))
+            node.log.copies.on_replaced(lambda: self._replaced(node))
+            node.log.copies.on_epoch_started(lambda: self._role_changed(node))
             self._role_changed(node)
             self.histories.check_copy(node)
 
@@ -358,7 +358,7 @@ class ReplicaSimulation(SeededRun):
             upto = max(0, primary.log.linear_position(stream) - self.chance.randint(0, 5))
             self._note(f"{stream} beyond {upto} is lost")
             self.seen["lost"] += 1
-            self._do(primary.log.next_epoch("lost", stream=stream, token=upto))
+            self._do(primary.log.copies.next_epoch("lost", stream=stream, token=upto))
         if not self._is_peace and self._grouping.random() < 0.02:
             self._append_group()
         if self.issues_keys and self._keyring.random() < 0.02:
@@ -958,11 +958,11 @@ class ReplicaSimulation(SeededRun):
                 ours, theirs = _positions(node, stream), _positions(primary, stream)
                 if ours != theirs:
                     self._fail(f"{node.name} has {stream} at {ours}, the primary at {theirs}")
-        if wanted is None and node.engine.receipts != primary.engine.receipts:
+        if wanted is None and node.engine.receipts_by_key != primary.engine.receipts_by_key:
             differ = {
                 key
-                for key in {*node.engine.receipts, *primary.engine.receipts}
-                if node.engine.receipts.get(key) != primary.engine.receipts.get(key)
+                for key in {*node.engine.receipts_by_key, *primary.engine.receipts_by_key}
+                if node.engine.receipts_by_key.get(key) != primary.engine.receipts_by_key.get(key)
             }
             self._fail(f"{node.name} has other receipts than the primary: {sorted(differ)[:5]}")
 

@@ -20,7 +20,7 @@ def main(path: str) -> None:
     while True:
         engine = SQLEngine(SQLiteDatabase(path))
         head = engine.open()
-        facts = engine.read(after=0, upto=head.serial, limit=10**9)[0]
+        facts = engine.pages.facts(after=0, upto=head.serial, limit=10**9)[0]
         for _ in range(FACTS_A_LIFE):
             last = facts[-1] if facts else None
             token = len(facts)

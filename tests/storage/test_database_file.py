@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from synrepl.errors import StorageError
-from synrepl.files.queue_database import QueueDatabase
+from synrepl.files.names import QueueDatabase
 from synrepl.ports.history import EpochStart
 from synrepl.storage import file_swap
 from synrepl.storage.append_errors import LogLost
@@ -216,14 +216,14 @@ class LockTests(FileCase):
             other.execute("DELETE FROM facts WHERE serial = 11")
         for write in (
             lambda: engine.commit(FACTS[10:11], []),
-            lambda: engine.note({"a": "b"}),
+            lambda: engine.notes.store({"a": "b"}),
             lambda: engine.begin_epoch(EpochStart(2, 10, FACTS[9].digest, 1, "lost", "", 0)),
             engine.check,
             engine.head,
         ):
             self.assertRaises(LogLost, write)
 
-        self.assertEqual(10, len(engine.read(after=0, upto=99, limit=10**6)[0]))
+        self.assertEqual(10, len(engine.pages.facts(after=0, upto=99, limit=10**6)[0]))
         engine.close()
         self.assertEqual(10, self.opened().head().serial)
 
@@ -308,7 +308,7 @@ class PlaceTests(FileCase):
         self.path.rename(self.path.with_name("away.db"))
         SQLEngine(SQLiteDatabase(self.directory() / "other.db")).open()
 
-        self.assertRaises(LogLost, engine.read, after=0, upto=9, limit=9)
+        self.assertRaises(LogLost, engine.pages.facts, after=0, upto=9, limit=9)
 
 
 class StateTests(FileCase):
@@ -321,9 +321,9 @@ class StateTests(FileCase):
     def test_it_says_how_far_the_log_has_come(self) -> None:
         """When it is looked at, and at the end; for people as well."""
         engine = self.filled()
-        engine.note({"server_name": "example.org"})
+        engine.notes.store({"server_name": "example.org"})
         engine.check()
-        head, notes = engine.head(), engine.notes()
+        head, notes = engine.head(), engine.notes.all()
 
         self.assertEqual(
             {
@@ -478,7 +478,7 @@ class StateTests(FileCase):
         copy = engine.staging()
         copy.open()
         copy.commit(FACTS[:5], [])
-        history = copy.notes()["history"]
+        history = copy.notes.all()["history"]
         copy.close()
 
         engine.adopt_staged()
@@ -526,7 +526,7 @@ class PrivacyTests(FileCase):
     def test_created_files_are_private(self) -> None:
         """Whatever the umask says."""
         engine = self.filled()
-        engine.read(after=0, upto=9, limit=9)
+        engine.pages.facts(after=0, upto=9, limit=9)
         copy = engine.staging()
         copy.open()
         copy.commit(FACTS[:5], [])

@@ -56,29 +56,29 @@ class Contract(Case):
         return self.opened()
 
     def all(self, engine: SQLEngine) -> list[Fact]:
-        return engine.read(after=0, upto=10**9, limit=10**9)[0]
+        return engine.pages.facts(after=0, upto=10**9, limit=10**9)[0]
 
     # Notes
 
     def test_a_log_knows_itself_from_its_first_day(self) -> None:
         """Two copies of one history are told apart by the one, and known for copies by the other."""
         engine = self.opened()
-        notes = engine.notes()
+        notes = engine.notes.all()
 
         self.assertEqual({"uuid", "history"}, set(notes))
         self.assertEqual([36, 36], [len(str(text)) for text in notes.values()])
         self.assertNotEqual(notes["uuid"], notes["history"])
-        self.assertEqual(notes, self.reopened(engine).notes())
+        self.assertEqual(notes, self.reopened(engine).notes.all())
 
     def test_notes_are_kept_changed_and_forgotten(self) -> None:
         """Small things that must outlive a restart need no file of their own."""
         engine = self.opened()
-        own = engine.notes()
+        own = engine.notes.all()
 
-        engine.note({"primary": "https://a", "joining": "1", "e": ""})
-        engine.note({"primary": "https://b", "joining": None, "never": None})
+        engine.notes.store({"primary": "https://a", "joining": "1", "e": ""})
+        engine.notes.store({"primary": "https://b", "joining": None, "never": None})
 
-        self.assertEqual({**own, "primary": "https://b", "e": ""}, self.reopened(engine).notes())
+        self.assertEqual({**own, "primary": "https://b", "e": ""}, self.reopened(engine).notes.all())
 
     # Epochs
 
@@ -145,12 +145,12 @@ class Contract(Case):
         engine.commit(run(3), receipts)
 
         def between(after: int, upto: int) -> list[str]:
-            return [receipt.key.text for receipt in engine.receipts_between(after, upto)]
+            return [receipt.key.text for receipt in engine.receipts.between(after, upto)]
 
         self.assertEqual(["k1", "k2", "k3"], between(0, 9))
         self.assertEqual(["k2"], between(1, 2))
         self.assertEqual([], between(3, 9))
-        self.assertEqual(receipts[1:2], engine.receipts_between(0, 1))
+        self.assertEqual(receipts[1:2], engine.receipts.between(0, 1))
 
     def test_a_key_that_is_known_keeps_its_first_answer(self) -> None:
         """A copy may be told of it twice."""
@@ -169,9 +169,9 @@ class Contract(Case):
             upto=place(facts[2]),
         )
 
-        self.assertEqual(first, engine.receipt(AppendKey("s", "k")))
-        self.assertIsNotNone(engine.receipt(AppendKey("s", "new")))
-        self.assertEqual(300, len(engine.receipts_between(2, 3)))
+        self.assertEqual(first, engine.receipts.get(AppendKey("s", "k")))
+        self.assertIsNotNone(engine.receipts.get(AppendKey("s", "new")))
+        self.assertEqual(300, len(engine.receipts.between(2, 3)))
 
     # Another log's facts
 
@@ -185,9 +185,9 @@ class Contract(Case):
             head = engine.head()
             self.assertEqual(place(facts[6]), head.position)
             self.assertEqual({("events", "w1"): 2, ("events", "w0"): 5}, head.positions)
-            self.assertEqual(([facts[1], facts[4]], 7), engine.read(after=0, upto=99, limit=99))
+            self.assertEqual(([facts[1], facts[4]], 7), engine.pages.facts(after=0, upto=99, limit=99))
             self.assertEqual(
-                ([], 7), engine.read(after=5, upto=99, limit=99, filter=Filter.of(streams={"events"}))
+                ([], 7), engine.pages.facts(after=5, upto=99, limit=99, filter=Filter.of(streams={"events"}))
             )
             self.assertEqual(
                 [None, facts[4].digest, None, facts[6].digest, None],
@@ -266,12 +266,12 @@ class Contract(Case):
             ([], {"w1"}, []),
         ):
             with self.subTest((streams, writers)):
-                found, upto = engine.read(
+                found, upto = engine.pages.facts(
                     after=0, upto=99, limit=99, filter=Filter.of(streams=streams, writers=writers)
                 )
                 self.assertEqual((serials, 4), ([fact.serial for fact in found], upto))
         self.assertEqual(
-            ([facts[0]], 1), engine.read(after=0, upto=9, limit=1, filter=Filter.of(writers={"w1"}))
+            ([facts[0]], 1), engine.pages.facts(after=0, upto=9, limit=1, filter=Filter.of(writers={"w1"}))
         )
 
     # Snapshots
@@ -308,7 +308,7 @@ class Contract(Case):
             upto=place(facts[0]),
         )
         copy.commit(facts[4:], [], upto=snapshot.position)
-        copy.note({"filter": "me"})
+        copy.notes.store({"filter": "me"})
 
         head = copy.restore(snapshot)
 
@@ -320,10 +320,10 @@ class Contract(Case):
             )
             self.assertEqual({"events": 6}, head.allocated)
             self.assertEqual(
-                [None, snapshot.receipts[0]], [copy.receipt(AppendKey("s", key)) for key in ("old", "k")]
+                [None, snapshot.receipts[0]], [copy.receipts.get(AppendKey("s", key)) for key in ("old", "k")]
             )
-            self.assertEqual("me", copy.notes()["filter"])
-            tokens, _ = copy.read_tokens(stream="events", writer=None, after=4, upto=9, serial=99, limit=99)
+            self.assertEqual("me", copy.notes.all()["filter"])
+            tokens, _ = copy.pages.tokens(stream="events", writer=None, after=4, upto=9, serial=99, limit=99)
             self.assertEqual([5, 6], [fact.token for fact in tokens])
             self.assertEqual([facts[0], *facts[4:]], self.all(copy))
             self.assertEqual(snapshot, copy.snapshot())
@@ -374,12 +374,12 @@ class Contract(Case):
         engine = self.opened()
         engine.commit(run(3000), [])
 
-        whole, half = engine.size(0), engine.size(1500)
+        whole, half = engine.pages.size(0), engine.pages.size(1500)
 
         self.assertTrue(3000 * 100 < whole < 3000 * 600, whole)
         self.assertTrue(0.4 < half / whole < 0.6, half)
-        self.assertTrue(100 < engine.size(2999) < 600)
-        self.assertEqual([0, 0], [engine.size(3000), engine.size(9999)])
+        self.assertTrue(100 < engine.pages.size(2999) < 600)
+        self.assertEqual([0, 0], [engine.pages.size(3000), engine.pages.size(9999)])
 
     # Leases
 
@@ -399,14 +399,14 @@ class Contract(Case):
             reason="too slow",
         )
         third = Lease(uuid="c", name="", registered=True, serial=0, made_ms=0, seen_ms=0, ended_ms=0)
-        self.assertEqual([], engine.leases())
+        self.assertEqual([], engine.leases.all())
 
-        engine.keep_leases([first, second, third])
-        self.assertEqual([second, first, third], engine.leases())
+        engine.leases.store([first, second, third])
+        self.assertEqual([second, first, third], engine.leases.all())
         later = Lease(uuid="b", name="spark", registered=False, serial=8, made_ms=1, seen_ms=7)
-        engine.keep_leases([later], ["a", "never"])
+        engine.leases.store([later], ["a", "never"])
 
-        self.assertEqual([later, third], self.reopened(engine).leases())
+        self.assertEqual([later, third], self.reopened(engine).leases.all())
 
     def test_nothing_works_on_a_closed_log(self) -> None:
         """It fails by name, not by an attribute error somewhere inside."""
@@ -416,14 +416,14 @@ class Contract(Case):
         for use in (
             lambda: engine.begin_epoch(EpochStart(2, 0, EMPTY, 0, "promoted")),
             lambda: engine.digest_at(0),
-            lambda: engine.receipts_between(0, 1),
+            lambda: engine.receipts.between(0, 1),
             engine.snapshot,
-            lambda: engine.size(0),
+            lambda: engine.pages.size(0),
             lambda: engine.trim(0, lambda stream, rows: None, 1),
-            engine.notes,
-            lambda: engine.note({}),
-            engine.leases,
-            lambda: engine.keep_leases([]),
+            engine.notes.all,
+            lambda: engine.notes.store({}),
+            engine.leases.all,
+            lambda: engine.leases.store([]),
             engine.adopt_staged,
         ):
             with self.assertRaises(StorageError):
@@ -466,17 +466,17 @@ class SQLContract(Contract):
         engine = self.again()
         engine.open()
         facts = run(9)
-        real = engine._add_receipts
+        real = engine.receipts.add
 
         def fail(*args: object) -> None:
             raise StorageError(op="commit", why="told to")
 
-        engine._add_receipts = fail  # type: ignore[method-assign, assignment]
+        engine.receipts.add = fail  # type: ignore[method-assign, assignment]
         with self.assertRaises(StorageError):
             engine.commit(
                 [], [AppendReceipt(AppendKey("s", "k"), "r", Appended(1, 1, [1]), 1)], upto=place(facts[4])
             )
-        engine._add_receipts = real  # type: ignore[method-assign]
+        engine.receipts.add = real  # type: ignore[method-assign]
 
         engine.commit(facts[:2], [])
         self.assertEqual(2, engine.head().serial)

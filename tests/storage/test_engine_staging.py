@@ -48,8 +48,8 @@ class Contract(Case):
         engine = self.opened()
         engine.commit(OLD, [AppendReceipt(AppendKey("s", "old"), "r", Appended(1, 1, [1]), 1)])
         engine.begin_epoch(EpochStart(2, 30, OLD[-1].digest, 1, "lost", "events", 20))
-        engine.note({"filter": "old"})
-        engine.keep_leases([Lease(uuid="old", name="", registered=False, serial=1, made_ms=1)])
+        engine.notes.store({"filter": "old"})
+        engine.leases.store([Lease(uuid="old", name="", registered=False, serial=1, made_ms=1)])
         return engine
 
     def stage(self, engine: SQLEngine) -> str:
@@ -58,22 +58,22 @@ class Contract(Case):
         copy.open()
         copy.commit(NEW[:5], [AppendReceipt(AppendKey("s", "new"), "r", Appended(1, 1, [1]), 1)])
         copy.commit(NEW[5:], [])
-        copy.note({"filter": "new"})
-        history = copy.notes()["history"]
+        copy.notes.store({"filter": "new"})
+        history = copy.notes.all()["history"]
         copy.close()
         return history
 
     def serials(self, engine: SQLEngine) -> list[Fact]:
-        return engine.read(after=0, upto=10**9, limit=10**9)[0]
+        return engine.pages.facts(after=0, upto=10**9, limit=10**9)[0]
 
     def check_old(self, engine: SQLEngine) -> None:
         """It is the log of `filled`, whole."""
         self.assertEqual((2, 30, OLD[-1].digest), (engine.head().epoch, engine.head().serial, OLD[-1].digest))
         self.assertEqual(OLD, self.serials(engine))
-        self.assertEqual(("old", 1), (engine.notes()["filter"], len(engine.leases())))
+        self.assertEqual(("old", 1), (engine.notes.all()["filter"], len(engine.leases.all())))
         self.assertEqual({("events", "old"): 20}, engine.head().positions)
         self.assertEqual(
-            [True, False], [engine.receipt(AppendKey("s", key)) is not None for key in ("old", "new")]
+            [True, False], [engine.receipts.get(AppendKey("s", key)) is not None for key in ("old", "new")]
         )
 
     def check_new(self, engine: SQLEngine) -> None:
@@ -83,12 +83,12 @@ class Contract(Case):
             (1, 7, NEW[-1].digest, ()), (head.epoch, head.serial, head.digest, tuple(head.epoch_starts))
         )
         self.assertEqual(NEW, self.serials(engine))
-        self.assertEqual(("new", 0), (engine.notes()["filter"], len(engine.leases())))
+        self.assertEqual(("new", 0), (engine.notes.all()["filter"], len(engine.leases.all())))
         self.assertEqual({("caches", "new"): 7}, head.positions)
         self.assertEqual(
-            [False, True], [engine.receipt(AppendKey("s", key)) is not None for key in ("old", "new")]
+            [False, True], [engine.receipts.get(AppendKey("s", key)) is not None for key in ("old", "new")]
         )
-        found, _ = engine.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=99)
+        found, _ = engine.pages.tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=99)
         self.assertEqual([], found)
 
     def test_the_copy_takes_the_place_of_all(self) -> None:
@@ -102,7 +102,7 @@ class Contract(Case):
         self.assertEqual(head, engine.head())
         for _ in range(2):
             self.check_new(engine)
-            self.assertEqual(history, engine.notes()["history"])
+            self.assertEqual(history, engine.notes.all()["history"])
             engine.close()
             engine = self.opened()
         engine.commit(facts_after(NEW[-1], ("events", "old", 0, 1)), [])
@@ -273,7 +273,7 @@ class SQLiteTests(OverSQLite, Contract):
         for state in states:
             left = SQLEngine(SQLiteDatabase(state / "synrepl.db"))
             boots = left.open().boots
-            is_new = left.notes()["filter"] == "new"
+            is_new = left.notes.all()["filter"] == "new"
             (self.check_new if is_new else self.check_old)(left)
             if not is_new:
                 # It can be done again, from what is there.
@@ -344,7 +344,7 @@ class SQLiteTests(OverSQLite, Contract):
                 engine.adopt_staged()
             self.assertTrue(caught.exception.retryable)
             self.check_old(engine)
-            engine.note({"still": "here"})
+            engine.notes.store({"still": "here"})
 
         engine.adopt_staged()
         self.check_new(engine)
@@ -424,7 +424,7 @@ class PostgresTests(OverPostgres, Contract):
         """A plan for tables that are gone would read nothing, or fail."""
         engine = self.filled()
         for _ in range(8):
-            engine.read(after=0, upto=9, limit=9)
+            engine.pages.facts(after=0, upto=9, limit=9)
             engine.digest_at(3)
             engine.rows_at_token("events", 1)
         self.stage(engine)
@@ -432,7 +432,7 @@ class PostgresTests(OverPostgres, Contract):
         engine.adopt_staged()
 
         for _ in range(8):
-            self.assertEqual((NEW[:2], 2), engine.read(after=0, upto=9, limit=2))
+            self.assertEqual((NEW[:2], 2), engine.pages.facts(after=0, upto=9, limit=2))
             self.assertEqual(NEW[2].digest, engine.digest_at(3))
             self.assertEqual([("new", NEW[0].rows)], engine.rows_at_token("caches", 1))
 
@@ -456,7 +456,7 @@ class PostgresTests(OverPostgres, Contract):
                 break
             except StorageError:
                 left += 1
-            if not engine._is_open:
+            if not engine.database.is_open:
                 # All was done, and then it could not be told where the log stands.
                 engine.open()
                 self.check_new(engine)

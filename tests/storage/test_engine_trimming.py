@@ -86,7 +86,7 @@ class Contract(Case):
         return engine, facts
 
     def serials(self, engine: SQLEngine) -> list[int]:
-        return [fact.serial for fact in engine.read(after=0, upto=10**9, limit=10**9)[0]]
+        return [fact.serial for fact in engine.pages.facts(after=0, upto=10**9, limit=10**9)[0]]
 
     def trim(self, engine: SQLEngine, upto: int, limit: int = 100) -> None:
         """Slice by slice, to the end."""
@@ -163,12 +163,12 @@ class Contract(Case):
             head = engine.head()
             self.assertEqual((before.position, before.position), (head.position, head.trimmed_upto))
             self.assertEqual((before.positions, before.allocated), (head.positions, head.allocated))
-            self.assertEqual(([], 5), engine.read(after=0, upto=9, limit=9))
+            self.assertEqual(([], 5), engine.pages.facts(after=0, upto=9, limit=9))
             self.assertEqual(
                 [None, None, facts[4].digest, None], [engine.digest_at(serial) for serial in (0, 4, 5, 6)]
             )
-            self.assertEqual([receipt], engine.receipts_between(0, 9))
-            self.assertEqual(0, engine.size(5))
+            self.assertEqual([receipt], engine.receipts.between(0, 9))
+            self.assertEqual(0, engine.pages.size(5))
             engine.close()
             engine = self.opened()
         more = made([("events", [1]), ("devices", [1])], after=facts)
@@ -185,9 +185,10 @@ class Contract(Case):
         self.trim(engine, 3)
 
         self.assertEqual(
-            (facts[1:], 4), engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams={"devices"}))
+            (facts[1:], 4),
+            engine.pages.facts(after=0, upto=9, limit=9, filter=Filter.of(streams={"devices"})),
         )
-        found, more = engine.read_tokens(stream="devices", writer=None, after=0, upto=9, serial=9, limit=9)
+        found, more = engine.pages.tokens(stream="devices", writer=None, after=0, upto=9, serial=9, limit=9)
         self.assertEqual((facts[1:], False), (found, more))
         self.assertEqual(
             [[], [("w1", facts[1].rows)]], [engine.rows_at_token("devices", token) for token in (1, 2)]
@@ -208,7 +209,7 @@ class Contract(Case):
         self.trim(engine, 99)
 
         self.assertEqual([1, 2, 5], self.serials(engine))
-        found, _ = engine.read_tokens(stream="devices", writer=None, after=0, upto=9, serial=9, limit=9)
+        found, _ = engine.pages.tokens(stream="devices", writer=None, after=0, upto=9, serial=9, limit=9)
         self.assertEqual([*facts[:2], *more], found)
 
     def test_a_copy_learns_the_keys_of_what_it_began_with(self) -> None:

@@ -59,7 +59,7 @@ class Contract(Case):
             {("events", "w1"): 1, ("events", "w2"): 2, ("caches", "w1"): 1}, dict(head.positions)
         )
         self.assertEqual({"events": 2, "caches": 1}, dict(head.allocated))
-        self.assertEqual((facts, 3), engine.read(after=0, upto=99, limit=99))
+        self.assertEqual((facts, 3), engine.pages.facts(after=0, upto=99, limit=99))
 
     def test_facts_as_text_are_the_same_facts(self) -> None:
         """Field by field, however odd the names: what is read by the million is built from this."""
@@ -78,8 +78,8 @@ class Contract(Case):
             for field in astuple(fact)
         ]
 
-        text, looked = engine.read_text(after=0, upto=99, limit=99, form="fields")
-        lines, looked_for_lines = engine.read_text(after=0, upto=99, limit=99)
+        text, looked = engine.pages.text(after=0, upto=99, limit=99, form="fields")
+        lines, looked_for_lines = engine.pages.text(after=0, upto=99, limit=99)
 
         self.assertEqual((expected, 3), (text.decode()[:-1].replace("\n", "\x1f").split("\x1f"), looked))
         self.assertEqual((encode_facts(facts), 3), (lines, looked_for_lines))
@@ -91,7 +91,7 @@ class Contract(Case):
             (0, 99, [], 9, [], 3),
             (3, 99, None, 9, [], 3),
         ):
-            text, looked = engine.read_text(
+            text, looked = engine.pages.text(
                 after=after, upto=upto, limit=limit, filter=Filter.of(streams=streams)
             )
             self.assertEqual((serials, reached), ([fact.serial for fact in decode_facts(text)], looked))
@@ -110,9 +110,9 @@ class Contract(Case):
         engine.commit(facts, [])
         size = len(facts[0].rows)
 
-        whole = engine.extent(after=0, upto=99, limit=99)
-        some = engine.extent(after=0, upto=99, limit=2, filter=Filter.of(streams={"events"}))
-        nothing = engine.extent(after=4, upto=99, limit=2, filter=Filter.of(writers=["w9"]))
+        whole = engine.pages.extent(after=0, upto=99, limit=99)
+        some = engine.pages.extent(after=0, upto=99, limit=2, filter=Filter.of(streams={"events"}))
+        nothing = engine.pages.extent(after=4, upto=99, limit=2, filter=Filter.of(writers=["w9"]))
 
         self.assertEqual((4, 4, NOW * 1000), (whole.serial, whole.facts, whole.at_ms))
         self.assertEqual(sum(len(fact.rows) for fact in facts), whole.bytes)
@@ -165,9 +165,9 @@ class Contract(Case):
                 (0, 4, 9, caches, [], 4),
                 (6, 99, 9, ALL, [7, 8], 8),
             ):
-                found, looked = engine.read(after=after, upto=upto, limit=limit, filter=wanted)
-                text, looked_for_text = engine.read_text(after=after, upto=upto, limit=limit, filter=wanted)
-                extent = engine.extent(after=after, upto=upto, limit=limit, filter=wanted)
+                found, looked = engine.pages.facts(after=after, upto=upto, limit=limit, filter=wanted)
+                text, looked_for_text = engine.pages.text(after=after, upto=upto, limit=limit, filter=wanted)
+                extent = engine.pages.extent(after=after, upto=upto, limit=limit, filter=wanted)
                 self.assertEqual((serials, reached), ([fact.serial for fact in found], looked))
                 self.assertEqual((found, reached), (decode_facts(text), looked_for_text))
                 self.assertEqual((len(serials), reached), (extent.facts, extent.serial))
@@ -185,9 +185,9 @@ class Contract(Case):
             facts.append(fact_after(facts[-1], "events", 2 + number, b'["0123456789"]'))
         engine.commit(facts, [])
 
-        first, at = engine.read_text(after=0, upto=99, limit=99, size=100)
+        first, at = engine.pages.text(after=0, upto=99, limit=99, size=100)
         self.assertEqual((22, 22), (first.count(b"\n"), at))
-        self.assertEqual((facts[:1], 1), engine.read(after=0, upto=1, limit=99))
+        self.assertEqual((facts[:1], 1), engine.pages.facts(after=0, upto=1, limit=99))
 
     def test_a_filter_of_very_many_names_is_the_callers_mistake(self) -> None:
         """A statement takes so many values; a peer that names more must not look like a broken database."""
@@ -198,12 +198,14 @@ class Contract(Case):
 
         for streams, writers in ((names, None), (None, names)):
             try:
-                engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams=streams, writers=writers))
+                engine.pages.facts(
+                    after=0, upto=9, limit=9, filter=Filter.of(streams=streams, writers=writers)
+                )
             except StorageError as error:
                 self.assertIsInstance(error, InvalidValue)
                 self.assertIn("at most 10000 streams or writers, not 70000", str(error))
         wanted = Filter.of(streams=names[:10_000], writers=[*names[:9_999], "w1"])
-        self.assertEqual(1, len(engine.read(after=0, upto=9, limit=9, filter=wanted)[0]))
+        self.assertEqual(1, len(engine.pages.facts(after=0, upto=9, limit=9, filter=wanted)[0]))
 
     def test_a_name_that_is_no_text_is_the_callers_mistake(self) -> None:
         """Half a surrogate pair comes out of JSON as easily as any name does."""
@@ -213,7 +215,9 @@ class Contract(Case):
 
         for name in ("\ud800", "a\0b"):
             for read in (
-                lambda name=name: engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams={name})),
+                lambda name=name: engine.pages.facts(
+                    after=0, upto=9, limit=9, filter=Filter.of(streams={name})
+                ),
                 lambda name=name: engine.rows_at_token(name, 1),
             ):
                 try:
@@ -229,15 +233,15 @@ class Contract(Case):
         for number in (2**63, -(2**70)):
             attempts: tuple[Callable[[], object], ...] = (
                 lambda number=number: engine.digest_at(number),  # type: ignore[misc]
-                lambda number=number: engine.receipts_between(number, 2**70),  # type: ignore[misc]
-                lambda number=number: engine.read(after=0, upto=number, limit=number),  # type: ignore[misc]
-                lambda number=number: engine.read_tokens(  # type: ignore[misc]
+                lambda number=number: engine.receipts.between(number, 2**70),  # type: ignore[misc]
+                lambda number=number: engine.pages.facts(after=0, upto=number, limit=number),  # type: ignore[misc]
+                lambda number=number: engine.pages.tokens(  # type: ignore[misc]
                     stream="events", writer=None, after=number, upto=2**70, serial=number, limit=9
                 ),
                 lambda number=number: engine.rows_at_token("events", number),  # type: ignore[misc]
-                lambda number=number: engine.size(number),  # type: ignore[misc]
-                lambda number=number: engine.forget_receipts(number),  # type: ignore[misc]
-                lambda number=number: engine.keep_leases(  # type: ignore[misc]
+                lambda number=number: engine.pages.size(number),  # type: ignore[misc]
+                lambda number=number: engine.receipts.forget(number),  # type: ignore[misc]
+                lambda number=number: engine.leases.store(  # type: ignore[misc]
                     [Lease(uuid="u", name="", registered=False, serial=number, made_ms=number)]
                 ),
                 lambda: engine.commit(facts, []),
@@ -280,7 +284,7 @@ class Contract(Case):
         with self.assertRaises(StorageError):
             engine.commit([facts[0], facts[2]], [])
 
-        self.assertEqual(([], 0), engine.read(after=0, upto=9, limit=9))
+        self.assertEqual(([], 0), engine.pages.facts(after=0, upto=9, limit=9))
         self.assertEqual(0, engine.head().serial)
         engine.commit(facts, [])
 
@@ -306,11 +310,11 @@ class Contract(Case):
         key = AppendReceipt(AppendKey("s", "k\\'%s\u00e4"), "r", Appended(1, 1, [1]), 1)
         engine.commit(facts, [key])
 
-        self.assertEqual((facts, 2), engine.read(after=0, upto=9, limit=9))
+        self.assertEqual((facts, 2), engine.pages.facts(after=0, upto=9, limit=9))
         self.assertEqual(
-            (facts[:1], 2), engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams={"x';--"}))
+            (facts[:1], 2), engine.pages.facts(after=0, upto=9, limit=9, filter=Filter.of(streams={"x';--"}))
         )
-        self.assertEqual(key, engine.receipt(key.key))
+        self.assertEqual(key, engine.receipts.get(key.key))
         self.assertEqual({"x';--": 1, "s\\N\u20ac": 2**53}, dict(engine.head().allocated))
 
     def test_a_page_ends_with_the_fact_that_fills_it(self) -> None:
@@ -320,10 +324,10 @@ class Contract(Case):
         facts = facts_after(None, *(("events", "w1", token - 1, token) for token in range(1, 6)))
         engine.commit(facts, [])
 
-        self.assertEqual((facts[1:3], 3), engine.read(after=1, upto=5, limit=2))
-        self.assertEqual((facts[:1], 1), engine.read(after=0, upto=5, limit=0))
-        self.assertEqual((facts[3:4], 4), engine.read(after=3, upto=4, limit=99))
-        self.assertEqual(([], 5), engine.read(after=5, upto=99, limit=99))
+        self.assertEqual((facts[1:3], 3), engine.pages.facts(after=1, upto=5, limit=2))
+        self.assertEqual((facts[:1], 1), engine.pages.facts(after=0, upto=5, limit=0))
+        self.assertEqual((facts[3:4], 4), engine.pages.facts(after=3, upto=4, limit=99))
+        self.assertEqual(([], 5), engine.pages.facts(after=5, upto=99, limit=99))
 
     def test_a_reader_of_some_streams_learns_how_far_it_has_looked(self) -> None:
         """Otherwise it would look through the same facts of other streams again and again."""
@@ -340,13 +344,16 @@ class Contract(Case):
 
         self.assertEqual(
             ([facts[0], facts[2]], 4),
-            engine.read(after=0, upto=9, limit=9, filter=Filter.of(streams={"events"})),
+            engine.pages.facts(after=0, upto=9, limit=9, filter=Filter.of(streams={"events"})),
         )
         self.assertEqual(
-            ([facts[0]], 1), engine.read(after=0, upto=9, limit=1, filter=Filter.of(streams={"events"}))
+            ([facts[0]], 1),
+            engine.pages.facts(after=0, upto=9, limit=1, filter=Filter.of(streams={"events"})),
         )
-        self.assertEqual(([], 4), engine.read(after=3, upto=4, limit=9, filter=Filter.of(streams={"events"})))
-        self.assertEqual(([], 4), engine.read(after=0, upto=4, limit=9, filter=Filter.of(streams=[])))
+        self.assertEqual(
+            ([], 4), engine.pages.facts(after=3, upto=4, limit=9, filter=Filter.of(streams={"events"}))
+        )
+        self.assertEqual(([], 4), engine.pages.facts(after=0, upto=4, limit=9, filter=Filter.of(streams=[])))
 
     def test_lost_history_is_in_no_answer_by_token(self) -> None:
         """It stays in the order of serials, which never changes; but nobody who catches up is given it."""
@@ -365,9 +372,9 @@ class Contract(Case):
             (2, {("events", "w1"): 2}, {"events": 2}), (head.epoch, head.positions, head.allocated)
         )
         self.assertEqual((2, 4), (engine.open().epoch, engine.head().allocated["events"]))
-        found, _ = engine.read_tokens(stream="events", writer=None, after=0, upto=9, serial=9, limit=99)
+        found, _ = engine.pages.tokens(stream="events", writer=None, after=0, upto=9, serial=9, limit=99)
         self.assertEqual([*facts[:2], *after], found)
-        self.assertEqual((facts + after, 6), engine.read(after=0, upto=9, limit=99))
+        self.assertEqual((facts + after, 6), engine.pages.facts(after=0, upto=9, limit=99))
 
     def test_a_log_that_lost_history_opens_again(self) -> None:
         """Its positions are not those of its last facts, and that is right so."""
@@ -387,7 +394,9 @@ class Contract(Case):
         engine.commit(facts_after(None, ("events", "w1", 0, 1)), [])
 
         for streams in (None, {"events"}, {"caches"}):
-            self.assertEqual(1, engine.read(after=0, upto=99, limit=99, filter=Filter.of(streams=streams))[1])
+            self.assertEqual(
+                1, engine.pages.facts(after=0, upto=99, limit=99, filter=Filter.of(streams=streams))[1]
+            )
 
     def test_tokens_of_one_writer_or_of_all(self) -> None:
         """Catch-up asks per writer; the old protocols know only one sequence for all."""
@@ -403,7 +412,7 @@ class Contract(Case):
         engine.commit(facts, [])
 
         def read(writer: str | None, after: int, upto: int, serial: int = 99) -> list[int]:
-            found, more = engine.read_tokens(
+            found, more = engine.pages.tokens(
                 stream="events", writer=writer, after=after, upto=upto, serial=serial, limit=99
             )
             self.assertFalse(more)
@@ -429,7 +438,7 @@ class Contract(Case):
         engine.commit(facts, [])
 
         def read(after: int, limit: int) -> tuple[list[int], bool]:
-            found, more = engine.read_tokens(
+            found, more = engine.pages.tokens(
                 stream="events", writer=None, after=after, upto=9, serial=9, limit=limit
             )
             return [fact.serial for fact in found], more
@@ -460,7 +469,7 @@ class Contract(Case):
         head = engine.open()
 
         self.assertEqual((positions, {"backfill": 101}), (head.positions, head.allocated))
-        found, _ = engine.read_tokens(stream="backfill", writer="w1", after=0, upto=999, serial=9, limit=9)
+        found, _ = engine.pages.tokens(stream="backfill", writer="w1", after=0, upto=999, serial=9, limit=9)
         self.assertEqual([99, 100, 101], [fact.token for fact in found])
 
     def test_a_log_that_ends_in_late_facts_alone_opens_again(self) -> None:
@@ -527,10 +536,10 @@ class Contract(Case):
         engine = self.again()
         engine.open()
 
-        self.assertEqual([old, young, None], [engine.receipt(AppendKey("s", key)) for key in "abc"])
-        engine.forget_receipts(2000)
+        self.assertEqual([old, young, None], [engine.receipts.get(AppendKey("s", key)) for key in "abc"])
+        engine.receipts.forget(2000)
 
-        self.assertEqual([None, young], [engine.receipt(AppendKey("s", key)) for key in "ab"])
+        self.assertEqual([None, young], [engine.receipts.get(AppendKey("s", key)) for key in "ab"])
 
     def test_a_log_is_open_once(self) -> None:
         """Two that write would give the same serials twice."""
@@ -547,10 +556,10 @@ class Contract(Case):
         for use in (
             engine.head,
             lambda: engine.commit([], []),
-            lambda: engine.read(after=0, upto=1, limit=1),
+            lambda: engine.pages.facts(after=0, upto=1, limit=1),
             lambda: engine.rows_at_token("events", 1),
-            lambda: engine.receipt(AppendKey("s", "a")),
-            lambda: engine.forget_receipts(1),
+            lambda: engine.receipts.get(AppendKey("s", "a")),
+            lambda: engine.receipts.forget(1),
         ):
             with self.assertRaises(StorageError):
                 use()
@@ -720,8 +729,8 @@ class SQLiteTests(OverSQLite, Contract):
         facts = facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, 101)))
         engine.commit(facts, [])
 
-        engine.read(after=0, upto=100, limit=3)
-        engine.read_tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=3)
+        engine.pages.facts(after=0, upto=100, limit=3)
+        engine.pages.tokens(stream="events", writer=None, after=0, upto=99, serial=99, limit=3)
 
         self.assertEqual(
             0, engine.database.writer("test").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -737,9 +746,11 @@ class SQLiteTests(OverSQLite, Contract):
         for streams, writers in (({"caches"}, None), (None, {"w2"}), (None, [])):
             self.assertEqual(
                 ([], 40),
-                engine.read(after=10, upto=99, limit=9, filter=Filter.of(streams=streams, writers=writers)),
+                engine.pages.facts(
+                    after=10, upto=99, limit=9, filter=Filter.of(streams=streams, writers=writers)
+                ),
             )
-        self.assertEqual(89, len(engine.read(after=10, upto=99, limit=99)[0]))
+        self.assertEqual(89, len(engine.pages.facts(after=10, upto=99, limit=99)[0]))
 
     def test_a_text_that_would_be_large_is_cut(self) -> None:
         """Or a page of large facts would fill the memory; one fact goes whole, whatever it is."""
@@ -749,7 +760,7 @@ class SQLiteTests(OverSQLite, Contract):
 
         sizes, after = [], 0
         while after < 100:
-            text, after = engine.read_text(after=after, upto=100, limit=99, size=100)
+            text, after = engine.pages.text(after=after, upto=100, limit=99, size=100)
             sizes.append(text.count(b"\n"))
 
         self.assertEqual(100, sum(sizes))
@@ -769,7 +780,7 @@ class SQLiteTests(OverSQLite, Contract):
             for streams in (None, {"events"}):
                 read: list[Fact] = []
                 while len(read) < len(facts):
-                    text, after = engine.read_text(
+                    text, after = engine.pages.text(
                         after=len(read), upto=999, limit=150, filter=Filter.of(streams=streams), size=size
                     )
                     page = list(decode_facts(text))
@@ -795,7 +806,7 @@ class SQLiteTests(OverSQLite, Contract):
         reader.set_progress_handler(count, 100)
         for streams, writers in (({"caches", "events"}, None), (None, {"w1"}), ({"events"}, {"w1", "w2"})):
             steps = 0
-            found, upto = engine.read(
+            found, upto = engine.pages.facts(
                 after=0, upto=5000, limit=10, filter=Filter.of(streams=streams, writers=writers)
             )
             self.assertEqual((10, 10), (len(found), upto))
@@ -823,7 +834,7 @@ class SQLiteTests(OverSQLite, Contract):
         engine.commit(facts, [])
 
         self.assertEqual(
-            (facts, 1), engine.read(after=0, upto=1, limit=9, filter=Filter.of(streams={"x';--"}))
+            (facts, 1), engine.pages.facts(after=0, upto=1, limit=9, filter=Filter.of(streams={"x';--"}))
         )
         self.assertEqual([(1, "x';--", "w%1", 0, 1)], tokens(facts))
         self.assertEqual(NOW * 1000, facts[0].committed_at_ms)

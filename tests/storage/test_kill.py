@@ -52,7 +52,7 @@ class KillTests(LogCase):
             told += self.acknowledged(path, random.randint(1, 1500))
             engine = SQLEngine(SQLiteDatabase(path))
             head = engine.open()
-            facts, _ = engine.read(after=0, upto=head.serial, limit=10**9)
+            facts, _ = engine.pages.facts(after=0, upto=head.serial, limit=10**9)
             engine.close()
 
             self.assertEqual(list(range(1, head.serial + 1)), [fact.serial for fact in facts])
@@ -77,7 +77,7 @@ class KillTests(LogCase):
             last = max([last, *(int(line[0]) for line in told)])
             engine = SQLEngine(SQLiteDatabase(path))
             head = engine.open()
-            facts, _ = engine.read(after=0, upto=head.serial, limit=10**9)
+            facts, _ = engine.pages.facts(after=0, upto=head.serial, limit=10**9)
             engine.close()
 
             self.assertGreaterEqual(head.serial, last)
@@ -133,7 +133,7 @@ class KillTests(LogCase):
             for _ in range(2):
                 engine = SQLEngine(SQLiteDatabase(state / "synrepl.db"))
                 head = engine.open()
-                found, _ = engine.read(after=0, upto=head.serial, limit=10**9)
+                found, _ = engine.pages.facts(after=0, upto=head.serial, limit=10**9)
                 engine.close()
                 self.assertGreaterEqual(head.serial, serial)
                 self.assertEqual(facts[: head.serial], found)

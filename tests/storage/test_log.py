@@ -319,7 +319,7 @@ class IdempotencyTests(LogCase):
         self.assertEqual(1, self.append(log, "events", "w1", A, key="k").first_serial)
         self.clock.pump([3600.0] * 3)
 
-        self.assertEqual({}, engine.receipts)
+        self.assertEqual({}, engine.receipts_by_key)
         self.assertEqual(2, self.append(log, "events", "w1", A, key="k").first_serial)
 
 
@@ -511,7 +511,7 @@ class FailureTests(LogCase):
         self.lose_track(log)
 
         async def take() -> tuple[LogPosition, LogPosition]:
-            snapshot = await log.snapshot()
+            snapshot = await log.copies.snapshot()
             return snapshot.position, log.position
 
         taken = Deferred.fromCoroutine(take())
@@ -525,7 +525,7 @@ class FailureTests(LogCase):
         log = self.start()
         self.lose_track(log)
 
-        began = Deferred.fromCoroutine(log.next_epoch("for a test"))
+        began = Deferred.fromCoroutine(log.copies.next_epoch("for a test"))
         self.clock.pump([0.1] * 3)
 
         self.assertEqual(1, self.successResultOf(began).serial)
@@ -537,7 +537,7 @@ class FailureTests(LogCase):
         log = self.start()
         self.lose_track(log, silent=3)
 
-        began = Deferred.fromCoroutine(log.next_epoch("for a test"))
+        began = Deferred.fromCoroutine(log.copies.next_epoch("for a test"))
 
         self.assertTrue(self.failure_after(began, 0.2).retryable)
 
@@ -796,11 +796,11 @@ class LifeTests(LogCase):
         log = self.started(engine, server_name="example.org")
 
         async def adopt() -> None:
-            await log.adopt_copy(await log.open_staged_copy())
+            await log.copies.adopt(await log.copies.open_staged())
 
         self.wait(adopt())
 
-        self.assertEqual("example.org", engine.notes()["server_name"])
+        self.assertEqual("example.org", engine.notes.all()["server_name"])
 
     def test_a_log_that_cannot_be_opened_ends_its_threads(self) -> None:
         """Or the process that wants to end because of it would hang."""

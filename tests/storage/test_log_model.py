@@ -332,7 +332,7 @@ class AdoptMachine(RuleBasedStateMachine):
     def lose(self, stream: str, upto: int) -> None:
         """History goes where it came from."""
         self.kept[stream].lose(upto)
-        self.run(self.log.next_epoch("lost", stream=stream, token=upto))
+        self.run(self.log.copies.next_epoch("lost", stream=stream, token=upto))
         self.is_at_rest = True
 
     @rule()
@@ -364,7 +364,7 @@ class AdoptMachine(RuleBasedStateMachine):
         """The engine and the log agree on the order of serials and of tokens, positions, what is held."""
         if not self.is_at_rest:
             return
-        facts, _ = self.engine.read(after=0, upto=self.log.head.serial, limit=10**6)
+        facts, _ = self.engine.pages.facts(after=0, upto=self.log.head.serial, limit=10**6)
         assert verify(facts, EMPTY) is None
         head = self.engine.head()
         assert (head.serial, head.digest) == (self.log.head.serial, self.log.head.digest)
@@ -377,7 +377,7 @@ class AdoptMachine(RuleBasedStateMachine):
             for token in range(12):
                 under = [(who, what) for who, _, at, what in model.held() if at == token]
                 assert self.engine.rows_at_token(stream, token) == under
-            by_token, _ = self.engine.read_tokens(
+            by_token, _ = self.engine.pages.tokens(
                 stream=stream, writer=None, after=0, upto=10**6, serial=10**6, limit=10**6
             )
             readable = [told for told in model.held() if told[2]]

@@ -320,9 +320,9 @@ class PageTests(PostgresCase):
         engine = self.opened()
 
         for streams in (None, {"events"}):
-            found, upto = engine.read(after=0, upto=1000, limit=3, filter=Filter.of(streams=streams))
+            found, upto = engine.pages.facts(after=0, upto=1000, limit=3, filter=Filter.of(streams=streams))
             self.assertEqual((3, 3), (len(found), upto))
-        engine.read_tokens(stream="events", writer=None, after=0, upto=999, serial=999, limit=3)
+        engine.pages.tokens(stream="events", writer=None, after=0, upto=999, serial=999, limit=3)
 
         self.assertEqual(
             TransactionStatus.IDLE, of_postgres(engine).reader("test").raw.pgconn.transaction_status
@@ -341,7 +341,7 @@ class PageTests(PostgresCase):
             return found
 
         self.patch(psycopg.ServerCursor, "_fetch_gen", count)
-        engine.read(after=0, upto=1000, limit=300)
+        engine.pages.facts(after=0, upto=1000, limit=300)
 
         self.assertEqual([200, 200], parts)
 
@@ -377,7 +377,7 @@ class LostConnectionTests(PostgresCase):
         engine = self.opened()
         facts = facts_after(None, ("events", "w1", 0, 1), ("events", "w1", 1, 2))
         engine.commit(facts[:1], [])
-        engine.read(after=0, upto=9, limit=9)
+        engine.pages.facts(after=0, upto=9, limit=9)
 
         self.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
@@ -385,7 +385,7 @@ class LostConnectionTests(PostgresCase):
         )
 
         engine.commit(facts[1:], [])
-        self.assertEqual((facts, 2), engine.read(after=0, upto=9, limit=9))
+        self.assertEqual((facts, 2), engine.pages.facts(after=0, upto=9, limit=9))
         self.assertIn("uses the log", str(self.error(self.again().open)))
 
     def test_one_that_ends_in_a_commit_keeps_nothing_and_is_got_over(self) -> None:

@@ -39,7 +39,7 @@ class FollowingTests(LogCase):
         self.clock.pump([0.01] * 20)
 
     def follow(self, *arguments: Any, **options: Any) -> "Deferred[None]":
-        return Deferred.fromCoroutine(self.copy.follow(*arguments, **options))
+        return Deferred.fromCoroutine(self.copy.copies.follow(*arguments, **options))
 
     def test_facts_are_taken_as_they_are(self) -> None:
         """Serials, digests, and who got which answer."""
@@ -51,7 +51,7 @@ class FollowingTests(LogCase):
         self.successResultOf(following)
         self.assertEqual((place(FACTS[2]), FACTS[:3]), (self.copy.position, shown))
         self.assertEqual({"w": 3}, self.copy.positions("events"))
-        self.assertEqual(RECEIPT, self.engine.receipt(AppendKey("s", "key")))
+        self.assertEqual(RECEIPT, self.engine.receipts.get(AppendKey("s", "key")))
 
     def test_facts_that_are_followed_make_the_head_young(self) -> None:
         """A replica of a replica that is at a busy head is live, not idle."""
@@ -84,7 +84,7 @@ class FollowingTests(LogCase):
         following = self.follow(FACTS[:3])
         following.cancel()
         self.failureResultOf(following, CancelledError)
-        turning = Deferred.fromCoroutine(self.copy.next_epoch("promoted"))
+        turning = Deferred.fromCoroutine(self.copy.copies.next_epoch("promoted"))
         self.pass_()
 
         self.assertEqual(3, self.successResultOf(turning).serial)
@@ -94,7 +94,7 @@ class FollowingTests(LogCase):
         """Facts of the old epoch must not come after the new one began."""
         first = self.follow(FACTS[:3])
         second = self.follow(FACTS[3:])
-        turning = Deferred.fromCoroutine(self.copy.next_epoch("promoted"))
+        turning = Deferred.fromCoroutine(self.copy.copies.next_epoch("promoted"))
         second.cancel()
         self.failureResultOf(second, CancelledError)
         self.pass_()
@@ -151,11 +151,11 @@ class FollowingTests(LogCase):
         """And not twice."""
         epoch_start = EpochStart(2, 0, "0" * 64, 5, "promoted")
         told: list[int] = []
-        self.copy.on_epoch_started(lambda: told.append(self.copy.head.epoch))
-        turning = Deferred.fromCoroutine(self.copy.begin_epoch(epoch_start))
+        self.copy.copies.on_epoch_started(lambda: told.append(self.copy.head.epoch))
+        turning = Deferred.fromCoroutine(self.copy.copies.begin_epoch(epoch_start))
         self.pass_()
         self.successResultOf(turning)
-        again = Deferred.fromCoroutine(self.copy.begin_epoch(epoch_start))
+        again = Deferred.fromCoroutine(self.copy.copies.begin_epoch(epoch_start))
         self.pass_()
 
         self.failureResultOf(again, StorageError)
@@ -163,18 +163,18 @@ class FollowingTests(LogCase):
 
     def test_a_copy_that_nobody_waits_for_is_closed_again(self) -> None:
         """Or the next attempt would find it open."""
-        opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
+        opening = Deferred.fromCoroutine(self.copy.copies.open_staged())
         opening.cancel()
         self.pass_()
         self.failureResultOf(opening, CancelledError)
-        again = Deferred.fromCoroutine(self.copy.open_staged_copy())
+        again = Deferred.fromCoroutine(self.copy.copies.open_staged())
         self.pass_()
 
         self.assertEqual(0, self.successResultOf(again).position.serial)
 
     def test_a_snapshot_may_lack_facts_only_if_it_is_filtered(self) -> None:
         """A snapshot of all facts is verified by their digests. Its facts are not added if one is missing."""
-        opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
+        opening = Deferred.fromCoroutine(self.copy.copies.open_staged())
         self.pass_()
         staged = self.successResultOf(opening)
         facts = [FACTS[0], FACTS[2]]
@@ -191,7 +191,7 @@ class FollowingTests(LogCase):
 
     def test_a_deleted_note_is_gone(self) -> None:
         """In memory as on the disk."""
-        opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
+        opening = Deferred.fromCoroutine(self.copy.copies.open_staged())
         self.pass_()
         staged = self.successResultOf(opening)
         for text in ("x", None):
@@ -204,15 +204,15 @@ class FollowingTests(LogCase):
     def test_adopting_goes_on_to_its_end(self) -> None:
         """Cancelled in the middle, it stands either before or after."""
         replaced: list[int] = []
-        self.copy.on_replaced(lambda: replaced.append(self.copy.head.serial))
-        opening = Deferred.fromCoroutine(self.copy.open_staged_copy())
+        self.copy.copies.on_replaced(lambda: replaced.append(self.copy.head.serial))
+        opening = Deferred.fromCoroutine(self.copy.copies.open_staged())
         self.pass_()
         staged = self.successResultOf(opening)
         adding = Deferred.fromCoroutine(staged.add(FACTS, place(FACTS[-1]), trimmed_upto=BEGINNING))
         self.pass_()
         self.successResultOf(adding)
         uuid = self.copy.uuid
-        adopting = Deferred.fromCoroutine(self.copy.adopt_copy(staged))
+        adopting = Deferred.fromCoroutine(self.copy.copies.adopt(staged))
         self.clock.advance(0.01)
         adopting.cancel()
         self.failureResultOf(adopting, CancelledError)

@@ -105,7 +105,7 @@ async def start_snapshot(
     await registry.retain(replica, at_serial, access)
     snapshot = None
     if not resumed or not request.has_meta:
-        snapshot = (await log.snapshot()).seen_by(access.streams)
+        snapshot = (await log.copies.snapshot()).seen_by(access.streams)
         trimmed_upto = snapshot.trimmed_upto
     at = position if resumed and position is not None else BEGINNING
     joining = Joining(

@@ -100,7 +100,7 @@ class ReplicaRegistry:
         self.issued = IssuedKeys(self.log, self.keys, self.clock, refusal=self._write_refusal)
         self.issued.subscribers.append(self._on_keys)
         self.publisher.broadcast_subscribers.append(self._on_relayed)
-        self.log.on_replaced(self.leases.reload)
+        self.log.copies.on_replaced(self.leases.reload)
 
     def _registered_replicas(self) -> list[PromisedReplica]:
         """All replicas that may acknowledge: the registered ones, whether they are connected or not.

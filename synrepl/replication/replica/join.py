@@ -23,6 +23,7 @@ from synrepl.replication.replica.conversation import (
 )
 from synrepl.replication.replica.states import ReplicaEvent
 from synrepl.storage.log import Log
+from synrepl.storage.log_copies import LogCopies
 from synrepl.storage.staged_copy import StagedCopy
 from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.facts import Fact
@@ -39,7 +40,7 @@ class FactBatcher:
     to a position from the upstream: a heartbeat or an epoch start.
     """
 
-    def __init__(self, target: Log | StagedCopy, *, is_filtered: bool) -> None:
+    def __init__(self, target: LogCopies | StagedCopy, *, is_filtered: bool) -> None:
         self.heartbeat: Heartbeat | None = None
         self._target = target
         self._is_filtered = is_filtered
@@ -182,7 +183,7 @@ class JoinAttempt:
         If receiving fails, the old copy is untouched. The staged facts are kept for the next attempt, except
         after an `UntrueCopy`.
         """
-        self._copy = await self.log.open_staged_copy()
+        self._copy = await self.log.copies.open_staged()
         try:
             record = await self._request_copy()
             await self._receive_copy(record)
@@ -194,9 +195,9 @@ class JoinAttempt:
                 filter=None if is_open else msgspec.json.encode(self.query).decode(),
                 joining=None,
             )
-            await self.log.adopt_copy(self._copy)
+            await self.log.copies.adopt(self._copy)
         except UntrueCopy:
-            await self.log.drop_copy(self._copy)
+            await self.log.copies.drop(self._copy)
             # Without progress the backoff grows.
             self._progress.done = self._progress.began_at
             raise
@@ -217,8 +218,8 @@ class JoinAttempt:
         if not isinstance(start, Joining):
             raise RemoteProtocolError(f"the upstream sent an unexpected {type(start).__name__} before a copy")
         if not start.resumed or record is None:
-            await self.log.drop_copy(self._copy)
-            self._copy = await self.log.open_staged_copy()
+            await self.log.copies.drop(self._copy)
+            self._copy = await self.log.copies.open_staged()
             record = JoinRecord(start.join, start.history, self.query, has_meta=False)
             await self._save_record(record)
         self._trimmed_upto = start.trimmed_upto if self.query.is_open else None

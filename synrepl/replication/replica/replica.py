@@ -298,7 +298,7 @@ class Replica:
             lost_upto=0 if epoch_start is None else epoch_start.token,
         )
         conversation.subscribe(msgspec.structs.replace(request, check=native.subscribe_check(request)))
-        batcher = FactBatcher(log, is_filtered=not self.query.is_open)
+        batcher = FactBatcher(log.copies, is_filtered=not self.query.is_open)
         while True:
             event: Event | None = await conversation.next()
             self.freshness.contacted()

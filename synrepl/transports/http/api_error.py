@@ -7,7 +7,7 @@ from typing import Any, Final
 from twisted.web.http import RESPONSES
 
 from synrepl.errors import StorageError, UnknownStream
-from synrepl.files.spool import ChecksumMismatch
+from synrepl.files.store import ChecksumMismatch
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.replication.roles.messages import CannotPromote, ClaimRefused, ReadOnlyHere
 from synrepl.storage.append_errors import GivenElsewhere, KeyReused

@@ -8,8 +8,8 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
 from synrepl.errors import ReplicationError
-from synrepl.files.file_check import StoredFile
 from synrepl.files.files import Files
+from synrepl.files.store import StoredFile
 from synrepl.http_api.routes import GET_FILE, GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, PUT_FILE
 from synrepl.ports.gate import Gate
 from synrepl.ports.response_errors import ApiResponseError

@@ -9,7 +9,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError
 from synrepl.files.files import Files
-from synrepl.files.spool import Spool
+from synrepl.files.store import Spool
 from synrepl.ports.gate import Gate
 from synrepl.ports.tasks import Tasks
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error

@@ -423,10 +423,10 @@ def test_a_snapshot_beyond_the_log_is_never_a_whole_copy(monkeypatch: pytest.Mon
     a = cluster.node("a")
     cluster.wrote(a, 10)
     raw, _ = known(cluster, a)
-    snapshot = cluster.done(a.log.snapshot())
+    snapshot = cluster.done(a.log.copies.snapshot())
     position = msgspec.structs.replace(snapshot.position, serial=11)
     ahead = msgspec.structs.replace(snapshot, position=position)
-    monkeypatch.setattr(a.log, "snapshot", lambda: succeed(ahead))
+    monkeypatch.setattr(a.log.copies, "snapshot", lambda: succeed(ahead))
 
     raw.tell("JOIN", Join(filter=Filter.of(streams=("events",))))
     cluster.pass_(0.5)
@@ -469,7 +469,7 @@ def lossy() -> tuple[FakeCluster, FakeNode]:
     cluster.wrote(a, 5)
     fact = a.table["receipts"].canonical_fact([["!r", "m.read", "@a:hs", "$e", None, {}]])
     cluster.done(a.log.append("receipts", "hiddenwriter", [fact], key="hidden-key"))
-    cluster.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="receipts", token=0)))
+    cluster.done(Deferred.fromCoroutine(a.log.copies.next_epoch("lost", stream="receipts", token=0)))
     return cluster, a
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
 from synrepl.replication.replica.conversation import Facts, SnapshotMeta
 from synrepl.replication.replica.join import FactBatcher
-from synrepl.storage.log import Log
+from synrepl.storage.log_copies import LogCopies
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Heartbeat
 
@@ -53,7 +53,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 def taken(*events: Facts | SnapshotMeta | Heartbeat | None, is_filtered: bool = False) -> list[Any]:
     """What is kept when these come; None is a flush."""
     kept = Kept()
-    batcher = FactBatcher(cast(Log, kept), is_filtered=is_filtered)
+    batcher = FactBatcher(cast(LogCopies, kept), is_filtered=is_filtered)
     for event in events:
         run(batcher.flush() if event is None else batcher.add(event))
     return kept.told

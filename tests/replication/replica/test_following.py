@@ -31,7 +31,7 @@ def test_a_turn_in_the_middle_of_what_it_lacks() -> None:
     cluster, a, b = pair()
     b.kill()
     cluster.wrote(a, 10)
-    cluster.done(Deferred.fromCoroutine(a.log.next_epoch("lost", stream="to_device", token=7)))
+    cluster.done(Deferred.fromCoroutine(a.log.copies.next_epoch("lost", stream="to_device", token=7)))
     cluster.wrote(a, 10)
     cluster.start(b)
     cluster.pass_(2)
@@ -153,7 +153,7 @@ def test_a_disk_that_fails_is_tried_again() -> None:
 
     assert a.log.position == b.log.position
     assert a.engine.facts == b.engine.facts
-    assert a.engine.receipts == b.engine.receipts
+    assert a.engine.receipts_by_key == b.engine.receipts_by_key
 
 
 def test_stopped_while_it_connects_it_connects_no_more() -> None:
@@ -201,5 +201,5 @@ def test_an_append_is_on_a_replica_whole_or_not_at_all() -> None:
     seen = set()
     for _ in range(400):
         cluster.pass_(0.01)
-        seen.add((b.log.head.serial, b.engine.receipts.get("one") is not None))
+        seen.add((b.log.head.serial, b.engine.receipts_by_key.get("one") is not None))
     assert {(0, False), (12, True)} == seen

@@ -77,7 +77,7 @@ def is_copy(a: FakeNode, b: FakeNode) -> bool:
         a.log.position == b.log.position
         and a.engine.facts == b.engine.facts
         and verify(b.engine.facts, "0" * 64) is None
-        and a.engine.receipts == b.engine.receipts
+        and a.engine.receipts_by_key == b.engine.receipts_by_key
         and (ours.positions, ours.epoch_starts, ours.trimmed_upto)
         == (theirs.positions, theirs.epoch_starts, theirs.trimmed_upto)
     )
@@ -384,13 +384,13 @@ def test_a_lease_stands_before_the_snapshot_is_taken() -> None:
     """Or what it refers to could be trimmed in between (synchdb 256)."""
     cluster, a, b, _ = built()
     seen = []
-    snapshot = a.log.snapshot
+    snapshot = a.log.copies.snapshot
 
     def looking() -> object:
         seen.append(a.leases.lowest())
         return snapshot()
 
-    a.log.snapshot = looking  # type: ignore[method-assign, assignment]
+    a.log.copies.snapshot = looking  # type: ignore[method-assign, assignment]
     cluster.start(b)
     cluster.pass_(3)
 

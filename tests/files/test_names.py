@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from synrepl.files.queue import FileQueue, LogProgress, NamedFile, QueueSummary, WantedFile
+from synrepl.files.names import FileQueue, LogProgress, NamedFile, QueueSummary, Rule, WantedFile
 from tests.files.builders import NOW, DiskCase, checksum
 
 A, B, C = (checksum(name.encode()) for name in "abc")
@@ -22,29 +22,55 @@ class QueueCase(DiskCase):
         super().setUp()
         self.here: set[str] = set()
         self.serial = 0
+        self.rule: Rule = "eager"
+        self.running: set[str] = set()
         self.queue = self.restarted()
 
     def restarted(self) -> FileQueue:
         """The queue, as after a restart."""
         if hasattr(self, "queue"):
             self.queue.close()
-        self.queue = FileQueue(self.directory)
+        self.running.clear()
+        self.queue = FileQueue(
+            self.directory, has=self.here.__contains__, seconds=self.clock.seconds, rule=self.rule
+        )
         self.queue.open()
         self.addCleanup(self.queue.close)
         return self.queue
 
-    def note(self, *rows: tuple[str, str | None], at: int = MS, fetches: bool = True) -> None:
+    def note(self, *rows: tuple[str, str | None]) -> None:
         """The log says this, a row a fact."""
         named = []
         for name, sha256 in rows:
             self.serial += 1
             named.append(NamedFile(name, sha256, None if sha256 is None else 5, self.serial))
-        seen = LogProgress(self.serial, "d" * 64)
-        self.queue.note(named, seen, now_ms=at, has=self.here.__contains__, fetches=fetches)
+        self.queue.note(named, LogProgress(self.serial, "d" * 64))
 
-    def taken(self, at: int = MS, limit: int = 10) -> list[str]:
-        """What is taken now."""
-        return [one.sha256 for one in self.queue.take(at, limit)]
+    def taken(self, limit: int = 10) -> list[str]:
+        """What a fetcher takes now, beside what it has taken."""
+        taken = [one.sha256 for one in self.queue.due(limit, self.running)[0]]
+        self.running.update(taken)
+        return taken
+
+    def fetch_fails(self, sha256: str) -> None:
+        """What it has taken did not come."""
+        self.running.discard(sha256)
+        self.queue.mark_failed(sha256, "it rains")
+
+    def have(self, *sha256s: str, is_new: bool = True) -> None:
+        """These came, or were counted."""
+        self.here.update(sha256s)
+        self.running.difference_update(sha256s)
+        self.queue.settle(sha256s, is_new=is_new)
+
+    def lose(self, *sha256s: str) -> None:
+        """These are gone from the disk."""
+        self.here.difference_update(sha256s)
+        self.queue.settle(sha256s)
+
+    def pass_ms(self, milliseconds: int) -> None:
+        """Time passes."""
+        self.clock.advance(milliseconds / 1000)
 
 
 class VersionTests(QueueCase):
@@ -74,7 +100,8 @@ class NoteTests(QueueCase):
         self.note(("c", C), ("b", B), ("a", A))
 
         self.assertEqual(
-            [WantedFile(C, 5, "c", 1, False, 0), WantedFile(A, 5, "a", 3, False, 0)], self.queue.take(MS, 9)
+            ([WantedFile(C, 5, "c", 1, False, 0), WantedFile(A, 5, "a", 3, False, 0)], None),
+            self.queue.due(9),
         )
 
     def test_one_file_under_two_names_is_wanted_once(self) -> None:
@@ -87,7 +114,7 @@ class NoteTests(QueueCase):
         self.note(("two", B))
 
         self.assertEqual([B], self.taken())
-        self.assertFalse(self.queue.is_named(A))
+        self.assertIsNone(self.queue.name_of(A))
 
     def test_a_file_that_was_deleted_at_once_is_never_wanted(self) -> None:
         """Upstream may not have it any more."""
@@ -109,28 +136,19 @@ class NoteTests(QueueCase):
         """Nor does it fail."""
         queue = self.queue
 
-        queue.note([], LogProgress(7, "d" * 64), now_ms=MS, has=self.here.__contains__, fetches=True)
+        queue.note([], LogProgress(7, "d" * 64))
         queue.follow("eager")
         queue.reset()
         queue.remember("scrub", "x")
 
-        told = (
-            queue.take(MS, 1),
-            queue.next_at(),
-            queue.missing(),
-            queue.garbage(MS, 1),
-            queue.names_after("", 1),
-        )
-        self.assertEqual(([], None, [], [], []), told)
+        queue.settle([A])
+
+        told = queue.due(1), queue.missing(), queue.garbage(0, 1), queue.names_after("", 1), queue.name_of(A)
+        self.assertEqual((([], None), [], [], [], None), told)
         self.assertEqual(
             (QueueSummary(), "", LogProgress()), (queue.summary(1), queue.recall("scrub"), queue.open())
         )
-        self.assertFalse(
-            queue.demand(A, MS)
-            or queue.is_named(A)
-            or queue.is_missing(A)
-            or queue.mark_lost(A, MS, fetches=True)
-        )
+        self.assertFalse(self.queue.demand(A) or queue.is_missing(A))
         self.assertFalse(self.directory.exists())
 
     def test_another_log_has_other_names(self) -> None:
@@ -141,8 +159,8 @@ class NoteTests(QueueCase):
         self.queue.reset()
 
         self.assertEqual(([], LogProgress()), (self.queue.missing(), self.queue.open()))
-        self.queue.mark_stored([A], MS)
-        self.assertEqual([A], self.queue.garbage(MS, 9))
+        self.have(A, is_new=False)
+        self.assertEqual([A], self.queue.garbage(0, 9))
 
     def test_a_damaged_queue_is_put_aside(self) -> None:
         """All of it is in the log."""
@@ -166,28 +184,29 @@ class TakeTests(QueueCase):
         self.assertEqual([A], self.taken(limit=1))
         self.assertEqual([B], self.taken())
         self.assertEqual([], self.taken())
-        self.queue.release(B)
+        self.running.discard(B)
         self.assertEqual([B], self.taken())
 
     def test_demanded_ones_come_first(self) -> None:
         """Somebody waits for them."""
         self.note(("a", A), ("b", B), ("c", C))
 
-        self.assertTrue(self.queue.demand(C, MS))
+        self.assertTrue(self.queue.demand(C))
 
         self.assertEqual([C, A, B], self.taken())
 
     def test_with_the_lazy_rule_only_those_are_fetched(self) -> None:
         """And in the next life too."""
-        self.note(("a", A), ("b", B), fetches=False)
+        self.queue.follow("lazy")
+        self.note(("a", A), ("b", B))
         self.assertEqual([], self.taken())
 
-        self.queue.demand(B, MS)
+        self.queue.demand(B)
         self.queue = self.restarted()
         self.queue.follow("lazy")
 
         self.assertEqual([B], self.taken())
-        self.assertFalse(self.queue.demand(C, MS), "no name refers to it")
+        self.assertFalse(self.queue.demand(C), "no name refers to it")
 
     def test_the_rule_can_change(self) -> None:
         """A replica becomes a primary, or is configured anew."""
@@ -200,22 +219,23 @@ class TakeTests(QueueCase):
     def test_failures_are_tried_again_ever_later(self) -> None:
         """Up to ten minutes; people see when, and why."""
         self.note(("a", A))
-        at, delays = MS, []
+        delays = []
         for _ in range(12):
-            self.assertEqual([A], self.taken(at))
-            self.queue.mark_failed(A, "it rains", at)
-            next_at = self.queue.next_at()
+            self.assertEqual([A], self.taken())
+            self.fetch_fails(A)
+            none, next_at = self.queue.due(9)
             assert next_at is not None
-            self.assertEqual([], self.taken(next_at - 1))
-            delays.append((next_at - at) // 1000)
-            at = next_at
+            delays.append((next_at - self.queue.now_ms()) // 1000)
+            self.pass_ms(delays[-1] * 1000 - 1)
+            self.assertEqual(([], []), (none, self.taken()))
+            self.pass_ms(1)
 
         self.assertEqual([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600], delays)
         summary = self.queue.summary(5)
         self.assertEqual((1, 1, 1), (summary.missing, summary.wanted, summary.failing_count))
         (failing,) = summary.failing
         self.assertEqual(
-            ("a", A, "it rains", 12, at),
+            ("a", A, "it rains", 12, self.queue.now_ms()),
             (failing.name, failing.sha256, failing.why, failing.tries, failing.next_at * 1000),
         )
 
@@ -223,33 +243,40 @@ class TakeTests(QueueCase):
         """A thousand readers must not make a thousand tries."""
         self.note(("a", A))
         for _ in range(9):
-            self.taken(2 * MS)
-            self.queue.mark_failed(A, "it rains", MS)
+            self.fetch_fails(A)
 
         for _ in range(100):
-            self.queue.demand(A, MS)
+            self.queue.demand(A)
 
-        self.assertEqual(MS + 1_000, self.queue.next_at())
+        self.assertEqual(([], MS + 1_000), self.queue.due(9))
 
     def test_a_stored_file_is_no_longer_missing(self) -> None:
         """However it came; what nobody named becomes garbage in time."""
         self.note(("a", A))
 
-        self.queue.mark_arrived(A, MS)
-        self.queue.mark_arrived(B, MS)
+        self.have(A, B)
 
         self.assertEqual([], self.queue.missing())
-        self.assertEqual([B], self.queue.garbage(MS, 9))
+        self.assertEqual([B], self.queue.garbage(0, 9))
 
     def test_a_lost_file_with_a_name_is_queued_again(self) -> None:
         """If a name refers to it."""
         self.here.update((A, B))
         self.note(("a", A))
 
-        self.assertEqual("a", self.queue.mark_lost(A, MS, fetches=True))
-        self.assertIsNone(self.queue.mark_lost(B, MS, fetches=True))
+        self.lose(A, B)
 
+        self.assertEqual(("a", None), (self.queue.name_of(A), self.queue.name_of(B)))
         self.assertEqual([A], self.taken())
+
+    def test_a_lost_file_that_came_again_meanwhile_is_not_missing(self) -> None:
+        """The disk decides, not who tells of the loss."""
+        self.here.add(A)
+        self.note(("a", A))
+
+        self.queue.settle([A])
+
+        self.assertEqual([], self.taken())
 
 
 class GarbageTests(QueueCase):
@@ -259,33 +286,35 @@ class GarbageTests(QueueCase):
         """As of that time."""
         self.here.add(A)
         self.note(("one", A), ("two", A))
-        self.note(("one", None), at=MS + 1)
-        self.assertEqual([], self.queue.garbage(2 * MS, 9))
+        self.note(("one", None))
+        self.assertEqual([], self.queue.garbage(0, 9))
 
-        self.note(("two", B), at=MS + 2)
+        self.pass_ms(2)
+        self.note(("two", B))
 
-        self.assertEqual(([], [A]), (self.queue.garbage(MS + 1, 9), self.queue.garbage(MS + 2, 9)))
-        self.queue.mark_removed(A)
-        self.assertEqual([], self.queue.garbage(2 * MS, 9))
+        self.pass_ms(1)
+        self.assertEqual(([], [A]), (self.queue.garbage(2, 9), self.queue.garbage(1, 9)))
+        self.lose(A)
+        self.assertEqual([], self.queue.garbage(0, 9))
 
     def test_a_new_name_saves_it(self) -> None:
         """The usual case: bytes are brought, then the fact that names them."""
-        self.queue.mark_arrived(A, MS)
-        self.here.add(A)
+        self.have(A)
 
         self.note(("a", A))
 
-        self.assertEqual([], self.queue.garbage(2 * MS, 9))
+        self.assertEqual([], self.queue.garbage(0, 9))
 
     def test_bringing_it_again_begins_the_grace_anew(self) -> None:
         """Or it would be deleted before it is named; a count does not."""
-        self.queue.mark_arrived(A, MS)
-        self.queue.mark_stored([A], MS + 5)
-        self.assertEqual([A], self.queue.garbage(MS, 9))
+        self.have(A)
+        self.pass_ms(5)
+        self.have(A, is_new=False)
+        self.assertEqual([A], self.queue.garbage(5, 9))
 
-        self.queue.mark_arrived(A, MS + 9)
+        self.have(A)
 
-        self.assertEqual([], self.queue.garbage(MS + 8, 9))
+        self.assertEqual([], self.queue.garbage(1, 9))
 
 
 SHA = st.sampled_from([A, B, C])
@@ -302,13 +331,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.case = QueueCase()
         self.case.setUp()
         self.names: dict[str, str] = {}
-        self.owners: set[str] = set()
-        self.now = MS
 
     @rule(name=NAMES, sha256=st.none() | SHA)
     def say(self, name: str, sha256: str | None) -> None:
         """The log says something."""
-        self.case.note((name, sha256), at=self.now)
+        self.case.note((name, sha256))
         self.names.pop(name, None)
         if sha256 is not None:
             self.names[name] = sha256
@@ -316,54 +343,47 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 3), passed=st.integers(0, 5_000))
     def take(self, limit: int, passed: int) -> None:
         """Workers take some."""
-        self.now += passed
-        for sha256 in self.case.taken(self.now, limit):
-            assert sha256 not in self.owners
+        self.case.pass_ms(passed)
+        owned = set(self.case.running)
+        for sha256 in self.case.taken(limit):
+            assert sha256 not in owned
             assert sha256 not in self.case.here
-            self.owners.add(sha256)
 
     @rule(sha256=SHA)
     def fail(self, sha256: str) -> None:
         """An owner fails."""
-        if sha256 in self.owners:
-            self.owners.discard(sha256)
-            self.case.queue.mark_failed(sha256, "why", self.now)
+        if sha256 in self.case.running:
+            self.case.fetch_fails(sha256)
 
     @rule(sha256=SHA)
     def arrive(self, sha256: str) -> None:
         """It came, fetched or brought."""
-        self.owners.discard(sha256)
-        self.case.here.add(sha256)
-        self.case.queue.mark_arrived(sha256, self.now)
+        self.case.have(sha256)
 
     @rule(sha256=SHA)
     def lose(self, sha256: str) -> None:
         """It went bad."""
-        if sha256 in self.case.here:
-            self.case.here.discard(sha256)
-            named = self.case.queue.mark_lost(sha256, self.now, fetches=True)
-            assert (named is not None) == (sha256 in self.names.values())
+        self.case.lose(sha256)
+        assert (self.case.queue.name_of(sha256) is not None) == (sha256 in self.names.values())
 
     @rule(sha256=SHA)
     def demand(self, sha256: str) -> None:
-        """Somebody wants it, and it is not here."""
-        if sha256 not in self.case.here:
-            assert self.case.queue.demand(sha256, self.now) == (sha256 in self.names.values())
+        """Somebody wants it."""
+        is_missing = sha256 not in self.case.here and sha256 in self.names.values()
+        assert self.case.queue.demand(sha256) == is_missing
 
     @rule()
     def clear(self) -> None:
         """Garbage goes."""
-        for sha256 in self.case.queue.garbage(self.now, 9):
+        for sha256 in self.case.queue.garbage(0, 9):
             assert sha256 in self.case.here
             assert sha256 not in self.names.values()
-            self.case.here.discard(sha256)
-            self.case.queue.mark_removed(sha256)
+            self.case.lose(sha256)
 
     @rule()
     def restart(self) -> None:
         """A kill: what was in flight is due again."""
         self.case.restarted()
-        self.owners.clear()
 
     @invariant()
     def missing_is_right(self) -> None:
