@@ -221,17 +221,15 @@ class Settings(
         # Imported on use: it loads Twisted, which a command that only checks settings does not need.
         from synrepl.transports.credentials import Credentials
 
-        upstreams = [address.http for address in self.upstream_addresses if address.http]
-        configured = [*self.instance_map.values(), *upstreams]
-        if not (self.ca_file or self.certificate_file):
-            return Credentials(self.secret, configured=configured)
-        # Imported on use: it loads OpenSSL.
-        from synrepl.transports.tls import TlsFiles
+        files = None
+        if self.ca_file or self.certificate_file:
+            # Imported on use: it loads OpenSSL.
+            from synrepl.transports.tls import TlsFiles
 
-        files = TlsFiles(
-            ca_file=self.ca_file, cert_file=self.certificate_file, key_file=self.private_key_file
-        )
-        return Credentials(self.secret, files, configured=configured)
+            files = TlsFiles(
+                ca_file=self.ca_file, cert_file=self.certificate_file, key_file=self.private_key_file
+            )
+        return Credentials(self.secret, files, insecure=self.insecure)
 
 
 def settings() -> list[Setting]:

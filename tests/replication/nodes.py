@@ -36,6 +36,7 @@ from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.replica_routes import describe_log
 from synrepl.transports.native import NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
@@ -75,6 +76,7 @@ class FakeNode:
         name: str,
         upstream: str | Sequence[str] | None = None,
         secret: str | None = None,
+        insecure: bool = False,
         table: StreamTable | None = None,
         disk_delay: Callable[[], float] = lambda: 0.0005,
         jitter: Callable[[], float] = lambda: 1.0,
@@ -104,6 +106,7 @@ class FakeNode:
         self._network = network
         self._nodes = nodes
         self._secret = secret
+        self._credentials = Credentials(secret, insecure=insecure)
         self.settings = NodeSettings(
             server_name="hs",
             instance_name=name,
@@ -229,7 +232,7 @@ class FakeNode:
             self.metrics,
             self.settings,
             where=Address(address),
-            secret=self._secret,
+            secret=self._credentials,
             address=lambda: self.name,
             keys=lambda: self.relays.issued.digest,
         )

@@ -711,7 +711,7 @@ class ReplicaSimulation(SeededRun):
         asked = Subscribe(history=node.log.history, position=LogPosition(epoch, 0, ""))
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
-        stranger = Hello(uuid="stranger", name="stranger", nonce="", address=address)
+        stranger = Hello(uuid="stranger", name="stranger", address=address)
         self._do(node.relays.admission(stranger, asked, LOCAL))
 
     def _make_up_hand_over(self, node: FakeNode) -> None:

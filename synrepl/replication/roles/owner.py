@@ -30,8 +30,8 @@ class IRoleOwner(Protocol):
     def keys_digest(self) -> str:
         """The digest of the issued keys that the upstream has sent."""
 
-    async def take_revoked(self, salts: Collection[str]) -> list[str]:
-        """Revoke the issued keys that others know to be revoked, by their salts; return the names."""
+    async def take_revoked(self, issued: Collection[str]) -> list[str]:
+        """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
 
     def role_changed(self) -> None:
         """Called after every change of the role, of what it permits, and of which daemons know it."""
