@@ -25,18 +25,12 @@ class Pair:
         authority = Authority(folder, "ours")
         certificate, key = authority.sign("127.0.0.1")
         tls = f"tls:0:interface=127.0.0.1:certificate={certificate}:privateKey={key}"
-        options = (
-            "--secret-file",
-            str(secret),
-            "--heartbeat-seconds",
-            "0.2",
-            "--ca-file",
-            str(authority.ca_file),
-        )
-        listener = ("--http" if over_http else "--listen", tls)
-        self.primary = stack.enter_context(self._daemon(folder / "primary", *options, *listener))
+        options = ("--secret-file", str(secret), "--heartbeat-seconds", "0.2")
+        options += ("--ca-file", str(authority.ca_file))
+        listeners = ("--listen", tls, "--http", tls)
+        self.primary = stack.enter_context(self._daemon(folder / "primary", *options, *listeners))
         listening = [line for line in self.primary.lines if "listening at tcp:" in line]
-        port = int(listening[1].split("tcp:127.0.0.1:")[1].split(",")[0])
+        port = int(listening[2 if over_http else 1].split("tcp:127.0.0.1:")[1].split(",")[0])
         self.proxy = stack.enter_context(Proxy(port))
         upstream = f"{'https://' if over_http else 'tls:'}{self.proxy.address}"
         self.replica = stack.enter_context(self._daemon(folder / "replica", *options, "--upstream", upstream))
