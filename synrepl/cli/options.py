@@ -39,7 +39,8 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon that a command asks over HTTP, and how long it tries.
 
     `url` may be several URLs, separated by commas: the first daemon that can answer is asked. `secret_file`
-    has the shared secret, `ca_file` the CAs to trust for HTTPS (None: the system's). `timeout` (seconds)
+    has the shared secret, `ca_file` the CAs to trust for HTTPS (None: the system's); `insecure`: the secret
+    may also go where others can read it. `timeout` (seconds)
     limits each request, and the retries in all; None: the command has its own limits. `retry` tells whether
     transient failures are retried: no connection, a timeout, a busy or unready daemon.
     """
@@ -49,6 +50,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: Path | None
     timeout: float | None
     retry: bool
+    insecure: bool = False
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> http_client.BlockingClient:
         """Return a client whose responses are safe to print; ``--timeout`` overrides `timeout` (seconds)."""
@@ -56,6 +58,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
             self.url,
             secret=read_secret(self.secret_file),
             ca_file=self.ca_file,
+            insecure=self.insecure,
             advice={"unauthorized": secret_advice(self.secret_file)},
             timeout=self.timeout or timeout,
             clean=printable_values,
@@ -155,6 +158,13 @@ ca_option = _connection_option(
 )
 
 
+insecure_option = _connection_option(
+    "--insecure",
+    is_flag=True,
+    help="Send the secret also where others can read it: over http:// to another machine.",
+)
+
+
 def with_options(
     run: Callable[..., Any], command: Command, options: Iterable[Callable[[Any], Any]]
 ) -> Command:
@@ -186,6 +196,7 @@ def daemon_options(
         ),
         secret_option,
         ca_option,
+        insecure_option,
         duration_option(
             "--timeout",
             group=CONNECTION,
@@ -201,12 +212,12 @@ def daemon_options(
     def decorate(command: Command) -> Command:
         def run(*args: Any, url: str | None, context: str | None, timeout: float | None, **rest: Any) -> Any:
             files = {name: rest.pop(name) for name in ("secret_file", "ca_file")}
-            retry = rest.pop("retry")
+            retry, insecure = rest.pop("retry"), rest.pop("insecure")
             daemon = None
             if not optional or url or context:
                 default = "" if required else DEFAULT_URL
                 url = _locate(url, context, files, default=default)
-                daemon = DaemonTarget(url=url, **files, timeout=timeout, retry=retry)
+                daemon = DaemonTarget(url=url, **files, timeout=timeout, retry=retry, insecure=insecure)
             return command(*args, daemon=daemon, **rest)
 
         return with_options(run, command, options)

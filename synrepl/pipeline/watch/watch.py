@@ -30,7 +30,7 @@ from synrepl.pipeline.jobs import now_ms
 from synrepl.pipeline.session import is_remote, session_settings
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.data_source import register
-from synrepl.pipeline.source.options import file_options, read_options
+from synrepl.pipeline.source.options import connection_options, read_options
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.watch.events import KINDS, WatchEvent, encode, order
 from synrepl.pipeline.watch.log_state import LogState, WatchRules
@@ -61,6 +61,7 @@ def watch(
     *,
     secret_file: str | None = None,
     ca_file: str | None = None,
+    insecure: bool = False,
     streams: Collection[str] | None = None,
     stall_seconds: float = 60.0,
     every_seconds: float = 5.0,
@@ -82,7 +83,7 @@ def watch(
         raise ConfigError(f"stall seconds and top must be above 0, not {stall_seconds:g} and {top}")
     rules = WatchRules(stall_ms=int(stall_seconds * 1000), top=top)
     own = _own(spark)
-    options = _options(url, file_options(secret_file, ca_file), streams, since)
+    options = _options(url, connection_options(secret_file, ca_file, insecure), streams, since)
     rows = own.readStream.format("synrepl").options(**options).load()
     observing = partial(observe, streams=None if streams is None else frozenset(streams))
     running = _Watch(rules, write, CheckpointedState(checkpoint))

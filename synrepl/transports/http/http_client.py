@@ -257,7 +257,7 @@ class _Endpoints:
     def endpointForURI(self, uri: Any) -> Any:
         """Return the endpoint for a parsed URI."""
         endpoint = self._usual.endpointForURI(uri)
-        may_be_read = uri.scheme == b"http" and uri.host == LOCALHOST.encode()
+        may_be_read = uri.scheme == b"http" and uri.host.lower() == LOCALHOST.encode()
         if may_be_read and self._credentials.secret is not None and not self._credentials.insecure:
             return _LocalEndpoint(endpoint)
         return endpoint
