@@ -131,7 +131,7 @@ def test_localhost_must_be_this_machine(peer: str, is_sent: bool, monkeypatch: p
         def close(self) -> None: ...
 
     def connect(self: http.client.HTTPConnection) -> None:
-        self.sock = Socket()  # type: ignore[assignment]
+        self.sock = Socket()
 
     def request(self: http.client.HTTPConnection, *what: Any) -> None:
         sent.append(str(what))
