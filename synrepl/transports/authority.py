@@ -5,6 +5,7 @@ folder, and is needed only to renew them: it may be kept elsewhere meanwhile.
 """
 
 import datetime as dt
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -25,9 +26,6 @@ ALWAYS: Final = ("localhost", "127.0.0.1", "::1")
 
 CA_DAYS: Final = 3650
 """How long a CA is valid: its certificate is on every machine."""
-
-MAX_HOST: Final = 253
-"""The most characters of a host's name."""
 
 EARLIER: Final = dt.timedelta(hours=1)
 """How long before now a certificate begins to be valid: the clocks of machines differ."""
