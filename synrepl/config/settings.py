@@ -125,8 +125,8 @@ class Settings(
     )
     secret_file: Path | None = setting(
         None,
-        "A file with the shared secret: required of clients, and proved to other daemons. Over HTTP it is"
-        " sent to the upstream and the primary alone, as Authorization: Bearer.",
+        "A file with the shared secret: required of clients, and shown to the daemons in --upstream, over TLS,"
+        " a UNIX socket or loopback unless --insecure is set.",
         parse=path,
         example="/etc/synrepl/secret",
     )

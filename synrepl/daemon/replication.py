@@ -32,7 +32,7 @@ from synrepl.replication.replica.states import ReplicaState
 from synrepl.replication.replica.upstreams import NoUpstream
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.roles.messages import PRIMARY, REPLICA, ReadOnlyHere
+from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, ReadOnlyHere
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.log import Log
@@ -205,6 +205,9 @@ class ReplicationServices:
         """Serve, forward and fetch as the role says."""
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
+        if self.roles.role == FENCED:
+            # They come back, and are told where the primary is.
+            self.relays.close("this daemon is fenced: another one is primary")
         is_replica = self.roles.role == REPLICA
         self._publisher.follower_commands.forward_append = self.write_forwarder.append if is_replica else None
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
@@ -297,7 +300,7 @@ class ReplicationServices:
         ignored because a primary that is gone is remembered.
         """
         configured = self._settings.upstream_addresses
-        over_http = bool(configured and configured[0].http)
+        over_http = self._is_over_http
         if where is None:
             found = configured
             known = Address.parse(self._log.notes.get("upstream_at", ""))
@@ -313,6 +316,19 @@ class ReplicationServices:
             except NeverSent as error:
                 why = why or str(error)
         return made or [NoUpstream(found[0], why)]
+
+    def may_follow(self, where: Address) -> bool:
+        """Whether an address that a peer has told may be followed."""
+        try:
+            self._upstream(where, over_http=self._is_over_http)
+        except NeverSent:
+            return False
+        return True
+
+    @property
+    def _is_over_http(self) -> bool:
+        configured = self._settings.upstream_addresses
+        return bool(configured and configured[0].http)
 
     def _upstream(self, where: Address, *, over_http: bool) -> "IUpstream":
         """Make the upstream at this address. Raises `NeverSent` if it may not be used (`PeerAddresses`)."""

@@ -183,9 +183,7 @@ def _general(name: str) -> x509.GeneralName:
         pass
     try:
         ascii_name = name if name.isascii() else name.encode("idna").decode()
-        if not 0 < len(ascii_name) <= MAX_HOST or any(
-            not (one.isalnum() or one in "-._*") for one in ascii_name
-        ):
+        if not re.fullmatch(r"[\w.*-]{1,253}", ascii_name, re.ASCII):
             raise ValueError
         return x509.DNSName(ascii_name)
     except ValueError as error:

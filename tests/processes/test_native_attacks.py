@@ -25,8 +25,8 @@ class Pair:
         authority = Authority(folder, "ours")
         certificate, key = authority.sign("127.0.0.1")
         tls = f"tls:0:interface=127.0.0.1:certificate={certificate}:privateKey={key}"
-        options = ("--secret-file", str(secret), "--heartbeat-seconds", "0.2")
-        options += ("--ca-file", str(authority.ca_file))
+        options = ["--secret-file", str(secret), "--heartbeat-seconds", "0.2"]
+        options += ["--ca-file", str(authority.ca_file)]
         listeners = ("--listen", tls, "--http", tls)
         self.primary = stack.enter_context(self._daemon(folder / "primary", *options, *listeners))
         listening = [line for line in self.primary.lines if "listening at tcp:" in line]

@@ -28,7 +28,7 @@ from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica.conversation import IUpstream
 from synrepl.replication.replica.replica import Replica
 from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.roles.messages import PRIMARY, REPLICA, Claim, HandOver, PeerStatus
+from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams
@@ -240,6 +240,9 @@ class FakeNode:
     def own_address(self) -> Address:
         return Address(self.name)
 
+    def may_follow(self, where: Address) -> bool:
+        return True
+
     def claim_refused(self, code: str) -> None:
         """Nobody counts them here."""
 
@@ -286,6 +289,8 @@ class FakeNode:
     def role_changed(self) -> None:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
+        if self.roles.role == FENCED:
+            self.relays.close("this daemon is fenced: another one is primary")
         self._role_changed(self)
         self.publisher.holdings.changed()
 

@@ -543,7 +543,8 @@ class RoleManager:
     def on_primary_moved(self, address: str) -> None:
         """If this daemon is a replica, follow the primary at this address, which its upstream sent."""
         where = Address.parse(address)
-        if self.role == REPLICA and where and not where.is_same(self.address()):
+        is_other = where and not where.is_same(self.address())
+        if self.role == REPLICA and is_other and self.owner.may_follow(where):
             self._tasks.start(self._follow_primary(where), "following the primary")
 
     async def _follow_primary(self, where: Address) -> None:

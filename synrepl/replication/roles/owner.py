@@ -18,6 +18,9 @@ class IRoleOwner(Protocol):
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
 
+    def may_follow(self, where: Address) -> bool:
+        """Whether an address that a peer has told may be followed."""
+
     def known_daemons(self) -> Sequence[Address]:
         """All daemons known locally: they are notified when this one becomes primary."""
 
