@@ -125,8 +125,8 @@ class Settings(
     )
     secret_file: Path | None = setting(
         None,
-        "A file with the shared secret: required of clients, and shown to the daemons in --upstream, over TLS,"
-        " a UNIX socket or loopback unless --insecure is set.",
+        "A file with the shared secret: required of clients, and shown to the daemons in --upstream, where"
+        " nobody else can read it (--insecure).",
         parse=path,
         example="/etc/synrepl/secret",
     )
