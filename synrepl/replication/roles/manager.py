@@ -573,6 +573,9 @@ class RoleManager:
             raise CannotPromote(
                 "primary_unknown", "the primary's address is unknown; restart with --upstream"
             )
+        if not self.has_upstream and not self.owner.may_follow(where):
+            why = f"only a peer has told the address of the primary: restart with --upstream {where.native or where.http}"
+            raise CannotPromote("primary_unknown", why)
         # Facts accepted before the fencing may exist only in this copy.
         await self.log.flush()
         if (record := self._store.load()) is not None:
