@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.lib.cache_reference import cache_reference  # noqa: E402  # after the path
 from scripts.lib.http_reference import http_reference, streams_of  # noqa: E402  # after the path
-from scripts.lib.library_reference import library_reference, markdown  # noqa: E402
+from scripts.lib.library_reference import library_reference  # noqa: E402
 from scripts.lib.manual import BUILT, DOCS  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
@@ -38,7 +38,6 @@ from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
-from synrepl.wire import records  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
 from synrepl.wire.commands import Position, declared_commands  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
@@ -141,7 +140,6 @@ def wire() -> str:
     ]
     for command in declared_commands():
         lines += ["", f"## {command.NAME}", "", *_doc(command), "", *_about(command)]
-    lines += ["", "## Records", "", *markdown(inspect.getdoc(records) or "", "text")]
     return _page(lines)
 
 

@@ -195,8 +195,7 @@ def bad_ack(stage: Stage) -> Seen:
     position = {"epoch": 1, "serial": 0, "digest": EMPTY}
     return by_hand(
         berlin,
-        'HELLO {"uuid":"u1","name":"paris","nonce":"n1"}',
-        'AUTH {"proof":""}',
+        'HELLO {"uuid":"u1","name":"paris","version":3}',
         f"SUBSCRIBE {json.dumps({'history': history, 'position': position})}",
         "ACK 1 1000000 0",
     )
@@ -218,15 +217,14 @@ def bad_name(stage: Stage) -> Seen:
     """Sent by hand: no synrepl daemon does this."""
     return by_hand(
         stage.start("berlin"),
-        'HELLO {"uuid":"u1","name":"two words","nonce":"n1"}',
-        'AUTH {"proof":""}',
+        'HELLO {"uuid":"u1","name":"two words","version":3}',
         "JOIN {}",
     )
 
 
 def version(stage: Stage) -> Seen:
-    """Sent by hand: there is one version so far."""
-    return by_hand(stage.start("berlin"), 'HELLO {"uuid":"u1","name":"paris","nonce":"n1","version":0}')
+    """Sent by hand, as release 26.11 does."""
+    return by_hand(stage.start("berlin"), 'HELLO {"uuid":"u1","name":"paris","nonce":"n1"}')
 
 
 def by_hand(daemon: Daemon, *lines: str) -> Seen:
@@ -248,8 +246,7 @@ def by_hand(daemon: Daemon, *lines: str) -> Seen:
 
 
 ANSWERS: Final = {
-    "HELLO": b"CHALLENGE",
-    "AUTH": b"WELCOME",
+    "HELLO": b"WELCOME",
     "SUBSCRIBE": b"HEARTBEAT",
     "ACK": b"REFUSED",
     "JOIN": b"REFUSED",
@@ -343,9 +340,10 @@ CASES: Final[dict[str, Told]] = {
         bad_name,
     ),
     "version": Told(
-        "Its HELLO is not that of a synrepl daemon. There is one version so far; the output below is that of"
-        " a handwritten client.",
-        "The replica retries at long intervals. Install the same release at both ends.",
+        "It is of release 26.11 or before, whose handshake is another. The output below is that of a"
+        " handwritten client.",
+        "The replica retries at long intervals. Install the same release at both ends, at the upstream"
+        " first.",
         version,
     ),
 }

@@ -175,7 +175,7 @@ class Story:
 
     def _step(self, block: Block, following: Block | None) -> None:
         if block.kind == "file":
-            (self._folder(block.on) / block.name).write_text(block.text + "\n", "utf-8")
+            (self._folder(block.on) / block.name).write_text(self._here(block.text) + "\n", "utf-8")
             return
         is_output = block.kind == "output"
         for machine, command in block.first:
@@ -208,8 +208,7 @@ class Story:
     def _command(self, command: str, block: Block, *, may_fail: bool) -> None:
         folder = self._folder(block.on)
         saved = self.top / f"shell-{block.on}"
-        text = re.sub(r"/(etc/synrepl|var/lib/synrepl|backup)\b", rf"{self.top}/\1", command)
-        script = f"[ -e {saved} ] && . {saved}\n{text}\n"
+        script = f"[ -e {saved} ] && . {saved}\n{self._here(command)}\n"
         if not (runs_on := RUNS_ON.search(command) is not None):
             state = "declare -p sha256 ${!SYNREPL_@}; declare -f; umask -p"
             script += f'code=$?\n{{ {state}; }} >{saved} 2>/dev/null\nexit "$code"\n'
@@ -244,9 +243,14 @@ class Story:
         if "until Ctrl-C" in command:
             one.stop(signal.SIGINT)
 
+    def _here(self, text: str) -> str:
+        """Put the directories of the manual below that of the page."""
+        return re.sub(r"/(etc/synrepl|var/lib/synrepl|backup)\b", rf"{self.top}/\1", text)
+
     def _compare(self, shown: str) -> None:
         """Compare with the commands of the last block, or else with a program that runs."""
         ended = "".join(one.text for one in self.finished if one not in self.running)
+        ended = ended.replace(str(self.top), "")
         if accepts(shown, ended, is_whole=True):
             self.compared += 1
             return
@@ -254,7 +258,7 @@ class Story:
         while time.monotonic() < deadline:
             for one in self.running:
                 size = len(one.printed)
-                if accepts(shown, one.text, is_whole=False):
+                if accepts(shown, one.text.replace(str(self.top), ""), is_whole=False):
                     one.seen = size
                     self.compared += 1
                     return

@@ -19,6 +19,7 @@ from synrepl.errors import ConfigError
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER_HEADER
 from synrepl.http_api.shapes import find_mismatch
+from synrepl.key_rules import LOCALHOST, is_loopback_ip, refusal, url_refusal
 from synrepl.small_files import read_small_file
 from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.error_codes import is_retryable, moved_to
@@ -83,8 +84,9 @@ class BlockingClient:
     goes to the first that can answer it, and the next one begins there. Without `tries_all`, a request goes
     to one address, until the caller lets the client `leave` it. A user and a password in a URL are not sent,
     and not in the attribute `url`, which is that of the daemon in use: `secret` authenticates. `ca_file` is a
-    PEM file of the CAs to trust (None: the system's). `advice` has messages by error code, for errors where
-    the caller knows better than the daemon what to do. Raises `NotADaemon` for an invalid URL, `ConfigError`
+    PEM file of the CAs to trust (None: the system's). `insecure`: the secret may also go where others can
+    read it (`synrepl.key_rules`). `advice` has messages by error code, for errors where the caller knows
+    better than the daemon what to do. Raises `NotADaemon` for an invalid URL, `ConfigError`
     for an unusable `ca_file`.
     """
 
@@ -94,6 +96,7 @@ class BlockingClient:
         *,
         secret: str | None = None,
         ca_file: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
         timeout: float = TIMEOUT_SECONDS,
         advice: Mapping[str, str] = MappingProxyType({}),
         clean: Callable[[Any], Any] = lambda content: content,
@@ -103,6 +106,7 @@ class BlockingClient:
         self._advice = advice
         self._ca_file = ca_file
         self._secret = secret
+        self._insecure = insecure
         self._timeout = timeout
         self._tries_all = tries_all
         self._parts = dict(map(_parse, split_urls(url)))
@@ -198,8 +202,10 @@ class BlockingClient:
             headers["Content-Type"] = "application/json"
         is_fresh = self._connection.sock is None
         if is_fresh:
+            self._check_key(url_refusal(self.url, insecure=self._insecure))
             with self._connection_errors(is_unsent=True):
                 self._connection.connect()
+            self._check_peer()
         with self._connection_errors():
             try:
                 response = self._send(request, body, headers)
@@ -213,6 +219,20 @@ class BlockingClient:
             if response.status >= 400:
                 raise self._http_error(response.status, response.read())
         return response
+
+    def _check_key(self, why: str) -> None:
+        """Raise `ConnectError` if the secret may not be sent, for this reason."""
+        if self._secret is not None and why:
+            self._connection.close()
+            raise ConnectError(why, is_retryable=False, is_unsent=True)
+
+    def _check_peer(self) -> None:
+        """Raise `ConnectError` if ``localhost`` is another machine, and the secret may not be sent there."""
+        parts, _ = self._parts[self.url]
+        if parts.scheme == "http" and parts.hostname == LOCALHOST:
+            peer = str(self._connection.sock.getpeername()[0])
+            is_private = is_loopback_ip(peer)
+            self._check_key(refusal(f"{LOCALHOST} at {peer}", is_private=is_private, insecure=self._insecure))
 
     def _send(self, request: HttpRequest, body: bytes | None, headers: Mapping[str, str]) -> Response:
         self._connection.request(request.method, self._path + request.target, body, headers)

@@ -24,7 +24,8 @@ def config() -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--offline", is_flag=True, help="Look at the file alone, and connect to no database.")
 @output_option(
-    '{"listeners": [{"kind", "endpoint", "reachable", "guard"}], "hindrances": [...], "warnings": [...]}'
+    '{"listeners": [{"kind", "endpoint", "reachable", "guard"}], "hindrances": [...], "warnings": [...],'
+    ' "notes": [...]}'
 )
 def check(file: Path, offline: bool, output: Output) -> None:
     """Check the YAML file FILE, and show where the daemon would listen, and what guards each listener.
@@ -59,6 +60,7 @@ def check(file: Path, offline: bool, output: Output) -> None:
         "listeners": [dict(zip(head, row, strict=True)) for row in rows],
         "hindrances": hindrances,
         "warnings": list(built.warnings),
+        "notes": list(built.notes),
     }
     output.show(result, _lines(built, table(("listener", "endpoint", "reachable by", "guard"), rows)))
     if hindrances:
@@ -94,3 +96,5 @@ def _lines(built: "Settings", listeners: Iterator[str]) -> Iterator[str]:
     yield f"{role}; server name {name}; log {built.database}"
     for warning in built.warnings:
         yield click.style(f"warning: {warning}", "yellow")
+    for note in built.notes:
+        yield f"note: {note}"

@@ -74,16 +74,17 @@ as_of_option = click.option(
 def _with_secret(daemon: DaemonTarget | None) -> dict[str, Any]:
     if daemon is None:
         return {"url": None}
-    return {"url": daemon.url, "secret": read_secret(daemon.secret_file), "ca_file": daemon.ca_file}
+    found = {"secret": read_secret(daemon.secret_file), "ca_file": daemon.ca_file}
+    return {"url": daemon.url, **found, "insecure": daemon.insecure}
 
 
 def _with_files(daemon: DaemonTarget) -> dict[str, Any]:
-    """Return the arguments `url`, `secret_file` and `ca_file` of a job whose tasks read or write a daemon.
+    """Return the arguments that tell the tasks of a job which daemon they read or write, and how.
 
     The paths are absolute: tasks may have another working directory.
     """
     files = {"secret_file": daemon.secret_file, "ca_file": daemon.ca_file}
-    return {"url": daemon.url} | {
+    return {"url": daemon.url, "insecure": daemon.insecure} | {
         name: None if path is None else str(path.absolute()) for name, path in files.items()
     }
 

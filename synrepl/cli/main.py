@@ -24,6 +24,7 @@ from synrepl.cli.command import CONTEXTS_GONE, MainGroup
         "replay": ("synrepl.cli.replay:replay", "Append the rows of a recorded session."),
         "leases": ("synrepl.cli.status:leases", "List, add and drop leases of replicas."),
         "keys": ("synrepl.cli.keys:keys", "List, add and revoke keys that replicas accept too."),
+        "tls": ("synrepl.cli.tls:tls", "Make certificates for daemons and their clients."),
         "promote": ("synrepl.cli.roles:promote", "Make a replica the primary."),
         "resync": ("synrepl.cli.roles:resync", "Make a fenced or diverged daemon a replica again."),
         "inspect": ("synrepl.cli.inspect:inspect", "Find what is stuck in a live homeserver; read only."),
@@ -48,7 +49,7 @@ from synrepl.cli.command import CONTEXTS_GONE, MainGroup
         "Read and write": "tail append replay files",
         "Operate": "leases keys refused promote resync invalidate caches",
         "Analyze": "pipeline",
-        "Set up": "completion",
+        "Set up": "tls completion",
     },
     gone={"context": CONTEXTS_GONE},
 )

@@ -38,7 +38,8 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon that a command asks over HTTP, and how long it tries.
 
     `url` may be several URLs, separated by commas: the first daemon that can answer is asked. `secret_file`
-    has the shared secret, `ca_file` the CAs to trust for HTTPS (None: the system's). `timeout` (seconds)
+    has the shared secret, `ca_file` the CAs to trust for HTTPS (None: the system's); `insecure`: the secret
+    may also go where others can read it. `timeout` (seconds)
     limits each request, and the retries in all; None: the command has its own limits. `retry` tells whether
     transient failures are retried: no connection, a timeout, a busy or unready daemon.
     """
@@ -48,6 +49,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: Path | None
     timeout: float | None
     retry: bool
+    insecure: bool = False
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> http_client.BlockingClient:
         """Return a client whose responses are safe to print; ``--timeout`` overrides `timeout` (seconds)."""
@@ -55,6 +57,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
             self.url,
             secret=read_secret(self.secret_file),
             ca_file=self.ca_file,
+            insecure=self.insecure,
             advice={"unauthorized": secret_advice(self.secret_file)},
             timeout=self.timeout or timeout,
             clean=printable_values,
@@ -156,6 +159,13 @@ ca_option = _connection_option(
 )
 
 
+insecure_option = _connection_option(
+    "--insecure",
+    is_flag=True,
+    help="Send the secret also where others can read it: over http:// to another machine.",
+)
+
+
 def with_options(
     run: Callable[..., Any], command: Command, options: Iterable[Callable[[Any], Any]]
 ) -> Command:
@@ -185,6 +195,7 @@ def daemon_options(
         _connection_option("--context", hidden=True, expose_value=False, callback=_refuse_context),
         secret_option,
         ca_option,
+        insecure_option,
         duration_option(
             "--timeout",
             group=CONNECTION,
@@ -199,7 +210,7 @@ def daemon_options(
 
     def decorate(command: Command) -> Command:
         def run(*args: Any, url: str | None, timeout: float | None, **rest: Any) -> Any:
-            asking = {name: rest.pop(name) for name in ("secret_file", "ca_file", "retry")}
+            asking = {name: rest.pop(name) for name in ("secret_file", "ca_file", "insecure", "retry")}
             daemon = None
             if not optional or url:
                 url = url or _default_url(has_default=not required)

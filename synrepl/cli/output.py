@@ -21,7 +21,7 @@ class TailOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     A position in `state` overrides `start`. Missing rows are fetched from `http`: one URL for all endpoints,
     that of each, or none. It is a guess unless `is_http_known`. `secret` is from `secret_file`; `ca_file` has
-    the CAs to trust for HTTPS.
+    the CAs to trust for HTTPS. `insecure`: the secret may also go where others can read it.
     """
 
     endpoints: Sequence[str]
@@ -36,15 +36,16 @@ class TailOptions(msgspec.Struct, frozen=True, kw_only=True):
     secret: str | None
     secret_file: Path | None
     ca_file: Path | None
+    insecure: bool
 
     @property
     def credentials(self) -> Credentials:
         """What requests over HTTP authenticate with, and trust."""
         if self.ca_file is None:
-            return Credentials(self.secret)
+            return Credentials(self.secret, insecure=self.insecure)
         from synrepl.transports.tls import TlsFiles  # OpenSSL is large
 
-        return Credentials(self.secret, TlsFiles(ca_file=self.ca_file))
+        return Credentials(self.secret, TlsFiles(ca_file=self.ca_file), insecure=self.insecure)
 
 
 class TailOutput:

@@ -11,6 +11,7 @@ from synrepl.cli.options import (
     ca_option,
     dialect_option,
     duration_option,
+    insecure_option,
     read_secret,
     secret_option,
     stream_option,
@@ -50,6 +51,7 @@ from synrepl.transports.redis.address import SCHEMES
 @duration_option("--timeout", help="Fail after this long without a connection [default: no limit]")
 @secret_option
 @ca_option
+@insecure_option
 def tail(
     target: str,
     state: Path | None,
@@ -60,6 +62,7 @@ def tail(
     timeout: float | None,
     secret_file: Path | None,
     ca_file: Path | None,
+    insecure: bool,
     **options: Any,
 ) -> None:
     """Follow TARGET, and print one JSON object per line.
@@ -111,6 +114,7 @@ def tail(
         secret=secret,
         secret_file=secret_file,
         ca_file=ca_file,
+        insecure=insecure,
         **options,
     )
     try:

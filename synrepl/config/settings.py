@@ -1,11 +1,11 @@
 """All settings of a daemon, and their validation.
 
-A listener for other machines must authenticate its clients, unless `insecure` is set.
+A listener for other machines must authenticate its clients, and no key may be read on the way to it or from
+this daemon, unless `insecure` is set.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from synrepl.config.files import read_file, read_keys, read_secret
+from synrepl.config.plain_passwords import plain_passwords
 from synrepl.errors import ConfigError, suggest
 from synrepl.files.settings import FilesSettings
 from synrepl.ingest.settings import IngestSettings
+from synrepl.key_rules import is_loopback_host, refusal, url_refusal
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
 from synrepl.replication.strategies import serving
 from synrepl.streams.declaration import Declaration
 from synrepl.streams.declared import parse_declarations
-from synrepl.transports.endpoints import LOCAL_TYPES, split
+from synrepl.transports.endpoints import LOCAL_TYPES, is_private, split
 from synrepl.transports.settings import ApiSettings, UpstreamSettings, endpoint, endpoints
 
 if TYPE_CHECKING:
@@ -123,8 +125,8 @@ class Settings(
     )
     secret_file: Path | None = setting(
         None,
-        "A file with the shared secret: required of clients, and proved to other daemons. Over HTTP it is"
-        " sent to the upstream and the primary alone, as Authorization: Bearer.",
+        "A file with the shared secret: required of clients, and shown to the daemons in --upstream, where"
+        " nobody else can read it (--insecure).",
         parse=path,
         example="/etc/synrepl/secret",
     )
@@ -155,7 +157,12 @@ class Settings(
         parse=path,
         example="/etc/synrepl/key.pem",
     )
-    insecure: bool = setting(False, "Allow listeners beyond loopback without authentication.", parse=switch)
+    insecure: bool = setting(
+        False,
+        "Allow plain connections beyond loopback: listeners without TLS, even if no key is configured, and"
+        " keys that this daemon sends in the clear. Keys that are configured are asked for all the same.",
+        parse=switch,
+    )
     reader_bytes: int = setting(
         "8MiB",
         "The buffer of the newest facts that followers share in memory."
@@ -165,6 +172,8 @@ class Settings(
     secret: str | None = dataclasses.field(default=None, repr=False)
     keys: tuple[Key, ...] = dataclasses.field(default=(), repr=False)
     warnings: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    notes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    """What an operator may know, and need not change."""
 
     @classmethod
     def build(
@@ -209,6 +218,7 @@ class Settings(
             msgspec.structs.replace(one, default_writer=instance) for one in parsed["table_streams"]
         )
         built = cls(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
+        built = dataclasses.replace(built, notes=tuple(plain_passwords(built)))
         validate(built)
         return built
 
@@ -221,17 +231,15 @@ class Settings(
         # Imported on use: it loads Twisted, which a command that only checks settings does not need.
         from synrepl.transports.credentials import Credentials
 
-        upstreams = [address.http for address in self.upstream_addresses if address.http]
-        configured = [*self.instance_map.values(), *upstreams]
-        if not (self.ca_file or self.certificate_file):
-            return Credentials(self.secret, configured=configured)
-        # Imported on use: it loads OpenSSL.
-        from synrepl.transports.tls import TlsFiles
+        files = None
+        if self.ca_file or self.certificate_file:
+            # Imported on use: it loads OpenSSL.
+            from synrepl.transports.tls import TlsFiles
 
-        files = TlsFiles(
-            ca_file=self.ca_file, cert_file=self.certificate_file, key_file=self.private_key_file
-        )
-        return Credentials(self.secret, files, configured=configured)
+            files = TlsFiles(
+                ca_file=self.ca_file, cert_file=self.certificate_file, key_file=self.private_key_file
+            )
+        return Credentials(self.secret, files, insecure=self.insecure)
 
 
 def settings() -> list[Setting]:
@@ -248,6 +256,7 @@ def validate(built: Settings) -> None:
     """Raise `ConfigError` if settings contradict each other, or open an unauthenticated listener to other
     machines although `insecure` is not set."""
     _check_open(built)
+    _check_private(built)
     _check_name(built)
     if not built.upstream and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
@@ -278,18 +287,43 @@ def is_loopback(description: str) -> bool:
     # The third positional argument of ssl, unlike that of tcp and tcp6, is not the interface.
     positional = words[1:2] if kind in ("tcp", "tcp6") else []
     interface = named.get("interface", positional[0] if positional else "").partition("%")[0]
-    if interface == "localhost":
-        return True
-    try:
-        return ip_address(interface).is_loopback
-    except ValueError:
-        return False
+    return is_loopback_host(interface)
 
 
 def requires_certificates(description: str) -> bool:
     """Whether clients of this server endpoint must show a certificate."""
     kind, _, named = split(description)
     return kind == "tls" and "trustRoots" in named
+
+
+def is_private_listener(description: str) -> bool:
+    """Whether nobody else can read a connection to this server endpoint."""
+    kind, _, _ = split(description)
+    if kind == "haproxy":
+        return is_private_listener(description.partition(":")[2])
+    return kind in ("tls", "ssl") or is_loopback(description)
+
+
+def _check_private(built: Settings) -> None:
+    """Refuse listeners that ask for keys, and upstreams that are sent one, where others could read it."""
+    if built.insecure:
+        return
+    is_native = built.dialect is not None and serving(built.dialect).is_replica
+    asks = built.secret is not None or built.keys
+    for_keys = [("resp", one) for one in built.resp] + [("http", built.http)]
+    for_keys += [("listen", one) for one in built.listen if is_native]
+    for name, description in for_keys if asks else ():
+        if not is_private_listener(description):
+            raise ConfigError(
+                f"--{name} {description} asks for keys, and others could read them on the way: use tls:, a"
+                " UNIX socket, or loopback behind a proxy that ends TLS; --insecure leaves the keys readable"
+            )
+    for where in built.upstream_addresses if built.secret is not None else ():
+        why = url_refusal(where.http, insecure=False) if where.http else ""
+        if where.native and not is_private(where.native):
+            why = refusal(where.native, is_private=False, insecure=False)
+        if why:
+            raise ConfigError(f"--upstream: {why}")
 
 
 def _check_open(built: Settings) -> None:

@@ -11,14 +11,14 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.config import Settings
-from synrepl.daemon.peer_secrets import PeerSecrets
+from synrepl.daemon.peer_addresses import PeerAddresses
 from synrepl.errors import StorageError
 from synrepl.files.files import Files
 from synrepl.files.store import FileStore
 from synrepl.ports.access import Keyring
-from synrepl.ports.history import Lease
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
+from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replication.addresses import Address
@@ -28,16 +28,17 @@ from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.replica.states import ReplicaState
+from synrepl.replication.replica.upstreams import NoUpstream
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.roles.messages import PRIMARY, REPLICA, ReadOnlyHere
+from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, ReadOnlyHere
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.storage.diverged_facts import DivergedFacts
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint
+from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_private
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import HttpFiles, PeerClient
 
@@ -79,7 +80,6 @@ class ReplicationServices:
         self._reactor = reactor
         self._log = log
         self._metrics = metrics
-        self._credentials = credentials
         self.own_address = address
         self._changed = changed
         self._publisher = publisher
@@ -94,9 +94,15 @@ class ReplicationServices:
         self._files_client: HttpFiles | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
-        peer_secrets = PeerSecrets(keyring, credentials, self._leases)
-        self._peer_client = PeerClient(reactor, credentials, peer_secrets, log.uuid)
-        credentials.prove = self._peer_client.prove
+        self.addresses = PeerAddresses(
+            settings.upstream_addresses,
+            credentials,
+            keyring,
+            reactor,
+            notes=log.notes,
+            leases=lambda: self.relays.leases.all(),  # noqa: PLW0108  # relays are made later
+        )
+        self._peer_client = PeerClient(reactor, self.addresses)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = Files(
             log,
@@ -130,7 +136,7 @@ class ReplicationServices:
             channel=lambda: None if resp is None else resp.channel,
         )
         keyring.doubt = self._doubt_of_keys
-        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, credentials)
+        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, self.addresses)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
             joining=lambda: not self.roles.is_whole,
@@ -197,6 +203,9 @@ class ReplicationServices:
         """Serve, forward and fetch as the role says."""
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
+        if self.roles.role == FENCED:
+            # They come back, and are told where the primary is.
+            self.relays.close("this daemon is fenced: another one is primary")
         is_replica = self.roles.role == REPLICA
         self._publisher.follower_commands.forward_append = self.write_forwarder.append if is_replica else None
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
@@ -207,13 +216,13 @@ class ReplicationServices:
         """Make a replica fetch files over HTTP from its upstream or the primary. A primary fetches none."""
         url = ""
         if self.roles.role == REPLICA and self.replica is not None:
-            url = self.replica.upstream_http or self.roles.primary.http
+            url = self.addresses.first_usable(self.replica.upstream_http, self.roles.primary.http)
         if url == self._files_url:
             return
         self._files_url = url
         former, self._files_client = self._files_client, None
         if url:
-            self._files_client = HttpFiles(self._reactor, url, secret=self._credentials)
+            self._files_client = HttpFiles(self._reactor, url, secret=self.addresses.credentials_for(url))
         await self.files.set_source(self._files_client)
         if former is not None:
             await former.stop()
@@ -234,9 +243,9 @@ class ReplicationServices:
         """The digest of the issued keys that the upstream has sent."""
         return self.relays.issued.upstream_digest
 
-    async def take_revoked(self, salts: Collection[str]) -> list[str]:
-        """Revoke the issued keys that others know to be revoked, by their salts; return the names."""
-        return await self.relays.issued.take_revoked(salts)
+    async def take_revoked(self, issued: Collection[str]) -> list[str]:
+        """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
+        return await self.relays.issued.take_revoked(issued)
 
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
@@ -264,6 +273,7 @@ class ReplicationServices:
         self.holdings.changed()
         replica = self.replica
         if replica is not None and replica.state in (ReplicaState.READY, ReplicaState.LIVE):
+            self.addresses.learned(replica.upstream.where, replica.upstream_http)
             # A join replaces the notes that were stored before it.
             self._tasks.start(self._store_addresses(replica), "storing the addresses of upstream and primary")
         if replica is not None and replica.state is ReplicaState.READY:
@@ -276,6 +286,8 @@ class ReplicationServices:
         where = replica.upstream.where
         at = Address(native=where.native, http=replica.upstream_http)
         upstream, primary, notes = str(at), str(replica.primary), self._log.notes
+        if (told := self.addresses.told) != notes.get("told_http", ""):
+            await self._log.note(told_http=told)
         if (notes.get("upstream_at"), notes.get("primary_at")) != (upstream, primary):
             await self._log.note(upstream_at=upstream, primary_at=primary)
 
@@ -286,7 +298,7 @@ class ReplicationServices:
         ignored because a primary that is gone is remembered.
         """
         configured = self._settings.upstream_addresses
-        over_http = bool(configured and configured[0].http)
+        over_http = self._is_over_http
         if where is None:
             found = configured
             known = Address.parse(self._log.notes.get("upstream_at", ""))
@@ -294,9 +306,30 @@ class ReplicationServices:
                 found = [known, *configured[1:]]
         else:
             found = [where, *(one for one in configured if not one.is_same(where))]
-        return [self._upstream(one, over_http=over_http) for one in found]
+        made: list[IUpstream] = []
+        why = ""
+        for one in found:
+            try:
+                made.append(self._upstream(one, over_http=over_http))
+            except NeverSent as error:
+                why = why or str(error)
+        return made or [NoUpstream(found[0], why)]
+
+    def may_follow(self, where: Address) -> bool:
+        """Whether an address that a peer has told may be followed."""
+        try:
+            self._upstream(where, over_http=self._is_over_http)
+        except NeverSent:
+            return False
+        return True
+
+    @property
+    def _is_over_http(self) -> bool:
+        configured = self._settings.upstream_addresses
+        return bool(configured and configured[0].http)
 
     def _upstream(self, where: Address, *, over_http: bool) -> "IUpstream":
+        """Make the upstream at this address. Raises `NeverSent` if it may not be used (`PeerAddresses`)."""
         # Imported on use: a primary needs none of these.
         from synrepl.transports.native import NativeUpstream
 
@@ -306,19 +339,24 @@ class ReplicationServices:
             metrics=self._metrics,
             settings=self._settings,
             where=where,
-            secret=self._credentials,
             address=lambda: str(self.own_address()),
             keys=lambda: self.relays.issued.digest,
         )
-        if where.http and (over_http or not _is_endpoint(where.native)):
-            from synrepl.transports.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
+        if not (where.http and (over_http or not _is_endpoint(where.native))):
+            try:
+                secret = self.addresses.secret_for(where.native)
+            except NeverSent:
+                if not (where.http and self.addresses.is_listed(where.http)):
+                    raise
+            else:
+                endpoint = client_endpoint(self._reactor, where.native, secret.files)
+                return upstream(endpoint, secret=secret, is_private=partial(is_private, where.native))
+        from synrepl.transports.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
 
-            endpoint = NativeHttpEndpoint(self._reactor, where.http, secret=self._credentials)
-            return upstream(endpoint, suspicion=PROXY_SUSPICION)
-        return upstream(client_endpoint(self._reactor, where.native, self._credentials.files))
-
-    def _leases(self) -> Sequence[Lease]:
-        return self.relays.leases.all()
+        secret = self.addresses.credentials_for(where.http)
+        over = NativeHttpEndpoint(self._reactor, where.http, secret=secret)
+        # Where the secret may go is decided for the URL.
+        return upstream(over, secret=secret, is_private=lambda peer: True, suspicion=PROXY_SUSPICION)
 
     def is_leased(self, uuid: str) -> bool:
         """Whether the replica with this uuid is connected, or has a lease."""
@@ -403,7 +441,7 @@ class ReplicationServices:
         return [Problem(f"{state}: {why}", since, not_ready=True), *self._other_problems()]
 
     def _other_problems(self) -> list[Problem]:
-        return [*self._role_problems(), *self._lost_revocations()]
+        return [*self._role_problems(), *self._lost_revocations(), *self.addresses.problems()]
 
     def _lost_revocations(self) -> list[Problem]:
         issued = self.relays.issued
@@ -431,14 +469,23 @@ class ReplicationServices:
 
 
 def make_write_forwarder(
-    log: Log, reactor: Any, roles: RoleManager, files: Files, credentials: Credentials
+    log: Log, reactor: Any, roles: RoleManager, files: Files, addresses: PeerAddresses
 ) -> WriteForwarder:
-    """Make the forwarder of writes to the primary, which is active while this daemon is a replica."""
+    """Make the forwarder of writes to the primary, which is active while this daemon is a replica.
+
+    If the address of the primary may not be used, the upstream forwards them.
+    """
+
+    def url() -> str:
+        return addresses.first_usable(
+            roles.primary.http, "" if roles.replica is None else roles.replica.upstream_http
+        )
+
     return WriteForwarder(
         log,
         reactor,
-        partial(HttpClient, reactor, secret=credentials),
-        lambda: roles.primary.http or None,
+        lambda url: HttpClient(reactor, url, secret=addresses.credentials_for(url)),
+        lambda: url() or None,
         is_active=lambda: roles.role == REPLICA,
         refusal=roles.forwarding_refusal,
         has_file=files.wait_for,

@@ -406,6 +406,7 @@ class Daemon(Service):
         self.credentials.replace(fresh.credentials())
         self.listeners.reload()
         if self.replication is not None:
+            self.replication.addresses.reload()
             self.replication.relays.recheck()
         for warning in fresh.warnings:
             self._logger.warn("{warning}", warning=warning)

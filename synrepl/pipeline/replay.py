@@ -24,7 +24,7 @@ from synrepl.pipeline.driver import TASK, Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.source.daemon_client import SourceClient
-from synrepl.pipeline.source.options import SourceOptions, file_options, read_options
+from synrepl.pipeline.source.options import SourceOptions, connection_options, read_options
 from synrepl.pipeline.source.rows import row_schema
 from synrepl.pipeline.source.staging import append_staged, build_facts, request_bodies, stage_facts
 from synrepl.pipeline.store import Store
@@ -83,6 +83,7 @@ def replay(
     as_of: str | None = None,
     secret_file: str | None = None,
     ca_file: str | None = None,
+    insecure: bool = False,
     progress: Progress = ignore_progress,
     pause: Callable[[float], None] = time.sleep,
     seconds: Callable[[], float] = time.monotonic,
@@ -104,7 +105,7 @@ def replay(
     if after >= upto:
         raise ConfigError(f"{store}: nothing to replay after serial {after}: the last one would be {upto}")
     options = {"url": url, "query": name, "batchFacts": str(BATCH_FACTS)}
-    parsed = read_options(options | file_options(secret_file, ca_file))
+    parsed = read_options(options | connection_options(secret_file, ca_file, insecure))
     append = _make_paced_append(parsed, speed, pause, seconds) if speed else None
     driver, daemon = driver_of(runner), SourceClient(parsed)
     own = _OwnFacts.read(table, streams, after, upto)

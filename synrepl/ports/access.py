@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ports.proofs import IProofs, KeyRecord, RecordProofs, SharedSecret, split_issued
+from synrepl.ports.key_records import KeyRecord, split_issued
 from synrepl.wire.text import MAX_NAME, is_name
 
 
@@ -36,8 +36,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     """A key of the keys file, or an issued one. `streams` are those it may read and write (None: all).
     `instances` are the names under which it may publish rows at the RESP port (None: any).
 
-    Of an issued key the secret is not known here, but its `record`. If there is neither, the peer proves
-    itself by a TLS certificate with `name` as its common name.
+    Of an issued key the secret is not known here; `issued` tells it from others of its name (`KeyRecord.id`).
+    If there is neither, the peer proves itself by a TLS certificate with `name` as its common name.
     """
 
     name: str
@@ -45,16 +45,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     rights: frozenset[Right] = ALL_RIGHTS
     streams: frozenset[str] | None = None
     instances: frozenset[str] | None = None
-    record: KeyRecord | None = None
+    issued: str = ""
 
     def __repr__(self) -> str:
         return f"<Key {self.name}>"
-
-    def proofs(self) -> IProofs | None:
-        """What proves this key on our side, and checks the holder's proof; None for a certificate."""
-        if self.record is not None:
-            return RecordProofs(self.record)
-        return None if self.secret is None else SharedSecret(self.secret)
 
 
 def names_error(names: Iterable[str], what: str) -> str:
@@ -89,7 +83,7 @@ class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             rights=frozenset(self.rights),
             streams=None if self.streams is None else frozenset(self.streams),
             instances=None if self.instances is None else frozenset(self.instances),
-            record=self.record,
+            issued=self.record.id,
         )
 
 
@@ -129,17 +123,17 @@ REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
 class Keyring:
     """The accepted secrets: a shared one with all rights, keys of single peers, and issued keys.
 
-    In the native handshake, a replica whose name has a key in the keys file must prove that key, not the
-    shared secret, unless its TLS certificate gives it access, or it names an issued key. A key of the file
-    goes before an issued one of the same name. `doubt` returns why the issued keys may be out of date here;
-    empty if they are not.
+    A key of the file goes before an issued one of the same name. `doubt` returns why the issued keys may be
+    out of date here; empty if they are not. `on_old_record` is called with the id and the secret of an issued
+    key whose record is of release 26.11 or before.
     """
 
     def __init__(self, shared: str | None = None, keys: Iterable[Key] = ()) -> None:
         self.doubt: Callable[[], str] = str
+        self.on_old_record: Callable[[str, str], object] = lambda issued, secret: None
         self._shared = None if shared is None else Key(name="", secret=shared)
         self._by_name = {key.name: key for key in keys}
-        self._issued: dict[str, Key] = {}
+        self._issued: dict[str, tuple[Key, KeyRecord]] = {}
         self._has_issued = False
 
     def __repr__(self) -> str:
@@ -158,14 +152,6 @@ class Keyring:
         """Whether the settings name a secret or a key."""
         return self._shared is not None or bool(self._by_name)
 
-    def for_peer(self, name: str, issued: str = "") -> Key | None:
-        """The key that a peer of this name must prove, which names an issued key: that one, if it is valid.
-
-        Else the key of its name, or the shared secret; None without either.
-        """
-        key = self._find_issued(issued)
-        return key if key is not None else self._by_name.get(name, self._shared)
-
     def find(self, secret: bytes) -> Key | None:
         """Find the key with this secret; None without one. The time does not tell which key matches.
 
@@ -178,39 +164,32 @@ class Keyring:
         if found is not None:
             return found
         name, own = split_issued(secret.decode("utf-8", "replace"))
-        issued = self._find_issued(name)
-        is_of_issued = issued is not None and issued.record is not None and issued.record.is_of(own)
-        return issued if is_of_issued else None
+        issued, record = self._find_issued(name)
+        if record is None or not record.is_of(own):
+            return None
+        if record.is_old:
+            self.on_old_record(record.id, own)
+        return issued
 
-    def find_proven(self, issued: str, is_proven: Callable[[IProofs], bool]) -> tuple[Key, IProofs] | None:
-        """Find the key whose proofs `is_proven` accepts, with these; None without one.
+    def is_valid(self, key: Key) -> bool:
+        """Whether a peer that has shown this key still has it, with the same rights."""
+        return key == (self._find_issued(key.name)[0] if key.issued else self._configured(key.name))
 
-        It is the issued key of this name, or if that is empty another one: then every secret is tried.
-        """
-        keys = [self._find_issued(issued)] if issued else self._secret_keys()
-        found = None
-        for key in keys:
-            proofs = None if key is None else key.proofs()
-            if key is not None and proofs is not None and is_proven(proofs) and found is None:
-                found = key, proofs
-        return found
-
-    def salt(self, issued: str) -> str:
-        """The salt of this issued key; empty without one. It is no secret."""
-        key = self._find_issued(issued)
-        return "" if key is None or key.record is None else key.record.salt
+    def knows_issued(self, name: str) -> bool:
+        """Whether there is a valid issued key of this name."""
+        return self._find_issued(name)[0] is not None
 
     def has_own_key(self, name: str) -> bool:
         """Whether a peer of this name has a key of its own."""
         return name in self._by_name or name in self._issued
 
-    def named(self, name: str) -> Key | None:
+    def named(self, name: str | None) -> Key | None:
         """The key of this name (empty: the shared secret); None without it."""
-        return self._by_name.get(name, self._issued.get(name)) if name else self._shared
+        return None if name is None else self._configured(name) or self._find_issued(name)[0]
 
     def access(self, key: Key) -> Access:
         """The rights of a peer that has proved this key, as far as its revocation would be known here."""
-        return access_of(key, self.doubt() if key.record is not None else "")
+        return access_of(key, self.doubt() if key.issued else "")
 
     def access_by_certificate(self, name: str) -> "Access | None":
         """The rights of a peer by the common name of its TLS certificate; None if that is no proof.
@@ -229,11 +208,14 @@ class Keyring:
     def replace_issued(self, keys: Iterable[IssuedKey]) -> None:
         """Take these issued keys, in place of the former ones; revoked ones are not accepted."""
         found = list(keys)
-        self._issued = {one.name: one.key() for one in found if one.revoked_ms is None}
+        self._issued = {one.name: (one.key(), one.record) for one in found if one.revoked_ms is None}
         self._has_issued = bool(found)
 
-    def _find_issued(self, name: str) -> Key | None:
-        return None if name in self._by_name else self._issued.get(name)
+    def _find_issued(self, name: str) -> tuple[Key | None, KeyRecord | None]:
+        return (None, None) if name in self._by_name else self._issued.get(name, (None, None))
+
+    def _configured(self, name: str) -> Key | None:
+        return self._by_name.get(name) if name else self._shared
 
     def _secret_keys(self) -> list[Key]:
         configured = [*([] if self._shared is None else [self._shared]), *self._by_name.values()]
@@ -254,6 +236,6 @@ def access_of(key: Key, doubt: str = "") -> Access:
         streams=key.streams,
         instances=key.instances,
         is_proven=True,
-        is_issued=key.record is not None,
+        is_issued=bool(key.issued),
         withheld=withheld,
     )

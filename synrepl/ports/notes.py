@@ -40,6 +40,8 @@ class Notes(TypedDict, total=False):
     """The address of the upstream, as ``NATIVE HTTP``."""
     primary_at: str
     """The address of the primary, as ``NATIVE HTTP``."""
+    told_http: str
+    """The HTTP addresses that configured upstreams told of themselves, by their endpoints, as JSON."""
     tables: str
     """At a replica: the streams that its primary reads from tables (`Log.table_streams`), as a JSON list."""
     keys: str
@@ -63,6 +65,7 @@ class NoteChanges(TypedDict, total=False):
     promised: str | None
     upstream_at: str | None
     primary_at: str | None
+    told_http: str | None
     tables: str | None
     keys: str | None
     peers: str | None

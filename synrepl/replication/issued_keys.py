@@ -6,9 +6,9 @@ It travels from an upstream to its replicas alone, filtered or not, as a whole: 
 replica has the same, and at each change. So a revocation reaches a replica of a replica as fast as a fact.
 
 A revocation is never taken back: who has heard of it refuses the key, whatever the primary says. So keys are
-told apart by their salts, since a name can be given again, and revoked ones that the upstream does not know
-are kept. If a promotion lost a revocation, the daemon that knows it lists it (`lost`) until the key is
-revoked again.
+told apart by the ids of their records, since a name can be given again, and revoked ones that the upstream
+does not know are kept. If a promotion lost a revocation, the daemon that knows it lists it (`lost`) until the
+key is revoked again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -24,7 +24,8 @@ from twisted.logger import Logger
 from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
 from synrepl.ports.access import IssuedKey, Keyring, Right, names_error
 from synrepl.ports.interfaces import IClock
-from synrepl.ports.proofs import make_record, make_secret
+from synrepl.ports.key_records import make_record, make_secret
+from synrepl.ports.tasks import Tasks
 from synrepl.storage.log import Log
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.text import is_name
@@ -53,8 +54,7 @@ def read_keys_block(data: bytes) -> list[IssuedKey]:
     try:
         keys = [_decoder.decode(line) for line in data.splitlines()]
         for one in keys:
-            for text in msgspec.structs.astuple(one.record):
-                bytes.fromhex(text)
+            one.record.check()
     except (msgspec.DecodeError, ValueError) as error:
         raise RemoteProtocolError("the upstream sent an issued key that cannot be read") from error
     if len(keys) > MAX_KEYS or not all(is_name(one.name) for one in keys):
@@ -74,6 +74,7 @@ class IssuedKeys:
     log: Log
     keyring: Keyring
     clock: IClock
+    tasks: Tasks
     _: KW_ONLY
     refusal: Callable[[], StorageError | None] = lambda: None
 
@@ -81,13 +82,15 @@ class IssuedKeys:
         self.subscribers: list[Callable[[], object]] = []
         self._lock = DeferredLock()
         self._keys: dict[str, IssuedKey] = {}
-        """By their salts."""
+        """By the ids of their records."""
         self.digest = ""
         """Tells two sets of issued keys apart; empty without keys."""
         self._taken = ""
         self._lost: tuple[str, ...] = ()
         self.lost_since = 0.0
         """When the first of `lost` was noticed, in Unix seconds."""
+        self.keyring.on_old_record = self._renew_later
+        self._renewing: set[str] = set()
         text = self.log.notes.get("keys")
         self._apply(() if text is None else msgspec.json.decode(text, type=list[IssuedKey]))
 
@@ -107,8 +110,8 @@ class IssuedKeys:
         return self._lost
 
     def revoked(self) -> dict[str, str]:
-        """The names of the revoked keys, by their salts."""
-        return {salt: one.name for salt, one in self._keys.items() if one.revoked_ms is not None}
+        """The names of the revoked keys, by the ids of their records."""
+        return {issued: one.name for issued, one in self._keys.items() if one.revoked_ms is not None}
 
     async def add(
         self,
@@ -172,12 +175,12 @@ class IssuedKeys:
     async def take(self, theirs: Sequence[IssuedKey]) -> None:
         """Take the keys of the upstream; what was revoked here stays revoked. Raises `StorageError`."""
         async with self._lock:
-            revoked = {salt: one for salt, one in self._keys.items() if one.revoked_ms is not None}
+            revoked = {issued: one for issued, one in self._keys.items() if one.revoked_ms is not None}
             merged = [
-                one if one.revoked_ms is not None else revoked.get(one.record.salt, one) for one in theirs
+                one if one.revoked_ms is not None else revoked.get(one.record.id, one) for one in theirs
             ]
-            salts = {one.record.salt for one in theirs}
-            kept = [*merged, *(one for salt, one in revoked.items() if salt not in salts)]
+            known = {one.record.id for one in theirs}
+            kept = [*merged, *(one for issued, one in revoked.items() if issued not in known)]
             if kept != self.all:
                 await self._store(kept)
             self._taken = _digest(theirs)
@@ -189,19 +192,37 @@ class IssuedKeys:
                     why = "keys that were revoked here are valid at the upstream, which lost that: {names}"
                     self._logger.error(why, names=", ".join(lost))
 
-    async def take_revoked(self, salts: Collection[str]) -> list[str]:
-        """Revoke the keys with these salts, which other daemons know to be revoked. Returns their names.
+    async def take_revoked(self, issued: Collection[str]) -> list[str]:
+        """Revoke the keys with these ids, which other daemons know to be revoked. Returns their names.
 
         Raises `StorageError`.
         """
         async with self._lock:
             now_ms = self._now_ms()
-            found = [one for one in self.all if one.revoked_ms is None and one.record.salt in salts]
+            found = [one for one in self.all if one.revoked_ms is None and one.record.id in issued]
             if found:
                 await self._store(
                     [replace(one, revoked_ms=now_ms) if one in found else one for one in self.all]
                 )
             return [one.name for one in found]
+
+    def _renew_later(self, issued: str, secret: str) -> None:
+        if self.refusal() is None and issued not in self._renewing:
+            self._renewing.add(issued)
+            self.tasks.start(self._renew(issued, secret), "renewing the record of a key")
+
+    async def _renew(self, issued: str, secret: str) -> None:
+        """Replace a record of release 26.11 or before: the holder of the key has shown its secret."""
+        try:
+            async with self._lock:
+                known = self._keys.get(issued)
+                if known is None or known.revoked_ms is not None or self.refusal() is not None:
+                    return
+                renewed = replace(known, record=make_record(secret, salt=issued))
+                await self._store([renewed if one is known else one for one in self.all])
+                self._logger.info("the record of the key {name} has the form of today now", name=known.name)
+        finally:
+            self._renewing.discard(issued)
 
     def _check_open(self) -> None:
         if (error := self.refusal()) is not None:
@@ -215,7 +236,7 @@ class IssuedKeys:
             subscriber()
 
     def _apply(self, keys: Iterable[IssuedKey]) -> None:
-        self._keys = {one.record.salt: one for one in keys}
+        self._keys = {one.record.id: one for one in keys}
         self.digest = _digest(self.all)
         self.keyring.replace_issued(self.all)
 
@@ -227,9 +248,9 @@ def _without_oldest_revoked(keys: Sequence[IssuedKey]) -> list[IssuedKey]:
     excess = len(keys) - MAX_KEYS
     if excess <= 0:
         return list(keys)
-    revoked = sorted((one.revoked_ms, one.record.salt) for one in keys if one.revoked_ms is not None)
-    forgotten = {salt for _, salt in revoked[:excess]}
-    return [one for one in keys if one.record.salt not in forgotten]
+    revoked = sorted((one.revoked_ms, one.record.id) for one in keys if one.revoked_ms is not None)
+    forgotten = {issued for _, issued in revoked[:excess]}
+    return [one for one in keys if one.record.id not in forgotten]
 
 
 def _digest(keys: Sequence[IssuedKey]) -> str:

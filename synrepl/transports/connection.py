@@ -27,7 +27,6 @@ from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import RecordWriter
 from synrepl.wire.session import LINE_TOO_LONG, Action, Close, Deliver, Send, Session
 
 PIECE_BYTES: Final = 2 * 1024
@@ -147,7 +146,6 @@ class ReplicationProtocol(LineOnlyReceiver):
         """Receives the events. Before the connection is made and after its loss, they are ignored."""
         self.failure_code = ""
         """Why the connection was lost: the code of `FollowerEvent`, often empty."""
-        self._records: RecordWriter | None = None
         self._send: Callable[[bytes], object]
         """Writes to the transport, at once if possible: each group of facts is written to each follower."""
         self._is_dialect_reported = False
@@ -345,18 +343,6 @@ class ReplicationProtocol(LineOnlyReceiver):
         """Record that the first POSITION was applied: the connection works."""
         self.on_established()
 
-    def received_line(self, command: type[Command]) -> bytes:
-        """The line of the first received command of this type, without its end: of the native handshake."""
-        return self.session.handshake_lines[command]
-
-    def read_records(self, key: bytes) -> None:
-        """Take all bytes after the handshake out of records with this key."""
-        self.session.read_records(key)
-
-    def write_records(self, key: bytes) -> None:
-        """Put all bytes that are sent from now on into records with this key."""
-        self._records = RecordWriter(key)
-
     def pause_reading(self) -> None:
         """Stop reading from the peer."""
         self._is_reading = False
@@ -385,8 +371,6 @@ class ReplicationProtocol(LineOnlyReceiver):
                     self.owner.failed(why)
 
     def _write(self, data: bytes) -> None:
-        if self._records is not None:
-            data = self._records.write(data)
         self.metrics.bytes.counts["out"] += len(data)
         self._send(data)
 

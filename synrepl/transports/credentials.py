@@ -3,18 +3,14 @@
 The module of TLS is imported where it is used: most daemons have no TLS.
 """
 
-from collections.abc import Awaitable, Callable, Collection
-from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.address import UNIXAddress
 from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface import implementer
 
-from synrepl.errors import NotConnected, ReplicationError
-from synrepl.http_api.route import public_url
-from synrepl.ports.response_errors import ApiResponseError, NeverSent
+from synrepl.key_rules import is_loopback_ip, url_refusal
+from synrepl.ports.response_errors import NeverSent
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
@@ -26,10 +22,8 @@ if TYPE_CHECKING:
 class Credentials:
     """A secret, and the files for TLS: trusted CAs (None: the system's) and the own certificate.
 
-    `replace` changes both for later requests. Files are read for each connection.
-
-    With `configured`, the URLs that an operator chose, the secret is sent nowhere else before `prove` has
-    succeeded for the URL: peers name addresses too, and whoever listens there would learn the secret.
+    The secret is sent only where nobody else can read it, unless `insecure` is set (`synrepl.key_rules`).
+    `replace` changes secret and files for later requests. Files are read for each connection.
     """
 
     def __init__(
@@ -37,14 +31,11 @@ class Credentials:
         secret: str | None = None,
         files: "TlsFiles | None" = None,
         *,
-        configured: Collection[str] | None = None,
+        insecure: bool = False,
     ) -> None:
         self.secret = secret
         self.files = files
-        self.prove: Callable[[str], Awaitable[None]] | None = None
-        """Raises a `ReplicationError` unless the daemon at this URL proves that it knows the secret."""
-        self._configured = None if configured is None else [url.rstrip("/") for url in configured]
-        self._proven: set[str] = set()
+        self.insecure = insecure
         self._last: dict[bytes, ClientTls] = {}
 
     def __repr__(self) -> str:
@@ -55,42 +46,24 @@ class Credentials:
         """Return these credentials, or make some of a secret (None: without one)."""
         return value if isinstance(value, Credentials) else cls(value)
 
-    async def headers_for(self, url: str) -> dict[str, list[str]]:
-        """The headers of a request to this URL, or below it.
+    def headers_for(self, url: str, *, is_homeserver: bool = False) -> dict[str, list[str]]:
+        """The headers that authenticate a request to this URL.
 
-        Raises `NeverSent` if the secret must not be sent there, `ApiResponseError` if the daemon there does
-        not accept it.
+        `is_homeserver`: the secret is that of Synapse's processes, and goes as the URL says, as Synapse
+        sends it. Else raises `NeverSent` if the secret may not be sent there.
         """
-        secret = self.secret
-        if secret is None:
+        if self.secret is None:
             return {}
-        if not self.is_configured(url) and url not in self._proven:
-            await self._check_proof(url)
-        return {"authorization": [f"Bearer {secret}"]}
+        if not is_homeserver and (why := url_refusal(url, insecure=self.insecure)):
+            raise NeverSent(why)
+        return {"authorization": [f"Bearer {self.secret}"]}
 
-    def is_configured(self, url: str) -> bool:
-        """Whether an operator chose this URL, or one above it, so that the secret may be sent there."""
-        configured = self._configured
-        return configured is None or any(url == one or url.startswith(f"{one}/") for one in configured)
-
-    async def _check_proof(self, url: str) -> None:
-        secret = self.secret
-        try:
-            if self.prove is None:
-                raise NotConnected("this daemon has just started")
-            await self.prove(url)
-        except ApiResponseError:
-            raise
-        except ReplicationError as error:
-            why = f"a peer named {public_url(url)}, and the daemon there must first prove that it knows it"
-            raise NeverSent(f"the secret was not sent: {why}: {error}") from error
-        if secret == self.secret:
-            self._proven.add(url)
+    def without_secret(self) -> "Credentials":
+        """Return these credentials as they are now, without the secret."""
+        return Credentials(None, self.files)
 
     def replace(self, other: "Credentials") -> None:
         """Use the secret and files of `other` from now on."""
-        if other.secret != self.secret:
-            self._proven.clear()
         self.secret, self.files = other.secret, other.files
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> "ClientTls":
@@ -113,26 +86,14 @@ class Credentials:
         return tls.explain(error) if tls is not None else tls_trouble(error)
 
 
+def is_below(url: str, base: str) -> bool:
+    """Whether this URL is `base`, or one below it."""
+    return url == base or url.startswith(f"{base}/")
+
+
 def is_local(address: Any) -> bool:
     """Whether this address is on this machine: loopback, or a UNIX socket."""
-    if isinstance(address, UNIXAddress):
-        return True
-    return _is_loopback(str(getattr(address, "host", "")))
-
-
-@lru_cache(maxsize=1_024)
-def _is_loopback(host: str) -> bool:
-    parsed = ip_of(host)
-    return parsed is not None and (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
-
-
-@lru_cache(maxsize=1_024)
-def ip_of(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the IP address that this text is; None for a name."""
-    try:
-        return ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
+    return isinstance(address, UNIXAddress) or is_loopback_ip(str(getattr(address, "host", "")))
 
 
 def certified_name(transport: Any) -> str | None:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import ConfigError
+from synrepl.key_rules import is_loopback_host, is_loopback_ip
 
 # Twisted's endpoints are imported on use: they take most of the start of a command that checks settings.
 if TYPE_CHECKING:
@@ -54,6 +55,26 @@ def join(kind: str, words: Sequence[str], named: Mapping[str, str]) -> str:
     arguments = [quoteStringArgument(word) for word in words]
     arguments += [f"{name}={quoteStringArgument(value)}" for name, value in named.items()]
     return ":".join([kind, *arguments])
+
+
+def host_of(description: str) -> str:
+    """Return the host of a client endpoint; empty for a type that has none."""
+    kind, words, named = split(description)
+    return named.get("host", words[0] if words else "") if kind in ("tcp", "tls") else ""
+
+
+def is_private(description: str, peer: Any = None) -> bool:
+    """Whether nobody else can read a connection to this client endpoint (`synrepl.key_rules`).
+
+    `peer` is the address that was found there; None before the connection. Twisted's own ``ssl:`` does not
+    verify whom it speaks to.
+    """
+    kind, _, _ = split(description)
+    if kind == "tls" or kind in LOCAL_TYPES:
+        return True
+    if kind != "tcp" or not is_loopback_host(host_of(description)):
+        return False
+    return peer is None or is_loopback_ip(str(getattr(peer, "host", "")))
 
 
 def server_endpoint(reactor: Any, description: str) -> "IStreamServerEndpoint":

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Final
 
-from msgspec import UNSET
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -12,26 +11,15 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.key_rules import refusal
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.proofs import IProofs, own_proofs, split_issued
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.issued_keys import read_keys_block
-from synrepl.replication.relay.handshake import (
-    HANDSHAKE_REFUSALS,
-    PRIMARY_SIDE,
-    REPLICA_SIDE,
-    Greetings,
-    line_of_replica,
-    nonce,
-    proof,
-    proves,
-    record_key,
-    without_proof,
-)
+from synrepl.replication.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replication.relay.snapshot_codec import SnapshotDecoder, read_meta
 from synrepl.replication.replica.conversation import (
     Ephemeral,
@@ -44,7 +32,7 @@ from synrepl.replication.replica.conversation import (
 )
 from synrepl.streams.facts import decode_facts
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
-from synrepl.transports.credentials import Credentials
+from synrepl.transports.credentials import Credentials, is_local
 from synrepl.transports.event_queue import EventQueue
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire import native
@@ -62,7 +50,7 @@ CONNECT_SECONDS: Final = 30.0
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
 """Bytes of queued blocks and lines at which reading from the connection pauses."""
 
-UNPROVEN: Final = "the upstream could not prove that it knows the secret: check secret_file on both daemons"
+OLDER: Final = f"the upstream may be of an older release: update it first, to {native.VERSION_NEEDED}"
 
 EVENT_BYTES: Final = 500
 """Bytes that each queued event counts, besides those of its block if it has one."""
@@ -87,11 +75,6 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._connection = connection
         self._metrics = metrics
         self._snapshot = SnapshotDecoder()
-        self._must_prove = False
-        """Whether the upstream must prove that it knows our secret."""
-        self._proofs: IProofs | None = None
-        self._greetings: Greetings | None = None
-        """HELLO and CHALLENGE, once AUTH is sent."""
         self._is_welcome = False
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
@@ -107,6 +90,8 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self.on_room()
 
     def block(self, payload: Payload) -> None:
+        if not self._is_welcome:
+            raise RemoteProtocolError("a block is not valid before WELCOME")
         if payload.kind == "channel":
             # At once: messages of the channel need no place among the facts.
             self.on_channel(payload.data)
@@ -116,7 +101,8 @@ class NativeConversation(ConnectionOwner, EventQueue):
             self.put(event, len(payload.data) + EVENT_BYTES)
 
     def failed(self, why: str) -> None:
-        self._end(RemoteProtocolError(why))
+        hint = f"; {OLDER}" if "CHALLENGE" in why and not self._is_welcome else ""
+        self._end(RemoteProtocolError(f"{why}{hint}"))
 
     def lost(self, why: str) -> None:
         self._end(NotConnected(f"the connection was lost: {why}"))
@@ -129,7 +115,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 if command.check != native.heartbeat_check(*fields):
                     raise RemoteProtocolError("corrupted HEARTBEAT: its check does not match")
             case native.Refused():
-                # Nothing authenticates it before WELCOME, and some codes would stop the replica.
+                # Some codes would stop the replica: whoever listens there must have said who it is.
                 if not self._is_welcome and (command.code not in HANDSHAKE_REFUSALS or command.moved_to):
                     raise RemoteProtocolError(
                         f"REFUSED {printable(command.code)} is not valid before WELCOME"
@@ -140,14 +126,11 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 if self._is_welcome:
                     raise RemoteProtocolError("the upstream sent WELCOME twice")
                 self._is_welcome = True
-                if not self._is_proven(command):
-                    self._end(NotConnected(UNPROVEN))
-                    self.close()
-                    return
             case native.Peers():
                 command.check()
             case Error():
-                self._end(NotConnected(f"ERROR from the upstream: {command.text}"))
+                hint = "" if self._is_welcome or "HELLO" not in command.text else f"; {OLDER}"
+                self._end(NotConnected(f"ERROR from the upstream: {command.text}{hint}"))
                 self.close()
                 return
             case Ping() | Server():
@@ -192,49 +175,23 @@ class NativeConversation(ConnectionOwner, EventQueue):
         registered: bool,
         keys: str = "",
     ) -> None:
-        """Perform the handshake. Raises `NotConnected`, also if the upstream cannot prove the `secret`.
+        """Say HELLO, with the `secret`, and wait for WELCOME. Raises `NotConnected` and `RefusedByUpstream`.
 
         `keys` is the digest of the issued keys that are known here.
         """
-        greeting = native.Hello(
-            uuid=uuid,
-            name=name,
-            nonce=nonce(),
-            registered=registered,
-            address=address,
-            capabilities=native.OWN_CAPABILITIES,
-            key="" if secret is None else split_issued(secret)[0],
-            keys=keys,
+        self.send(
+            native.Hello(
+                uuid=uuid,
+                name=name,
+                version=native.VERSION,
+                registered=registered,
+                address=address,
+                capabilities=native.OWN_CAPABILITIES,
+                secret=secret or "",
+                keys=keys,
+            )
         )
-        self._must_prove = secret is not None
-        self.send(greeting)
-        challenge: native.Challenge = await self._expect(native.Challenge)
-        if challenge.proof and secret is None:
-            raise NotConnected("the upstream requires a secret: set secret_file")
-        connection = self._connection
-        greetings = Greetings(
-            hello=line_of_replica(greeting), challenge=connection.received_line(native.Challenge)
-        )
-        self._greetings = greetings
-        proofs = self._proofs = None if secret is None else _proofs_of(secret, challenge)
-        self.send(native.Auth("" if proofs is None else proof(proofs, REPLICA_SIDE, greetings)))
-        if proofs is not None and not connection.is_encrypted:
-            connection.write_records(record_key(proofs, REPLICA_SIDE, greetings))
         self.welcome = await self._expect(native.Welcome)
-
-    def _is_proven(self, welcome: native.Welcome) -> bool:
-        """Whether WELCOME proves the secret, if there is one. From then on, records are read."""
-        proofs, greetings, connection = self._proofs, self._greetings, self._connection
-        if not self._must_prove:
-            return True
-        if proofs is None or greetings is None:
-            return False
-        line = without_proof(connection.received_line(native.Welcome), welcome.proof)
-        if not proves(welcome.proof, proofs, PRIMARY_SIDE, greetings, line):
-            return False
-        if not connection.is_encrypted:
-            connection.read_records(record_key(proofs, PRIMARY_SIDE, greetings))
-        return True
 
     async def _expect(self, expected: Any) -> Any:
         event: Any = await self.next()
@@ -304,16 +261,6 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self._connection.abort()
 
 
-def _proofs_of(secret: str, challenge: native.Challenge) -> IProofs:
-    salt = "" if challenge.salt is UNSET else challenge.salt
-    try:
-        return own_proofs(secret, salt)
-    except ValueError as error:
-        raise RemoteProtocolError(
-            f"the upstream sent a salt that cannot be used: {printable(str(error))}"
-        ) from error
-
-
 @dataclass(eq=False, repr=False)
 class NativeUpstream:
     """An upstream that speaks the native protocol (`replica.IUpstream`)."""
@@ -328,6 +275,8 @@ class NativeUpstream:
     address: Callable[[], str] = lambda: ""
     keys: Callable[[], str] = lambda: ""
     """The digest of the issued keys that are known here."""
+    is_private: Callable[[Any], bool] = is_local
+    """Whether nobody else can read a connection to the peer at this address: then the secret is sent."""
     suspicion: str = "is a synrepl daemon there?"
     """What an operator should ask if the peer accepts a connection and does not answer."""
     _logger: ClassVar = Logger()
@@ -351,11 +300,16 @@ class NativeUpstream:
         conversation = connection.owner
         if not isinstance(conversation, NativeConversation):
             raise NotConnected(f"{where}: the connection was lost at once")
+        credentials = Credentials.of(self.secret)
+        is_safe = credentials.secret is None or self.is_private(connection.transport.getPeer())
+        if why := refusal(where, is_private=is_safe, insecure=credentials.insecure):
+            conversation.close()
+            raise NotConnected(why)
         greeting: Deferred[None] = Deferred.fromCoroutine(
             conversation.greet(
                 uuid,
                 name,
-                Credentials.of(self.secret).secret,
+                credentials.secret,
                 self.address(),
                 registered=not self.settings.anonymous,
                 keys=self.keys(),

@@ -6,10 +6,8 @@ command. Large data follows a `Block` line, which announces its exact length in 
 ::
 
     replica                                      upstream
-    HELLO      identity, nonce              -->
-                                            <--  CHALLENGE   nonce, whether a proof is required
-    AUTH       proof                        -->
-                                            <--  WELCOME     proof, history, position
+    HELLO      identity, secret             -->
+                                            <--  WELCOME     history, position
     JOIN       a new snapshot, or resume    -->
                                             <--  JOINING     position of the snapshot
                                             <--  BLOCK facts ... BLOCK snapshot, BLOCK facts ...
@@ -27,8 +25,8 @@ command. Large data follows a `Block` line, which announces its exact length in 
 
 Instead of any answer the upstream may send REFUSED with a reason, and then close the connection.
 
-With a secret, and without TLS or over HTTP, the bytes of the replica after AUTH, and those of the upstream
-after WELCOME, travel in records (`records`), and AUTH and WELCOME prove that the handshake was not altered.
+HELLO has the secret of the replica as it is. So a replica connects over TLS, a UNIX socket or loopback
+(`synrepl.key_rules`).
 """
 
 from typing import Final
@@ -46,14 +44,14 @@ from synrepl.wire.position import Int64, LogPosition, Natural64
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS
 from synrepl.wire.text import check_printable
 
-VERSION: Final = 1
-"""Version of the native commands."""
+VERSION: Final = 3
+"""Version of the native commands. The handshake of versions 1 and 2, up to release 26.11, is not spoken."""
 
-SALTED: Final = 2
-"""Version of a CHALLENGE that has the salt of an issued key: its proofs are others (`ports.proofs`)."""
+VERSION_NEEDED: Final = "the release after 26.11"
+"""The first release that speaks this version."""
 
 CAPABILITIES: Final = ("digests", "ephemeral", "peers", "receipts")
-"""Capabilities of version 1, assumed for a peer that announces none. Messages of other capabilities are only
+"""Capabilities that are assumed for a peer that announces none. Messages of other capabilities are only
 sent to peers that announce them."""
 
 COMMANDS: Final = "commands"
@@ -77,25 +75,28 @@ MAX_PATH: Final = 16
 SINCE: Final = "999.0"
 
 
-@json_command("HELLO", sent_by=CLIENT, right=None, since=SINCE)
+@json_command("HELLO", sent_by=CLIENT, right="replicate", since=SINCE)
 class Hello(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """The replica's identity. `address` is its own address, `nonce` is random.
+    """The replica's identity. `address` is its own address.
 
-    `key` is the name of its issued key, if it has one. `keys` is the digest of the issued keys that it knows;
-    empty if it knows none.
+    `secret` is the shared secret, that of its key in the keys file, or its issued key as it is shown
+    (``NAME.SECRET``); empty if it has none, or a certificate. `keys` is the digest of the issued keys that it
+    knows; empty if it knows none.
     """
 
     uuid: str
     name: str
-    nonce: str
-    version: Int64 = VERSION
+    version: Int64 = 1
     registered: bool = True
     address: str = ""
     capabilities: tuple[str, ...] = CAPABILITIES
-    key: str = ""
+    secret: str = ""
     keys: str = ""
 
-    EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","nonce":"n"}'}
+    EXAMPLES = {NATIVE: 'HELLO {"uuid":"u","name":"replica1","version":3,"secret":"laptop.Zm9v..."}'}
+
+    def __repr__(self) -> str:
+        return f"Hello(uuid={self.uuid!r}, name={self.name!r}, ...)"
 
     @property
     def listed_name(self) -> str:
@@ -103,52 +104,16 @@ class Hello(Command, frozen=True, kw_only=True, omit_defaults=True):
         return self.name or self.uuid
 
 
-@json_command("CHALLENGE", sent_by=SERVER, since=SINCE)
-class Challenge(Command, frozen=True, kw_only=True):
-    """The upstream's nonce, and whether the replica must prove a secret.
-
-    `salt` is that of the issued key which the replica has named, if the upstream knows it; the `version` is
-    then 2.
-    """
-
-    nonce: str
-    proof: bool
-    version: Int64 = VERSION
-    salt: str | msgspec.UnsetType = msgspec.UNSET
-
-    EXAMPLES = {NATIVE: 'CHALLENGE {"nonce":"n","proof":true,"version":1}'}
-
-
-@json_command("AUTH", sent_by=CLIENT, right="replicate", since=SINCE)
-class Auth(Command, frozen=True):
-    """The replica's proof that it knows the secret; empty without one.
-
-    It is over the lines HELLO and CHALLENGE: an HMAC-SHA256, or after a CHALLENGE with a salt the ClientProof
-    of RFC 5802 (`handshake.proof`).
-
-    The secret itself is not sent.
-    """
-
-    proof: str = ""
-
-    EXAMPLES = {NATIVE: 'AUTH {"proof":"0a1b"}'}
-
-    def __repr__(self) -> str:
-        return "Auth(proof=...)"
-
-
 @json_command("WELCOME", sent_by=SERVER, since=SINCE)
 class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """The upstream's identity and proof, its history and position, and the last trimmed serial.
+    """The upstream's identity, its history and position, and the last trimmed serial.
 
-    The proof covers the lines HELLO, CHALLENGE and WELCOME, this one as if it had an empty proof.
     `address` is the upstream's own address, `primary` that of the primary, as far as the upstream knows it.
     `path` has the uuids of the daemons that the upstream follows, the nearest first; empty from a primary,
     and from older daemons. `tables` are the streams that the primary reads from the homeserver's tables: in
     these a writer may be ahead of others.
     """
 
-    proof: str
     history: str
     uuid: str
     instance: str
@@ -159,14 +124,14 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     filter: Filter = ALL
     address: str = ""
     primary: str = ""
-    version: Int64 = VERSION
+    version: Int64 = 1
     capabilities: tuple[str, ...] = CAPABILITIES
     path: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
 
     EXAMPLES = {
         NATIVE: (
-            'WELCOME {"proof":"0a1b","history":"h","uuid":"u","instance":"primary",'
+            'WELCOME {"history":"h","uuid":"u","instance":"primary",'
             '"server_name":"example.org","role":"primary","position":{"epoch":1,"serial":9,"digest":"e"},"trimmed_upto":0}'
         )
     }

@@ -32,9 +32,8 @@ from synrepl.wire.commands import Error, Name, Ping, Replicate, Server
 from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side
-from synrepl.wire.native import NATIVE_COMMANDS, Challenge, Hello, Welcome
+from synrepl.wire.native import NATIVE_COMMANDS, Hello
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.records import HandshakeBuffer
 from synrepl.wire.text import printable
 
 AUTO: Final = None
@@ -51,8 +50,6 @@ MAX_TEXT: Final = 1_000
 # The dialects to detect, in order; the first that can parse a command wins
 # (docs/reference/peers.md#tcp-dialect).
 _GUESSES: Final = (LEGACY, CURRENT, NEWEST, NATIVE)
-
-_HANDSHAKE: Final = (Hello, Challenge, Welcome)
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -89,7 +86,7 @@ class Keepalive(msgspec.Struct, frozen=True):
     * `timeout_seconds`: a replica, its upstream, and a peer that ever sent PING time out after this silence
     * `request_seconds`: a server closes a connection without a request after this long, unless the peer sends
       PING; 0: never
-    * `handshake_seconds`: a replica must finish HELLO and AUTH within it
+    * `handshake_seconds`: a replica must send HELLO within it
 
     Other peers that have sent a request do not time out (docs/reference/peers.md#tcp-keepalive).
     """
@@ -129,8 +126,6 @@ class Session:
         self.closed = False
         self.is_wrong_server = False
         """Whether the server is not the expected one."""
-        self.handshake_lines: dict[type[Command], bytes] = {}
-        """The first HELLO, CHALLENGE and WELCOME that were received, as lines: the proofs cover them."""
         self._name = name
         self._seconds = seconds
         self._expected_server = expected_server
@@ -142,12 +137,7 @@ class Session:
         self._last_sent = self._last_received = self._started = seconds()
         self._theirs = side if side is BROKER else BOTH & ~side
         self._codec = codec_of(_GUESSES[0] if dialect is AUTO else dialect, ours=side, theirs=self._theirs)
-        self._framing: LineBuffer | HandshakeBuffer = LineBuffer()
-        if side is SERVER:
-            # Any peer may turn out to be a replica.
-            self._framing = HandshakeBuffer(b"AUTH", LineBuffer)
-        elif self._peer_pings:
-            self._framing = HandshakeBuffer(b"WELCOME ", BlockBuffer)
+        self._framing: LineBuffer | BlockBuffer = BlockBuffer() if self._peer_pings else LineBuffer()
 
     def connected(self) -> list[Action]:
         """Greet the peer. A shared channel has no greeting."""
@@ -159,9 +149,8 @@ class Session:
     def split(self, data: bytes) -> Iterator[list[bytes] | Payload]:
         """Split received bytes, which may end anywhere, into runs of lines (for `receive`) and blocks.
 
-        Each must be handled before the next one is requested: it may decide how the bytes after it are read
-        (`read_records`), or close the session, which ends the iterator. Raises RemoteProtocolError, after
-        what came before, for a malformed block or record.
+        Each must be handled before the next one is requested: it may close the session, which ends the
+        iterator. Raises RemoteProtocolError, after what came before, for a malformed block.
         """
         if self.closed:
             return
@@ -171,11 +160,6 @@ class Session:
             if self.closed:
                 return
             yield run
-
-    def read_records(self, key: bytes) -> None:
-        """Take all bytes after the handshake out of records with this key."""
-        assert isinstance(self._framing, HandshakeBuffer)
-        self._framing.read_records(key)
 
     def end(self) -> None:
         """Process nothing more: the connection is closed, or about to be. Idempotent."""
@@ -217,7 +201,7 @@ class Session:
         if now >= self._introduced_by:
             keepalive = self._keepalive
             if self._must_authenticate:
-                why = f"HELLO and AUTH were not finished within {keepalive.handshake_seconds:g} seconds"
+                why = f"no valid HELLO came within {keepalive.handshake_seconds:g} seconds"
                 return self.fail(why)
             return self.fail(
                 f"no request within {keepalive.request_seconds:g} seconds: send REPLICATE to follow"
@@ -238,7 +222,7 @@ class Session:
         return min(deadline, self._times_out_at) if self._peer_pings else deadline
 
     def authenticated(self) -> None:
-        """Note that the peer, a replica, has finished HELLO and AUTH."""
+        """Note that the peer, a replica, was accepted."""
         self._is_introduced = True
         # Every replica sends PING or ACK, so its silence is a failure.
         self._peer_pings = True
@@ -314,7 +298,7 @@ class Session:
         index = 0
         while self.dialect is AUTO and index < len(lines):
             if lines[index]:
-                deliver(self._note(self._guess(lines[index]), lines[index]))
+                deliver(self._note(self._guess(lines[index])))
             index += 1
         parse = self._codec.parse
         runs = self._codec.runs
@@ -325,7 +309,7 @@ class Session:
                 index += len(found.rows) if isinstance(found, RdataRun) else 1
                 continue
             if line:
-                deliver(self._note(parse(line), line))
+                deliver(self._note(parse(line)))
             index += 1
 
     def _guess(self, line: bytes) -> Command:
@@ -354,7 +338,7 @@ class Session:
             self._must_authenticate = _is_for_replicas(codec.dialect)
         return command
 
-    def _note(self, command: Command, line: bytes) -> Command:
+    def _note(self, command: Command) -> Command:
         """Update the session; return the command with printable text. Raises RemoteProtocolError."""
         if isinstance(command, Ping):
             self._peer_pings = True
@@ -371,9 +355,7 @@ class Session:
                 raise RemoteProtocolError(
                     f"wrong server_name: the server is {self.peer_name}, expected {self._expected_server}"
                 )
-        elif isinstance(command, _HANDSHAKE):
-            self.handshake_lines.setdefault(type(command), line)
-        elif not self._is_introduced and not self._must_authenticate:
+        elif not self._is_introduced and not self._must_authenticate and not isinstance(command, Hello):
             self._is_introduced = True
         return command
 
@@ -382,7 +364,7 @@ class Session:
 
 
 def _is_for_replicas(dialect: Dialect) -> bool:
-    """Whether a client of this dialect is a replica, which must send HELLO and AUTH."""
+    """Whether a client of this dialect is a replica, which must send HELLO."""
     return dialect.release in Hello.SPAN
 
 

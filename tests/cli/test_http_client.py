@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient, ConnectError, HttpError, fault_of_error
 from synrepl.wire.address_list import Fault
 
@@ -91,3 +92,54 @@ def test_a_password_in_a_wrong_url_is_not_shown(url: str) -> None:
 def test_a_failed_request_says_what_is_wrong_with_its_address(error: Exception, fault: Fault) -> None:
     """The next address of a list is chosen by it."""
     assert fault is fault_of_error(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://daemon.example:9093", "http://127.0.0.1.example", "http://192.0.2.1:9093", "http://0.0.0.0"],
+)
+def test_no_secret_is_sent_where_others_can_read_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is even connected to, and the next address is tried; without a secret, any is."""
+    reached: list[str] = []
+
+    def connect(self: http.client.HTTPConnection) -> None:
+        reached.append(self.host)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    refused = BlockingClient(url, secret="s")
+    with pytest.raises(ConnectError, match="use https:// or tls:, or a UNIX socket; --insecure") as error:
+        refused.json(STATUS.request())
+    assert ([], False, True) == (reached, error.value.is_retryable, error.value.is_unsent)
+    both = BlockingClient(f"{url},http://127.0.0.1:1", secret="s")
+    for client in (both, BlockingClient(url), BlockingClient(url, secret="s", insecure=True)):
+        with pytest.raises(ConnectError, match="is the daemon running"):
+            client.json(STATUS.request())
+
+    assert ["127.0.0.1", refused._connection.host, refused._connection.host] == reached
+
+
+@pytest.mark.parametrize(("peer", "is_sent"), [("127.0.0.1", True), ("::1", True), ("192.0.2.1", False)])
+def test_localhost_must_be_this_machine(peer: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name may be resolved to anything."""
+    sent: list[str] = []
+
+    class Socket:
+        def getpeername(self) -> tuple[str, int]:
+            return peer, 1
+
+        def close(self) -> None: ...
+
+    def connect(self: http.client.HTTPConnection) -> None:
+        self.sock = Socket()
+
+    def request(self: http.client.HTTPConnection, *what: Any) -> None:
+        sent.append(str(what))
+        raise ConnectionResetError
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    monkeypatch.setattr(http.client.HTTPConnection, "request", request)
+    with pytest.raises(ConnectError):
+        BlockingClient("http://localhost:1", secret="rosebud").json(STATUS.request())
+
+    assert is_sent is ("rosebud" in str(sent))

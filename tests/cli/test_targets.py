@@ -264,7 +264,9 @@ def test_a_configuration_is_checked(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hush")
     (tmp_path / "secret").chmod(0o600)
     path = tmp_path / "synrepl.yaml"
-    path.write_text(f"server_name: example.org\nhttp: tcp:9093\nsecret_file: {tmp_path}/secret\n")
+    path.write_text(
+        f"server_name: example.org\nhttp: tcp:9093\ninsecure: true\nsecret_file: {tmp_path}/secret\n"
+    )
 
     found = json.loads(run("config", "check", str(path), "--json").stdout)
     shown = run("config", "check", str(path))
@@ -281,6 +283,7 @@ def test_a_configuration_is_checked(tmp_path: Path) -> None:
         ],
         "hindrances": [],
         "warnings": [],
+        "notes": [],
     }
     assert 0 == shown.exit_code
     assert "primary; server name example.org; log sqlite:synrepl.db" in shown.stdout

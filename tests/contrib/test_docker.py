@@ -151,7 +151,7 @@ def test_a_daemon_starts_with_its_settings_and_finds_the_others(name: str, tmp_p
     built = settings_of(name, secret)
 
     assert () == built.warnings
-    assert not built.insecure
+    assert built.keyring().is_required
     addresses = [(str(built.advertise), built.listen[0].split(":")[1])]
     text = (DOCKER / f"{name}.yaml").read_text()
     urls = [*built.instance_map.values(), *re.findall(r"^redis: (\S+)", text, re.MULTILINE)]

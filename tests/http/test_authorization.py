@@ -210,17 +210,6 @@ def test_a_keyring_tells_nothing_of_its_secrets() -> None:
     assert "of paris" not in repr(PARIS)
 
 
-@pytest.mark.parametrize(("name", "secret"), [("paris", "of paris"), ("rome", SHARED), ("", SHARED)])
-def test_a_peer_with_a_key_of_its_own_must_show_that(name: str, secret: str) -> None:
-    """So that removing it shuts out this one alone."""
-    found = Keyring(SHARED, [PARIS]).for_peer(name)
-
-    assert found is not None
-    assert secret == found.secret
-    assert Keyring(None, [PARIS]).for_peer("rome") is None
-    assert not Keyring().is_required
-
-
 @pytest.mark.parametrize("shown", ["", "s", "share", "shared ", "Shared", "of pari", "of\xa0paris"])
 def test_a_part_of_a_secret_or_an_empty_one_is_refused(shown: str) -> None:
     """Not its beginning, and not the nothing of a key that has no secret."""

@@ -21,7 +21,7 @@ from tests.files.builders import checksum
 from tests.files.setup import missing
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
 
-URL = "http://ada:pass@hs.example:9093"
+URL = "http://ada:pass@127.0.0.1:9093"
 
 
 class Response:

@@ -176,5 +176,5 @@ class KeyTests(CopiesCase):
             )
         ]
 
-        for text in (secret, key.record.stored_key, key.record.server_key, "hidden-name"):
+        for text in (secret, key.record.sha256, "hidden-name"):
             assert text.encode() not in b"".join(told)

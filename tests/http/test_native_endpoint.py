@@ -13,6 +13,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.routes import OFFSET
 from synrepl.ports.access import Keyring
 from synrepl.ports.history import EMPTY, LogPosition
+from synrepl.ports.response_errors import NeverSent
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.replica.conversation import RefusedByUpstream
@@ -20,6 +21,7 @@ from synrepl.replication.replica.replica import Replica
 from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.native_endpoint import (
     LAST_WORDS_SECONDS,
     PAUSE_SECONDS,
@@ -62,12 +64,22 @@ class EndpointCase(CopiesCase):
 
     client: Any
 
-    def upstream(self, resource: Any = None, secret: str | None = None) -> NativeUpstream:
+    def upstream(
+        self, resource: Any = None, secret: str | None = None, *, insecure: bool = True
+    ) -> NativeUpstream:
         """What a replica follows: the site, or what answers in its place."""
         self.client = RecordingClient(self.site.resource if resource is None else resource)
-        endpoint = NativeHttpEndpoint(self.clock, HERE.http, secret=secret, client=self.client)
+        credentials = Credentials(secret, insecure=insecure)
+        endpoint = NativeHttpEndpoint(self.clock, HERE.http, secret=credentials, client=self.client)
         return NativeUpstream(
-            endpoint, self.clock, self.metrics, HS, where=HERE, secret=secret, suspicion=PROXY_SUSPICION
+            endpoint,
+            self.clock,
+            self.metrics,
+            HS,
+            where=HERE,
+            secret=credentials,
+            is_private=lambda peer: True,
+            suspicion=PROXY_SUSPICION,
         )
 
     def pass_(self, seconds: float) -> None:
@@ -221,7 +233,9 @@ class PostingTests(EndpointCase):
 
     def test_the_offsets_are_those_of_what_was_sent(self) -> None:
         """Each request begins where the one before ended."""
-        self.connected(self.upstream())
+        conversation = self.connected(self.upstream())
+        conversation.acknowledge(LogPosition(1, 0, ""), 0)
+        self.pass_(1)
         at = 0
 
         self.assertGreater(len(self.client.posted), 1)
@@ -322,18 +336,19 @@ class RefusalTests(EndpointCase):
             self.assertEqual("no_rights", error.refusal.code)
             self.assertFalse(error.retryable)
 
-    def test_a_secret_proves_all_that_comes(self) -> None:
-        """Whoever changes a byte on the way ends the connection."""
+    def test_a_secret_opens_the_connection_and_is_in_the_greeting(self) -> None:
+        """A proxy that ends TLS reads both."""
         self.relays.keys = Keyring("right")
         self.site = self.make_site(roles=self.roles, relays=self.relays, keys=self.relays.keys)
-        conversation = self.connected(self.upstream(secret="right"))
 
-        connection = conversation._connection
-        self.assertFalse(connection.is_encrypted)
-        connection.dataReceived(b'HEARTBEAT {"epoch":1}\n')
-        failed = Deferred.fromCoroutine(conversation.next())
-        why = str(self.failureResultOf(failed, RemoteProtocolError).value)
-        self.assertIn("altered or is out of step", why)
+        self.assertEqual("primary", self.connected(self.upstream(secret="right")).welcome.role)
+
+    def test_no_secret_is_sent_in_the_clear_to_another_machine(self) -> None:
+        """Unless the operator of this daemon says so; nothing is asked at all."""
+        error = self.error_of(self.upstream(secret="right", insecure=False))
+
+        self.assertIsInstance(error, NeverSent)
+        self.assertIn("no key is sent to http://hs.example:9093 in the clear", str(error))
 
     def test_a_refusal_that_nothing_authenticates_stops_no_replica(self) -> None:
         """Anybody on the way could write it."""

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from synrepl.ports.access import ALL_RIGHTS, IssuedKey, Key, Keyring, Right, names_error
-from synrepl.ports.proofs import make_record
+from synrepl.ports.key_records import make_record
 
 SECRET = "s" * 43
 READER = IssuedKey(name="reader", rights=(Right.READ,), record=make_record(SECRET), made_ms=0)
@@ -72,8 +72,8 @@ def test_a_key_of_the_file_goes_before_an_issued_one_of_its_name() -> None:
     keys.replace_issued([READER])
 
     assert keys.find(f"reader.{SECRET}".encode()) is None
-    assert keys.for_peer("reader", "reader") == keys.named("reader")
-    assert keys.salt("reader") == ""
+    assert keys.find(b"of the file") == keys.named("reader")
+    assert not keys.knows_issued("reader")
 
 
 def test_a_daemon_takes_its_own_issued_key_as_its_secret() -> None:
@@ -87,18 +87,21 @@ def test_a_daemon_takes_its_own_issued_key_as_its_secret() -> None:
     assert keys.access(key).rights == ALL_RIGHTS
 
 
-def test_the_issued_key_that_a_replica_names_goes_before_that_of_its_name() -> None:
-    """If it is valid."""
+def test_a_key_is_valid_as_long_as_it_has_the_same_rights() -> None:
+    """What a replica or a client was admitted by; a renewed record changes nothing."""
     paris = Key(name="paris", secret="of paris")
     keys = Keyring("shared", [paris])
     keys.replace_issued([READER])
+    held = [keys.find(one) for one in (b"shared", b"of paris", f"reader.{SECRET}".encode())]
+    assert [True] * 3 == [key is not None and keys.is_valid(key) for key in held]
+    renewed = replace(READER, record=make_record(SECRET, salt=READER.record.id))
+    keys.replace_issued([renewed])
+    assert [True] * 3 == [key is not None and keys.is_valid(key) for key in held]
 
-    found = keys.for_peer("paris", "reader")
-    assert found is not None
-    assert found.name == "reader"
-    assert keys.for_peer("paris", "unknown") == paris
-    assert keys.for_peer("rome", "unknown") == keys.named("")
-    assert keys.has_own_key("reader")
+    keys.replace_issued([replace(READER, rights=(Right.READ, Right.WRITE))])
+    keys.replace(Keyring("other", [replace(paris, rights=frozenset({Right.READ}))]))
+
+    assert [False] * 3 == [key is not None and keys.is_valid(key) for key in held]
 
 
 def test_reloaded_settings_leave_issued_keys_as_they_are() -> None:

@@ -8,10 +8,8 @@ from contextlib import closing, contextmanager
 from typing import Any, Final, Protocol
 
 from synrepl.http_api.routes import CONNECTION, NATIVE_BYTES, OCTETS, OFFSET
-from synrepl.ports.proofs import SharedSecret
-from synrepl.replication.relay.handshake import PRIMARY_SIDE, REPLICA_SIDE, Greetings, proof, record_key
 from synrepl.wire.codec import LineBuffer
-from synrepl.wire.records import HandshakeBuffer, RecordWriter
+from synrepl.wire.native import VERSION
 from tests.service.processes import Daemon
 
 __all__ = ["HttpPipe", "Line", "Pipe", "open_line"]
@@ -69,28 +67,16 @@ class Line:
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
-        self._reader = HandshakeBuffer(b"WELCOME ", LineBuffer)
-        self._writer: RecordWriter | None = None
+        self._reader = LineBuffer()
         self._heard: list[str] = []
 
     def say(self, *lines: str) -> None:
         """Send these lines."""
-        data = "".join(f"{line}\n" for line in lines).encode()
-        self._pipe.sendall(data if self._writer is None else self._writer.write(data))
+        self._pipe.sendall("".join(f"{line}\n" for line in lines).encode())
 
-    def greet(self, secret: str = "", *, shown: str = "", nonce: str = "n", **hello: Any) -> str:
-        """Say HELLO and AUTH, and use records from then on; return the proof that was shown."""
-        greeting = "HELLO " + json.dumps({"uuid": "u", "nonce": nonce} | hello)
-        self.say(greeting)
-        if not secret and not shown:
-            self.say('AUTH {"proof":""}')
-            return ""
-        greetings = Greetings(greeting.encode(), self.hear("CHALLENGE").encode())
-        shown = shown or proof(SharedSecret(secret), REPLICA_SIDE, greetings)
-        self.say("AUTH " + json.dumps({"proof": shown}))
-        self._writer = RecordWriter(record_key(SharedSecret(secret), REPLICA_SIDE, greetings))
-        self._reader.read_records(record_key(SharedSecret(secret), PRIMARY_SIDE, greetings))
-        return shown
+    def greet(self, secret: str = "", **hello: Any) -> None:
+        """Say HELLO."""
+        self.say("HELLO " + json.dumps({"uuid": "u", "version": VERSION, "secret": secret} | hello))
 
     def hear(self, *words: str) -> str:
         """The next line that begins with one of these words."""
@@ -100,9 +86,7 @@ class Line:
                     return line
             if not (data := self._pipe.recv(65_536)):
                 raise AssertionError(f"the connection ended without {' or '.join(words)}")
-            for run in self._reader.runs(data):
-                assert isinstance(run, list)
-                self._heard += [line.decode() for line in run]
+            self._heard += [line.decode() for line in self._reader.receive(data)]
 
     def refusal(self) -> dict[str, Any]:
         """Why the replica is refused."""

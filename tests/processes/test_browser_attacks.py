@@ -106,7 +106,7 @@ def test_names_of_strangers_reach_no_terminal_raw(daemon: Daemon, tmp_path: Path
     host, port = daemon.follow.split(":")
     for line in (
         "NAME \x1b]0;pwn\x07",
-        'HELLO {"name":%s,"uuid":"u","nonce":"n"}' % json.dumps(evil),  # noqa: UP031  # JSON has braces
+        'HELLO {"name":%s,"uuid":"u","version":3}' % json.dumps(evil),  # noqa: UP031  # JSON has braces
         "ERROR \x1b[2J",
         "NONSENSE \x1b[2J",
     ):

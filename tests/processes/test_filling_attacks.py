@@ -17,7 +17,7 @@ from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.transports.http.append_routes import MAX_WRITERS
 from synrepl.wire.blocks import MAX_BLOCK, encode_block
-from synrepl.wire.native import Challenge, Joining, Welcome, heartbeat_check
+from synrepl.wire.native import Joining, Welcome, heartbeat_check
 from synrepl.wire.position import LogPosition
 from tests.processes.channel import eventually, status
 from tests.processes.http_proxy import HttpProxy, ProxiedRequest
@@ -190,7 +190,6 @@ class HostileUpstream:
     def _greet(self, connection: socket.socket) -> None:
         position = self._place
         welcome = Welcome(
-            proof="",
             history="h",
             uuid="hostile",
             instance="master",
@@ -204,8 +203,7 @@ class HostileUpstream:
             join="j", history="h", position=position, trimmed_upto=trimmed_upto, after=0, resumed=False
         )
         answers: dict[bytes, tuple[bytes, Any]] = {
-            b"HELLO": (b"CHALLENGE ", Challenge(nonce="n", proof=False)),
-            b"AUTH": (b"WELCOME ", welcome),
+            b"HELLO": (b"WELCOME ", welcome),
             b"JOIN": (b"JOINING ", joining),
         }
         with connection.makefile("rb") as heard:

@@ -219,7 +219,7 @@ def test_digests_that_nobody_reads_cost_nothing(tmp_path: Path, *, over_http: bo
                 else:
                     sockets.append(stack.enter_context(connected(daemon)))
             for number, one in enumerate(sockets):
-                greeting = f'HELLO {{"uuid":"u{number}","name":"n","nonce":"x"}}\nAUTH {{}}\n'
+                greeting = f'HELLO {{"uuid":"u{number}","name":"n","version":3}}\n'
                 assert send(one, greeting.encode())
                 assert said(one, b"WELCOME")
             threads = [

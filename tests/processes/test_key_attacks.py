@@ -166,8 +166,8 @@ def test_a_wrong_and_a_revoked_key_are_refused(deployment: Deployment) -> None:
 
 @pytest.mark.parametrize("over_http", [False, True], ids=["tcp", "http"])
 def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment, *, over_http: bool) -> None:
-    """A wrong secret, a proof that was overheard, a name without a key, a stream that is not its own; over
-    HTTP, whatever secret it has shown there."""
+    """A wrong secret, none, the name of another key, a stream that is not its own; over HTTP, whatever secret
+    it has shown there."""
 
     def line() -> contextlib.AbstractContextManager[Line]:
         return open_line(deployment.daemon, "of-root", over_http=over_http)
@@ -178,19 +178,14 @@ def test_a_replica_is_refused_in_one_line_that_says_why(deployment: Deployment, 
 
     with line() as one:
         one.greet("wrong", name="paris")
-        assert why(one) == ("no_rights", "the proof is wrong: the upstream has another secret")
+        assert why(one) == ("no_rights", "the upstream knows no such secret: check secret_file")
     with line() as one:
-        overheard = one.greet("of-paris", name="paris")
-        one.hear("WELCOME")
+        one.greet(name="paris")
+        assert why(one) == ("no_rights", "the upstream requires a secret: set secret_file")
     with line() as one:
-        one.greet(name="paris", shown=overheard)
-        assert why(one) == ("no_rights", "the proof is wrong: the upstream has another secret")
-    with line() as one:
-        one.greet("of-paris", name="oslo")
-        assert why(one) == (
-            "no_rights",
-            "there is no key oslo in keys_file of the upstream, or it was revoked",
-        )
+        one.greet("of-lim", name="paris")
+        expected = "the name paris belongs to another key: set replica_name, or prove the key paris"
+        assert why(one) == ("no_rights", expected)
     with line() as one:
         one.greet("of-a-reader", name="reader")
         assert why(one) == ("no_rights", "the key reader lacks the right replicate: add it in keys_file")

@@ -117,17 +117,18 @@ def test_a_primary_of_another_log_at_the_same_address_is_not_followed(tmp_path: 
 def test_a_replica_without_the_right_secret_is_told_so_and_asks_again(tmp_path: Path) -> None:
     """Nothing is sent to it, and nothing kept for it; once it has the right one it joins."""
     begun = time.monotonic()
-    keys, right, wrong = (tmp_path / name for name in ("keys", "right", "wrong"))
+    keys, right, wrong, own = (tmp_path / name for name in ("keys", "right", "wrong", "own"))
     keys.write_text("replica another\n")
     right.write_text(SECRET)
-    wrong.write_text("another")
-    for path in (keys, right, wrong):
+    wrong.write_text("another-one")
+    own.write_text("of-the-replica")
+    for path in (keys, right, wrong, own):
         path.chmod(0o600)
     (tmp_path / "primary").mkdir()
     fill(tmp_path / "primary" / "synrepl.db", 20)
     with Cluster(tmp_path) as cluster:
         primary = cluster.add("primary", "--secret-file", str(right), "--keys-file", str(keys))
-        replica = cluster.add("replica", "--secret-file", str(right), upstream=primary.front)
+        replica = cluster.add("replica", "--secret-file", str(own), upstream=primary.front)
         wait_until_refused(replica, "no_rights")
         assert primary.status()["leases"] == []
 
@@ -135,7 +136,7 @@ def test_a_replica_without_the_right_secret_is_told_so_and_asks_again(tmp_path: 
         over_http = cluster.add("over_http", "--secret-file", str(right), upstream=guarded.front_url)
         wait_until_refused(over_http, "no_rights")
 
-        keys.write_text(f"replica {SECRET}\n")
+        keys.write_text("replica of-the-replica\n")
         primary.restart()
         replica.restart()
         assert cluster.wait_until_same(primary, replica).serial == 20

@@ -2,8 +2,8 @@
 
 import http.client
 import json
+import socketserver
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -62,7 +62,7 @@ class QuietServer(ThreadingHTTPServer):
 class Listener:
     """An HTTP server of an attacker, which records all that it is sent.
 
-    It answers each request with this status, and asks for a signature as a daemon does.
+    It answers each request with this status, and asks for a key as a daemon does.
     """
 
     def __init__(self, status: int) -> None:
@@ -77,7 +77,7 @@ class Listener:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 listener.requests.append(f"{self.requestline}\n{self.headers}\n{body.decode()}")
                 self.send_response(status)
-                self.send_header("WWW-Authenticate", 'Bearer, Synrepl nonce="0123456789abcdef"')
+                self.send_header("WWW-Authenticate", "Bearer")
                 self.send_header("Content-Length", "2")
                 self.end_headers()
                 self.wfile.write(b"{}")
@@ -100,10 +100,40 @@ class Listener:
         self._server.server_close()
         self._thread.join(10)
 
-    def wait_for(self, count: int) -> None:
-        """Until it was sent so many more requests."""
-        wanted = len(self.requests) + count
-        eventually(lambda: len(self.requests) >= wanted, f"{wanted} requests to the attacker")
+
+class Upstream:
+    """A native upstream that welcomes everybody, and says this of itself; records what it is told."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        position = {"epoch": 1, "serial": 0, "digest": "0" * 64}
+        names = {"history": "h", "uuid": "an-upstream", "instance": "master", "server_name": "localhost"}
+        welcome = names | {"position": position, "trimmed_upto": 0} | said
+        self.heard: list[bytes] = []
+        upstream = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            """Says WELCOME to HELLO, and nothing else."""
+
+            def handle(self) -> None:
+                """Record all lines."""
+                for line in self.rfile:
+                    upstream.heard.append(line)
+                    if line.startswith(b"HELLO"):
+                        self.wfile.write(b"WELCOME " + json.dumps(welcome).encode() + b"\n")
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"tcp:127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
 
 
 def options(folder: Path, *, is_shared: bool) -> tuple[str, ...]:
@@ -139,30 +169,24 @@ def register(
         return f"{refused['code']}: {refused['message']}"
 
 
-def shown(listeners: Sequence[Listener]) -> list[str]:
-    """The requests that contain a secret."""
-    requests = [request for listener in listeners for request in listener.requests]
-    return [request for request in requests if any(secret in request for secret in SECRETS)]
-
-
 @pytest.mark.parametrize("is_shared", [True, False], ids=["a secret and keys", "keys"])
-def test_a_replicas_address_is_sent_no_secret(tmp_path: Path, is_shared: bool) -> None:
-    """Not in inquiries, at a restart nor with a claim, whichever name it gives, and however it answers."""
+def test_an_address_that_a_replica_tells_is_sent_nothing(tmp_path: Path, is_shared: bool) -> None:
+    """Not in inquiries, at a restart nor with a claim, whichever name it gives, and however it would answer.
+
+    The status of the daemon that would have sent a claim there says which address to add.
+    """
     given = options(tmp_path, is_shared=is_shared)
     with ExitStack() as stack:
-        listeners = [stack.enter_context(Listener(status)) for status in (401, 401, 401, 200, 404)]
-        names = ("paris", *["mallory"] * 4)
+        listeners = [stack.enter_context(Listener(status)) for status in (401, 401, 200, 404)]
         with Daemon(tmp_path, options=given, program=QUICK) as daemon:
-            for number, (listener, name) in enumerate(zip(listeners, names, strict=True)):
-                register(daemon, f"u{number}", name=name, address=listener.address)
-            for listener in listeners[1:]:
-                listener.wait_for(4)
-            eventually(lambda: ask(daemon.url, PARIS, "GET", "/v1/leases").body["leases"], "saved leases")
+            for number, listener in enumerate(listeners):
+                assert register(daemon, f"u{number}", name="mallory", address=listener.address) == ""
+            eventually(
+                lambda: len(ask(daemon.url, PARIS, "GET", "/v1/leases").body["leases"]) == 4, "saved leases"
+            )
             daemon.terminate()
         with Daemon(tmp_path, options=given, program=QUICK) as daemon:
-            for listener in listeners[1:]:
-                listener.wait_for(4)
-            # A replica learns these addresses from its upstream, and sends claims there once it is promoted.
+            # A replica learns these addresses from its upstream, and has claims for them once it is promoted.
             own, home = tmp_path / "own", tmp_path / "oslo"
             own.write_text(secret := SHARED if is_shared else PARIS)
             own.chmod(0o600)
@@ -177,12 +201,39 @@ def test_a_replicas_address_is_sent_no_secret(tmp_path: Path, is_shared: bool) -
                 daemon.terminate()
                 promoted = ask(replica.url, secret, "POST", "/v1/promote", {"force": True})
                 assert promoted.status == 200, promoted
-                for listener in listeners[1:]:
-                    listener.wait_for(2)
 
-        asked = sum(len(listener.requests) for listener in listeners)
-        report(f"{asked} requests to the attacker's addresses, {len(shown(listeners))} with a secret")
-        assert shown(listeners) == []
+                def named() -> bool:
+                    errors = str(ask(replica.url, secret, "GET", "/v1/status").body["errors"])
+                    urls = [listener.address.removeprefix("- ") for listener in listeners]
+                    return "address_not_listed" in errors and all(url in errors for url in urls)
+
+                eventually(named, "a problem that names the addresses")
+
+        assert [listener.requests for listener in listeners] == [[]] * 4
+
+
+def test_the_address_that_an_upstream_tells_of_another_is_sent_nothing(tmp_path: Path) -> None:
+    """Neither files, nor writes, nor a request for a hand-over: it could be anybody's."""
+    own = tmp_path / "own"
+    own.write_text(SHARED)
+    own.chmod(0o600)
+    home = tmp_path / "replica"
+    home.mkdir()
+    with (
+        Listener(200) as listener,
+        Upstream({"role": "replica", "primary": f"tcp:127.0.0.1:1 {listener.address[2:]}"}) as upstream,
+        Daemon(home, options=("--upstream", upstream.endpoint, "--secret-file", str(own))) as replica,
+    ):
+        eventually(lambda: SHARED in str(upstream.heard), "the key at the configured upstream")
+        body = {"facts": [[["@a:b"]]]}
+        written = ask(replica.url, SHARED, "POST", "/v1/streams/push_rules/facts?timeout=1", body)
+        promoted = ask(replica.url, SHARED, "POST", "/v1/promote", {})
+        errors = str(ask(replica.url, SHARED, "GET", "/v1/status").body["errors"])
+
+        assert written.status >= 500
+        assert promoted.status >= 400
+        assert f"address_not_listed: peers told of {listener.address[2:]}" in errors
+        assert listener.requests == []
 
 
 @pytest.mark.parametrize("is_native", [True, False], ids=["native", "HTTP"])
@@ -244,8 +295,8 @@ def test_a_replica_key_moves_no_lease_of_another_key(tmp_path: Path) -> None:
     report(f"the lease of paris: serial 50 before, {after['p1']} after {len(whys)} attempts of mallory")
     ways_out = "synrepl leases drop paris and synrepl leases add paris give it to any key"
     lease = f"no_rights: lease paris belongs to another key: {ways_out}"
-    proof = "no_rights: the proof is wrong: the upstream has another secret"
-    assert whys == [lease, lease, proof, proof]
+    name = "no_rights: the name paris belongs to another key: set replica_name, or prove the key paris"
+    assert whys == [lease, lease, name, lease]
     assert after == {"p1": 50}
     assert (own, taken_over) == ("", "")
 

@@ -10,22 +10,11 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from synrepl.ports.history import Appended
-from synrepl.ports.proofs import SharedSecret
-from synrepl.replication.relay.handshake import (
-    PRIMARY_SIDE,
-    REPLICA_SIDE,
-    Greetings,
-    line_of_replica,
-    nonce,
-    proof,
-    record_key,
-)
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import Network
 from synrepl.wire.blocks import BlockBuffer, Payload
-from synrepl.wire.native import Auth, Hello, Subscribe, Welcome
+from synrepl.wire.native import VERSION, Hello, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
-from synrepl.wire.records import HandshakeBuffer, RecordWriter
 from tests.replication.nodes import FakeNode
 
 __all__ = ["RawReplica", "FakeCluster"]
@@ -135,8 +124,7 @@ class RawReplica(Protocol):
     def __init__(self) -> None:
         self.heard: list[bytes | Payload] = []
         self.is_lost = False
-        self._reader = HandshakeBuffer(b"WELCOME ", BlockBuffer)
-        self._writer: RecordWriter | None = None
+        self._reader = BlockBuffer()
 
     def dataReceived(self, data: bytes) -> None:
         for run in self._reader.runs(data):
@@ -147,7 +135,7 @@ class RawReplica(Protocol):
 
     def say(self, *lines: str) -> None:
         """These lines."""
-        self._send("".join(f"{line}\n" for line in lines).encode())
+        self.transport.write("".join(f"{line}\n" for line in lines).encode())
 
     def wait(self, cluster: Passing, seconds: int) -> None:
         """Let this time pass, and send PING as every replica does."""
@@ -157,10 +145,7 @@ class RawReplica(Protocol):
 
     def tell(self, word: str, message: Any) -> None:
         """A word and what belongs to it."""
-        self._send(word.encode() + b" " + msgspec.json.encode(message) + b"\n")
-
-    def _send(self, data: bytes) -> None:
-        self.transport.write(data if self._writer is None else self._writer.write(data))
+        self.transport.write(word.encode() + b" " + msgspec.json.encode(message) + b"\n")
 
     def lines(self, word: str) -> list[bytes]:
         """What was said with this word."""
@@ -187,26 +172,15 @@ class RawReplica(Protocol):
         uuid: str = "raw-uuid",
         name: str = "raw",
         secret: str | None = None,
-        shown: str | None = None,
         **hello: Any,
     ) -> Welcome | None:
         """Be known; None if that did not work. `hello` are further fields of HELLO."""
-        greetings = self.say_hello(cluster, Hello(uuid=uuid, name=name, nonce=nonce(), **hello))
-        if shown is None:
-            shown = "" if secret is None else proof(SharedSecret(secret), REPLICA_SIDE, greetings)
-        self.tell("AUTH", Auth(shown))
-        if secret is not None:
-            self._writer = RecordWriter(record_key(SharedSecret(secret), REPLICA_SIDE, greetings))
-            self._reader.read_records(record_key(SharedSecret(secret), PRIMARY_SIDE, greetings))
+        said_before = len(self.lines("WELCOME"))
+        fields: dict[str, Any] = {"version": VERSION, "secret": secret or ""} | hello
+        self.tell("HELLO", Hello(uuid=uuid, name=name, **fields))
         cluster.pass_(0.05)
-        said = self.lines("WELCOME")
+        said = self.lines("WELCOME")[said_before:]
         return msgspec.json.decode(said[-1], type=Welcome) if said else None
-
-    def say_hello(self, cluster: Passing, hello: Hello) -> Greetings:
-        """Say this, and hear the challenge."""
-        self.tell("HELLO", hello)
-        cluster.pass_(0.05)
-        return Greetings(line_of_replica(hello), b"CHALLENGE " + self.lines("CHALLENGE")[-1])
 
     def subscribe(
         self, cluster: Passing, welcome: Welcome, position: LogPosition | None = None, **other: Any

@@ -28,7 +28,7 @@ from synrepl.replication.relay.relay import Relay
 from synrepl.replication.replica.conversation import IUpstream
 from synrepl.replication.replica.replica import Replica
 from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.roles.messages import PRIMARY, REPLICA, Claim, HandOver, PeerStatus
+from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams
@@ -36,6 +36,7 @@ from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.replica_routes import describe_log
 from synrepl.transports.native import NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
@@ -75,6 +76,7 @@ class FakeNode:
         name: str,
         upstream: str | Sequence[str] | None = None,
         secret: str | None = None,
+        insecure: bool = False,
         table: StreamTable | None = None,
         disk_delay: Callable[[], float] = lambda: 0.0005,
         jitter: Callable[[], float] = lambda: 1.0,
@@ -104,6 +106,7 @@ class FakeNode:
         self._network = network
         self._nodes = nodes
         self._secret = secret
+        self._credentials = Credentials(secret, insecure=insecure)
         self.settings = NodeSettings(
             server_name="hs",
             instance_name=name,
@@ -229,13 +232,16 @@ class FakeNode:
             self.metrics,
             self.settings,
             where=Address(address),
-            secret=self._secret,
+            secret=self._credentials,
             address=lambda: self.name,
             keys=lambda: self.relays.issued.digest,
         )
 
     def own_address(self) -> Address:
         return Address(self.name)
+
+    def may_follow(self, where: Address) -> bool:
+        return True
 
     def claim_refused(self, code: str) -> None:
         """Nobody counts them here."""
@@ -283,6 +289,8 @@ class FakeNode:
     def role_changed(self) -> None:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
+        if self.roles.role == FENCED:
+            self.relays.close("this daemon is fenced: another one is primary")
         self._role_changed(self)
         self.publisher.holdings.changed()
 

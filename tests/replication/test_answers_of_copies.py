@@ -14,7 +14,6 @@ from synrepl.files.files import Files
 from synrepl.files.store import FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.storage.threads import ImmediateThread
-from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
@@ -25,6 +24,7 @@ from synrepl.wire.native import Hello
 from tests.files.builders import checksum
 from tests.http.builders import CATCH_UP, Answer, Talk
 from tests.raw_peer import raw_client
+from tests.replication.addresses import open_addresses
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 
@@ -156,7 +156,7 @@ def follower_of(cluster: FakeCluster, node: FakeNode, dialect: Dialect) -> str:
 
 def replica_of(cluster: FakeCluster, node: FakeNode) -> str:
     """What becomes of a replica that joins."""
-    refusal = node.relays.join_refusal(Hello(uuid="u", name="new", nonce=""), ALL, LOCAL)
+    refusal = node.relays.join_refusal(Hello(uuid="u", name="new"), ALL, LOCAL)
     new = cluster.node("new", node.name)
     cluster.pass_(3)
     if refusal is not None:
@@ -237,7 +237,7 @@ def writer_of(cluster: FakeCluster, node: FakeNode, method: str, path: str, body
         logger=Logger(),
     )
     cluster.done(Deferred.fromCoroutine(files.start()))
-    passing = make_write_forwarder(node.log, cluster.clock, node.roles, files, Credentials())
+    passing = make_write_forwarder(node.log, cluster.clock, node.roles, files, open_addresses())
     answer = ask(cluster, node, method, path, body, files=files, write_forwarder=passing, roles=node.roles)
     cluster.done(Deferred.fromCoroutine(files.stop()))
     if above.sent:

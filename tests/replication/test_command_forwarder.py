@@ -17,7 +17,7 @@ from synrepl.wire.commands import (
     UserIp,
     UserSync,
 )
-from synrepl.wire.native import Hello
+from synrepl.wire.native import VERSION, Hello
 from tests.replication.clusters import FakeCluster, RawReplica
 from tests.replication.nodes import FakeNode
 
@@ -298,7 +298,7 @@ def test_an_upstream_that_takes_no_commands_is_not_sent_any() -> None:
     a = cluster.node("a")
     cluster.pass_(1)
     old = cluster.raw("a")
-    old.tell("HELLO", Hello(uuid="u", name="old", nonce="n"))
+    old.tell("HELLO", Hello(uuid="u", name="old", version=VERSION))
     cluster.pass_(1)
     a.publisher.broadcast(RemoteServerUp(server="far.example.org"))
     cluster.pass_(1)

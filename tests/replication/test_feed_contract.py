@@ -15,7 +15,7 @@ from synrepl.replication.settings import RelaySettings
 from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
-    Auth,
+    VERSION,
     Hello,
     Refused,
     Subscribe,
@@ -115,7 +115,6 @@ class RelayPeer(Peer):
     """A replica on the native wire."""
 
     certified_name = None
-    is_encrypted = False
     is_local = True
 
     def __init__(self, case: "RelayTests", at: LogPosition, *, is_slow: bool) -> None:
@@ -128,8 +127,7 @@ class RelayPeer(Peer):
         )
         self.relay.received(
             [
-                Hello(uuid="u", name="n", nonce="nonce"),
-                Auth(),
+                Hello(uuid="u", name="n", version=VERSION),
                 subscription,
             ]
         )
@@ -148,9 +146,6 @@ class RelayPeer(Peer):
 
     def send(self, command: Command) -> None:
         self.is_refused |= isinstance(command, Refused)
-
-    def received_line(self, command: type[Command]) -> bytes:
-        return b""
 
     def authenticated(self) -> None: ...
 

@@ -10,15 +10,17 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
 from synrepl.ports.access import Access, IssuedKey, Keyring, Right
-from synrepl.ports.proofs import make_record
+from synrepl.ports.key_records import make_record
 from synrepl.replication.issued_keys import MAX_KEYS, IssuedKeys, keys_block, read_keys_block
 from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.native import CAPABILITIES, OWN_CAPABILITIES
+from tests.ports.test_key_records import OLD, SECRET
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 
 ALL = (Right.READ, Right.WRITE, Right.REPLICATE, Right.ADMINISTER)
-RECORD = {"salt": "0a", "stored_key": "0b", "server_key": "0c"}
+RECORD = {"salt": "0a", "stored_key": "0b" * 32, "server_key": "0c" * 32}
+OLD_SECRET = f"laptop.{SECRET}"
 VALID = {"name": "a", "rights": ["read"], "streams": ["s"], "record": RECORD, "made_ms": 1}
 
 
@@ -397,5 +399,72 @@ def test_keys_are_read_from_the_log_at_the_start() -> None:
     secret = add(cluster, a, "laptop")
     keyring = Keyring("right")
 
-    assert [one.name for one in IssuedKeys(a.log, keyring, a.clock).all] == ["laptop"]
+    assert [one.name for one in IssuedKeys(a.log, keyring, a.clock, a.relays.tasks).all] == ["laptop"]
     assert keyring.find(secret.encode()) is not None
+
+
+def take_old(cluster: FakeCluster, node: FakeNode) -> None:
+    """Give this node a key as release 26.11 has made it."""
+    key = IssuedKey(name="laptop", rights=ALL, record=OLD, made_ms=0)
+    cluster.done(Deferred.fromCoroutine(node.relays.issued.take([*node.relays.issued.all, key])))
+
+
+def records(node: FakeNode) -> list[bool]:
+    """Whether the records of its valid keys are of release 26.11."""
+    return [one.record.is_old for one in node.relays.issued.all if one.revoked_ms is None]
+
+
+def test_an_old_record_travels_unchanged_and_is_renewed_at_the_primary() -> None:
+    """A replica that is shown the secret renews nothing: it would differ from its upstream."""
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    cluster.pass_(0.1)
+    take_old(cluster, a)
+    b = cluster.node("b", "a", secret="right")
+    cluster.pass_(3)
+    assert a.relays.issued.all == b.relays.issued.all
+    for _ in range(2):
+        assert access(b, OLD_SECRET) is not None
+        cluster.pass_(0.5)
+    assert ([True], [True]) == (records(a), records(b))
+
+    c = cluster.node("c", "a", secret=OLD_SECRET)
+    cluster.pass_(3)
+
+    assert ([False], [False], [False]) == (records(a), records(b), records(c))
+    assert a.relays.issued.all == b.relays.issued.all == c.relays.issued.all
+    assert c.replica is not None
+    assert "live" == c.replica.state
+    for node in (a, b, c):
+        assert access(node, OLD_SECRET) is not None
+        assert access(node, f"laptop.{'s' * 43}") is None
+
+
+def test_a_renewed_key_does_not_come_back_where_it_was_revoked() -> None:
+    """It is the same key, whatever its record looks like."""
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    cluster.pass_(0.1)
+    take_old(cluster, a)
+    assert access(a, OLD_SECRET) is not None
+    cluster.pass_(0.5)
+    renewed = a.relays.issued.all
+    assert [False] == records(a)
+    revoked = [replace(one, record=OLD, revoked_ms=1) for one in renewed]
+    for theirs in (revoked, renewed):
+        cluster.done(Deferred.fromCoroutine(a.relays.issued.take(theirs)))
+
+    assert access(a, OLD_SECRET) is None
+    assert ["laptop"] == list(a.relays.issued.lost)
+
+
+def test_a_revoked_key_is_not_renewed() -> None:
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="right")
+    cluster.pass_(0.1)
+    take_old(cluster, a)
+    revoke(cluster, a, "laptop")
+    assert access(a, OLD_SECRET) is None
+    cluster.pass_(0.5)
+
+    assert [OLD] == [one.record for one in a.relays.issued.all]

@@ -10,8 +10,8 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
 from synrepl.ports.access import IssuedKey, Key, Keyring, Right
+from synrepl.ports.key_records import make_record, make_secret
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.proofs import make_record, make_secret
 from synrepl.replication.broker import publisher_limits
 from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.broker.served_link import ServedLink

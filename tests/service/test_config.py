@@ -110,12 +110,12 @@ def test_the_filter_of_a_replica_is_read(tmp_path: Path) -> None:
 
 
 def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
-    """A line for each; who has none shows the shared one. With them, replicas can be served far away."""
+    """A line for each; who has none shows the shared one."""
     keys = tmp_path / "keys"
     keys.write_text("# peers\nr1 abc\n\nr2 def replicate,administer a,b w1,w2\nr3 ghi all\n")
     keys.chmod(0o600)
 
-    built = parsed("--keys-file", str(keys), "--dialect", "native", "--listen", "tcp:9092")
+    built = parsed("--keys-file", str(keys))
 
     assert [
         Key(name="r1", secret="abc", rights=frozenset({Right.READ, Right.WRITE, Right.REPLICATE})),
@@ -480,9 +480,77 @@ def test_closed_by_default(
         "listen, secret": is_loopback,
         "listen, insecure": True,
         "http": is_loopback,
-        "http, secret": True,
+        "http, secret": is_loopback or endpoint.startswith("tls:"),
         "http, insecure": True,
     }
+
+
+TLS = "tls:9092:certificate=c.pem:privateKey=k.pem"
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_taken"),
+    [
+        ({"resp": OPEN}, False),
+        ({"resp": TLS}, True),
+        ({"resp": CLOSED}, True),
+        ({"listen": OPEN, "dialect": "native"}, False),
+        ({"listen": TLS, "dialect": "native"}, True),
+        ({"listen": CLOSED, "dialect": "native"}, True),
+        ({"http": "unix:/tmp/socket"}, True),
+        ({"http": "haproxy:tcp:9093"}, False),
+        ({"upstream": "tcp:primary.example:9092"}, False),
+        ({"upstream": "tcp:host=primary.example:port=9092"}, False),
+        ({"upstream": "ssl:primary.example:9092"}, False),
+        ({"upstream": "http://primary.example:9093"}, False),
+        ({"upstream": ["tls:primary.example:9092", "http://127.0.0.1.example:9093"]}, False),
+        ({"upstream": "tls:primary.example:9092"}, True),
+        ({"upstream": "https://primary.example:9093"}, True),
+        ({"upstream": ["tcp:localhost:9092", "http://[::1]:9093", "http://127.0.0.2:9093"]}, True),
+        ({"upstream": "unix:/run/synrepl.sock"}, True),
+    ],
+    ids=str,
+)
+def test_no_key_is_sent_where_others_can_read_it(
+    flags: dict[str, Any], is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to this daemon nor by it; `--insecure` allows that, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    certified(tmp_path)
+    for name, text in (("secret", "s3cret"), ("keys", "paris of-paris all\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+    guards: list[dict[str, Any]] = [{"secret_file": "secret"}]
+    guards += [] if "upstream" in flags else [{"keys_file": "keys"}]
+    for guard in guards:
+        built = Settings.build({**flags, **guard, "insecure": True})
+        assert built.keyring().is_required
+        if is_taken:
+            Settings.build({**flags, **guard})
+        else:
+            with pytest.raises(ConfigError, match="--insecure") as refused:
+                Settings.build({**flags, **guard})
+            assert "\n" not in str(refused.value)
+
+
+def test_passwords_of_others_go_as_their_urls_say(tmp_path: Path) -> None:
+    """As Synapse sends them; that is said."""
+    (tmp_path / "secret").write_text("hush")
+    (tmp_path / "secret").chmod(0o600)
+    file = tmp_path / "synrepl.yaml"
+    file.write_text(
+        f"""
+        secret_file: {tmp_path}/secret
+        redis: redis://redis.example?password_file={tmp_path}/secret
+        database: postgresql://synrepl@db.example/synrepl
+        instance_map: {{far: http://far.example:9101, near: http://localhost:9101, safe: https://far.example}}
+        """
+    )
+    notes = Settings.build(file=file).notes
+
+    assert [note.partition(":")[0] for note in notes] == ["redis", "database", "instance_map"]
+    assert "far at http://far.example:9101" in notes[-1]
+    assert not Settings.build({"redis": "redis://redis.example", "database": "postgresql:///synrepl"}).notes
 
 
 def test_the_refusal_says_how_to_mend_it() -> None:

@@ -162,9 +162,9 @@ class ReplicaSimulation(SeededRun):
         self._keyring = random.Random(f"keys {seed}")
         self.issues_keys = self._keyring.random() < 0.4
         self._revoked: dict[str, str] = {}
-        """By the salts of revoked keys, the primary that has answered that."""
+        """By the ids of revoked keys, the primary that has answered that."""
         self._known_revoked: dict[str, set[str]] = {}
-        """By nodes, the salts of the keys that each has known to be revoked."""
+        """By nodes, the ids of the keys that each has known to be revoked."""
         self._groups_checked: dict[str, object] = {}
         """By nodes, what the groups of each were last looked for in."""
         self._grouping = random.Random(f"groups {seed}")
@@ -454,15 +454,15 @@ class ReplicaSimulation(SeededRun):
         if revoked is not None:
             self._note(f"{node.name} has revoked the key {name}")
             self.seen["key revoked"] += 1
-            self._revoked[revoked.record.salt] = node.name
+            self._revoked[revoked.record.id] = node.name
 
     def _check_keys(self, node: FakeNode) -> None:
         """A key that a daemon has known to be revoked is never valid there again."""
         known = self._known_revoked.setdefault(node.name, set())
         for one in node.relays.issued.all:
             if one.revoked_ms is not None:
-                known.add(one.record.salt)
-            elif one.record.salt in known:
+                known.add(one.record.id)
+            elif one.record.id in known:
                 self._fail(f"{node.name} accepts the key {one.name} again, which it knew to be revoked")
 
     async def _trim(self, node: FakeNode) -> None:
@@ -635,8 +635,8 @@ class ReplicaSimulation(SeededRun):
         lost = {one for one, where in answers if where == before} - held
         if lost:
             self.failed(f"promoted in order, {node.name} lacks {sorted(lost)[:3]}")
-        salts = {one.record.salt for one in node.relays.issued.all if one.revoked_ms is None}
-        if forgotten := {salt for salt, where in self._revoked.items() if where == before} & salts:
+        accepted = {one.record.id for one in node.relays.issued.all if one.revoked_ms is None}
+        if forgotten := {salt for salt, where in self._revoked.items() if where == before} & accepted:
             self.failed(f"promoted in order, {node.name} accepts revoked keys: {sorted(forgotten)[:3]}")
 
     def _force(self) -> None:
@@ -711,7 +711,7 @@ class ReplicaSimulation(SeededRun):
         asked = Subscribe(history=node.log.history, position=LogPosition(epoch, 0, ""))
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
-        stranger = Hello(uuid="stranger", name="stranger", nonce="", address=address)
+        stranger = Hello(uuid="stranger", name="stranger", address=address)
         self._do(node.relays.admission(stranger, asked, LOCAL))
 
     def _make_up_hand_over(self, node: FakeNode) -> None:
@@ -984,8 +984,8 @@ async def _awaited(done: "Deferred[Any]") -> Any:
 
 
 def _valid(node: FakeNode) -> dict[str, str]:
-    """The names of the keys that it accepts, by their salts."""
-    return {one.record.salt: one.name for one in node.relays.issued.all if one.revoked_ms is None}
+    """The names of the keys that it accepts, by their ids."""
+    return {one.record.id: one.name for one in node.relays.issued.all if one.revoked_ms is None}
 
 
 def _expected(node: FakeNode, primary: FakeNode) -> dict[str, int]:

@@ -27,12 +27,12 @@ from synrepl.wire.session import (
 )
 
 NO_REQUEST = "no request within 30 seconds: send REPLICATE to follow"
-NOT_AUTHENTICATED = "HELLO and AUTH were not finished within 30 seconds"
+NOT_AUTHENTICATED = "no valid HELLO came within 30 seconds"
 WELCOME = (
-    b'WELCOME {"proof":"","history":"h","uuid":"u","instance":"i","server_name":"hs","role":"primary",'
+    b'WELCOME {"history":"h","uuid":"u","instance":"i","server_name":"hs","role":"primary",'
     b'"position":{"epoch":1,"serial":0,"digest":"e"},"trimmed_upto":0}\n'
 )
-HELLO = b'HELLO {"uuid":"u","name":"n","nonce":"x"}'
+HELLO = b'HELLO {"uuid":"u","name":"n","version":3}'
 
 
 class Time:
@@ -368,7 +368,7 @@ class TestKeepalive:
         time.now += 2
         assert "no request within 2 seconds: send REPLICATE to follow" in error_text(quick.tick())
         time.now += 28
-        assert "HELLO and AUTH were not finished within 30 seconds" in error_text(replica.tick())
+        assert "no valid HELLO came within 30 seconds" in error_text(replica.tick())
         time.now += 100_000
         patient.tick()
         assert not patient.closed

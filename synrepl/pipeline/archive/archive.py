@@ -24,7 +24,7 @@ from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_
 from synrepl.pipeline.runner import Runner, driver_of
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient
 from synrepl.pipeline.source.offsets import Offset
-from synrepl.pipeline.source.options import SourceOptions, file_options, read_options
+from synrepl.pipeline.source.options import SourceOptions, connection_options, read_options
 from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.ports.history import EpochStart, LogPosition
@@ -72,6 +72,7 @@ def archive(
     *,
     secret_file: str | None = None,
     ca_file: str | None = None,
+    insecure: bool = False,
     follow: bool = False,
     every_seconds: float = EVERY_SECONDS,
     batch_facts: int = BATCH_FACTS,
@@ -90,7 +91,7 @@ def archive(
     began = time.monotonic()
     # All runs use one lease, which makes the daemon retain facts that are not archived yet.
     options = {"url": url, "reader": f"archive-{sha256(store.location.encode()).hexdigest()[:12]}"}
-    options |= file_options(secret_file, ca_file)
+    options |= connection_options(secret_file, ca_file, insecure)
     job = _Job(driver_of(runner), store, options, batch_facts, progress, at)
     job.run(follow=follow, every_seconds=every_seconds, stopped=stopped)
     job.merge()

@@ -50,6 +50,7 @@ def audit(
     url: str | None = None,
     secret: str | None = None,
     ca_file: Path | None = None,
+    insecure: bool = False,
     deep: bool = False,
     as_of: str | None = None,
     progress: Progress = ignore_progress,
@@ -82,7 +83,7 @@ def audit(
         _name_unproven(compared)
     if url is not None:
         with _phase("daemon", seconds):
-            with closing(BlockingClient(url, secret=secret, ca_file=ca_file)) as client:
+            with closing(BlockingClient(url, secret=secret, ca_file=ca_file, insecure=insecure)) as client:
                 _compare_with_daemon(driver, compared, client)
     return AuditResult(
         findings=found.listed(),

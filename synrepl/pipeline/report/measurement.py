@@ -39,9 +39,11 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     gaps: dict[str, int] = {}
 
 
-def ask(url: str, secret: str | None = None, ca_file: Path | None = None) -> DaemonStatus:
+def ask(
+    url: str, secret: str | None = None, ca_file: Path | None = None, insecure: bool = False
+) -> DaemonStatus:
     """Request the status. Raises `NotADaemon` for an invalid address; other failures go into `trouble`."""
-    client = BlockingClient(url, secret=secret, ca_file=ca_file)
+    client = BlockingClient(url, secret=secret, ca_file=ca_file, insecure=insecure)
     shown = client.url
     try:
         status = client.json(STATUS.request())

@@ -79,6 +79,7 @@ def report(
     url: str | None = None,
     secret: str | None = None,
     ca_file: Path | None = None,
+    insecure: bool = False,
     top: int = 20,
     as_of: str | None = None,
     progress: Progress = ignore_progress,
@@ -92,7 +93,7 @@ def report(
     # An extra, and an error after a long measurement would come late.
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"the charts need matplotlib: run {install('archive')}")
-    daemon = None if url is None else ask(url, secret, ca_file)
+    daemon = None if url is None else ask(url, secret, ca_file, insecure)
     measured = measure(driver_of(runner), archive, top=top, daemon=daemon, as_of=as_of, progress=progress)
     progress("drawing", STEPS - 1, STEPS)
     made = write(measured, out)

@@ -72,7 +72,12 @@ class SourceClient:
         first %= len(options.url)
         urls = [*options.url[first:], *options.url[:first]]
         self._client = BlockingClient(
-            ",".join(urls), secret=secret, ca_file=options.ca_file, advice=advice, tries_all=False
+            ",".join(urls),
+            secret=secret,
+            ca_file=options.ca_file,
+            insecure=options.insecure,
+            advice=advice,
+            tries_all=False,
         )
         self._pause = pause
         self._seconds = seconds

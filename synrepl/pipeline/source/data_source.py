@@ -23,7 +23,7 @@ import synrepl.errors
 import synrepl.http_api
 import synrepl.http_client
 import synrepl.pipeline.source
-from synrepl import small_files
+from synrepl import key_rules, small_files
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import DECLARED, DIGESTS
 from synrepl.pipeline.source.daemon_client import SourceClient
@@ -244,6 +244,6 @@ def pickle_by_value() -> None:
     """Make PySpark pickle the source by value, so that tasks need not import it."""
     by_value: Any = pickling
     ours = (synrepl.pipeline.source, synrepl.http_client, synrepl.http_api, synrepl.errors)
-    for module in (*ours, small_files, acks, address_list, error_codes, text_of_peers):
+    for module in (*ours, key_rules, small_files, acks, address_list, error_codes, text_of_peers):
         if module.__name__ not in by_value.list_registry_pickle_by_value():
             by_value.register_pickle_by_value(module)

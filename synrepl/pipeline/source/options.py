@@ -59,9 +59,10 @@ class SourceOptions:
     """The options of a query: each field is the option of its name in camel case.
 
     `url` names a daemon, or several with the same log; `secret_file` has their secret, `ca_file` the CAs to
-    trust for HTTPS. `streams` and `writers` filter facts (None: all);
-    `columns` are the columns, in order. A micro-batch has at most `max_offsets_per_trigger` facts and about
-    `max_bytes_per_trigger` of rows, but a fact is never split. A batch starts when `min_offsets_per_trigger`
+    trust for HTTPS; `insecure`: the secret may also go where others can read it. `streams` and `writers`
+    filter facts (None: all); `columns` are the columns, in order. A micro-batch has at most
+    `max_offsets_per_trigger` facts and about `max_bytes_per_trigger` of rows, but a fact is never split. A
+    batch starts when `min_offsets_per_trigger`
     facts wait, or, with fewer, `max_trigger_delay` seconds after the last. A range is split among at least
     `min_partitions` tasks, of up to `facts_per_partition` serials each. With `compacted` the remaining facts
     of the trimmed part are read too. Under the name `reader` the daemon retains unread facts. Failed requests
@@ -75,6 +76,7 @@ class SourceOptions:
     url: Names = ()
     secret_file: Text = None
     ca_file: Text = None
+    insecure: Flag = False
     streams: NameSet = None
     writers: NameSet = None
     columns: Names = ()
@@ -99,9 +101,9 @@ class SourceOptions:
     layout: Layout | None = None
 
 
-def file_options(secret_file: str | None, ca_file: str | None) -> dict[str, str]:
-    """Return the options that name these files."""
-    named = {"secretFile": secret_file, "caFile": ca_file}
+def connection_options(secret_file: str | None, ca_file: str | None, insecure: bool) -> dict[str, str]:
+    """Return the options that name these files, and whether the secret may go where others can read it."""
+    named = {"secretFile": secret_file, "caFile": ca_file, "insecure": "true" if insecure else None}
     return {name: path for name, path in named.items() if path is not None}
 
 

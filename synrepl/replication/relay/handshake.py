@@ -1,10 +1,4 @@
-"""Parts of the handshake with a replica, and the start of a snapshot.
-
-On a native connection both ends prove the secret (`ports.proofs`), without sending it or comparing clocks.
-The proofs cover the lines of the handshake as they were sent, so that nobody in between can alter them.
-Without TLS the bytes after the handshake travel in records (`wire.records`), whose keys come from the same
-lines.
-"""
+"""The answer to a replica's HELLO, and the start of a snapshot."""
 
 import secrets
 from typing import Final
@@ -13,71 +7,23 @@ import msgspec
 
 from synrepl.ports.access import Access
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
-from synrepl.ports.proofs import IProofs
 from synrepl.ports.rights import command_operation, refusal
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.storage.log import Log
-from synrepl.wire.codec import codec_of
-from synrepl.wire.dialect import NATIVE
-from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.native import CHANNEL, OWN_CAPABILITIES, Channel, Hello, Join, Joining, Publish, Welcome
-
-REPLICA_SIDE: Final = "synrepl replica"
-PRIMARY_SIDE: Final = "synrepl primary"
+from synrepl.wire.native import (
+    CHANNEL,
+    OWN_CAPABILITIES,
+    VERSION,
+    Channel,
+    Hello,
+    Join,
+    Joining,
+    Publish,
+    Welcome,
+)
 
 HANDSHAKE_REFUSALS: Final = ("version", "bad_name", "no_rights")
-"""The codes of a REFUSED before WELCOME, which nothing authenticates."""
-
-
-class Greetings(msgspec.Struct, frozen=True):
-    """The lines HELLO and CHALLENGE of one connection, without their ends. They have the nonces of both ends,
-    so that no other connection has the same lines.
-    """
-
-    hello: bytes
-    challenge: bytes
-
-
-def nonce() -> str:
-    """Return a new random string of 32 hexadecimal digits."""
-    return secrets.token_hex(16)
-
-
-def line_of_replica(command: Command) -> bytes:
-    """Return the line, without its end, in which a replica sends this command."""
-    return codec_of(NATIVE, ours=CLIENT, theirs=SERVER).format(command)
-
-
-def line_of_upstream(command: Command) -> bytes:
-    """Return the line, without its end, in which an upstream sends this command."""
-    return codec_of(NATIVE, ours=SERVER, theirs=CLIENT).format(command)
-
-
-def proof(proofs: IProofs, side: str, greetings: Greetings, welcome: bytes = b"") -> str:
-    """Return the proof of our side (`REPLICA_SIDE` or `PRIMARY_SIDE`) in hexadecimal.
-
-    The proof of a primary also covers its line WELCOME, which is passed `without_proof`.
-    """
-    return proofs.prove(f"{side} proof", greetings.hello, greetings.challenge, welcome).hex()
-
-
-def proves(received: str, proofs: IProofs, side: str, greetings: Greetings, welcome: bytes = b"") -> bool:
-    """Whether `received` is the `proof` of the other side. Runs in constant time."""
-    try:
-        found = bytes.fromhex(received)
-    except ValueError:
-        return False
-    return proofs.is_proof(found, f"{side} proof", greetings.hello, greetings.challenge, welcome)
-
-
-def record_key(proofs: IProofs, side: str, greetings: Greetings) -> bytes:
-    """Return the key of the records that this side sends on this connection."""
-    return proofs.session_key(f"{side} records", greetings.hello, greetings.challenge, b"")
-
-
-def without_proof(welcome: bytes, proof: str) -> bytes:
-    """Return a line WELCOME as it was before its `proof` was set."""
-    return welcome.replace(b'"proof":"%b"' % proof.encode(), b'"proof":""', 1)
+"""The codes of a REFUSED before WELCOME."""
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):
@@ -109,7 +55,7 @@ async def start_snapshot(
         trimmed_upto = snapshot.trimmed_upto
     at = position if resumed and position is not None else BEGINNING
     joining = Joining(
-        join=request.join if resumed else f"{log.history}/{trimmed_upto.serial}/{nonce()}",
+        join=request.join if resumed else f"{log.history}/{trimmed_upto.serial}/{secrets.token_hex(16)}",
         history=log.history,
         position=snapshot.position if snapshot is not None else at,
         trimmed_upto=trimmed_upto,
@@ -130,14 +76,13 @@ async def _can_resume(log: Log, join: str, position: LogPosition) -> bool:
     return position.serial == 0 or await log.reads.digest(position.serial) == position.digest
 
 
-def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> Welcome:
+def make_welcome(registry: ReplicaRegistry, access: Access) -> Welcome:
     """Return this daemon's identity, role, history and position. `GET /v1/replication` sends it too.
 
     Of the streams that a filtered copy holds, only those that the peer may see are named.
     """
     log = registry.log
     return Welcome(
-        proof=proof,
         history=log.history,
         uuid=log.uuid,
         instance=registry.settings.instance_name,
@@ -148,6 +93,7 @@ def make_welcome(registry: ReplicaRegistry, access: Access, *, proof: str) -> We
         filter=registry.publisher.holdings.filter.narrowed(access.streams),
         address=str(registry.roles.address()),
         primary=str(registry.roles.primary),
+        version=VERSION,
         capabilities=(*OWN_CAPABILITIES, CHANNEL) if _passes_channel(registry, access) else OWN_CAPABILITIES,
         tables=tuple(sorted(name for name in log.table_streams if access.sees(name))),
         path=() if registry.roles.replica is None else registry.roles.replica.path,

@@ -19,21 +19,8 @@ class RelayConnection(Connection, Protocol):
         """Whether the replica is on this machine."""
 
     @property
-    def is_encrypted(self) -> bool:
-        """Whether the connection is a TLS connection."""
-
-    @property
     def certified_name(self) -> str | None:
         """The common name of the replica's TLS certificate; None without a certificate."""
-
-    def received_line(self, command: type[Command]) -> bytes:
-        """The line of the received command of the handshake, without its end."""
-
-    def read_records(self, key: bytes) -> None:
-        """Take all bytes after the line AUTH out of records with this key."""
-
-    def write_records(self, key: bytes) -> None:
-        """Put all bytes that are sent from now on into records with this key."""
 
     def close(self) -> None:
         """Close, once all written bytes are sent."""

@@ -97,7 +97,7 @@ class ReplicaRegistry:
             replicas=lambda: [one for one in self.connected if one.is_subscribed],
             is_primary=lambda: self.roles.role == PRIMARY,
         )
-        self.issued = IssuedKeys(self.log, self.keys, self.clock, refusal=self._write_refusal)
+        self.issued = IssuedKeys(self.log, self.keys, self.clock, self.tasks, refusal=self._write_refusal)
         self.issued.subscribers.append(self._on_keys)
         self.publisher.broadcast_subscribers.append(self._on_relayed)
         self.log.copies.on_replaced(self.leases.reload)

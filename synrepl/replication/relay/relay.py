@@ -18,7 +18,7 @@ from synrepl.replication.log_waiters import Interest
 from synrepl.replication.machine import Machine, states_of
 from synrepl.replication.relay.authenticator import Authenticator
 from synrepl.replication.relay.block_encoder import OPEN, BlockEncoder
-from synrepl.replication.relay.handshake import start_snapshot
+from synrepl.replication.relay.handshake import make_welcome, start_snapshot
 from synrepl.replication.relay.interfaces import RelayConnection
 from synrepl.replication.relay.registry import ReplicaRegistry
 from synrepl.replication.relay.snapshot_codec import snapshot_block
@@ -40,8 +40,7 @@ MAX_DIGESTS: Final = 200
 """How many serials one DIGESTS may name: the response to more does not fit in a line."""
 
 REQUESTS: Final = (native.Join, native.Subscribe, native.Digests)
-"""Commands that wait while the transport has no room for their responses. HELLO and AUTH never wait: each is
-valid once, and how the bytes after AUTH are read depends on its outcome."""
+"""Commands that wait while the transport has no room for their responses."""
 
 
 class Relay:
@@ -166,8 +165,6 @@ class Relay:
         match command:
             case native.Hello():
                 self._greet(command)
-            case native.Auth():
-                self._authenticate(command)
             case native.Join():
                 self._must_accept(command)
                 self._start_work(self._join(command))
@@ -235,19 +232,12 @@ class Relay:
     def _greet(self, greeting: native.Hello) -> None:
         self._must_accept(greeting)
         self.name = printable(greeting.listed_name)
-        if (refused := self._authenticator.challenge(greeting)) is not None:
+        if (refused := self._authenticator.admit(greeting)) is not None:
             self._refuse(refused)
             return
         self.uuid, self.name = greeting.uuid, greeting.listed_name
-        self._machine.move(native.Hello, RelayState.AUTHENTICATING)
-
-    def _authenticate(self, message: native.Auth) -> None:
-        self._must_accept(message)
-        if (refused := self._authenticator.check(message)) is not None:
-            self._refuse(refused)
-            return
-        self._machine.move(native.Auth, RelayState.READY)
-        self._authenticator.welcome()
+        self._machine.move(native.Hello, RelayState.READY)
+        self.connection.send(make_welcome(self._registry, self._authenticator.access))
         self.connection.authenticated()
 
     @property

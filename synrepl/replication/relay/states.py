@@ -1,6 +1,6 @@
 """States of a relay: what one replica's connection goes through, as a table.
 
-A connection begins with the handshake (HELLO, AUTH). A replica without a copy, or with one that the log
+A connection begins with HELLO. A replica without a copy, or with one that the log
 cannot continue, then asks for a copy (JOIN): the snapshot, and the facts that were committed meanwhile, as
 SUBSCRIBE must not begin with a long way to go. With a copy it subscribes, and is sent the log from there on,
 for as long as the connection lasts. A refusal ends everything but the connection, which the refused replica
@@ -18,7 +18,6 @@ from typing import Final
 from synrepl.replication.machine import NamedState, Transitions
 from synrepl.wire.native import (
     Ack,
-    Auth,
     Channel,
     Digests,
     Hello,
@@ -35,7 +34,6 @@ class RelayState(NamedState):
     """What a relay does. Operators see the words."""
 
     GREETING = "greeting", "connected; no handshake yet"
-    AUTHENTICATING = "authenticating", "challenged to prove that it knows the secret"
     READY = "ready", "authenticated; no request yet"
     SNAPSHOT = "snapshot", "joining: it is sent the snapshot"
     MEANWHILE = "meanwhile", "joining: it is sent the facts committed since the snapshot"
@@ -73,8 +71,7 @@ _IDLE: Final[_Events] = {
 OF_THE_CHANNEL: Final = (Channel, Publish, PublishTo, PublisherLost)
 
 TRANSITIONS: Final[Transitions[RelayState]] = {
-    RelayState.GREETING: {Hello: frozenset({RelayState.AUTHENTICATING}), **_REFUSE, **_LOST},
-    RelayState.AUTHENTICATING: {Auth: frozenset({RelayState.READY}), **_REFUSE, **_LOST},
+    RelayState.GREETING: {Hello: frozenset({RelayState.READY}), **_REFUSE, **_LOST},
     RelayState.READY: {
         Up: frozenset({RelayState.READY}),
         Digests: frozenset({RelayState.READY}),

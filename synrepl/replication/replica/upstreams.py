@@ -3,13 +3,26 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from synrepl.errors import NotConnected
 from synrepl.ports.time import Backoff, doubling
 from synrepl.replication.addresses import Address
-from synrepl.replication.replica.conversation import IUpstream
+from synrepl.replication.replica.conversation import IConversation, IUpstream
 from synrepl.wire.address_list import AddressList, Fault
 
 FIRST_RETRY_SECONDS: Final = 0.2
 MAX_RETRY_SECONDS: Final = 10.0
+
+
+class NoUpstream:
+    """Stands for an upstream whose address may not be used: each attempt fails, and says why."""
+
+    def __init__(self, where: Address, why: str) -> None:
+        self.where = where
+        self._why = why
+
+    async def connect(self, uuid: str, name: str) -> IConversation:
+        """Raise `NotConnected`."""
+        raise NotConnected(self._why)
 
 
 class Upstreams:

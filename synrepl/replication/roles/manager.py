@@ -543,7 +543,8 @@ class RoleManager:
     def on_primary_moved(self, address: str) -> None:
         """If this daemon is a replica, follow the primary at this address, which its upstream sent."""
         where = Address.parse(address)
-        if self.role == REPLICA and where and not where.is_same(self.address()):
+        is_other = where and not where.is_same(self.address())
+        if self.role == REPLICA and is_other and self.owner.may_follow(where):
             self._tasks.start(self._follow_primary(where), "following the primary")
 
     async def _follow_primary(self, where: Address) -> None:
@@ -572,6 +573,9 @@ class RoleManager:
             raise CannotPromote(
                 "primary_unknown", "the primary's address is unknown; restart with --upstream"
             )
+        if not self.has_upstream and not self.owner.may_follow(where):
+            why = f"only a peer has told the address of the primary: restart with --upstream {where.native or where.http}"
+            raise CannotPromote("primary_unknown", why)
         # Facts accepted before the fencing may exist only in this copy.
         await self.log.flush()
         if (record := self._store.load()) is not None:

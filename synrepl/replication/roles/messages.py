@@ -53,7 +53,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     trimmed. It is `promoting` from its first request for a hand-over to the end of the promotion. `newer` are
     the first of its facts after the serial that was asked for. It `has_promise` if its log has one
     (`replication/promises.py`). `keys` is the digest of its issued keys, `revoked` the names of those that it
-    knows to be revoked, by their salts; they are said to who may administer.
+    knows to be revoked, by the ids of their records; they are said to who may administer.
     """
 
     history: str
@@ -74,8 +74,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class IPeerClient(Protocol):
     """Sends requests to other daemons.
 
-    All methods raise a `ReplicationError` when the daemon cannot be reached or refuses. No secret is sent. If
-    this daemon has one for the address, the answer must prove that the other one knows it.
+    All methods raise a `ReplicationError` when the daemon cannot be reached or refuses, or if its address may
+    not be used. The key of this daemon goes only to addresses that its operator chose.
     """
 
     async def hand_over(self, address: Address, request: HandOver) -> LogPosition:
@@ -89,8 +89,8 @@ class IPeerClient(Protocol):
     ) -> PeerStatus:
         """Request a daemon's status; with `after` also its first facts after this serial.
 
-        With `must_administer`, a daemon with a secret or keys accepts only an answer that proves a secret
-        with the right `administer`: others are not trusted with the choice of the primary.
+        With `must_administer`, a daemon with a secret or keys asks only at addresses that its operator chose,
+        or that a key with the right `administer` has: others are not trusted with the choice of the primary.
         """
 
     async def digest(self, address: Address, serial: int) -> str | None:

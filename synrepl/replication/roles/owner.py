@@ -18,6 +18,9 @@ class IRoleOwner(Protocol):
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
 
+    def may_follow(self, where: Address) -> bool:
+        """Whether an address that a peer has told may be followed."""
+
     def known_daemons(self) -> Sequence[Address]:
         """All daemons known locally: they are notified when this one becomes primary."""
 
@@ -30,8 +33,8 @@ class IRoleOwner(Protocol):
     def keys_digest(self) -> str:
         """The digest of the issued keys that the upstream has sent."""
 
-    async def take_revoked(self, salts: Collection[str]) -> list[str]:
-        """Revoke the issued keys that others know to be revoked, by their salts; return the names."""
+    async def take_revoked(self, issued: Collection[str]) -> list[str]:
+        """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
 
     def role_changed(self) -> None:
         """Called after every change of the role, of what it permits, and of which daemons know it."""

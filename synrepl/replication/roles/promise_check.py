@@ -120,8 +120,8 @@ class PromiseCheck:
             )
             more = {"silent": [{"name": one.name, "address": one.address} for one in silent]}
             raise CannotPromote("replicas_silent", why, more=more)
-        salts = {salt for _, status in found for salt in status.revoked}
-        if salts and (revoked := await self.take_revoked(salts)):
+        ended = {issued for _, status in found for issued in status.revoked}
+        if ended and (revoked := await self.take_revoked(ended)):
             why = "revoked the keys that other daemons know to be revoked: {names}"
             self._logger.warn(why, names=", ".join(revoked))
 

@@ -52,7 +52,6 @@ from synrepl.transports.http.headers import (
 from synrepl.transports.http.large_body import LARGE_BYTES
 from synrepl.transports.http.server import ApiSite, Services
 from synrepl.transports.http.shared_work import SharedWork
-from synrepl.transports.http.signatures import PROOF_HEADER, SignedRequest
 from synrepl.wire import jsontext
 
 T = TypeVar("T")
@@ -148,8 +147,6 @@ class Api(Resource):
         request.setHeader(b"content-length", b"%d" % len(body))
         if request.requestHeaders.hasHeader(WANT_DIGEST):
             request.setHeader(CONTENT_DIGEST.encode(), content_digest(body).encode())
-        if (signed := _signed(request)) is not None:
-            request.setHeader(PROOF_HEADER.encode(), signed.answer_proof(request.code, body).encode())
         return body
 
     async def _answer(self, call: Call) -> Any:
@@ -221,17 +218,13 @@ class Api(Resource):
 def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     """Make a site that serves these services.
 
-    With `keys`, every route with a right needs one of them, as ``Authorization: Bearer``, as a signature or
-    as a certificate.
+    With `keys`, every route with a right needs one of them, as ``Authorization: Bearer`` or as a certificate.
     Without keys, requests for host names of other sites are refused (`AccessCheck`).
     """
     # Waiting requests end when this daemon must not be read any more.
     services.publisher.holdings.subscribers.append(lambda why: services.publisher.waiters.wake_readers())
-    roles = services.roles
     guard = AccessCheck(
-        keys if keys is not None else Keyring(),
-        lambda: services.settings.hosts(services.log.notes),
-        lambda: "" if roles is None else roles.address().http,
+        keys if keys is not None else Keyring(), lambda: services.settings.hosts(services.log.notes)
     )
     queue = TurnQueue(services.clock)
     return ApiSite(Api(services, guard, queue), services, guard, queue)
@@ -286,14 +279,7 @@ def _encode(content: Any) -> bytes:
 
 
 def _check_digest(request: Any, body: bytes) -> None:
-    """Raises `ApiError` unless the body matches its Content-Digest. A signature covers only that digest."""
+    """Raises `ApiError` unless the body matches its Content-Digest."""
     digests = headers(request, CONTENT_DIGEST)
     if digests and not matches_digest(body, digests):
         raise ApiError("garbled", "the body does not match its Content-Digest: send the request again")
-    if body and _signed(request) is not None and digests != [content_digest(body)]:
-        raise ApiError("unauthorized", "the signature does not cover the body: send its Content-Digest")
-
-
-def _signed(request: Any) -> SignedRequest | None:
-    signed: SignedRequest | None = getattr(request, "signed", None)
-    return signed

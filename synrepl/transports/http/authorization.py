@@ -13,22 +13,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from synrepl.http_api.route import JSON, Route
-from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring, Right
-from synrepl.ports.proofs import IProofs, own_proofs, split_issued
+from synrepl.key_rules import ip_of
+from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring
 from synrepl.ports.rights import Operation, refusal, route_operation
-from synrepl.transports.credentials import certified_name, ip_of, is_local
+from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.headers import CONTENT_DIGEST, headers
-from synrepl.transports.http.signatures import (
-    SCHEME,
-    Nonces,
-    Signature,
-    SignatureChallenge,
-    SignedContent,
-    SignedRequest,
-    named_key,
-    quoted,
-)
+from synrepl.transports.http.headers import headers
 from synrepl.wire.text import printable
 
 BEARER: Final = "bearer "
@@ -42,27 +32,20 @@ class AccessCheck:
     With keys configured, the request needs one of them: its secret or its certificate. Without keys, a
     certificate of the trusted CA gives all rights. Without keys and certificate, requests from other sites'
     pages and for foreign host names are refused, and peers on other machines may only read and write. `hosts`
-    returns the dotted names of this daemon, in lower case; a replica learns its own after the start. With
-    keys, the request may be signed in place of showing one (`signatures`): for `address`, the HTTP address
-    of this daemon, or for ``https://`` and one of its names.
+    returns the dotted names of this daemon, in lower case; a replica learns its own after the start.
     """
 
     def __init__(
         self,
         keys: Keyring,
         hosts: Callable[[], Collection[str]] = tuple,
-        address: Callable[[], str] = str,
     ) -> None:
         self._keys = keys
         self._hosts = hosts
-        self._address = address
-        self._nonces = Nonces()
 
     def access(self, request: Any) -> Access:
         """Return the rights of this request. Raises `ApiError` if its key, host or origin is refused."""
         values = headers(request, "authorization") if self._keys.is_required else []
-        if len(values) == 1 and values[0].partition(" ")[0] == SCHEME:
-            return self._signed_access(request, values[0])
         name = certified_name(request.channel.transport)
         if name is not None and (certified := self._keys.access_by_certificate(name)) is not None:
             return certified
@@ -77,70 +60,9 @@ class AccessCheck:
             why = "no key was sent" if not values else "this key is unknown or was revoked"
             if name is not None and not values:
                 why = f"the certificate of {printable(name)} is not in keys_file, or was revoked"
-            raise self._unauthorized(f"{why}: send the secret in one header, Authorization: Bearer SECRET")
+            why = f"{why}: send the secret in one header, Authorization: Bearer SECRET"
+            raise ApiError("unauthorized", why, headers={b"www-authenticate": b"Bearer"})
         return self._keys.access(key)
-
-    def _signed_access(self, request: Any, header: str) -> Access:
-        """Verify a signature, once for each request, and return the rights of the key that made it.
-
-        The nonce comes last: who knows no secret spends none.
-        """
-        signature = Signature.parse(header)
-        key_name = named_key(header)
-        if signature is None:
-            salt = self._keys.salt(key_name)
-            why = "the request is not signed: sign it with the nonce of this answer"
-            raise self._unauthorized(why, salt=salt)
-        if not self._is_own(signature.address):
-            raise self._unauthorized(
-                f"the signature is for {printable(signature.address)}, and the address of this daemon is"
-                f" {self._address() or 'unknown'}: set advertise or allowed_hosts here"
-            )
-        content = SignedContent(
-            request.method.decode("ascii", "replace"),
-            request.uri.decode("ascii", "replace"),
-            ", ".join(headers(request, CONTENT_DIGEST)),
-        )
-        proven = self._find_signer(signature, key_name, content)
-        if proven is None:
-            raise self._unauthorized(
-                "the proof is wrong: this daemon knows no such secret, or it was revoked"
-            )
-        access, proofs = proven
-        if getattr(request, "signed", None) is None:
-            if why := self._nonces.spend(signature.nonce):
-                raise self._unauthorized(f"{why}: sign the request again")
-            request.signed = SignedRequest(signature, proofs)
-        return access
-
-    def _find_signer(
-        self, signature: Signature, key: str, content: SignedContent
-    ) -> tuple[Access, IProofs] | None:
-        """Find who signed this request: its rights, and what proves the answer. None: nobody known here."""
-        if not signature.salt:
-            found = self._keys.find_proven(key, lambda proofs: signature.is_signed_with(proofs, content))
-            return None if found is None else (self._keys.access(found[0]), found[1])
-        own = self._keys.named("")
-        if own is None or own.secret is None or split_issued(own.secret)[0] != key:
-            return None
-        try:
-            proofs = own_proofs(own.secret, signature.salt)
-        except ValueError:
-            return None
-        # Every daemon that has our key's record could sign so: it may ask what this daemon is, no more.
-        access = Access(name=key, rights=frozenset({Right.READ}), streams=frozenset(), is_proven=True)
-        return (access, proofs) if signature.is_signed_with(proofs, content) else None
-
-    def _is_own(self, address: str) -> bool:
-        """Whether a signature for this address is for this daemon."""
-        if address in ("", quoted(self._address())):
-            return True
-        parts = urlsplit(address)
-        return parts.scheme == "https" and parts.netloc.lower() in self._hosts()
-
-    def _unauthorized(self, why: str, *, salt: str = "") -> ApiError:
-        asked = f"Bearer, {SignatureChallenge(self._nonces.make(), salt).header}"
-        return ApiError("unauthorized", why, headers={b"www-authenticate": asked.encode()})
 
 
 def check_route(access: Access, route: Route, path_variables: Mapping[str, str]) -> None:

@@ -34,6 +34,7 @@ class HttpCatchUp(HttpClient):
     bearer token. A request may take `timeout` seconds, and its response may have `max_bytes` bytes.
     """
 
+    is_homeserver = True
     max_bytes: int = 256 * MIB
     instance_map: Mapping[str, str] = field(default_factory=dict)
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,10 +16,11 @@ from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import HttpRequest, public_url
+from synrepl.key_rules import LOCALHOST, refusal
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import NeverSent, as_response_error
 from synrepl.ports.time import Timer
-from synrepl.transports.credentials import Credentials
+from synrepl.transports.credentials import Credentials, is_local
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest, matches_digest
 from synrepl.wire.blocks import MAX_HELD
@@ -85,6 +86,8 @@ class HttpClient:
     secret: InitVar[str | Credentials | None] = None
     timeout: float = 60.0
     client: Any = None
+    is_homeserver: ClassVar = False
+    """Whether the secret is that of the processes of a homeserver."""
 
     def __post_init__(self, secret: str | Credentials | None) -> None:
         self.base_url = self.base_url.rstrip("/")
@@ -153,7 +156,7 @@ class HttpClient:
         return await self.client.request(
             method,
             _treq_url(url),
-            headers={**await self._authorization(url), **headers},
+            headers={**self._authorization(self.base_url or url), **headers},
             data=body,
             # Redirects are not followed: they would send the secret to another host.
             allow_redirects=False,
@@ -161,9 +164,9 @@ class HttpClient:
             reactor=self.reactor,
         )
 
-    async def _authorization(self, url: str) -> dict[str, list[str]]:
-        """The headers that authenticate a request to this URL."""
-        return await self._credentials.headers_for(self.base_url or url)
+    def _authorization(self, url: str) -> dict[str, list[str]]:
+        """The headers that authenticate a request."""
+        return self._credentials.headers_for(url, is_homeserver=self.is_homeserver)
 
     async def _within(
         self, seconds: float, coroutine: Any, url: str, *, progress: Callable[[], int] = lambda: 0
@@ -239,8 +242,44 @@ def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
 
     pool = HTTPConnectionPool(reactor)
     pool._factory = BoundedHeadFactory
-    agent: Any = PlainAgent(Agent(reactor, credentials, connectTimeout=10.0, pool=pool))
+    endpoints = _Endpoints(reactor, credentials, Agent(reactor, credentials, connectTimeout=10.0))
+    agent: Any = PlainAgent(Agent.usingEndpointFactory(reactor, endpoints, pool))
     return HTTPClient(agent), pool
+
+
+class _Endpoints:
+    """The endpoints of an agent. If ``localhost`` is another machine, no key is sent there."""
+
+    def __init__(self, reactor: Any, credentials: Credentials, agent: Any) -> None:
+        self._credentials = credentials
+        self._usual = agent._endpointFactory
+
+    def endpointForURI(self, uri: Any) -> Any:
+        """Return the endpoint for a parsed URI."""
+        endpoint = self._usual.endpointForURI(uri)
+        may_be_read = uri.scheme == b"http" and uri.host.lower() == LOCALHOST.encode()
+        if may_be_read and self._credentials.secret is not None and not self._credentials.insecure:
+            return _LocalEndpoint(endpoint)
+        return endpoint
+
+
+class _LocalEndpoint:
+    """An endpoint that closes a connection to another machine before anything is sent."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self._endpoint = endpoint
+
+    def connect(self, factory: Any) -> "Deferred[Any]":
+        """Connect; the Deferred fails with `NeverSent` if the peer is not on this machine."""
+        connecting: Deferred[Any] = self._endpoint.connect(factory)
+        return connecting.addCallback(self._check)
+
+    def _check(self, protocol: Any) -> Any:
+        peer = protocol.transport.getPeer()
+        if is_local(peer):
+            return protocol
+        protocol.transport.abortConnection()
+        raise NeverSent(refusal(f"{LOCALHOST} at {peer.host}", is_private=False, insecure=False))
 
 
 class PlainAgent:

@@ -1,6 +1,6 @@
 """Clients of other daemons: for files, and for claims, handovers and status."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -19,28 +19,19 @@ from synrepl.ports.response_errors import ApiResponseError, as_response_error
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.headers import content_digest
 from synrepl.transports.http.http_client import (
     MAX_ERROR_BYTES,
     BodyChunks,
     HttpClient,
-    decode_json,
-    request_headers,
-    verified_body,
 )
 from synrepl.transports.http.messages import DigestsAnswer
-from synrepl.transports.http.signatures import PROOF_HEADER, SignatureChallenge, SignedContent, Signer
-from synrepl.wire.text import printable
 
 T = TypeVar("T")
 
 BLOCK: Final = 256 * 1024
 """Bytes per read."""
 TIMEOUT_SECONDS: Final = 10.0
-OK: Final = 200
-UNAUTHORIZED: Final = 401
 CONFLICT: Final = 409
-MAX_ANSWER_BYTES: Final = 1024 * 1024
 
 
 @dataclass(eq=False, repr=False)
@@ -181,99 +172,29 @@ class _Body(Gate):
         self.end()
 
 
-class SigningClient(HttpClient):
-    """Client that sends signed requests, which show no secret, and verifies the proof of each answer."""
+class IPeerAddresses(Protocol):
+    """Knows which addresses of other daemons may be used, and with which credentials."""
 
-    async def _authorization(self, url: str) -> dict[str, list[str]]:
-        return {}
+    def credentials_for(self, url: str, *, is_worth_telling: bool = True) -> Credentials:
+        """Return the credentials for requests to this URL. Raises `NeverSent` if there may be none.
 
-    async def call_signed(
-        self,
-        signer: Signer,
-        request: HttpRequest,
-        *,
-        base_url: str,
-        body: bytes | None = None,
-        asker: str,
-        address: str,
-    ) -> tuple[int, bytes]:
-        """Send a signed request to the daemon at `address`; return the status and the body of its answer.
-
-        Raises `ApiResponseError` if the daemon knows no such secret, `NotConnected` if it asks for none, or
-        if it does not prove that it knows the secret.
+        If that `is_worth_telling`, the status says which address an operator must add.
         """
-        exchange = self._exchange(signer, request, base_url, body, asker, address)
-        url = public_url(request.url(base_url))
-        answer: tuple[int, bytes] = await self._within(self.timeout, exchange, url)
-        return answer
 
-    async def _exchange(
-        self,
-        signer: Signer,
-        request: HttpRequest,
-        base_url: str,
-        body: bytes | None,
-        asker: str,
-        address: str,
-    ) -> tuple[int, bytes]:
-        where = public_url(base_url)
-        question = REPLICATION.request()
-        response, _ = await self._answer(question, base_url, None, signer.question)
-        challenge = SignatureChallenge.find(response.headers.getRawHeaders("www-authenticate"))
-        if response.code != UNAUTHORIZED or challenge is None:
-            raise NotConnected(
-                f"{where} asks for no secret, so it cannot prove that it knows that of this daemon: check"
-                " secret_file there"
-            )
-        digest = "" if body is None else content_digest(body)
-        content = SignedContent(request.method, request.target, digest)
-        try:
-            signed = signer.sign(content, challenge, asker=asker, address=address)
-        except ValueError as error:
-            raise NotConnected(f"{where} sent a salt that cannot be used: {printable(str(error))}") from error
-        response, answer = await self._answer(request, base_url, body, signed.signature.header)
-        shown = (response.headers.getRawHeaders(PROOF_HEADER) or [""])[0]
-        if signed.signature.is_answer_proof(shown, signed.proofs, response.code, answer):
-            return response.code, answer
-        if response.code == UNAUTHORIZED:
-            raise as_response_error(response.code, answer, where)
-        raise NotConnected(f"{where} could not prove that it knows the secret: check secret_file there")
-
-    async def _answer(
-        self, request: HttpRequest, base_url: str, body: bytes | None, authorization: str
-    ) -> tuple[Any, bytes]:
-        url = request.url(base_url)
-        headers = request_headers(body) | {"authorization": [authorization]}
-        response = await self._send(request.method, url, headers, body)
-        return response, await verified_body(response, MAX_ANSWER_BYTES, public_url(url))
-
-
-class IPeerSecrets(Protocol):
-    """Knows the secrets for requests to other daemons."""
-
-    def find(self, address: Address, *, must_administer: bool) -> list[Signer]:
-        """Return what to sign with, to try, in order; none if requests to this address are not signed.
-
-        With `must_administer`, they are those with this right. Raises `NotConnected` if there is none.
-        """
+    def check_administers(self, address: Address) -> None:
+        """Raise `NotConnected` unless a daemon at this address may say who is primary."""
 
 
 @dataclass(eq=False, repr=False)
 class PeerClient:
-    """Sends claims, handover requests and questions to other daemons; see `roles.IPeerClient`.
-
-    Requests are signed (`signatures`) with one of `secrets`; an answer counts only if it proves that secret.
-    `credentials` has this daemon's own secret, and the addresses that its operator configured. `uuid` is this
-    daemon's.
-    """
+    """Sends claims, handover requests and questions to other daemons; see `roles.IPeerClient`."""
 
     reactor: Any
-    credentials: Credentials
-    secrets: IPeerSecrets
-    uuid: str
+    addresses: IPeerAddresses
 
     def __post_init__(self) -> None:
-        self._client = SigningClient(self.reactor, secret=self.credentials, timeout=TIMEOUT_SECONDS)
+        self._clients: dict[int, HttpClient] = {}
+        """By the identities of their credentials, which live as long as this."""
 
     async def hand_over(self, address: Address, handover: HandOver) -> LogPosition:
         """Request a handover: the primary refuses facts for a while. Returns its position.
@@ -296,25 +217,22 @@ class PeerClient:
         self, address: Address, *, must_administer: bool, after: int | None = None
     ) -> PeerStatus:
         """Fetch the status of another daemon; with `after` also its first facts after this serial."""
-        request = REPLICATION.request(after=after)
-        return await self._call(address, request, PeerStatus, must_administer=must_administer)
+        if must_administer:
+            self.addresses.check_administers(address)
+        return await self._call(
+            address, REPLICATION.request(after=after), PeerStatus, is_worth_telling=must_administer
+        )
 
     async def digest(self, address: Address, serial: int) -> str | None:
         """Fetch a daemon's digest at this serial; None if the daemon does not know it."""
-        request = DIGESTS.request(serials=[serial])
-        found = await self._call(address, request, DigestsAnswer, must_administer=True)
+        self.addresses.check_administers(address)
+        found = await self._call(address, DIGESTS.request(serials=[serial]), DigestsAnswer)
         return found.digests.get(serial)
-
-    async def prove(self, url: str) -> None:
-        """Raise a `ReplicationError` unless the daemon at this URL proves that it knows the own secret."""
-        if (secret := self.credentials.secret) is not None:
-            await self._client.call_signed(
-                Signer.of(secret), REPLICATION.request(), base_url=url, asker=self.uuid, address=url
-            )
 
     async def stop(self) -> None:
         """Close the idle connections."""
-        await self._client.stop()
+        for client in self._clients.values():
+            await client.stop()
 
     async def _call(
         self,
@@ -323,31 +241,14 @@ class PeerClient:
         answer: type[T],
         *,
         body: Any = None,
-        must_administer: bool = False,
+        is_worth_telling: bool = True,
     ) -> T:
-        url = address.http
-        if not url:
+        if not address.http:
             raise NotConnected(f"cannot ask {address}: its HTTP address is unknown")
+        credentials = self.addresses.credentials_for(address.http, is_worth_telling=is_worth_telling)
+        client = self._clients.get(id(credentials))
+        if client is None:
+            client = HttpClient(self.reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
+            self._clients[id(credentials)] = client
         content = None if body is None else msgspec.json.encode(body)
-        signers = self.secrets.find(address, must_administer=must_administer)
-        if not signers:
-            return await self._client.call(request, answer, base_url=url, body=content)
-        status, found = await self._call_signed(signers, url, request, content)
-        if status != OK:
-            raise as_response_error(status, found, public_url(url))
-        return decode_json(answer, found, public_url(url))
-
-    async def _call_signed(
-        self, signers: Sequence[Signer], url: str, request: HttpRequest, body: bytes | None
-    ) -> tuple[int, bytes]:
-        """Send a request, signed with the first of these that the daemon knows."""
-        address = "" if self.credentials.is_configured(url) else url
-        for number, signer in enumerate(signers, 1):
-            try:
-                return await self._client.call_signed(
-                    signer, request, base_url=url, body=body, asker=self.uuid, address=address
-                )
-            except ApiResponseError:
-                if number == len(signers):
-                    raise
-        raise AssertionError("there is a signer")
+        return await client.call(request, answer, base_url=address.http, body=content)

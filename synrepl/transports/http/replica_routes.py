@@ -32,7 +32,7 @@ async def describe_log(registry: ReplicaRegistry, access: Access, after: int | N
 
     With `after`, name the first facts after this serial. Streams that the peer may not see are not named.
     """
-    welcome = msgspec.to_builtins(make_welcome(registry, access, proof=""))
+    welcome = msgspec.to_builtins(make_welcome(registry, access))
     epoch_starts = [start.seen_by(access.streams) for start in registry.log.head.epoch_starts]
     more: dict[str, Any] = {"epoch_starts": epoch_starts, "promoting": registry.roles.candidate.is_requesting}
     if issued := registry.issued.digest:

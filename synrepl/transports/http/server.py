@@ -35,7 +35,6 @@ from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, enco
 from synrepl.transports.http.authorization import AccessCheck, check_route
 from synrepl.transports.http.body_stream import BodyStream
 from synrepl.transports.http.channel import ApiChannel
-from synrepl.transports.http.signatures import SignedRequest
 from synrepl.transports.http.uploads import Upload, is_upload
 from synrepl.transports.settings import ApiSettings
 from synrepl.wire.text import printable
@@ -142,9 +141,6 @@ class ApiRequest(Request):
 
     access: Access | None = None
     """Rights of the peer; None before authentication, and if that fails."""
-
-    signed: SignedRequest | None = None
-    """The verified signature; None for a request without one."""
 
     _limit = 0
     _room = 0

@@ -11,7 +11,7 @@ from synrepl.replication.retention import keys_of
 from synrepl.wire.commands import RemoteServerUp
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Auth, Hello, Join, Subscribe, Welcome
+from synrepl.wire.native import VERSION, Hello, Join, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
 from tests.replication.clusters import FakeCluster, RawReplica
 from tests.replication.nodes import FakeNode
@@ -274,7 +274,7 @@ def test_version() -> None:
     cluster = FakeCluster()
     a = cluster.node("a")
     raw = cluster.raw("a")
-    raw.say('HELLO {"uuid":"","name":"x","nonce":"n"}')
+    raw.say('HELLO {"uuid":"","name":"x","version":3}')
 
     check(cluster, a, raw, "version")
 
@@ -354,8 +354,7 @@ def test_bad_name(word: str, greeting: dict[str, str]) -> None:
     a = cluster.node("a")
     raw = cluster.raw("a")
     said = {"uuid": PINNED, "name": "raw"} | greeting
-    raw.tell("HELLO", Hello(uuid=said["uuid"], name=said["name"], nonce="n"))
-    raw.tell("AUTH", Auth())
+    raw.tell("HELLO", Hello(uuid=said["uuid"], name=said["name"], version=VERSION))
     position = LogPosition(1, 0, a.log.head.digest)
     asked = Join() if word == "JOIN" else Subscribe(history=a.log.history, position=position)
     raw.tell(word, asked)
@@ -442,7 +441,7 @@ def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> No
     a = cluster.node("a")
     access = Access(name="k", streams=frozenset({"events"}), is_proven=True)
 
-    replica = Hello(uuid="u", name="n", nonce="")
+    replica = Hello(uuid="u", name="n")
     refused = a.relays.join_refusal(replica, wanted, access)
 
     assert refused is not None

@@ -18,8 +18,8 @@ from synrepl.replication.relay.snapshot_codec import snapshot_block
 from synrepl.replication.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
+    VERSION,
     Ack,
-    Auth,
     Channel,
     Digests,
     Hello,
@@ -36,8 +36,7 @@ from tests.replication.clusters import FakeCluster
 from tests.replication.machine_steps import allowed_steps, taken_steps
 
 COMMANDS: list[Command] = [
-    Hello(uuid="u", name="n", nonce="nonce"),
-    Auth(""),
+    Hello(uuid="u", name="n", version=VERSION),
     Join(),
     Subscribe(history="h", position=LogPosition(1, 0, "")),
     Digests(serials=[1]),
@@ -107,10 +106,7 @@ class Replica:
         if state is RelayState.GREETING:
             # A native listener finds out by HELLO that the peer is a replica.
             connection = Mock(certified_name=None, is_local=True)
-            connection.received_line = lambda command: b"HELLO"
             attach(self.node.relays, connection)
-        elif state is RelayState.AUTHENTICATING:
-            raw.say_hello(cluster, Hello(uuid="u", name="n", nonce="nonce"))
         else:
             welcome = raw.greet(cluster)
             assert welcome is not None

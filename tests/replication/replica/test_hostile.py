@@ -12,10 +12,8 @@ from tests.replication.clusters import FakeCluster
 from tests.replication.replica.test_conversation import connected
 
 ESC = "\x1b[2J\n\u202e"
-CHALLENGE = 'CHALLENGE {"nonce":"n","proof":false}'
 PLACE = {"epoch": 1, "serial": 0, "digest": "0" * 64}
 WELCOME = {
-    "proof": "",
     "history": "h",
     "uuid": "u",
     "instance": "master",
@@ -43,14 +41,14 @@ def texts(value: Any) -> list[str]:
     [
         [f"ERROR {ESC}".replace("\n", " ")],
         ["REFUSED " + json.dumps({"code": ESC, "message": ESC * 5_00, "retryable": True, "moved_to": ESC})],
-        [CHALLENGE, "WELCOME " + json.dumps(WELCOME | {"role": ESC})],
-        [CHALLENGE, "WELCOME " + json.dumps(WELCOME | {"instance": ESC})],
-        [CHALLENGE, "WELCOME " + json.dumps(WELCOME | {"primary": ESC})],
-        [CHALLENGE, "WELCOME " + json.dumps(WELCOME | {"address": "x" * 5_000})],
-        [CHALLENGE, f"SERVER {ESC}".replace("\n", "")],
+        ["WELCOME " + json.dumps(WELCOME | {"role": ESC})],
+        ["WELCOME " + json.dumps(WELCOME | {"instance": ESC})],
+        ["WELCOME " + json.dumps(WELCOME | {"primary": ESC})],
+        ["WELCOME " + json.dumps(WELCOME | {"address": "x" * 5_000})],
+        [f"SERVER {ESC}".replace("\n", "")],
         ["BLOCK \x1b[2J 0 0 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"],
-        [CHALLENGE, "WELCOME " + json.dumps(WELCOME), "PEERS " + json.dumps([ESC])],
-        [CHALLENGE, 'DIGESTS_ARE {"digests":{"\\u001b[2J":"d"}}'],
+        ["WELCOME " + json.dumps(WELCOME), "PEERS " + json.dumps([ESC])],
+        ['DIGESTS_ARE {"digests":{"\\u001b[2J":"d"}}'],
     ],
     ids=lambda lines: ascii(lines[-1][:25]),
 )
