@@ -1,30 +1,31 @@
 """Notes on passwords of other servers that others could read on the way: they go as the URLs say."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qs, urlsplit
 
 from synrepl.http_api.route import public_url
 from synrepl.key_rules import is_loopback_host, url_refusal
-
-if TYPE_CHECKING:
-    from synrepl.config.settings import Settings
+from synrepl.transports.redis.address import RedisAddress
 
 
-def plain_passwords(built: "Settings") -> Iterator[str]:
-    """Yield a note for each password that the settings send to another machine without TLS."""
-    redis = built.redis
+def plain_passwords(
+    *, redis: RedisAddress | None, databases: Mapping[str, str | None], instance_map: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a note for each password that goes to another machine without TLS.
+
+    `databases` are the URLs by setting; `instance_map` is empty without a secret.
+    """
     if redis is not None and not redis.tls and (redis.password_file or redis.sentinel_password_file):
         far = [host for host, _ in redis.hosts if not is_loopback_host(host)]
         if far:
             yield f"redis: its password goes to {far[0]} in the clear: use rediss://"
-    for name, url in (("database", built.database), ("tables_database", built.tables_database)):
+    for name, url in databases.items():
         parts = urlsplit(url or "")
         mode = parse_qs(parts.query).get("sslmode", ["prefer"])[-1]
         host = (parts.hostname or "") if parts.scheme.startswith("postgres") else ""
         if host and not is_loopback_host(host) and not mode.startswith("verify-"):
             yield f"{name}: nothing verifies that {host} is the server: add ?sslmode=verify-full"
-    for name, url in built.instance_map.items() if built.secret is not None else ():
+    for name, url in instance_map.items():
         if url_refusal(url, insecure=False):
             where = f"{name} at {public_url(url)}"
             yield f"instance_map: the secret goes to {where} in the clear, as Synapse sends it"

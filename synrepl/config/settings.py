@@ -218,7 +218,12 @@ class Settings(
             msgspec.structs.replace(one, default_writer=instance) for one in parsed["table_streams"]
         )
         built = cls(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
-        built = dataclasses.replace(built, notes=tuple(plain_passwords(built)))
+        notes = plain_passwords(
+            redis=built.redis,
+            databases={"database": built.database, "tables_database": built.tables_database},
+            instance_map={} if built.secret is None else built.instance_map,
+        )
+        built = dataclasses.replace(built, notes=tuple(notes))
         validate(built)
         return built
 
