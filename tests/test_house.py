@@ -123,3 +123,15 @@ def test_no_file_names_the_machine_it_was_written_on() -> None:
         ]
 
     assert found == []
+
+
+def test_nothing_on_the_wire_authenticates_by_itself() -> None:
+    """Keys travel as with every server: of `hmac`, only the comparison in constant time is used there."""
+    found = []
+    for folder in ("wire", "transports", "replication", "http_api", "daemon"):
+        for path in sorted((ROOT / "synrepl" / folder).rglob("*.py")):
+            used = re.findall(r"\bhmac\.(\w+)|from hmac import (.*)", path.read_text("utf-8"))
+            named = {name for one in used for name in one if name} - {"compare_digest"}
+            found += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(named)]
+
+    assert found == []

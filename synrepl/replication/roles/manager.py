@@ -574,8 +574,8 @@ class RoleManager:
                 "primary_unknown", "the primary's address is unknown; restart with --upstream"
             )
         if not self.has_upstream and not self.owner.may_follow(where):
-            known = where.native or where.http
-            why = f"only a peer has told the address of the primary: restart with --upstream {known}"
+            at = where.native or where.http
+            why = f"only a peer has told the address of the primary: restart with --upstream {at}"
             raise CannotPromote("primary_unknown", why)
         # Facts accepted before the fencing may exist only in this copy.
         await self.log.flush()
