@@ -52,6 +52,11 @@ def size(short: int, long: int) -> int:
     return long if LONG else short
 
 
+def drawn_seed() -> int:
+    """What a test draws its kills and cuts from: the same in each run, others by night (`scripts/night`)."""
+    return int(os.environ.get("SYNREPL_FIRST_SEED") or 20261129)
+
+
 def report(text: str) -> None:
     """A number worth knowing: shown by ``pytest -s``, and with a failure."""
     print(f"[{'long' if LONG else 'short'}] {text}", flush=True)

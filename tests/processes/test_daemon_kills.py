@@ -16,6 +16,7 @@ from tests.processes.loading import (
     Refused,
     Unanswered,
     changelog,
+    drawn_seed,
     ids_of,
     made_rows,
     report,
@@ -114,7 +115,7 @@ class Writers:
 @pytest.mark.story
 def test_a_killed_daemon_keeps_what_it_acknowledged_and_its_followers_go_on(tmp_path: Path) -> None:
     """A homeserver that got its answer has told its own clients; and nobody restarts workers by hand."""
-    seed = random.randrange(10**6)
+    seed = drawn_seed()
     chance = random.Random(seed)
     begun = time.monotonic()
     writers = Writers()

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.processes.channel import eventually
-from tests.processes.loading import Refused, Unanswered, ids_of, report, size
+from tests.processes.loading import Refused, Unanswered, drawn_seed, ids_of, report, size
 from tests.processes.replicas import Cluster, Load, Member, code, numbers_of, told
 
 KILLS: Final = size(5, 60)
@@ -132,7 +132,7 @@ def test_by_force_across_a_cut_both_sides_write_and_nothing_goes_unnamed(tmp_pat
 
 def test_a_kill_while_it_is_promoted_leaves_one_primary_or_none(tmp_path: Path) -> None:
     """Whatever the moment, no two daemons are primary in one epoch, and what was acknowledged stays."""
-    seed = random.randrange(10**6)
+    seed = drawn_seed()
     chance = random.Random(seed)
     begun = time.monotonic()
     ended: Counter[str] = Counter()

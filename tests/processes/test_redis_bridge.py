@@ -28,7 +28,7 @@ from tests.processes.channel import (
     wait_until_writing,
 )
 from tests.processes.deployment import rows_of
-from tests.processes.loading import LONG, Asker, RawReader, Refused, report, size
+from tests.processes.loading import LONG, Asker, RawReader, Refused, drawn_seed, report, size
 from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
@@ -353,7 +353,7 @@ HOSTILE: Final[tuple[str | bytes, ...]] = (
 
 def test_nonsense_on_the_channel_harms_nothing(tmp_path: Path, redis: RedisServer) -> None:
     """Whatever is published: what makes sense is taken, what does not is counted, connections stay."""
-    seed = random.randrange(10**6)
+    seed = drawn_seed()
     chance = random.Random(seed)
     with ExitStack() as stack:
         speaker = stack.enter_context(Speaker(redis))

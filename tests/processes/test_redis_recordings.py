@@ -27,7 +27,7 @@ from tests.processes.channel import (
     redis_of,
     status,
 )
-from tests.processes.loading import report, size
+from tests.processes.loading import drawn_seed, report, size
 from tests.processes.recordings import SERVER, Message, Peers, RecordedState, recording, said_by
 from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
@@ -174,7 +174,7 @@ def test_followers_of_every_release_get_a_recording(tmp_path: Path, redis: Redis
 
 def test_a_recording_through_kills_is_complete_at_rest(tmp_path: Path, redis: RedisServer) -> None:
     """Killed in the middle of a fact of several rows, or of a burst that goes down: the rest is fetched."""
-    seed = random.randrange(10**6)
+    seed = drawn_seed()
     chance = random.Random(seed)
     messages = recording(COLD_START, TRAFFIC)
     places = _places_to_kill(messages, chance)

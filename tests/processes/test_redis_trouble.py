@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes.channel import Fact, Tail, ascends, compact, eventually, redis_of
 from tests.processes.deployment import Deployment, Load, rows_of
-from tests.processes.loading import LONG, report, size
+from tests.processes.loading import LONG, drawn_seed, report, size
 
 WRITES: Final = {"alpha": "receipts,to_device,caches", "beta": "events,device_lists,caches", "observer": ""}
 REST_SECONDS: Final = 10.0
@@ -169,7 +169,7 @@ def _lacks(tail: Tail, facts: Sequence[Fact]) -> list[tuple[str, int]]:
 def world(tmp_path: Path) -> Iterator[World]:
     """Two writers and an observer with two followers, at work."""
     with ExitStack() as stack:
-        yield World(tmp_path, stack, seed=random.randrange(10**6))
+        yield World(tmp_path, stack, seed=drawn_seed())
 
 
 def test_everything_arrives_through_trouble_of_every_kind(world: World) -> None:

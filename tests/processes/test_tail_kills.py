@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.loading import PATIENCE_SECONDS, Asker, Known, Recorder, made_rows, report, size
+from tests.processes.loading import (
+    PATIENCE_SECONDS,
+    Asker,
+    Known,
+    Recorder,
+    drawn_seed,
+    made_rows,
+    report,
+    size,
+)
 from tests.service.processes import Daemon
 
 KILLS = size(8, 50)
@@ -55,7 +64,7 @@ def test_a_killed_tail_with_a_state_leaves_nothing_out(tmp_path: Path, dialect: 
     """Who feeds a program from `synrepl tail` relies on it: a state ahead of the output loses facts."""
     kills = KILLS if kind == "everything" else max(4, KILLS // 4)
     facts = FACTS if kind == "everything" else FACTS // 2
-    seed = random.randrange(10**6)
+    seed = drawn_seed()
     chance = random.Random(seed)
     begun = time.monotonic()
     state = tmp_path / "state"

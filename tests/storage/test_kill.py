@@ -17,6 +17,7 @@ from tests.storage.builders import LogCase, facts_after
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("SYNREPL_KILLS", "5"))
+SEED = int(os.environ.get("SYNREPL_FIRST_SEED") or 20261129)
 """How often the process is killed; more for a longer look."""
 
 
@@ -47,9 +48,10 @@ class KillTests(LogCase):
         """This is the promise a homeserver builds on when it answers its own clients."""
         path = self.directory() / "synrepl.db"
         told: list[list[bytes]] = []
+        chance = random.Random(SEED)
 
         for kill in range(1, KILLS + 1):
-            told += self.acknowledged(path, random.randint(1, 1500))
+            told += self.acknowledged(path, chance.randint(1, 1500))
             engine = SQLEngine(SQLiteDatabase(path))
             head = engine.open()
             facts, _ = engine.pages.facts(after=0, upto=head.serial, limit=10**9)
@@ -70,9 +72,10 @@ class KillTests(LogCase):
         """What is noted beside the log must fit it while it is opened, closed, and replaced by a copy."""
         path = self.directory() / "synrepl.db"
         last = 0
+        chance = random.Random(SEED)
 
         for kill in range(4 * KILLS):
-            told = self.acknowledged(path, random.randint(0, 12) if kill else 1, "life")
+            told = self.acknowledged(path, chance.randint(0, 12) if kill else 1, "life")
             # The kill falls anywhere in what the process does next.
             last = max([last, *(int(line[0]) for line in told)])
             engine = SQLEngine(SQLiteDatabase(path))

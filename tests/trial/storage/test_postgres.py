@@ -96,9 +96,10 @@ class OutageTests(TestCase):
             server.kill,
             lambda: server.stop("immediate"),
         ]
+        chance = random.Random(20261129)
         for end in ends:
             await answered.reaches(answered.count + 40)
-            await deferLater(self.clock, random.random() * 0.05)
+            await deferLater(self.clock, chance.random() * 0.05)
             await self.helper.run(end)
             await deferLater(self.clock, 0.05)
             await self.helper.run(server.start)
