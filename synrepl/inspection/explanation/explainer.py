@@ -103,7 +103,31 @@ class _Group:
 
     def result(self) -> list[Passage]:
         assert self.whole is not None
-        return [self.whole] if self.is_full else list(self.passages.values())
+        return [self.whole] if self.is_full else [_asked_again(one) for one in self.passages.values()]
+
+
+def _asked_again(passage: Passage) -> Passage:
+    """Say of a token that it is in several lines: a client that asks with it again has received nothing."""
+    if passage.kind != "sync_token" or passage.first_time == passage.last_time:
+        return passage
+    return msgspec.structs.replace(
+        passage,
+        words=[
+            *passage.words,
+            (
+                f"The same token is in {passage.count} lines, from {passage.first_time} to"
+                f" {passage.last_time}: a client that asks with it again has received nothing in that time."
+                " Where nobody wrote anything, that is normal."
+            ),
+        ],
+        advice=[
+            *passage.advice,
+            (
+                "if something was written meanwhile, this process does not receive it: see which stream it"
+                " lacks with synrepl inspect, or with --homeserver what is stored now"
+            ),
+        ],
+    )
 
 
 def _counted(same: Passage | None, passage: Passage, number: int, time: str) -> Passage:
@@ -160,7 +184,7 @@ class _Explainer:
         if found is not None and (passage := explain_message(found, self._writers)) is not None:
             return [passage]
         if entry.exceptions or entry.is_traceback:
-            return [explain_traceback(entry.exceptions, header.logger)]
+            return [explain_traceback(entry.exceptions, header.logger, entry.frames)]
         return []
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
