@@ -97,6 +97,27 @@ def test_no_two_processes_are_at_one_address() -> None:
     assert ["pushers"] == process(found, "hs-pusher-0")["duties"]
 
 
+def test_a_worker_app_in_the_file_of_the_main_process(tmp_path: Path) -> None:
+    """Left in by mistake (matrix-org/synapse#11366): the others still have the shared keys from there."""
+    (tmp_path / "homeserver.yaml").write_text(
+        "server_name: hs\nworker_app: synapse.app.generic_worker\nworker_name: w1\n"
+        "redis: {enabled: true}\nworker_replication_secret: x\n"
+        "instance_map: {main: {host: synapse, port: 9093}}\n"
+        "listeners: [{port: 9093, type: http, resources: [{names: [replication]}]}]\n"
+    )
+    (tmp_path / "w2.yaml").write_text("worker_app: synapse.app.generic_worker\nworker_name: w2\n")
+
+    both = run("--homeserver", tmp_path / "homeserver.yaml", "--worker", tmp_path / "w2.yaml", code=PARTLY)
+    alone = run("--homeserver", tmp_path / "homeserver.yaml", code=PARTLY)
+
+    for found in both, alone:
+        assert [] == kinds(found)
+        [why] = [one["why"] for one in found["unseen"] if one["what"] == "master"]
+        assert "`worker_app`" in why
+        assert "a main process does not start with it" in why
+    assert ["w1", "w2"] == [one["name"] for one in both["processes"] if one["file"]]
+
+
 def test_a_worker_without_a_name() -> None:
     found = case("worker-without-name", code=WELL)
 
