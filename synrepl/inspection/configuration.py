@@ -45,7 +45,7 @@ from synrepl.inspection.merging import (
 from synrepl.inspection.refusals import Refusal, find_refusals
 from synrepl.ports.secret import Secret
 from synrepl.small_files import read_small_file
-from synrepl.wire.dialect import NEWEST, Release
+from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable
 
 MAX_PROCESSES: Final = 500
@@ -67,6 +67,10 @@ MEANT: Final = (
     *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
 )
 """Keys that say who does what: written wrong, they leave it to another process, and nobody says so."""
+
+REDIS: Final = span("1.13")
+TCP: Final = span("0.1", "1.67")
+"""The releases that exchange lines by way of Redis, and those that do so over TCP."""
 
 _NEAR: Final = 0.9
 MAX_KEY: Final = 80
@@ -427,17 +431,19 @@ class _ConfigurationLoader:
 
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""
-        at = self._instances()
+        at: dict[str, set[Any]] = {name: {where} for name, where in self._instances().items()}
+        older = [config.get("worker_replication_http_port") for config in self._configs]
+        at.setdefault(MAIN, set()).update(port for port in older if isinstance(port, int))
         for config in self._configs:
             host = self._hosts.get(config.name, "")
             for listener, names in http_listeners(config):
                 where = listener.get("port")
-                is_meant = "replication" in names and where == at.get(config.name)
+                is_meant = "replication" in names and where in at.get(config.name, ())
                 if is_meant and host not in ("", *LOOPBACK) and set(binds_of(listener)) <= {*LOOPBACK}:
                     self._note(
                         "loopback_only",
                         f"{printable(config.name)} listens for replication at {where} of this machine alone,"
-                        f" and instance_map has the host {printable(host)}: other machines and containers do"
+                        f" and the others go to the host {printable(host)}: other machines and containers do"
                         " not reach it",
                         "set bind_addresses of that listener, as ['0.0.0.0'] in a container; or the host to"
                         " localhost, if all processes run here",
@@ -526,11 +532,16 @@ class _ConfigurationLoader:
             return None
         return DatabaseSettings(path=self._paths.here(path))
 
+    def _is_over_tcp(self) -> bool:
+        """Whether the processes exchange lines without a Redis, as releases up to 1.66 can."""
+        kinds = [as_mapping(one).get("type") for one in self._main.list("listeners")]
+        return self._release not in REDIS or (self._release in TCP and "replication" in kinds)
+
     def _redis(self) -> RedisSettings | None:
         found = redis_settings(self._main)
         redis = self._main.mapping("redis")
         if found is None:
-            if not redis.get("enabled") and len(self._configs) > 1:
+            if not redis.get("enabled") and len(self._configs) > 1 and not self._is_over_tcp():
                 self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
             return None
         password = self._secret(redis, "password", "password_path", self._main.origin("redis"))
