@@ -36,6 +36,11 @@ REASONS: Final = [
     ("db_no_host", 'psql: error: could not translate host name "matrix-postgres" to address: Try again'),
     ("db_unreachable", 'connection to server at "10.0.0.1", port 5432 failed: Connection refused'),
     ("db_unreachable", "        TCP/IP connections on port 5432?"),
+    # zalando/postgres-operator#1952, #2341
+    ("db_pooler", "[1] WARNING C-0x55b3534cd150: db/ada@10.0.0.1:46936 pooler error: server conn crashed?"),
+    ("db_pooler", "psycopg2.errors.ProtocolViolation: server login has been failing, try again later"),
+    ("db_pooler", "psycopg2.OperationalError: FATAL:  client_login_timeout (server down)"),
+    ("db_pooler", "psycopg2.OperationalError: ERROR:  query_wait_timeout"),
     ("db_lost", "psycopg2.InterfaceError: connection already closed"),
     ("db_lost", "psycopg2.OperationalError: SSL SYSCALL error: EOF detected"),
     ("disk_full", 'could not extend file "base/27495/28487": No space left on device#012HINT:  Check'),
