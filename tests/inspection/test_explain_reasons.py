@@ -528,11 +528,21 @@ def test_a_token_with_which_a_client_asks_again_is_told() -> None:
     times = "39:59,121", "40:14,737", "40:29,227"
     [passage] = explain("\n".join(_SYNC.format(at=one, since=_SINCE) for one in times)).passages
 
-    [told] = [one for one in passage.words if one.startswith("The same token")]
-    assert "3 lines, from 2020-04-24 23:39:59,121 to 2020-04-24 23:40:29,227" in told
+    [told] = [one for one in passage.words if one.startswith("It was asked with")]
+    assert "3 times, from 2020-04-24 23:39:59,121 to 2020-04-24 23:40:29,227" in told
     assert any("synrepl inspect" in one for one in passage.advice)
-    [once] = explain(_SYNC.format(at="39:59,121", since=_SINCE)).passages
-    assert not any("The same token" in one for one in once.words)
+
+
+def test_a_token_in_several_lines_of_one_request_was_asked_with_once() -> None:
+    """At DEBUG (matrix-org/synapse#15082)."""
+    more = [
+        f"2020-04-24 23:39:{at} - synapse.rest.client.sync - 131 - DEBUG - GET-14 - /sync: '{_SINCE}'"
+        for at in ("29,000", "29,001")
+    ]
+    [passage] = explain("\n".join([*more, _SYNC.format(at="39:59,121", since=_SINCE)])).passages
+
+    assert passage.count == 3
+    assert not any("It was asked with" in one for one in passage.words)
 
 
 _LOOP: Final = (
@@ -569,3 +579,27 @@ def test_a_homeserver_without_redis_has_nobody_to_tell() -> None:
 
     assert "without Redis" in " ".join(passage.words)
     assert "nothing is to be done" in passage.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        # matrix-org/synapse#14246, #16101
+        (
+            (
+                "synapse.util.wheel_timer - 64 - WARNING - PUT-343 - Inserting into a wheel timer that hasn't"
+                " been read from recently. Item: @ada:hs"
+            ),
+            "timers_late",
+        ),
+        (
+            (
+                "synapse.util.retryutils - 234 - INFO - x-1 - Connection to hs was unsuccessful (<class"
+                " 'synapse.api.errors.HttpResponseException'>(404: Not Found)); backoff now 604800000"
+            ),
+            "federation_backoff",
+        ),
+    ],
+)
+def test_lines_of_a_busy_process_and_of_a_pause_for_another_homeserver(line: str, kind: str) -> None:
+    assert [kind] == [one.kind for one in explain(line).passages]

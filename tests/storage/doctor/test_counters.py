@@ -210,7 +210,9 @@ def test_a_statement_names_the_schemas_in_which_it_was_found(place: Place) -> No
     url = f"{place.url}&options=-csearch_path%3D%22of%5C%20Ada%22%2Cpublic"
 
     def behind() -> list[Complaint]:
-        return [one for one in Doctor(Database(url), now=lambda: 0.0).examine().complaints if one.kind == KIND]
+        return [
+            one for one in Doctor(Database(url), now=lambda: 0.0).examine().complaints if one.kind == KIND
+        ]
 
     assert [] == [one for one in found(place) if one.kind == KIND]
     [complaint] = behind()
