@@ -695,7 +695,7 @@ _SENDS_ROWS: Final = (
 )
 PARTS: Final = {
     "synapse/replication/tcp/resource.py": _SENDS_ROWS,
-    "synapse/replication/tcp/": "what a process does with the commands and rows of the others",
+    "synapse/replication/tcp/handler.py": "what a process does with the commands and rows of the others",
     "synapse/replication/http/": "a request between two processes",
     "synapse/federation/sender/": "what this server sends to other homeservers",
     "synapse/federation/": "what other homeservers ask, and are asked",
@@ -704,7 +704,7 @@ PARTS: Final = {
     "synapse/handlers/sync.py": "the answer to a /sync",
     "synapse/handlers/sliding_sync/": "the answer to a sliding sync",
     "synapse/storage/background_updates.py": "an update of the database in the background",
-    "synapse/app/": "the start of the process",
+    "synapse/app/": "the start of the process, or what it runs",
 }
 """What a file of Synapse in a traceback tells of what failed: the first that is in it counts."""
 
