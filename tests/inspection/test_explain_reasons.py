@@ -603,3 +603,11 @@ def test_a_homeserver_without_redis_has_nobody_to_tell() -> None:
 )
 def test_lines_of_a_busy_process_and_of_a_pause_for_another_homeserver(line: str, kind: str) -> None:
     assert [kind] == [one.kind for one in explain(line).passages]
+
+
+def test_a_message_of_one_word_takes_no_other_line_away() -> None:
+    """It looks like a line that was broken before its message."""
+    killed = "host systemd[1]: matrix-synapse.service: Main process exited, code=killed, status=9/KILL"
+    lines = f"2022-07-22 15:42:54,886 - synapse.app - 81 - WARNING - Stopping\n{killed}"
+
+    assert ["process_killed"] == [one.kind for one in explain(lines).passages]

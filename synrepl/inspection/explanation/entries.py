@@ -48,6 +48,7 @@ _UNFINISHED: Final = re.compile(
 
 _CUT_IN_HEADER: Final = re.compile(r" - [\w.]{1,100} - \d{1,6} - [A-Z]{4,8} - [\w@.:/-]{0,100}\w\Z", re.ASCII)
 """The end of a line that a terminal broke before its message."""
+_REST_OF_HEADER: Final = re.compile(r"[\w@.:/-]{0,100} ?- \S", re.ASCII)
 
 _FRAME: Final = re.compile(r'File "[^"]{0,250}?(?P<file>synapse/[\w/]{1,120}\.py)"', re.ASCII)
 
@@ -98,7 +99,8 @@ def entries(lines: Iterable[str]) -> Iterator[Entry]:
                 held = Entry(held.number, _joined(held.line, text), held.lines + 1)
                 continue
             begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
-            if not begins and _CUT_IN_HEADER.search(held.line.rstrip(), max(0, len(held.line) - 300)):
+            is_cut = not begins and _REST_OF_HEADER.match(line) is not None
+            if is_cut and _CUT_IN_HEADER.search(held.line.rstrip(), max(0, len(held.line) - 300)):
                 held = Entry(held.number, held.line.rstrip() + line, held.lines + 1)
                 continue
         if begins and (begun := _Traceback()).takes(number, line):
