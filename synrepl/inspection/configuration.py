@@ -45,7 +45,7 @@ from synrepl.inspection.merging import (
 from synrepl.inspection.refusals import Refusal, find_refusals
 from synrepl.ports.secret import Secret
 from synrepl.small_files import read_small_file
-from synrepl.wire.dialect import NEWEST, Release
+from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable
 
 MAX_PROCESSES: Final = 500
@@ -67,6 +67,10 @@ MEANT: Final = (
     *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
 )
 """Keys that say who does what: written wrong, they leave it to another process, and nobody says so."""
+
+REDIS: Final = span("1.13")
+TCP: Final = span("0.1", "1.67")
+"""The releases that exchange lines by way of Redis, and those that do so over TCP."""
 
 _NEAR: Final = 0.9
 MAX_KEY: Final = 80
@@ -135,8 +139,9 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     `twice` are files that have a process' name in common, by the name. `unnamed` are files without a
     `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two
     processes on one machine: the port, the first process, the second, and its file. `misspelled` are keys
-    that are no settings, with the file, and the setting that each is like. `unread` is what could not be read
-    of the files, and `notes` what is worth a note. `release` is the one that was given, and
+    that are no settings, with the file, and the setting that each is like. `left_in` is a worker's file with
+    the listeners of the main process, if none is the main process'. `unread` is what could not be read of the
+    files, and `notes` what is worth a note. `release` is the one that was given, and
     `has_workers` says whether the file of a worker was.
     """
 
@@ -153,6 +158,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     unnamed: Mapping[str, tuple[str, ...]] = {}
     shared_ports: tuple[tuple[int, str, str, str], ...] = ()
     misspelled: tuple[tuple[str, str, str], ...] = ()
+    left_in: str = ""
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -267,11 +273,22 @@ class _ConfigurationLoader:
             unnamed={name: tuple(of) for name, of in unnamed.items()},
             shared_ports=tuple(self._shared_ports(away)),
             misspelled=tuple(dict.fromkeys(self._misspelled())),
+            left_in="" if self._main.is_main else self._left_in(),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
             has_workers=any(not config.is_main for config in self._configs),
         )
+
+    def _left_in(self) -> str:
+        """The file that has both a worker's name and the listeners of the main process; or ""."""
+        files = (
+            {config.origin(key) for key in ("worker_app", "worker_name") if config.get(key)}
+            & {config.origin("listeners")}
+            for config in self._configs
+            if "listeners" in config
+        )
+        return next((file for found in files for file in found), "")
 
     def _misspelled(self) -> Iterator[tuple[str, str, str]]:
         for config in self._configs:
@@ -414,17 +431,19 @@ class _ConfigurationLoader:
 
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""
-        at = self._instances()
+        at: dict[str, set[Any]] = {name: {where} for name, where in self._instances().items()}
+        older = [config.get("worker_replication_http_port") for config in self._configs]
+        at.setdefault(MAIN, set()).update(port for port in older if isinstance(port, int))
         for config in self._configs:
             host = self._hosts.get(config.name, "")
             for listener, names in http_listeners(config):
                 where = listener.get("port")
-                is_meant = "replication" in names and where == at.get(config.name)
+                is_meant = "replication" in names and where in at.get(config.name, ())
                 if is_meant and host not in ("", *LOOPBACK) and set(binds_of(listener)) <= {*LOOPBACK}:
                     self._note(
                         "loopback_only",
                         f"{printable(config.name)} listens for replication at {where} of this machine alone,"
-                        f" and instance_map has the host {printable(host)}: other machines and containers do"
+                        f" and the others go to the host {printable(host)}: other machines and containers do"
                         " not reach it",
                         "set bind_addresses of that listener, as ['0.0.0.0'] in a container; or the host to"
                         " localhost, if all processes run here",
@@ -513,11 +532,16 @@ class _ConfigurationLoader:
             return None
         return DatabaseSettings(path=self._paths.here(path))
 
+    def _is_over_tcp(self) -> bool:
+        """Whether the processes exchange lines without a Redis, as releases up to 1.66 can."""
+        kinds = [as_mapping(one).get("type") for one in self._main.list("listeners")]
+        return self._release not in REDIS or (self._release in TCP and "replication" in kinds)
+
     def _redis(self) -> RedisSettings | None:
         found = redis_settings(self._main)
         redis = self._main.mapping("redis")
         if found is None:
-            if not redis.get("enabled") and len(self._configs) > 1:
+            if not redis.get("enabled") and len(self._configs) > 1 and not self._is_over_tcp():
                 self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
             return None
         password = self._secret(redis, "password", "password_path", self._main.origin("redis"))

@@ -40,13 +40,27 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
     """What the files leave open."""
     found = list(homeserver.unread)
     is_open = not homeserver.has_workers or _has_unknown_names(homeserver)
+    keys = homeserver.named.get(MAIN, ())
+    if (keys or homeserver.left_in) and _is_missing(homeserver, MAIN):
+        found.append(
+            Unseen(
+                what=MAIN,
+                why=(
+                    f"{homeserver.left_in} has a `worker_app`, and is taken for a worker's: from 1.49 on"
+                    " a main process does not start with it; if it is the main process', remove `worker_app`"
+                    " and `worker_name`"
+                    if homeserver.left_in
+                    else f"no file that was given is of it ({keys[0]}): add it"
+                ),
+            )
+        )
     found += [
         Unseen(
             what=name,
             why=f"no file that was given is of it ({keys[0]}): add it, with --worker FILE for a worker",
         )
         for name, keys in homeserver.named.items()
-        if (is_open or name == MAIN) and _is_missing(homeserver, name)
+        if is_open and name != MAIN and _is_missing(homeserver, name)
     ]
     return found
 

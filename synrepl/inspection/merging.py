@@ -186,12 +186,14 @@ def _processes(shared: _Merge, own: Sequence[_Merge]) -> Iterator[ProcessConfig]
         yield shared.process()
     for main in mains:
         yield main.process()
+    # Without one, the file of the main process may have a `worker_app` that was left in.
+    whole = mains[:1] or [one for one in own if "server_name" in one.values]
     for one in own:
         if one.values.get("worker_app") == HOMESERVER_APP:
             continue
         # A worker does not start without a server_name: then the main process' file is among its own.
-        needs_main = mains and "server_name" not in {**shared.values, **one.values}
-        yield (mains[0] if needs_main else shared).under(one).process()
+        needs_main = len(whole) == 1 and "server_name" not in {**shared.values, **one.values}
+        yield (shared.under(whole[0]) if needs_main else shared).under(one).process()
 
 
 def _files(path: Path) -> list[Path]:

@@ -63,14 +63,29 @@ SHARED_HINT: Final = (
 POOL_LOOKS: Final = 3
 """How often two connections through a pooler are asked for their server processes."""
 
-REFUSED_PARAMETER: Final = "unsupported startup parameter"
-"""What a pooler says of a parameter that it does not pass on. libpq gives no SQLSTATE for it."""
+SERVER_AWAY: Final = (
+    "a pooler (PgBouncer) answers, and the server behind it does not: look whether PostgreSQL runs, and at"
+    " the log of the pooler"
+)
+ROLE_SETS: Final = (
+    "give the role such settings (ALTER ROLE ... SET), or name the server itself; with"
+    " ignore_startup_parameters the pooler drops them in silence"
+)
+POOLER_HINTS: Final = {
+    "unsupported startup parameter: options": "a pooler before the server (PgBouncer) does not pass `options`"
+    f" on, of the address or of PGOPTIONS: leave them out, and {ROLE_SETS}",
+    "unsupported startup parameter": "a pooler before the server (PgBouncer) does not pass this parameter on:"
+    f" {ROLE_SETS}",
+    "server_login_retry": SERVER_AWAY,
+    "server down": SERVER_AWAY,
+    "server conn crashed": SERVER_AWAY,
+    "query_wait_timeout": "the pooler (PgBouncer) has no session left to give: raise its default_pool_size",
+    "max_client_conn": "the pooler (PgBouncer) takes no more clients: raise its max_client_conn",
+}
+"""What a pooler refuses with, and what helps. All of it has one SQLSTATE, or from libpq none."""
 
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
-    "08P01": "a pooler before the server (PgBouncer) does not pass `options` on, of the address or of"
-    " PGOPTIONS: leave them out, and give the role such settings (ALTER ROLE ... SET), or name the server"
-    " itself; with ignore_startup_parameters the pooler drops them in silence",
     "25006": "the server is a standby, or read only; use the primary",
     "26000": POOLER,
     "42P05": POOLER,
@@ -182,13 +197,16 @@ class PostgresAddress:
             state = error.sqlstate or ("08" if isinstance(error, _psycopg().OperationalError) else "")
             why = _without(self._secrets, " ".join(str(error).split())) or type(error).__name__
             why = printable(why, limit=len(why))  # the server quotes names, and rows
-            state = "08P01" if state == "08" and REFUSED_PARAMETER in why else state
+            of_pooler = next((hint for words, hint in POOLER_HINTS.items() if words in why), "")
             if state == OUT_OF_RANGE or (not state and isinstance(error, _psycopg().DataError)):
                 raise InvalidValue(op=op, why=why, stream=stream) from error
             raise StorageError(
                 op=op,
                 why=f"{self.name}: {why}",
-                hint=HINTS.get(state) or HINTS.get(state[:3]) or HINTS.get(state[:2], ""),
+                hint=(of_pooler if state[:2] == "08" else "")
+                or HINTS.get(state)
+                or HINTS.get(state[:3])
+                or HINTS.get(state[:2], ""),
                 stream=stream,
                 retryable=bool({state, state[:2]} & RETRYABLE),
                 tried=tried,

@@ -36,6 +36,11 @@ REASONS: Final = [
     ("db_no_host", 'psql: error: could not translate host name "matrix-postgres" to address: Try again'),
     ("db_unreachable", 'connection to server at "10.0.0.1", port 5432 failed: Connection refused'),
     ("db_unreachable", "        TCP/IP connections on port 5432?"),
+    # zalando/postgres-operator#1952, #2341
+    ("db_pooler", "[1] WARNING C-0x55b3534cd150: db/ada@10.0.0.1:46936 pooler error: server conn crashed?"),
+    ("db_pooler", "psycopg2.errors.ProtocolViolation: server login has been failing, try again later"),
+    ("db_pooler", "psycopg2.OperationalError: FATAL:  client_login_timeout (server down)"),
+    ("db_pooler", "psycopg2.OperationalError: ERROR:  query_wait_timeout"),
     ("db_lost", "psycopg2.InterfaceError: connection already closed"),
     ("db_lost", "psycopg2.OperationalError: SSL SYSCALL error: EOF detected"),
     ("disk_full", 'could not extend file "base/27495/28487": No space left on device#012HINT:  Check'),
@@ -469,3 +474,140 @@ def test_each_line_is_counted_once_however_tracebacks_are_mixed(lines: list[str]
     assert found.lines == sum(line != "" for line in lines)
     assert found.unrecognized <= found.lines
     assert found.unrecognized == sum(found.other_loggers.values())
+
+
+_CONTEXT: Final = "2022-07-22 15:42:54,886 - synapse.logging.context - 81 - WARNING - PUT-9253 - "
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # As a terminal broke it (matrix-org/synapse#13366).
+        (
+            "Jul 22 17:42:54 host matrix-synapse[9]: 2022-07-22 15:42:54,886 - synapse.logging.context - 81 -"
+            " WARNING - PUT-92\n53 - Re-starting finished log context PUT-9253"
+        ),
+        f"{_CONTEXT}Re-starting finished log context PUT-9253",
+        # element-hq/synapse#19066, #19165
+        f"synapse-1  | {_CONTEXT}Expected logging context sentinel but found call_later",
+        f"synapse-1  | {_CONTEXT}Expected logging context call_later was lost",
+        (
+            f"{_CONTEXT}run_in_background(UcxFX): deferred already completed but the function did not"
+            " maintain the calling logcontext call_later (found sentinel)"
+        ),
+        # matrix-org/synapse#5592, #1554, #4414
+        "synapse.util.logcontext - 476 - WARNING - PUT-12443- Expected logging context PUT-12449 was lost",
+        (
+            "Jun 12 06:38:23 servername python[12486]: 2016-06-12 06:38:23,661 - synapse.util.metrics - 67 -"
+            " WARNING - - Entered Measure without log context: presence_handle_timeouts"
+        ),
+        "synapse.storage._base - 319 - WARNING -  - Starting db txn 'update_presence' from sentinel context",
+        (
+            "synapse.storage._base - 355 - WARNING -  - Starting db connection from sentinel context: metrics"
+            " will be lost"
+        ),
+    ],
+)
+def test_what_synapse_says_of_its_own_accounting_is_normal(lines: str) -> None:
+    explanation = explain(lines)
+
+    assert [("context_restarted", "normal")] == [(one.kind, one.severity) for one in explanation.passages]
+    assert explanation.unrecognized == 0
+
+
+_SYNC: Final = (
+    "2020-04-24 23:{at} - synapse.access.http.8018 - 301 - INFO - GET-109678- - - 8018 - {{@ada:hs}}"
+    ' Processed request: 30.013sec/0.000sec (0.013sec, 0.000sec) (0.000sec/0.000sec/0) 374B 200 "GET'
+    ' /_matrix/client/r0/sync?filter=174&timeout=30000&since={since} HTTP/1.0" "Riot" [0 dbevts]'
+)
+_SINCE: Final = "s36879970_272948375_38430_18234116_321641_1391_199654_1182299_48"
+
+
+def test_a_token_with_which_a_client_asks_again_is_told() -> None:
+    """A sync that stands still (matrix-org/synapse#7345)."""
+    times = "39:59,121", "40:14,737", "40:29,227"
+    [passage] = explain("\n".join(_SYNC.format(at=one, since=_SINCE) for one in times)).passages
+
+    [told] = [one for one in passage.words if one.startswith("It was asked with")]
+    assert "3 times, from 2020-04-24 23:39:59,121 to 2020-04-24 23:40:29,227" in told
+    assert any("synrepl inspect" in one for one in passage.advice)
+
+
+def test_a_token_in_several_lines_of_one_request_was_asked_with_once() -> None:
+    """At DEBUG (matrix-org/synapse#15082)."""
+    more = [
+        f"2020-04-24 23:39:{at} - synapse.rest.client.sync - 131 - DEBUG - GET-14 - /sync: '{_SINCE}'"
+        for at in ("29,000", "29,001")
+    ]
+    [passage] = explain("\n".join([*more, _SYNC.format(at="39:59,121", since=_SINCE)])).passages
+
+    assert passage.count == 3
+    assert not any("It was asked with" in one for one in passage.words)
+
+
+_LOOP: Final = (
+    "    result = g.send(result)\n"
+    '  File "/opt/lib/python3.7/site-packages/synapse/replication/tcp/resource.py", line 163, in'
+    " _run_notifier_loop\n"
+    "    updates, current_token, limited = await stream.get_updates()\n"
+    '  File "/opt/lib/python3.7/site-packages/synapse/replication/tcp/streams/events.py", line 180, in'
+    " _update_function\n"
+    "    assert len(state_rows) < target_row_count\n"
+    "AssertionError\n"
+)
+
+
+def test_a_traceback_tells_what_failed_by_where_it_was() -> None:
+    """The loop that sends rows to the workers (matrix-org/synapse#7345, #7308)."""
+    [passage] = [one for one in explain(_LOOP).passages if one.kind == "traceback"]
+
+    assert "sends the rows of streams to the other processes" in " ".join(passage.words)
+    assert "synapse/replication/tcp/streams/events.py" in " ".join(passage.words)
+    assert any("synrepl inspect" in one for one in passage.advice)
+
+
+def test_a_traceback_of_no_part_that_is_known_says_where_it_was() -> None:
+    text = FRAMES.replace("server.py", "handlers/room.py") + "synapse.x.OddError: x"
+    [passage] = explain(text).passages
+
+    assert "synapse/handlers/room.py" in " ".join(passage.words)
+
+
+def test_a_homeserver_without_redis_has_nobody_to_tell() -> None:
+    """spantaleev/matrix-docker-ansible-deploy#2849: a small server, flooded with it."""
+    [passage] = explain("Dropping command as not connected: 'REMOTE_SERVER_UP'").passages
+
+    assert "without Redis" in " ".join(passage.words)
+    assert "nothing is to be done" in passage.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        # matrix-org/synapse#14246, #16101
+        (
+            (
+                "synapse.util.wheel_timer - 64 - WARNING - PUT-343 - Inserting into a wheel timer that hasn't"
+                " been read from recently. Item: @ada:hs"
+            ),
+            "timers_late",
+        ),
+        (
+            (
+                "synapse.util.retryutils - 234 - INFO - x-1 - Connection to hs was unsuccessful (<class"
+                " 'synapse.api.errors.HttpResponseException'>(404: Not Found)); backoff now 604800000"
+            ),
+            "federation_backoff",
+        ),
+    ],
+)
+def test_lines_of_a_busy_process_and_of_a_pause_for_another_homeserver(line: str, kind: str) -> None:
+    assert [kind] == [one.kind for one in explain(line).passages]
+
+
+def test_a_message_of_one_word_takes_no_other_line_away() -> None:
+    """It looks like a line that was broken before its message."""
+    killed = "host systemd[1]: matrix-synapse.service: Main process exited, code=killed, status=9/KILL"
+    lines = f"2022-07-22 15:42:54,886 - synapse.app - 81 - WARNING - Stopping\n{killed}"
+
+    assert ["process_killed"] == [one.kind for one in explain(lines).passages]

@@ -97,6 +97,27 @@ def test_no_two_processes_are_at_one_address() -> None:
     assert ["pushers"] == process(found, "hs-pusher-0")["duties"]
 
 
+def test_a_worker_app_in_the_file_of_the_main_process(tmp_path: Path) -> None:
+    """Left in by mistake (matrix-org/synapse#11366): the others still have the shared keys from there."""
+    (tmp_path / "homeserver.yaml").write_text(
+        "server_name: hs\nworker_app: synapse.app.generic_worker\nworker_name: w1\n"
+        "redis: {enabled: true}\nworker_replication_secret: x\n"
+        "instance_map: {main: {host: synapse, port: 9093}}\n"
+        "listeners: [{port: 9093, type: http, resources: [{names: [replication]}]}]\n"
+    )
+    (tmp_path / "w2.yaml").write_text("worker_app: synapse.app.generic_worker\nworker_name: w2\n")
+
+    both = run("--homeserver", tmp_path / "homeserver.yaml", "--worker", tmp_path / "w2.yaml", code=PARTLY)
+    alone = run("--homeserver", tmp_path / "homeserver.yaml", code=PARTLY)
+
+    for found in both, alone:
+        assert [] == kinds(found)
+        [why] = [one["why"] for one in found["unseen"] if one["what"] == "master"]
+        assert "`worker_app`" in why
+        assert "a main process does not start with it" in why
+    assert ["w1", "w2"] == [one["name"] for one in both["processes"] if one["file"]]
+
+
 def test_a_worker_without_a_name() -> None:
     found = case("worker-without-name", code=WELL)
 
@@ -437,6 +458,44 @@ def test_a_listener_that_others_do_not_reach(
     notes = [one["why"] for one in found["notes"] if one["kind"] == "loopback_only"]
     assert is_noted == bool(notes)
     assert all("listens for replication at 9093 of this machine alone" in one for one in notes)
+
+
+@pytest.mark.parametrize(("bind", "release", "count"), [("127.0.0.1", "1.26", 1), ("0.0.0.0", "1.26", 0)])
+def test_a_main_process_at_loopback_by_the_older_keys(
+    tmp_path: Path, bind: str, release: str, count: int
+) -> None:
+    """As famedly/ansible-collection-matrix writes it: in a container no worker reaches it."""
+    (tmp_path / "homeserver.yaml").write_text(
+        "server_name: hs\nredis: {enabled: true}\n"
+        f"listeners: [{{port: 9003, bind_addresses: ['{bind}'], type: http,"
+        " resources: [{names: [replication]}]}]\n"
+    )
+    (tmp_path / "w1.yaml").write_text(
+        "worker_app: synapse.app.generic_worker\nworker_name: w1\n"
+        "worker_replication_host: synapse\nworker_replication_http_port: 9003\n"
+    )
+    files = "--homeserver", tmp_path / "homeserver.yaml", "--worker", tmp_path / "w1.yaml"
+    found = run(*files, "--synapse", release, code=WELL)
+
+    notes = [one["why"] for one in found["notes"] if one["kind"] == "loopback_only"]
+    assert count == len(notes)
+    assert all("host synapse" in why and "9003" in why for why in notes)
+
+
+@pytest.mark.parametrize(("release", "what"), [("1.0", []), ("1.66", []), ("1.13", ["Redis"])])
+def test_redis_is_not_looked_for_where_lines_go_over_tcp(
+    tmp_path: Path, release: str, what: list[str]
+) -> None:
+    """Releases before 1.13 have no Redis, and up to 1.66 a listener for replication takes its place."""
+    tcp = (
+        "{port: 9092, type: replication}" if release == "1.66" else "{port: 9093, type: http, resources: []}"
+    )
+    (tmp_path / "homeserver.yaml").write_text(f"server_name: hs\nlisteners: [{tcp}]\n")
+    (tmp_path / "w1.yaml").write_text("worker_app: synapse.app.synchrotron\n")
+    files = "--homeserver", tmp_path / "homeserver.yaml", "--worker", tmp_path / "w1.yaml"
+    found = run(*files, "--synapse", release, code=PARTLY if what else WELL)
+
+    assert what == [one["what"] for one in found["unseen"]]
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,10 @@ def test_answers(words: str, answer: Any) -> None:
         ("CLIENT LIST ID x", "ERR value is not an integer or out of range"),
         ("CLIENT SETNAME " + "x" * 101, "ERR Client names cannot contain"),
         ("RESET x", "ERR wrong number of arguments for 'reset' command"),
+        # What django-redis and others ask for (learningequality/studio#6025).
+        ("SET k v EX 60 NX", "ERR syntax error: SET takes EX or PX with a number"),
+        ("SET k v KEEPTTL", "ERR syntax error: SET takes EX or PX with a number"),
+        ("SET k v EX 60 GET XX", "ERR syntax error: SET takes EX or PX with a number"),
     ],
 )
 def test_wrong_requests_say_what_is_wrong(words: str, error: str) -> None:

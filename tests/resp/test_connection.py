@@ -110,7 +110,7 @@ class Site:
         ("SET k v EX 10", "+OK"),
         ("SET k v px 10", "+OK"),
         ("SET k v PX 0", "-ERR invalid expire time in 'set' command"),
-        ("SET k v NX", "-ERR syntax error"),
+        ("SET k v NX", "-ERR syntax error: SET takes EX or PX with a number, and nothing else"),
         ("CLIENT SETNAME me", "+OK"),
         ("CLIENT SETINFO lib-name redis-py", "+OK"),
         ("CLIENT", "-ERR wrong number of arguments for 'client' command"),

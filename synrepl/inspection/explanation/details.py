@@ -690,19 +690,47 @@ def _with_reasons(
     return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity)
 
 
-def explain_traceback(exceptions: Sequence[str], logger: str) -> Passage:
+_SENDS_ROWS: Final = (
+    "the loop that sends the rows of streams to the other processes: until it succeeds, they are not told"
+)
+PARTS: Final = {
+    "synapse/replication/tcp/resource.py": _SENDS_ROWS,
+    "synapse/replication/tcp/handler.py": "what a process does with the commands and rows of the others",
+    "synapse/replication/http/": "a request between two processes",
+    "synapse/federation/sender/": "what this server sends to other homeservers",
+    "synapse/federation/": "what other homeservers ask, and are asked",
+    "synapse/appservice/": "what application services are sent",
+    "synapse/push/": "pushes to telephones and mails",
+    "synapse/handlers/sync.py": "the answer to a /sync",
+    "synapse/handlers/sliding_sync/": "the answer to a sliding sync",
+    "synapse/storage/background_updates.py": "an update of the database in the background",
+    "synapse/app/": "the start of the process, or what it runs",
+}
+"""What a file of Synapse in a traceback tells of what failed: the first that is in it counts."""
+
+
+def explain_traceback(exceptions: Sequence[str], logger: str, frames: Sequence[str] = ()) -> Passage:
     """Explain a traceback of which no exception is known, nor the line that its `logger` wrote."""
+    place = [f"The last file of Synapse in it is {printable(frames[-1])}."] if frames else []
+    part = next((start for start in PARTS if any(frame.startswith(start) for frame in frames)), "")
+    if part:
+        place.append(f"What failed is {PARTS[part]}.")
     if exceptions:
         text = _shown(exceptions[-1])
         where = (
             f"The module {printable(logger)} logged a failure" if logger else "A traceback: something failed"
         )
-        words = [f"{where} with an exception that is not known here. {text}"]
+        words = [f"{where} with an exception that is not known here. {text}", *place]
         advice = [] if logger else ["the line of the log before it tells what failed: paste it too"]
+        if PARTS.get(part) == _SENDS_ROWS:
+            advice.insert(0, "see which stream stands still, and at which process: synrepl inspect")
         advice.append("if it comes again and again: search for its last line, and update Synapse and modules")
     else:
         text = "Traceback"
-        words = ["A traceback that was cut off: its last line, which names the exception, is missing."]
+        words = [
+            "A traceback that was cut off: its last line, which names the exception, is missing.",
+            *place,
+        ]
         advice = ["paste the whole traceback, with the line of the log before it"]
     return Passage(kind="traceback", severity="error", text=text, words=words, advice=advice)
 

@@ -46,10 +46,17 @@ _UNFINISHED: Final = re.compile(
 )
 """The end of a line whose message goes on in the next line."""
 
+_CUT_IN_HEADER: Final = re.compile(r" - [\w.]{1,100} - \d{1,6} - [A-Z]{4,8} - [\w@.:/-]{0,100}\w\Z", re.ASCII)
+"""The end of a line that a terminal broke before its message."""
+_REST_OF_HEADER: Final = re.compile(r"[\w@.:/-]{0,100} ?- \S", re.ASCII)
+
+_FRAME: Final = re.compile(r'File "[^"]{0,250}?(?P<file>synapse/[\w/]{1,120}\.py)"', re.ASCII)
+
 _MAX_EXCEPTIONS: Final = 4
 _MAX_JOINED: Final = 2000
 """The most characters to which a line that goes on in the next ones is joined."""
 
+_MAX_FRAMES: Final = 100
 _MAX_UNKNOWN: Final = 8
 """The most lines in a row that are taken for the source in a traceback."""
 
@@ -57,7 +64,8 @@ _MAX_UNKNOWN: Final = 8
 class PastedEntry(msgspec.Struct, frozen=True):
     """A line and its number, or a line with the traceback after it: `lines` in all, and its `exceptions`.
 
-    Of a traceback that no line logged, the line is the last exception, or "".
+    Of a traceback that no line logged, the line is the last exception, or "". The `frames` are the files of
+    Synapse in it, each once, the last one last.
     """
 
     number: int
@@ -65,6 +73,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     lines: int = 1
     exceptions: tuple[str, ...] = ()
     is_traceback: bool = False
+    frames: tuple[str, ...] = ()
 
 
 def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
@@ -92,6 +101,10 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
                 held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
                 continue
             begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
+            is_cut = not begins and _REST_OF_HEADER.match(line) is not None
+            if is_cut and _CUT_IN_HEADER.search(held.line.rstrip(), max(0, len(held.line) - 300)):
+                held = PastedEntry(held.number, held.line.rstrip() + line, held.lines + 1)
+                continue
         if begins and (begun := _Traceback()).takes(number, line):
             trace = begun
             continue
@@ -144,6 +157,7 @@ class _Traceback:
         self._lines = self._unknown = self._last = 0
         self._is_frame = self._is_logged = False
         self._exceptions: list[str] = []
+        self._frames: dict[str, None] = {}
 
     def takes(self, number: int, line: str) -> bool:
         """Whether a line is of this traceback."""
@@ -162,6 +176,9 @@ class _Traceback:
     def _is_of(self, text: str, line: str) -> bool:
         if _begins(line) or _PART.match(text) is not None:
             self._is_frame = 'File "' in line
+            if self._is_frame and (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:
+                self._frames.pop(found["file"], None)
+                self._frames[found["file"]] = None
             self._unknown = 0
             return True
         is_source, self._is_frame = self._is_frame, False
@@ -185,8 +202,9 @@ class _Traceback:
         """Yield the line before the traceback, with it, or each by itself."""
         found = self.exceptions
         if held is not None and not self._is_logged and logged_message(_unpacked(held.line)[0])[0].logger:
-            yield PastedEntry(held.number, held.line, held.lines + self._lines, found)
+            yield PastedEntry(held.number, held.line, held.lines + self._lines, found, frames=tuple(self._frames))
             return
         if held is not None:
             yield held
-        yield PastedEntry(self._last, found[-1] if found else "", self._lines, found, is_traceback=True)
+        last = found[-1] if found else ""
+        yield PastedEntry(self._last, last, self._lines, found, is_traceback=True, frames=tuple(self._frames))

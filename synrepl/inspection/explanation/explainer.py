@@ -50,6 +50,9 @@ MAX_EXAMPLES: Final = 10
 _TELLS_NO_FAILURE: Final = ("DEBUG", "INFO")
 """Levels of a line that is not known at which the words in it are of no failure."""
 
+_REQUESTS: Final = ("request", "proxy_request")
+"""Messages of a request that was answered, by Synapse and by a proxy."""
+
 MAX_COMPARED: Final = 8
 """The most tokens that are compared with each other."""
 
@@ -106,6 +109,14 @@ class _Group:
         return [self.whole] if self.is_full else list(self.passages.values())
 
 
+class _Asked(msgspec.Struct):
+    """How often a token was asked with, and when first and last."""
+
+    first: str
+    last: str
+    count: int = 1
+
+
 def _counted(same: Passage | None, passage: Passage, number: int, time: str) -> Passage:
     if same is None:
         return msgspec.structs.replace(passage, lines=[number], first_time=time, last_time=time)
@@ -129,6 +140,7 @@ class _Explainer:
         self._writers = MappingProxyType(dict(state.writers))
         self._groups: dict[str, _Group] = {}
         self._tokens: dict[str, tuple[SyncToken, int]] = {}
+        self._asked: dict[str, _Asked] = {}
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
 
@@ -147,8 +159,11 @@ class _Explainer:
                 self._add(passage, entry.number, header.time)
                 return
         passages = self._explain_texts(texts, entry.number) or self._explain_reason(entry, header)
+        is_request = match is not None and match.message.key in _REQUESTS
         for passage in passages:
             self._add(passage, entry.number, header.time)
+            if is_request and passage.kind == "sync_token":
+                self._count_request(passage.text, header.time)
         if not passages:
             self._unrecognized[header.logger] += entry.lines
 
@@ -160,12 +175,43 @@ class _Explainer:
         if found is not None and (passage := explain_message(found, self._writers)) is not None:
             return [passage]
         if entry.exceptions or entry.is_traceback:
-            return [explain_traceback(entry.exceptions, header.logger)]
+            return [explain_traceback(entry.exceptions, header.logger, entry.frames)]
         return []
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
         group = self._groups.setdefault(passage.kind, _Group())
         group.add(_with_state(passage, self._state), number, time)
+
+    def _count_request(self, token: str, time: str) -> None:
+        if (same := self._asked.get(token)) is not None:
+            same.count += 1
+            same.last = time
+        elif len(self._asked) <= MAX_EXAMPLES:
+            self._asked[token] = _Asked(time, time)
+
+    def _asked_again(self, passage: Passage) -> Passage:
+        """Say of a token that a client asked with it again: it has received nothing meanwhile."""
+        asked = self._asked.get(passage.text) if passage.kind == "sync_token" else None
+        if asked is None or asked.first == asked.last:
+            return passage
+        return msgspec.structs.replace(
+            passage,
+            words=[
+                *passage.words,
+                (
+                    f"It was asked with {asked.count} times, from {asked.first} to {asked.last}: a client"
+                    " that asks again with the same token has received nothing in that time. Where nobody"
+                    " wrote anything, that is normal."
+                ),
+            ],
+            advice=[
+                *passage.advice,
+                (
+                    "if something was written meanwhile, this process does not receive it: see which stream"
+                    " it lacks with synrepl inspect, or with --homeserver what is stored now"
+                ),
+            ],
+        )
 
     def _explain_texts(self, texts: list[LoggedText], number: int) -> list[Passage]:
         """Explain what is no message: of the texts in a line, the first in which something is known."""
@@ -188,7 +234,8 @@ class _Explainer:
 
     def result(self) -> Explanation:
         """Return all passages, the worst first."""
-        passages = [one for group in self._groups.values() for one in group.result()]
+        found = (one for group in self._groups.values() for one in group.result())
+        passages = [self._asked_again(one) for one in found]
         if compared := self._compared():
             passages.append(compared)
         passages.sort(

@@ -47,6 +47,15 @@ _FAMILIES: Final = (
     ("synapse.app.", "synapse.app.generic_worker"),
     ("synapse.access.", "synapse.access"),
     ("synapse.config.logger", "root"),
+    *(
+        (start, "synapse.logging.context")
+        for start in (
+            "synapse.util.logcontext",
+            "synapse.util.metrics",
+            "synapse.http.request_",
+            "synapse.storage.",
+        )
+    ),
 )
 """Loggers that log what another one logs; requests are logged by one for each listener."""
 

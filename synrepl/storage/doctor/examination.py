@@ -161,6 +161,14 @@ class Doctor:
         has_ours = catalog.has_log or catalog.has_older_log or streams or "synrepl_writers" in catalog.tables
         if not is_synapse and not has_ours:
             complaints.append(NOTHING_KNOWN)
+        if self.database.flavor == "postgresql" and (schemas := _schemas(cursor)):
+            # Whoever runs a statement may have another search_path.
+            complaints = [
+                msgspec.structs.replace(one, statement=f"SET search_path TO {schemas}; {one.statement}")
+                if one.statement
+                else one
+                for one in complaints
+            ]
         return Diagnosis(
             database=self.database.name,
             kind="synapse" if is_synapse else "synrepl" if has_ours else "other",
@@ -243,6 +251,16 @@ NOTHING_KNOWN: Final = Complaint(
     text="this database has neither a synrepl log nor a homeserver's streams",
     remedy="choose another database, or name its tables with --config, under table_streams",
 )
+
+
+def _schemas(cursor: Any) -> str:
+    """The schemas in which names without one are looked for, as in SQL; "" if that is public first."""
+    cursor.execute(
+        "SELECT current_schema(),"
+        " array_to_string(ARRAY(SELECT quote_ident(one) FROM unnest(current_schemas(false)) AS one), ', ')"
+    )
+    first, all_of_them = cursor.fetchone()
+    return "" if first in (None, "public") else str(all_of_them)
 
 
 def _examine_ids(cursor: Any, ids: IdDatabase) -> IdProblems:

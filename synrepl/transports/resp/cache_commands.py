@@ -39,7 +39,7 @@ def put(client: RespClient, words: Words) -> bytes:
     if len(words) > 2:
         factor = {b"EX": 1000, b"PX": 1}.get(words[2].upper())
         if factor is None or len(words) != 4:
-            raise RefusedRequest("ERR syntax error")
+            raise RefusedRequest("ERR syntax error: SET takes EX or PX with a number, and nothing else")
         ms = whole_number(words[3]) * factor
         if not 0 < ms <= MAX_MS:
             raise RefusedRequest("ERR invalid expire time in 'set' command")

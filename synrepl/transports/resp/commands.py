@@ -272,7 +272,7 @@ COMMANDS: Final[Mapping[bytes, RespCommand]] = {
     ),
     b"SELECT": RespCommand(connection.select, "Use one of 16 databases of the cache.", words=(1, 1)),
     b"SET": RespCommand(
-        cache.put, "Keep a value, for an hour or with EX or PX.", "string", (2, 4), WRITE, keys=ONE_KEY
+        cache.put, "Keep a value, for an hour or with EX or PX.", "string", (2, ANY), WRITE, keys=ONE_KEY
     ),
     b"SUBSCRIBE": RespCommand(
         _subscribe,

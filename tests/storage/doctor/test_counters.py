@@ -7,6 +7,7 @@ import pytest
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.before_start import RaisedSequence, StartCheck, StartReport
 from synrepl.storage.doctor.complaints import Complaint
+from synrepl.storage.doctor.examination import Doctor
 from tests.storage.doctor.places import Place
 
 KIND = "counter_behind_table"
@@ -196,3 +197,25 @@ def test_a_database_of_groups_of_states_alone(tmp_path: Path) -> None:
 
     assert ("synapse", ["state_group_id_seq"]) == (diagnosis.kind, diagnosis.sequences)
     assert [("error", KIND)] == [(one.severity, one.kind) for one in diagnosis.complaints]
+
+
+def test_a_statement_names_the_schemas_in_which_it_was_found(place: Place) -> None:
+    """A clone beside public has sequences of the same names (denishpatel/pg-clone-schema#33)."""
+    place.do(
+        'CREATE SCHEMA "of Ada"',
+        'CREATE SEQUENCE "of Ada".state_group_id_seq',
+        'CREATE TABLE "of Ada".state_groups (id BIGINT PRIMARY KEY)',
+        'INSERT INTO "of Ada".state_groups VALUES (18)',
+    )
+    url = f"{place.url}&options=-csearch_path%3D%22of%5C%20Ada%22%2Cpublic"
+
+    def behind() -> list[Complaint]:
+        return [
+            one for one in Doctor(Database(url), now=lambda: 0.0).examine().complaints if one.kind == KIND
+        ]
+
+    assert [] == [one for one in found(place) if one.kind == KIND]
+    [complaint] = behind()
+    assert complaint.statement.startswith('SET search_path TO "of Ada", public; SELECT setval(')
+    place.do(complaint.statement)
+    assert [] == behind()
