@@ -143,7 +143,7 @@ class UpstreamSettings(ConnectionSettings):
         parse=parse_upstreams,
         metavar="URL",
         kind="list",
-        example="tcp:primary.example:9092",
+        example="tls:primary.example:9092",
     )
     anonymous: bool = setting(
         False,
