@@ -121,6 +121,9 @@ class CopiesCase(SiteCase):
     def follow(self, where: Address | None) -> Any:
         return Nobody()
 
+    def may_follow(self, where: Address) -> bool:
+        return True
+
     def known_daemons(self) -> Sequence[Address]:
         return ()
 
