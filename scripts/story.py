@@ -39,15 +39,20 @@ class Daemon:
         port, http = free_port(), free_port()
         self.native, self.url = f"tcp:127.0.0.1:{port}", f"http://127.0.0.1:{http}"
         self.config = self.folder / "synrepl.yaml"
-        described = {
+        self._settings = {
             "listen": [f"tcp:{port}:interface=127.0.0.1"],
             "http": f"tcp:{http}:interface=127.0.0.1",
             "secret_file": str(secret),
             "database": "sqlite:synrepl.db",
             **settings,
         }
-        self.config.write_text(yaml.safe_dump(described))
+        self.config.write_text(yaml.safe_dump(self._settings))
         self._process: subprocess.Popen[bytes] | None = None
+
+    def list_upstream(self, upstream: str) -> None:
+        """Put an upstream into the settings: the daemon shows its secret to nobody else."""
+        print(f"$ echo 'upstream: {upstream}' >>{self.name}/synrepl.yaml")
+        self.config.write_text(yaml.safe_dump(self._settings | {"upstream": upstream}))
 
     def start(self) -> None:
         """Start the daemon, and wait until it answers."""
@@ -180,7 +185,16 @@ def tell(stack: ExitStack, folder: Path) -> None:
     say("The former primary returns, is fenced, and becomes a replica")
     primary.start()
     wait_for(lambda: primary.status()["role"] == "fenced", "the former primary to be fenced")
-    run(*primary.options("resync"), "--yes")
+    primary.stop()
+    primary.list_upstream(replica.native)
+    primary.start()
+
+    def following() -> str:
+        upstream = primary.status().get("upstream") or {}
+        return str(upstream.get("state")) if upstream.get("state") in ("live", "stopped") else ""
+
+    if wait_for(following, "the former primary to follow") == "stopped":
+        run(*primary.options("resync"), "--yes")
     wait_for_event(primary, ada.send(room, "together"))
     run(*replica.options("replicas"))
     wait_for(lambda: not (replica.status()["errors"] or primary.status()["errors"]), "no errors")

@@ -3,10 +3,9 @@
 A key travels as with every server, as it is. Whoever reads the connection has it, and so it goes only where
 nobody can: over loopback, over a UNIX socket, or over TLS whose certificate was verified. Anywhere else it is
 sent only if the operator of the sender said `--insecure`. The module needs nothing but the standard library:
-Spark executors ask it too.
+Spark executors ask it too, and get it by value, so that nothing in it is wrapped.
 """
 
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,7 +14,6 @@ REMEDY: Final = "use https:// or tls:, or a UNIX socket; --insecure sends the ke
 LOCALHOST: Final = "localhost"
 
 
-@lru_cache(maxsize=1_024)
 def ip_of(host: str) -> IPv4Address | IPv6Address | None:
     """Return the IP address that this text is; None for a name."""
     try:

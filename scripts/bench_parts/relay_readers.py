@@ -9,6 +9,7 @@ import urllib.request
 from typing import Any, Final
 
 from scripts.bench_parts.measuring import event
+from synrepl.wire.native import VERSION
 
 POSTED_AT_ONCE: Final = 500
 POSTED_BYTES: Final = 8 * 1024 * 1024
@@ -27,9 +28,8 @@ class Reader:
         self._streams = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
         self._say("NAME", "bench")
         uuid = hashlib.sha256(b"%d" % self.number).hexdigest()[:32]
-        self._say("HELLO", {"uuid": uuid, "name": f"bench{self.number}", "nonce": "n", "registered": False})
-        await self._hear("CHALLENGE")
-        self._say("AUTH", {"proof": ""})
+        hello = {"uuid": uuid, "name": f"bench{self.number}", "version": VERSION, "registered": False}
+        self._say("HELLO", hello)
         await self._hear("WELCOME")
         position = {"epoch": 1, "serial": after, "digest": digest}
         self._say("SUBSCRIBE", {"history": status["history"], "position": position})

@@ -89,8 +89,11 @@ class PeerAddresses:
         listed += [http for native, http in self._told.items() if self._has_native(native)]
         return any(is_below(url, one) for one in listed)
 
-    def first_usable(self, *urls: str) -> str:
-        """Return the first of these URLs that may be used; empty without one. Empty ones are passed over."""
+    def first_usable(self, *urls: str, is_worth_telling: bool = True) -> str:
+        """Return the first of these URLs that may be used; empty without one. Empty ones are passed over.
+
+        If that `is_worth_telling`, the status says which address an operator must add.
+        """
         known = [url for url in urls if url]
         for url in known:
             try:
@@ -99,7 +102,7 @@ class PeerAddresses:
                 continue
             return url
         for url in known[:1]:
-            self._note(public_url(url), is_worth_telling=True)
+            self._note(public_url(url), is_worth_telling=is_worth_telling)
         return ""
 
     @property
@@ -113,6 +116,7 @@ class PeerAddresses:
         if http and self._has_native(upstream.native) and _is_of(upstream.native, http):
             self._told = {native: one for native, one in self._told.items() if self._has_native(native)}
             self._told[upstream.native] = http
+            self._unused.pop(public_url(http), None)
 
     def check_administers(self, address: Address) -> None:
         """Raise `NotConnected` unless a daemon at this address may say who is primary: an operator chose the

@@ -216,7 +216,12 @@ class ReplicationServices:
         """Make a replica fetch files over HTTP from its upstream or the primary. A primary fetches none."""
         url = ""
         if self.roles.role == REPLICA and self.replica is not None:
-            url = self.addresses.first_usable(self.replica.upstream_http, self.roles.primary.http)
+            # Until the upstream has told its own address, that of the primary is one of before.
+            url = self.addresses.first_usable(
+                self.replica.upstream_http,
+                self.roles.primary.http,
+                is_worth_telling=self.replica.welcome is not None,
+            )
         if url == self._files_url:
             return
         self._files_url = url

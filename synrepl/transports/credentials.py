@@ -3,12 +3,14 @@
 The module of TLS is imported where it is used: most daemons have no TLS.
 """
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.address import UNIXAddress
 from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface import implementer
 
+from synrepl import key_rules
 from synrepl.key_rules import is_loopback_ip, url_refusal
 from synrepl.ports.response_errors import NeverSent
 
@@ -93,7 +95,11 @@ def is_below(url: str, base: str) -> bool:
 
 def is_local(address: Any) -> bool:
     """Whether this address is on this machine: loopback, or a UNIX socket."""
-    return isinstance(address, UNIXAddress) or is_loopback_ip(str(getattr(address, "host", "")))
+    return isinstance(address, UNIXAddress) or _is_loopback(str(getattr(address, "host", "")))
+
+
+_is_loopback = lru_cache(maxsize=1_024)(is_loopback_ip)
+ip_of = lru_cache(maxsize=1_024)(key_rules.ip_of)
 
 
 def certified_name(transport: Any) -> str | None:

@@ -143,7 +143,7 @@ class UpstreamSettings(ConnectionSettings):
         parse=parse_upstreams,
         metavar="URL",
         kind="list",
-        example="tcp:primary.example:9092",
+        example="tls:primary.example:9092",
     )
     anonymous: bool = setting(
         False,
@@ -177,8 +177,7 @@ class ApiSettings(ConnectionSettings):
     allowed_hosts: tuple[str, ...] | None = setting(
         None,
         "Host names with dots that HTTP clients use for this daemon, comma-separated. Without a secret,"
-        " requests for other host names are refused, against DNS rebinding. With one, other daemons may know"
-        " this one as https:// and one of these names.",
+        " requests for other host names are refused, against DNS rebinding.",
         parse=names,
         example="[replication.example.org]",
     )

@@ -28,18 +28,27 @@ class Observer(Daemon):
         self.secret_file = folder / "secret"
         self.secret_file.touch(0o600)
         self.secret_file.write_text(homeserver.secret)
-        settings = folder / "synrepl.yaml"
-        text = {
+        self._file = folder / "synrepl.yaml"
+        self._settings = {
             **({} if "resp" in more else {"redis": homeserver.redis.url}),
             "instance_name": name,
             "secret_file": str(self.secret_file),
             "instance_map": homeserver.instance_map,
             **more,
         }
-        settings.write_text(json.dumps(text))  # which is YAML
+        self.list_upstream()
         self.server_name = homeserver.server_name
-        super().__init__(folder, "--config", str(settings), server_name=self.server_name, http_port=http_port)
+        super().__init__(
+            folder, "--config", str(self._file), server_name=self.server_name, http_port=http_port
+        )
         self.secret = homeserver.secret
+
+    def list_upstream(self, *upstreams: str) -> None:
+        """Write the settings, with these upstreams first: the daemon shows its secret to nobody else."""
+        more = {"upstream": list(dict.fromkeys([*upstreams, *self._settings.get("upstream", [])]))}
+        self._file.write_text(
+            json.dumps(self._settings | (more if more["upstream"] else {}))
+        )  # which is YAML
 
     def get(self, path: str) -> str:
         """What it answers."""

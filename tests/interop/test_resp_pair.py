@@ -61,9 +61,13 @@ class Pair:
 
     def start_replica(self) -> None:
         """Start the former primary, which may have facts that nobody else has: it gives them up."""
+        self.replica.list_upstream(f"tcp:127.0.0.1:{self.primary.port}")
         self.replica.start(answers="/livez")
         wait_until(lambda: role(self.replica) != "primary", "the former primary to hear of the new one")
         if role(self.replica) == "fenced":
+            ask(self.replica, "/v1/resync", {})
+        wait_until(lambda: following(self.replica) in ("live", "stopped"), "the former primary to follow")
+        if following(self.replica) == "stopped":
             ask(self.replica, "/v1/resync", {})
         wait_until(lambda: status(self.replica)["resp"]["connected"], "the channel at the replica")
 
@@ -83,6 +87,11 @@ def status(daemon: Observer) -> dict[str, Any]:
     """What the daemon says of itself."""
     found: dict[str, Any] = json.loads(daemon.get("/v1/status"))
     return found
+
+
+def following(daemon: Observer) -> str:
+    """How it follows its upstream."""
+    return str((status(daemon)["upstream"] or {}).get("state"))
 
 
 def role(daemon: Observer) -> str:

@@ -117,18 +117,20 @@ def test_a_primary_of_another_log_at_the_same_address_is_not_followed(tmp_path: 
 def test_a_replica_without_the_right_secret_is_told_so_and_asks_again(tmp_path: Path) -> None:
     """Nothing is sent to it, and nothing kept for it; once it has the right one it joins."""
     begun = time.monotonic()
-    keys, right, wrong, own = (tmp_path / name for name in ("keys", "right", "wrong", "own"))
+    keys, right, wrong, own, ours = (tmp_path / name for name in ("keys", "right", "wrong", "own", "ours"))
     keys.write_text("replica another\n")
     right.write_text(SECRET)
     wrong.write_text("another-one")
     own.write_text("of-the-replica")
-    for path in (keys, right, wrong, own):
+    ours.write_text(f"tests {SECRET} all\n")
+    for path in (keys, right, wrong, own, ours):
         path.chmod(0o600)
     (tmp_path / "primary").mkdir()
     fill(tmp_path / "primary" / "synrepl.db", 20)
     with Cluster(tmp_path) as cluster:
         primary = cluster.add("primary", "--secret-file", str(right), "--keys-file", str(keys))
-        replica = cluster.add("replica", "--secret-file", str(own), upstream=primary.front)
+        options = ("--secret-file", str(own), "--keys-file", str(ours))
+        replica = cluster.add("replica", *options, upstream=primary.front)
         wait_until_refused(replica, "no_rights")
         assert primary.status()["leases"] == []
 

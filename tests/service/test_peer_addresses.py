@@ -120,11 +120,15 @@ def test_the_status_says_which_address_to_add() -> None:
     with pytest.raises(NeverSent, match="add it there to use it"):
         addresses.credentials_for("http://b:1", is_worth_telling=False)
     assert addresses.first_usable("http://c:1", "https://oslo:9093") == "https://oslo:9093"
+    assert addresses.first_usable("http://e:1", is_worth_telling=False) == ""
     assert addresses.first_usable("", "http://d:1") == ""
+    assert addresses.first_usable("http://127.0.0.1:9093") == ""
+    addresses.learned(LISTED[0], "http://127.0.0.1:9093")
     (problem,) = addresses.problems()
     assert problem.text.startswith(f"{KIND}: peers told of http://a:1, ")
     assert "http://d:1" in problem.text
-    assert not any(f"http://{name}:1" in problem.text for name in "bc")
+    assert not any(f"http://{name}:1" in problem.text for name in "bce")
+    assert "127.0.0.1" not in problem.text
     assert problem.text.isprintable()
     assert not problem.not_ready
     clock.advance(200)

@@ -44,7 +44,7 @@ from tests.simulation.seeded import STEP_SECONDS, SeededRun
 __all__ = ["AIMS", "ReplicaSimulation"]
 
 AIMS: Final = (
-    *(("relay", state) for state in ("authenticating", "ready", "snapshot", "meanwhile", "joined")),
+    *(("relay", state) for state in ("ready", "snapshot", "meanwhile", "joined")),
     *(("relay", state) for state in ("admitting", "catching up", "live", "refused")),
     *(("replica", state) for state in ("connecting", "ready", "snapshot", "meanwhile", "adopting")),
     *(("replica", state) for state in ("catching up", "live", "disconnected", "refused", "stopped")),

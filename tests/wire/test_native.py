@@ -181,5 +181,5 @@ def test_the_secret_of_a_greeting_is_not_in_logs() -> None:
         b"HELLO rosebud " + b"x" * 100_000,
         b'hello {"secret":"rosebud"}',
     ):
-        for dialect in (AUTO, NATIVE):
+        for dialect in (AUTO, NATIVE, LEGACY, MIDDLE, CURRENT, NEWEST):
             assert "rosebud" not in str(receive(server(dialect), [line])), line

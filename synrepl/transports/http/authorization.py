@@ -13,10 +13,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from synrepl.http_api.route import JSON, Route
-from synrepl.key_rules import ip_of
 from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring
 from synrepl.ports.rights import Operation, refusal, route_operation
-from synrepl.transports.credentials import certified_name, is_local
+from synrepl.transports.credentials import certified_name, ip_of, is_local
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.headers import headers
 from synrepl.wire.text import printable

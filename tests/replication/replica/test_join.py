@@ -42,7 +42,7 @@ class Counting:
         self.joins: list[Join] = []
 
     def __call__(self, data: bytes) -> bytes:
-        for word in (b"BLOCK ", b"JOINING ", b"JOINED ", b"CHALLENGE ", b"WELCOME ", b"SUBSCRIBED "):
+        for word in (b"BLOCK ", b"JOINING ", b"JOINED ", b"WELCOME ", b"SUBSCRIBED "):
             self.count += data.count(word)
         self.facts += data.count(b'"prev_token"')
         self.joins += [
