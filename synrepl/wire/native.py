@@ -47,7 +47,7 @@ from synrepl.wire.text import check_printable
 VERSION: Final = 3
 """Version of the native commands. The handshake of versions 1 and 2, up to release 26.11, is not spoken."""
 
-VERSION_NEEDED: Final = "the release after 26.11"
+VERSION_NEEDED: Final = "a release after 26.11.1"
 """The first release that speaks this version."""
 
 CAPABILITIES: Final = ("digests", "ephemeral", "peers", "receipts")

@@ -202,7 +202,9 @@ class _Traceback:
         """Yield the line before the traceback, with it, or each by itself."""
         found = self.exceptions
         if held is not None and not self._is_logged and logged_message(_unpacked(held.line)[0])[0].logger:
-            yield PastedEntry(held.number, held.line, held.lines + self._lines, found, frames=tuple(self._frames))
+            yield PastedEntry(
+                held.number, held.line, held.lines + self._lines, found, frames=tuple(self._frames)
+            )
             return
         if held is not None:
             yield held
