@@ -142,7 +142,7 @@ def test_an_older_replica_is_told_what_to_do(version: int) -> None:
     cluster.pass_(0.2)
 
     assert "version" == raw.refusal()["code"]
-    assert "update the replica to the release after 26.11" in raw.refusal()["message"]
+    assert "update the replica to a release after 26.11.1" in raw.refusal()["message"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_an_older_upstream_is_named(line: str) -> None:
     cluster.pass_(0.05)
 
     assert b.replica is not None
-    assert "update it first, to the release after 26.11" in b.replica.why
+    assert "update it first, to a release after 26.11.1" in b.replica.why
 
 
 @pytest.mark.parametrize("line", ["JOIN {}", "DIGESTS [1]", "UP o 1 REMOTE_SERVER_UP far"])
