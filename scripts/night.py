@@ -24,7 +24,10 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
     """Return the command and the variables of each part. Each day has seeds and faults of its own."""
     drawn = {"SYNREPL_FIRST_SEED": str(day * 1_000), "SYNREPL_SEEDS": str(seeds)}
     return {
-        "seeds": ((*PYTEST, "tests/simulation", "tests/crash"), drawn),
+        "seeds": (
+            (*PYTEST, "tests/simulation", "tests/crash", "tests/processes", "tests/storage/test_kill.py"),
+            drawn,
+        ),
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),

@@ -13,11 +13,11 @@ import pytest
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
+from tests.processes.loading import drawn_seed
 from tests.storage.builders import LogCase, facts_after
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("SYNREPL_KILLS", "5"))
-SEED = int(os.environ.get("SYNREPL_FIRST_SEED") or 20261129)
 """How often the process is killed; more for a longer look."""
 
 
@@ -48,7 +48,7 @@ class KillTests(LogCase):
         """This is the promise a homeserver builds on when it answers its own clients."""
         path = self.directory() / "synrepl.db"
         told: list[list[bytes]] = []
-        chance = random.Random(SEED)
+        chance = random.Random(drawn_seed())
 
         for kill in range(1, KILLS + 1):
             told += self.acknowledged(path, chance.randint(1, 1500))
@@ -72,7 +72,7 @@ class KillTests(LogCase):
         """What is noted beside the log must fit it while it is opened, closed, and replaced by a copy."""
         path = self.directory() / "synrepl.db"
         last = 0
-        chance = random.Random(SEED)
+        chance = random.Random(drawn_seed())
 
         for kill in range(4 * KILLS):
             told = self.acknowledged(path, chance.randint(0, 12) if kill else 1, "life")
