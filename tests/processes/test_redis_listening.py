@@ -92,7 +92,6 @@ def test_metrics_tell_what_a_deployment_writes(tmp_path: Path, redis: RedisServe
             assert metric(daemon.url, "synrepl_stream_bytes_total", stream=stream) > count, stream
         seen = {name: metric(daemon.url, "synrepl_invalidations_seen_total", cache=name) for name in caches}
         assert seen == caches
-        assert metric(daemon.url, "synrepl_replication_lag_seconds") < 10
         assert metric(daemon.url, "synrepl_replication_lag_rows") == 0
 
 
@@ -163,13 +162,12 @@ def test_a_quiet_channel_is_no_lag(daemon: Daemon, redis: RedisServer) -> None:
     with Speaker(redis) as speaker:
         until = status(daemon.url)["uptime_seconds"] + 4
         eventually(lambda: status(daemon.url)["uptime_seconds"] > until, "some seconds alone")
-        alone = redis_of(daemon.url)["lag_seconds"]
+        eventually(lambda: redis_of(daemon.url)["lag_seconds"] < 2, "no lag, alone on the channel")
         speaker.say("POSITION receipts w1 1 1")
         eventually(lambda: writers_of(daemon, "receipts"), "a position")
         until = status(daemon.url)["uptime_seconds"] + 4
         eventually(lambda: status(daemon.url)["uptime_seconds"] > until, "some seconds of silence")
-        assert redis_of(daemon.url)["lag_seconds"] < 2
-        assert alone < 2, "alone on the channel"
+        eventually(lambda: redis_of(daemon.url)["lag_seconds"] < 2, "no lag, after the silence")
         redis.kill()
         eventually(lambda: redis_of(daemon.url)["lag_seconds"] > 2, "a lag, as nothing is heard")
         (error,) = eventually(lambda: status(daemon.url)["errors"], "a word of it")

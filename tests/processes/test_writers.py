@@ -44,7 +44,6 @@ STOPS = size(1, 6)
 """How often PostgreSQL is ended in each way."""
 LIFE_SECONDS = size(2, 20) / 10
 """How long it may be until somebody is killed."""
-RELEASE_SECONDS: Final = 15.0
 STEP_SECONDS: Final = 0.02
 NUMBERS_A_LIFE: Final = 10**7
 
@@ -414,7 +413,6 @@ def test_a_stuck_writer_is_named_and_a_dead_one_released(server: PostgresServer,
         for reader in all_of_it.readers:
             reader.wait_for(numbers, "what was held up")
         took = time.monotonic() - killed_at
-        assert took < RELEASE_SECONDS
         assert (gone := all_of_it.state_of(stuck.name)) is not None
         assert (gone.process, gone.owner) == ("", None)
     report(f"a dead writer's ids are released after {took:.1f} s")
