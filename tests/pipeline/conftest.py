@@ -1,13 +1,10 @@
 """What all tests of the pipeline have: one Spark for all of them, as it takes seconds to start."""
 
-import shutil
-from collections.abc import Generator, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from synrepl.pipeline.jobs import is_late_worker, retry_late_workers
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.session import session
@@ -24,29 +21,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         runs_on = item.callspec.params.get("runner") if hasattr(item, "callspec") else None
         if "spark" in getattr(item, "fixturenames", ()) or runs_on == "spark":
             item.add_marker("spark")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    """Run a test again if a Python worker of Spark did not start within 10 seconds, which nothing sets.
-
-    A busy machine is the reason; jobs retry, too (`retry_late_workers`).
-    """
-    try:
-        return (yield)
-    except Exception as error:
-        if not is_late_worker(error):
-            raise
-    retry_late_workers(_run_again)(pyfuncitem)
-    return True
-
-
-def _run_again(item: pytest.Function) -> None:
-    arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-    if isinstance(folder := arguments.get("tmp_path"), Path):
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    item.obj(**arguments)
 
 
 @pytest.fixture(scope="module", params=["local", "spark"])
