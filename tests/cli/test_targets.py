@@ -304,7 +304,6 @@ def test_the_sessions_of_the_demo_are_the_recorded_ones(name: str) -> None:
     )
 
 
-@pytest.mark.story
 def test_the_demo_shows_that_everything_comes_out_once(tmp_path: Path) -> None:
     """And leaves nothing behind."""
     answer = subprocess.run(

@@ -201,9 +201,7 @@ def test_an_audit_says_nothing_then(position: Path, number: signal.Signals) -> N
     assert "clean: 2,000 facts" in finish(command(position.parent, *words))
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(one, marks=[pytest.mark.story] * (one == signal.SIGINT)) for one in SIGNALS]
-)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_tables_are_at_one_end_of_the_archive_or_the_other(position: Path, number: signal.Signals) -> None:
     """While a library waits for rows; the next run brings each to the end."""
     words = "tables", "--archive", "archive", "--out", "tables"

@@ -6,8 +6,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from synrepl.streams.digest import EMPTY, verify
 from tests.processes.loading import (
     PATIENCE_SECONDS,
@@ -112,7 +110,6 @@ class Writers:
             self.changed.notify_all()
 
 
-@pytest.mark.story
 def test_a_killed_daemon_keeps_what_it_acknowledged_and_its_followers_go_on(tmp_path: Path) -> None:
     """A homeserver that got its answer has told its own clients; and nobody restarts workers by hand."""
     seed = drawn_seed()

@@ -38,7 +38,6 @@ def rows(url: str) -> list[Any]:
     return [row for line in map(json.loads, lines) if "rows" in line for row in line["rows"]]
 
 
-@pytest.mark.story
 def test_a_package_index(tmp_path: Path, redis: RedisServer) -> None:
     """The replica has it, a tail that names it follows it, a restart keeps it; Redis never hears of it."""
     with ExitStack() as stack:

@@ -6,8 +6,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.processes.loading import Asker, Recorder, drawn_seed, ids_of, report, size
 from tests.processes.test_tail_kills import BATCH, Posting
 from tests.service.processes import Daemon
@@ -16,7 +14,6 @@ KILLS = size(5, 50)
 FACTS = size(10_000, 100_000)
 
 
-@pytest.mark.story
 def test_each_fact_has_one_effect_through_kills(tmp_path: Path) -> None:
     """This is what the library promises to workers with a database: no fact twice, none never."""
     seed = drawn_seed()

@@ -249,7 +249,6 @@ def test_replicate_without_reading_costs_nothing(tmp_path: Path, line: bytes) ->
             send(one, line * 1_000_000)
 
 
-@pytest.mark.story
 def test_bad_lines_do_not_fill_the_log(tmp_path: Path) -> None:
     """15,425 of them were 15,425 lines."""
     with Daemon(tmp_path) as daemon:

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from tests.processes.http_proxy import HttpProxy
 from tests.processes.loading import Asker
 from tests.processes.replicas import Cluster, Load, Member, fill
@@ -18,7 +16,6 @@ def wanted(member: Member) -> list[bytes]:
         return asker.ask("GET", f"/v1/changelog?streams={WANTED}").splitlines()
 
 
-@pytest.mark.story
 def test_a_filtered_replica_follows_through_a_proxy_that_is_cut(tmp_path: Path) -> None:
     """It joins, follows, is cut off while facts come, comes back, and is as its primary in the end."""
     (tmp_path / "primary").mkdir()

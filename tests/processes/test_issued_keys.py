@@ -6,8 +6,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import pytest
-
 from tests.cli.test_processes import run
 from tests.processes.channel import eventually
 from tests.processes.loading import report
@@ -36,7 +34,6 @@ def code(daemon: Daemon, secret: str, path: str = "/v1/replication", body: bytes
         return error.code
 
 
-@pytest.mark.story
 def test_a_revoked_key_is_refused_at_a_replica_of_a_replica(tmp_path: Path) -> None:
     """Within two seconds, and after a restart without the other daemons; its secret is on no disk."""
     shared = tmp_path / "shared"

@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from tests.processes.channel import eventually
 from tests.processes.loading import MIB, PATIENCE_SECONDS, drawn_seed, memory, report, size
 from tests.processes.replicas import Cluster, Load, Member, fill
@@ -45,7 +43,6 @@ def wait_until_joined(member: Member) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.story
 def test_a_big_log_is_copied_while_it_grows(tmp_path: Path) -> None:
     """No seam between what was there and what came, and memory for neither."""
     begun = time.monotonic()

@@ -5,8 +5,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from tests.processes.channel import eventually
 from tests.processes.loading import Asker, Refused, report, size
 from tests.processes.replicas import Cluster, Member, fill
@@ -78,7 +76,6 @@ def test_a_laptop_catches_up_at_the_cost_of_what_it_wants(tmp_path: Path) -> Non
     assert cost <= FACTOR * bytes_wanted + BESIDE_BYTES
 
 
-@pytest.mark.story
 def test_a_file_is_fetched_when_somebody_wants_it(tmp_path: Path) -> None:
     """And not before; then it is whole, and there also without the primary."""
     begun = time.monotonic()

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from synrepl.storage.ids.database import IdDatabase
 from tests.processes.channel import Listener, eventually, on_redis, status
@@ -51,7 +50,6 @@ class Writer:
         self._connection.close()
 
 
-@pytest.mark.story
 def test_rows_of_the_others_arrive_within_a_second(tmp_path: Path) -> None:
     """At a follower of 1.66 and on Redis; what commits at last arrives too. Nobody notifies the daemon."""
     with PostgresServer() as server, RedisServer() as redis:

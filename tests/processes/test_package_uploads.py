@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from tests.processes.loading import Asker, Refused, Unanswered, report, size
 from tests.processes.replicas import Cluster, Member
@@ -78,7 +77,6 @@ class Upload(threading.Thread):
         return has_row, has_name, has_file and (has_row or has_name)
 
 
-@pytest.mark.story
 def test_a_package_has_its_row_and_its_archive_or_neither_everywhere(tmp_path: Path) -> None:
     """At the primary, at the replica, and at a replica of that; what was answered is there."""
     chance = random.Random(7)

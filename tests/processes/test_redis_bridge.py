@@ -69,7 +69,6 @@ def told_on(listener: Listener) -> Counter[Fact]:
     return found
 
 
-@pytest.mark.story
 def test_every_fact_is_told_once_and_nothing_goes_round(tmp_path: Path, redis: RedisServer) -> None:
     """Two that hear each other and both tell `caches` must not tell what they heard."""
     with ExitStack() as stack:

@@ -109,7 +109,6 @@ def wait_for_all(daemon: Daemon, told: RecordedState, *, seconds: float = 20.0) 
     assert ascends(had) == []
 
 
-@pytest.mark.story
 def test_a_recording_is_in_the_log_fact_by_fact(tmp_path: Path, redis: RedisServer) -> None:
     """Each fact of the server once and whole, and nothing of the other server on the same Redis."""
     messages = recording(COLD_START, TRAFFIC)

@@ -104,7 +104,6 @@ def test_a_hundred_writes_that_wait_hold_up_nobody(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.story
 def test_without_the_primary_nothing_is_kept_and_that_is_said(tmp_path: Path) -> None:
     """Who gets such an answer may ask elsewhere."""
     begun = time.monotonic()

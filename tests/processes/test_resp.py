@@ -144,7 +144,6 @@ def pair(cluster: Cluster) -> tuple[Member, Member, tuple[int, int]]:
     return primary, replica, ports
 
 
-@pytest.mark.story
 def test_a_channel_has_several_daemons(tmp_path: Path) -> None:
     """What is published at one of them comes to the subscribers of both, and into the log."""
     with Cluster(tmp_path) as cluster:
@@ -171,7 +170,6 @@ def test_a_channel_has_several_daemons(tmp_path: Path) -> None:
             client.close()
 
 
-@pytest.mark.story
 def test_a_replica_goes_on_alone_and_is_promoted(tmp_path: Path) -> None:
     """Its clients stay connected: nothing is closed, and the log asks for what it lacks."""
     with Cluster(tmp_path) as cluster:
@@ -202,7 +200,6 @@ def test_a_replica_goes_on_alone_and_is_promoted(tmp_path: Path) -> None:
             client.close()
 
 
-@pytest.mark.story
 def test_processes_move_from_a_redis_one_by_one(tmp_path: Path) -> None:
     """Each line goes over once; a Redis that is lost is made up for by a position."""
     port = free_port()

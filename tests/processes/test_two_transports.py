@@ -107,7 +107,6 @@ def test_the_first_wins(world: World) -> None:
         assert 0 == metric(world.reader.url, "synrepl_gaps_detected_total")
 
 
-@pytest.mark.story
 def test_either_is_enough(world: World) -> None:
     """Redis goes and comes back: nothing waits for it, and nothing is fetched that came the other way."""
     world.post(FACTS)

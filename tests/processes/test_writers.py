@@ -376,7 +376,6 @@ def test_everybody_is_killed_and_nothing_is_lost(server: PostgresServer, tmp_pat
     report(f"writers, log in {log}: {KILLS} kills, {facts} facts, {time.monotonic() - begun:.1f} s")
 
 
-@pytest.mark.story
 def test_a_stuck_writer_is_named_and_a_dead_one_released(server: PostgresServer, tmp_path: Path) -> None:
     """What it has unfinished holds up its own facts, and who knows no writers. Whose it is must be seen; and
     its end frees them."""
