@@ -91,7 +91,7 @@ class ReplicationServices:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
         publisher.follower_commands.forwarders.append(self.commands)
-        self._files_client: HttpFiles | None = None
+        self._files_client: HttpClient | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
         self.addresses = PeerAddresses(
@@ -227,8 +227,8 @@ class ReplicationServices:
         self._files_url = url
         former, self._files_client = self._files_client, None
         if url:
-            self._files_client = HttpFiles(self._reactor, url, secret=self.addresses.credentials_for(url))
-        await self.files.set_source(self._files_client)
+            self._files_client = HttpClient(self._reactor, url, secret=self.addresses.credentials_for(url))
+        await self.files.set_source(None if self._files_client is None else HttpFiles(self._files_client))
         if former is not None:
             await former.stop()
 
@@ -359,7 +359,7 @@ class ReplicationServices:
         from synrepl.transports.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
 
         secret = self.addresses.credentials_for(where.http)
-        over = NativeHttpEndpoint(self._reactor, where.http, secret=secret)
+        over = NativeHttpEndpoint(HttpClient(self._reactor, where.http, secret=secret))
         # Where the secret may go is decided for the URL.
         return upstream(over, secret=secret, is_private=lambda peer: True, suspicion=PROXY_SUSPICION)
 

@@ -20,10 +20,11 @@ from synrepl.ports.response_errors import (
     ApiResponseError,
     NeverSent,
 )
-from synrepl.transports.http import http_client
-from synrepl.transports.http.client import ChangelogClient
-from synrepl.transports.http.http_client import BodyLines, HttpClient
+from synrepl.transports.http import response_body
+from synrepl.transports.http.changelog_client import read_changelog
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.messages import DigestsAnswer
+from synrepl.transports.http.response_body import BodyLines
 from tests.http.builders import SiteCase, append_body, post_facts, receipt
 
 URL = "http://ada:pass@hs.example:9093"
@@ -57,9 +58,9 @@ class RefusalTests(SiteCase):
             (0, {}, "trimmed"),
         ]
         client = StubTreq(self.site.resource)
-        changelog = ChangelogClient(self.clock, URL, client=client)
+        http = HttpClient(self.clock, URL, client=client)
         for since, options, code in cases:
-            asked = ensureDeferred(changelog.pages(since, None, 0, print, **options))
+            asked = ensureDeferred(read_changelog(http, since, None, 0, print, **options))
             client.flush()
             error: Any = self.failureResultOf(asked, ApiResponseError).value
 
@@ -144,7 +145,7 @@ class LinesTests(SynchronousTestCase):
 
     def test_a_line_without_an_end_is_the_servers_fault(self) -> None:
         """It is told as what it is, and held no longer."""
-        self.patch(http_client, "MAX_LINE_BYTES", 1_000)
+        self.patch(response_body, "MAX_LINE_BYTES", 1_000)
         lines, transport = self.lines()
         for _ in range(11):
             lines.dataReceived(b"x" * 100)

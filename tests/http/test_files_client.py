@@ -15,8 +15,9 @@ from twisted.web.resource import Resource
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.files.store import StoredFile
 from synrepl.ports.response_errors import ApiResponseError
-from synrepl.transports.http.http_client import MAX_BUFFERED_BYTES
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import HttpFiles
+from synrepl.transports.http.response_body import MAX_BUFFERED_BYTES
 from tests.files.builders import checksum
 from tests.files.setup import missing
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
@@ -79,7 +80,7 @@ class ClientCase(FilesSiteCase):
 
     def fetch(self, client: Any, offset: int = 0, sha256: str = SHA, **options: Any) -> "Deferred[None]":
         """Begin."""
-        files = HttpFiles(self.clock, URL, client=client, **options)
+        files = HttpFiles(HttpClient(self.clock, URL, client=client, **options))
         return ensureDeferred(files.fetch(sha256, offset, self.take))
 
 
@@ -232,7 +233,7 @@ class MisbehavingTests(ClientCase):
         async def fail(data: bytes) -> None:
             raise ReplicationError("the disk is full")
 
-        fetched = ensureDeferred(HttpFiles(self.clock, URL, client=client).fetch(SHA, 0, fail))
+        fetched = ensureDeferred(HttpFiles(HttpClient(self.clock, URL, client=client)).fetch(SHA, 0, fail))
         client.flush()
 
         self.assertEqual("the disk is full", str(self.failureResultOf(fetched, ReplicationError).value))
@@ -270,7 +271,7 @@ class ReplicaOfOursTests(FilesSiteCase):
         self.directory = self.directory.with_name("replica")
         self.wait(self.make_files(_Cut()).stop())
 
-        replica = self.make_files(HttpFiles(self.clock, URL, client=client))
+        replica = self.make_files(HttpFiles(HttpClient(self.clock, URL, client=client)))
         self.clock.advance(1)
         client.flush()
 

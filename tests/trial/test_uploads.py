@@ -9,6 +9,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from synrepl.ports.response_errors import ApiResponseError
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import BLOCK, HttpFiles
 from tests.trial.waiting import eventually
 
@@ -49,8 +50,9 @@ class EarlyRefusalTests(TestCase):
         endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
         port = await endpoint.listen(Factory.forProtocol(Refusing))
         self.addCleanup(port.stopListening)
-        files: Any = HttpFiles(reactor, f"http://127.0.0.1:{port.getHost().port}")
-        self.addCleanup(files.stop)
+        http = HttpClient(reactor, f"http://127.0.0.1:{port.getHost().port}")
+        self.addCleanup(lambda: ensureDeferred(http.stop()))
+        files = HttpFiles(http)
         read: list[int] = []
 
         async def block(offset: int, count: int) -> bytes:

@@ -1,6 +1,6 @@
 """Clients of other daemons: for files, and for claims, handovers and status."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -19,12 +19,9 @@ from synrepl.ports.response_errors import ApiResponseError, as_response_error
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import (
-    MAX_ERROR_BYTES,
-    BodyChunks,
-    HttpClient,
-)
+from synrepl.transports.http.http_client import MAX_ERROR_BYTES, NO_HEADERS, HttpClient
 from synrepl.transports.http.messages import DigestsAnswer
+from synrepl.transports.http.response_body import BodyChunks
 
 T = TypeVar("T")
 
@@ -35,13 +32,14 @@ CONFLICT: Final = 409
 
 
 @dataclass(eq=False, repr=False)
-class HttpFiles(HttpClient):
-    """Client of the files of the daemon at `base_url`; an `IFetchFile`.
+class HttpFiles:
+    """Client of the files of a daemon; an `IFetchFile`.
 
-    A response may take `timeout` seconds to start (the server verifies a big file first), and then `silence`
-    seconds between bytes.
+    A response may take the timeout of `http` to start (the server verifies a big file first), and then
+    `silence` seconds between bytes.
     """
 
+    http: HttpClient
     silence: float = 30.0
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
@@ -50,12 +48,9 @@ class HttpFiles(HttpClient):
         What `on_chunk` raises ends the download: the caller bounds it.
         """
         # 416: the local part is complete already; its checksum will be verified.
-        headers, codes = ({"range": [f"bytes={offset}-"]}, {200, 206, 416}) if offset else ({}, {200, 206})
-        async with self._exchange(GET_FILE.request(sha256), codes, headers=headers) as (
-            url,
-            response,
-            chunks,
-        ):
+        headers, codes = ({"range": f"bytes={offset}-"}, {200, 206, 416}) if offset else ({}, {200, 206})
+        request = GET_FILE.request(sha256)
+        async with self._exchange(request, codes, headers=headers) as (url, response, chunks):
             if response.code == 416:
                 return
             skip = offset
@@ -86,21 +81,18 @@ class HttpFiles(HttpClient):
         request: HttpRequest,
         codes: Collection[int],
         *,
-        headers: dict[str, list[str]] | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
         body: "_Body | None" = None,
     ) -> AsyncIterator[tuple[str, Any, BodyChunks]]:
         """Send a request; yield its URL, the response and its body. Any other code raises `ApiResponseError`.
 
         The timeout restarts while the server reads the request's body.
         """
-        url = public_url(request.url(self.base_url))
-        response = await self._within(
-            self.timeout,
-            self._send(request.method, url, headers or {}, body),
-            url,
-            progress=lambda: 0 if body is None else body.sent,
+        url = public_url(request.url(self.http.base_url))
+        response = await self.http.send(
+            request, headers, body, progress=lambda: 0 if body is None else body.sent
         )
-        chunks = BodyChunks.of(response, url, clock=self.reactor, silence=self.silence)
+        chunks = BodyChunks.of(response, url, clock=self.http.reactor, silence=self.silence)
         try:
             if response.code not in codes:
                 raise as_response_error(response.code, await _error_body(chunks), url)
@@ -240,7 +232,7 @@ class PeerClient:
         request: HttpRequest,
         answer: type[T],
         *,
-        body: Any = None,
+        body: msgspec.Struct | None = None,
         is_worth_telling: bool = True,
     ) -> T:
         if not address.http:
@@ -250,5 +242,4 @@ class PeerClient:
         if client is None:
             client = HttpClient(self.reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
             self._clients[id(credentials)] = client
-        content = None if body is None else msgspec.json.encode(body)
-        return await client.call(request, answer, base_url=address.http, body=content)
+        return await client.call(request, answer, base_url=address.http, body=body)
