@@ -13,9 +13,9 @@ from twisted.web._newclient import ParseError
 from synrepl.cli.options import secret_advice
 from synrepl.cli.output import TailOptions, TailOutput
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
-from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace
@@ -23,8 +23,7 @@ from synrepl.streams.facts import says_lost
 from synrepl.transports.http.changelog_client import FirstAnswer, read_changelog
 from synrepl.transports.http.http_client import HttpClient, decode_json
 from synrepl.transports.tls import is_permanent, tls_trouble
-from synrepl.wire.address_list import AddressList, Fault, fault_of
-from synrepl.wire.error_codes import moved_to
+from synrepl.wire.address_list import AddressList, Fault
 
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
@@ -96,7 +95,7 @@ class ChangelogTail:
                 await self._read_page()
                 self._addresses.succeeded()
                 self._backoff.reset()
-            except ApiResponseError as error:
+            except HttpError as error:
                 has_others = len(self._names) > 1
                 if error.code == "fork" or (error.code == "ahead_of_log" and not has_others):
                     self._output.write_event(
@@ -106,14 +105,14 @@ class ChangelogTail:
                     )
                     self._output.end(f"{error}; start again, without the --state file if there is one")
                     continue
-                fault = fault_of(error.code)
+                fault = error.fault
                 if error.code == "ahead_of_log":
                     fault = Fault.NOT_READY  # of the same epoch, but behind: it may catch up, or be promoted
-                elif not error.retryable and not (has_others and fault is not Fault.REFUSING):
+                elif not error.retryable and not (has_others and error.can_try_elsewhere):
                     advice = secret_advice(self._options.secret_file)
                     self._output.end(f"{self._url}: {advice}" if error.code == "unauthorized" else str(error))
                     return
-                await self._pause(error, fault, moved_to(error.body).split())
+                await self._pause(error, fault, error.moved_to.split())
             except RemoteProtocolError as error:
                 self._output.end(f"{self._url} does not respond as a synrepl daemon; check TARGET ({error})")
                 return

@@ -18,11 +18,12 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock
-from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwarded
+from synrepl.ports.response_errors import NeverSent, NotForwarded
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.log_waiters import LogWaiters
@@ -49,7 +50,7 @@ class IHttpClient(Protocol):
     ) -> Awaitable[T]:
         """Send a request; return its decoded answer.
 
-        Raises `ApiResponseError` for an error response, `NeverSent` if the request was not sent;
+        Raises `HttpError` for an error response, `NeverSent` if the request was not sent;
         `NotConnected` without a complete response and `RemoteProtocolError` for an invalid one: the outcome
         is then unknown.
         """
@@ -249,7 +250,7 @@ class WriteForwarder:
             appended = await send(Appended) if write.stream is not None else _as_one(await send(_BatchAnswer))
         except NeverSent as error:
             return NotForwarded("upstream_unreachable", f"nothing was stored: {error}"), ""
-        except ApiResponseError as error:
+        except HttpError as error:
             return _refusal(error), str(error)
         except ReplicationError as error:
             return None, str(error)
@@ -307,7 +308,7 @@ def _as_one(answer: _BatchAnswer) -> Appended:
     return Appended(answer.epoch, first, [token for one in answer.appends for token in one.tokens])
 
 
-def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":
+def _refusal(error: HttpError) -> "Appended | NotForwarded | None":
     """Convert the primary's error; None to retry: the outcome is unknown, or the body was corrupted."""
     match error.status, error.code:
         case ((502 | 504), _) if not error.body:  # from a proxy
@@ -333,7 +334,7 @@ def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":
     return NotForwarded("upstream_failed", str(error))
 
 
-def _unchanged(error: ApiResponseError) -> NotForwarded:
+def _unchanged(error: HttpError) -> NotForwarded:
     message = error.body.get("message")
     refused = NotForwarded(
         error.code, message if isinstance(message, str) else error.message, status=error.status
@@ -342,7 +343,7 @@ def _unchanged(error: ApiResponseError) -> NotForwarded:
     return refused
 
 
-def _stored_upstream(error: ApiResponseError) -> "Appended | None":
+def _stored_upstream(error: HttpError) -> "Appended | None":
     try:
         response = msgspec.convert(error.body, type=_NotHereYetBody)
     except msgspec.ValidationError:

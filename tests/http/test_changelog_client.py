@@ -14,12 +14,10 @@ from twisted.web._newclient import RequestTransmissionFailed
 from twisted.web.client import ResponseFailed, ResponseNeverReceived
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import DIGESTS
 from synrepl.ports.history import EMPTY
-from synrepl.ports.response_errors import (
-    ApiResponseError,
-    NeverSent,
-)
+from synrepl.ports.response_errors import NeverSent
 from synrepl.transports.http import response_body
 from synrepl.transports.http.changelog_client import read_changelog
 from synrepl.transports.http.http_client import HttpClient
@@ -62,7 +60,7 @@ class RefusalTests(SiteCase):
         for since, options, code in cases:
             asked = ensureDeferred(read_changelog(http, since, None, 0, print, **options))
             client.flush()
-            error: Any = self.failureResultOf(asked, ApiResponseError).value
+            error: Any = self.failureResultOf(asked, HttpError).value
 
             self.assertEqual((3, 2), (error.body["serial"], error.body["epoch"]), code)
             self.assertEqual(code == "other_epoch", error.retryable)
@@ -120,7 +118,7 @@ class Misbehaving(SiteCase):
         for status, body, code, is_retryable, part in cases:
             client = StubTreq(StringStubbingResource(lambda *_, status=status, body=body: (status, {}, body)))
             asked = ensureDeferred(digests(HttpClient(self.clock, URL, client=client)))
-            error = self.failureResultOf(asked, ApiResponseError).value
+            error = self.failureResultOf(asked, HttpError).value
 
             self.assertEqual((status, code, is_retryable), (error.status, error.code, error.retryable))
             self.assertEqual(part, {name: error.body[name] for name in part})

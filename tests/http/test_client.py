@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.ports.response_errors import ApiResponseError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.transports.http.catch_up import HttpCatchUp
 from synrepl.transports.http.changelog_client import read_changelog
@@ -251,7 +251,7 @@ class ChangelogTests(SiteCase):
     def test_being_ahead_is_told_with_the_head(self) -> None:
         """Whoever reads can then say how far the histories are apart."""
         self.receipts(2)
-        error = self.failureResultOf(self.pages(7)[0], ApiResponseError).value
+        error = self.failureResultOf(self.pages(7)[0], HttpError).value
 
         self.assertEqual(("ahead_of_log", 2, 1), (error.code, error.body["serial"], error.body["epoch"]))
 
@@ -276,7 +276,7 @@ class AppenderTests(SiteCase):
 
     def test_a_refusal_carries_the_servers_words(self) -> None:
         """One line, ready to be shown."""
-        error = self.failureResultOf(self.append("receipts", [[[1]]]), ApiResponseError).value
+        error = self.failureResultOf(self.append("receipts", [[[1]]]), HttpError).value
 
         self.assertEqual((400, "bad_row"), (error.status, error.code))
         self.assertIn("fact 0, row 0", str(error))

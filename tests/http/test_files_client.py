@@ -14,7 +14,7 @@ from twisted.web.resource import Resource
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.files.store import StoredFile
-from synrepl.ports.response_errors import ApiResponseError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import HttpFiles
 from synrepl.transports.http.response_body import MAX_BUFFERED_BYTES
@@ -121,18 +121,18 @@ class OursTests(ClientCase):
 
     def test_a_file_that_is_not_there_is_refused_in_the_servers_words(self) -> None:
         """People see them in the status."""
-        error = self.failureResultOf(self.ours(), ApiResponseError).value
+        error = self.failureResultOf(self.ours(), HttpError).value
 
         self.assertEqual((404, "no_such_file"), (error.status, error.code))
         self.name("x", SHA)
-        self.assertTrue(self.failureResultOf(self.ours(), ApiResponseError).value.retryable)
+        self.assertTrue(self.failureResultOf(self.ours(), HttpError).value.retryable)
 
     def test_the_secret_is_shown(self) -> None:
         """And nothing else is."""
         self.put(DATA)
         self.site = self.make_site(files=self.files, secret="sesame")
 
-        self.failureResultOf(self.ours(), ApiResponseError)
+        self.failureResultOf(self.ours(), HttpError)
         self.successResultOf(self.ours(secret="sesame"))
 
 
@@ -194,7 +194,7 @@ class MisbehavingTests(ClientCase):
         self.failureResultOf(self.fetch(Client(Refused())), NotConnected)
         refusing = self.fetch(Client(Response(503)))
         self.clock.advance(30)
-        self.assertEqual(503, self.failureResultOf(refusing, ApiResponseError).value.status)
+        self.assertEqual(503, self.failureResultOf(refusing, HttpError).value.status)
 
     def test_a_slow_disk_slows_the_sender(self) -> None:
         """That silence is our own: it is not counted."""

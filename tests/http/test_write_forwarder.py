@@ -13,11 +13,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
+from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.history import Appended
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.response_errors import NeverSent, as_response_error
+from synrepl.ports.response_errors import NeverSent
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.transports.http.http_client import HttpClient
@@ -59,7 +60,7 @@ class Primary:
             silent.addTimeout(timeout, self._clock)
             return silent.addErrback(_as_client)
         if status != 200:
-            return fail(as_response_error(status, told, URL))
+            return fail(read_error(status, told, url=URL))
         done: Deferred[Any] = Deferred()
         done.callback(msgspec.json.decode(told, type=answer))
         return done

@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import ALLOCATED, CATCH_UP
-from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 from synrepl.transports.http.http_client import HttpClient, decode_json
 from synrepl.transports.http.python_json import split_page
@@ -64,7 +64,7 @@ class HttpCatchUp:
         request = CATCH_UP.request(stream, txn_id, from_token=after, upto_token=upto, writer=writer)
         try:
             body = await self.http.read(request, base_url=base, max_bytes=self.max_bytes, headers=headers)
-        except ApiResponseError as error:
+        except HttpError as error:
             error_type = NotConnected if error.retryable else RemoteProtocolError
             # Without the random id, so that a failure that lasts has one text.
             why = str(error).replace(f"/{txn_id}", "", 1)
@@ -79,7 +79,7 @@ class HttpCatchUp:
             return None
         try:
             found = await self.http.call(ALLOCATED.request(stream), _Allocated)
-        except ApiResponseError as error:
+        except HttpError as error:
             if error.status == 404 and error.code != "unknown_stream":
                 self._has_allocated = False  # not a synrepl daemon: do not request it again
                 return None

@@ -13,11 +13,12 @@ from twisted.internet.error import ConnectError, ConnectingCancelledError, DNSLo
 from twisted.python.url import URL
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.key_rules import LOCALHOST, refusal
-from synrepl.ports.response_errors import NeverSent, as_response_error
+from synrepl.key_rules import LOCALHOST, localhost_refusal
+from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.time import Timer
-from synrepl.transports.credentials import Credentials, is_local
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_error, root_cause
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest
 from synrepl.transports.http.response_body import BodyChunks, verified_body
@@ -90,7 +91,7 @@ class HttpClient:
         headers: Mapping[str, str] = NO_HEADERS,
         timeout: float | None = None,
     ) -> bytes:
-        """Return the body of the response if its status is 200, else raise `ApiResponseError`.
+        """Return the body of the response if its status is 200, else raise `HttpError`.
 
         `headers` are added to the usual ones, or replace them.
         """
@@ -105,7 +106,7 @@ class HttpClient:
         return found
 
     async def open(self, request: HttpRequest, *, wait: float = 0.0) -> Any:
-        """Return the response if its status is 200, its body unread; else raise `ApiResponseError`.
+        """Return the response if its status is 200, its body unread; else raise `HttpError`.
 
         `wait` adds to the timeout, in seconds.
         """
@@ -142,7 +143,7 @@ class HttpClient:
         response = await self._send(method, url, {**usual, **headers}, body)
         if response.code != 200:
             refused = await verified_body(response, MAX_ERROR_BYTES, public_url(url))
-            raise as_response_error(response.code, refused, public_url(url))
+            raise read_error(response.code, refused, url=public_url(url))
         return response
 
     async def _send(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> Any:
@@ -268,10 +269,10 @@ class _LocalEndpoint:
 
     def _check(self, protocol: Any) -> Any:
         peer = protocol.transport.getPeer()
-        if is_local(peer):
+        if not (why := localhost_refusal(str(getattr(peer, "host", "")), insecure=False)):
             return protocol
         protocol.transport.abortConnection()
-        raise NeverSent(refusal(f"{LOCALHOST} at {peer.host}", is_private=False, insecure=False))
+        raise NeverSent(why)
 
 
 class PlainAgent:

@@ -26,9 +26,9 @@ from twisted.web.http import PotentialDataLoss
 from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import CONNECTION, NATIVE, NATIVE_BYTES, OCTETS, OFFSET
-from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.time import Timer
 from synrepl.replication.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replication.replica.conversation import RefusedByUpstream
@@ -78,7 +78,7 @@ class NativeHttpEndpoint:
         request = NATIVE.request()
         try:
             response = await self.http.open(request)
-        except ApiResponseError as error:
+        except HttpError as error:
             raise _convert_error(error) from error
         found = response.headers.getRawHeaders(CONNECTION) or [""]
         protocol: Any = factory.buildProtocol(_address(self.http.base_url))
@@ -212,7 +212,7 @@ class _HttpTransport(Protocol):
         error: Any = failure.value
         self._failure = error if isinstance(error, ReplicationError) else NotConnected(str(error))
         # The answer has the reason of an upstream that has closed the connection.
-        is_ended = isinstance(error, ApiResponseError) and error.code == "no_connection"
+        is_ended = isinstance(error, HttpError) and error.code == "no_connection"
         self._end_timer.restart(LAST_WORDS_SECONDS if is_ended else 0)
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def _address(url: str) -> HostnameAddress:
     return HostnameAddress((parts.hostname or "").encode(), parts.port or 0)
 
 
-def _convert_error(error: ApiResponseError) -> ReplicationError:
+def _convert_error(error: HttpError) -> ReplicationError:
     """Convert an error response: to a refusal of the replica, or else to a connection or protocol error.
 
     Only the refusals of a handshake are believed here: nothing authenticates an answer of HTTP, and others

@@ -11,11 +11,11 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.http_api.request_errors import HttpError, read_error
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import CLAIM, DIGESTS, GET_FILE, HANDOVER, PUT_FILE, REPLICATION
 from synrepl.ports.gate import Gate
 from synrepl.ports.history import LogPosition
-from synrepl.ports.response_errors import ApiResponseError, as_response_error
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
@@ -84,7 +84,7 @@ class HttpFiles:
         headers: Mapping[str, str] = NO_HEADERS,
         body: "_Body | None" = None,
     ) -> AsyncIterator[tuple[str, Any, BodyChunks]]:
-        """Send a request; yield its URL, the response and its body. Any other code raises `ApiResponseError`.
+        """Send a request; yield its URL, the response and its body. Any other code raises `HttpError`.
 
         The timeout restarts while the server reads the request's body.
         """
@@ -95,7 +95,7 @@ class HttpFiles:
         chunks = BodyChunks.of(response, url, clock=self.http.reactor, silence=self.silence)
         try:
             if response.code not in codes:
-                raise as_response_error(response.code, await _error_body(chunks), url)
+                raise read_error(response.code, await _error_body(chunks), url=url)
             yield url, response, chunks
         finally:
             chunks.stop()
@@ -195,7 +195,7 @@ class PeerClient:
         """
         try:
             return await self._call(address, HANDOVER.request(), LogPosition, body=handover)
-        except ApiResponseError as error:
+        except HttpError as error:
             if error.status != CONFLICT:
                 raise
             why = f"the primary refuses to hand over: {error.code}: {error.message}"
