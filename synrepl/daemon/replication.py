@@ -40,7 +40,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_private
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.peer_clients import HttpFiles, PeerClient
+from synrepl.transports.http.peer_clients import HttpFiles, PeerClient, PeerHttp
 
 if TYPE_CHECKING:
     from synrepl.replication.replica.conversation import IUpstream
@@ -102,7 +102,7 @@ class ReplicationServices:
             notes=log.notes,
             leases=lambda: self.relays.leases.all(),  # noqa: PLW0108  # relays are made later
         )
-        self._peer_client = PeerClient(reactor, self.addresses)
+        self._peer_http = PeerHttp(reactor, self.addresses)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = Files(
             log,
@@ -122,7 +122,7 @@ class ReplicationServices:
             name=self.name,
             has_upstream=bool(settings.upstream),
             owner=self,
-            peers=self._peer_client,
+            peers=PeerClient(self._peer_http),
         )
         expiry = ExpiryClock(reactor, time.monotonic)
         self.relays = ReplicaRegistry(
@@ -136,7 +136,7 @@ class ReplicationServices:
             channel=lambda: None if resp is None else resp.channel,
         )
         keyring.doubt = self._doubt_of_keys
-        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, self.addresses)
+        self.write_forwarder = make_write_forwarder(log, self.roles, self.files, self._peer_http)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
             joining=lambda: not self.roles.is_whole,
@@ -191,7 +191,7 @@ class ReplicationServices:
             self.files.stop,
             self._stop_fetching,
             self.relays.stop,
-            self._peer_client.stop,
+            self._peer_http.stop,
             self._diverged_facts.stop,
         )
 
@@ -473,23 +473,21 @@ class ReplicationServices:
         return joining
 
 
-def make_write_forwarder(
-    log: Log, reactor: Any, roles: RoleManager, files: Files, addresses: PeerAddresses
-) -> WriteForwarder:
+def make_write_forwarder(log: Log, roles: RoleManager, files: Files, http: PeerHttp) -> WriteForwarder:
     """Make the forwarder of writes to the primary, which is active while this daemon is a replica.
 
     If the address of the primary may not be used, the upstream forwards them.
     """
 
     def url() -> str:
-        return addresses.first_usable(
+        return http.addresses.first_usable(
             roles.primary.http, "" if roles.replica is None else roles.replica.upstream_http
         )
 
     return WriteForwarder(
         log,
-        reactor,
-        lambda url: HttpClient(reactor, url, secret=addresses.credentials_for(url)),
+        http.reactor,
+        http,
         lambda: url() or None,
         is_active=lambda: roles.role == REPLICA,
         refusal=roles.forwarding_refusal,

@@ -7,7 +7,6 @@ unknown outcome.
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from itertools import chain, repeat
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlencode
@@ -43,20 +42,24 @@ Query = Sequence[tuple[bytes, bytes]]
 
 
 class IHttpClient(Protocol):
-    """What a forwarder needs of the HTTP client of one daemon."""
+    """What a forwarder needs of the HTTP client of daemons."""
 
     def call(
-        self, request: HttpRequest, answer: type[T], *, body: bytes, max_bytes: int, timeout: float
+        self,
+        request: HttpRequest,
+        answer: type[T],
+        *,
+        base_url: str,
+        body: bytes,
+        max_bytes: int,
+        timeout: float,
     ) -> Awaitable[T]:
-        """Send a request; return its decoded answer.
+        """Send a request to the daemon at this URL; return its decoded answer.
 
         Raises `HttpError` for an error response, `NeverSent` if the request was not sent;
         `NotConnected` without a complete response and `RemoteProtocolError` for an invalid one: the outcome
         is then unknown.
         """
-
-    async def stop(self) -> None:
-        """Close the idle connections."""
 
 
 class PostedPart(msgspec.Struct, frozen=True):
@@ -126,7 +129,7 @@ class _Write(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class WriteForwarder:
-    """Forwards facts to the primary: `primary_url` returns its URL, `make_client` makes a client for a URL.
+    """Forwards facts to the primary: `primary_url` returns its URL.
 
     `is_active` tells whether this daemon forwards now: a promoted one does not. `refusal` returns why
     facts of a stream are not forwarded at all, or None. `has_file` waits, for some seconds, until a file is
@@ -135,7 +138,7 @@ class WriteForwarder:
 
     log: Log
     clock: IClock
-    make_client: Callable[[str], IHttpClient]
+    http: IHttpClient
     primary_url: Callable[[], str | None]
     _: KW_ONLY
     is_active: Callable[[], bool] = lambda: True
@@ -148,14 +151,10 @@ class WriteForwarder:
         self.pending_bytes = 0
         """Bytes of facts in `forward` that wait for the primary's response."""
         self._tasks = Tasks(self.logger, "write forwarding")
-        self._client: tuple[str, IHttpClient] | None = None
 
     async def stop(self) -> None:
-        """Cancel pending writes, and close the connections."""
+        """Cancel pending writes."""
         self._tasks.cancel_all()
-        client, self._client = self._client, None
-        if client is not None:
-            await client[1].stop()
 
     async def forward(self, posted: Posted, waiters: LogWaiters) -> Appended:
         """Forward facts; return the primary's response once they are applied here (ephemeral ones: at once).
@@ -244,24 +243,18 @@ class WriteForwarder:
         query = [*write.query, (b"timeout", b"%.3f" % left)]
         request = APPEND_BATCH.request() if write.stream is None else APPEND.request(write.stream)
         request = request._replace(target=f"{request.target}?{urlencode(query)}")
+        answer: type[Appended | _BatchAnswer] = _BatchAnswer if write.stream is None else Appended
         try:
-            client = self._client_for(url)
-            send = partial(client.call, request, body=write.body, max_bytes=MAX_ANSWER_BYTES, timeout=left)
-            appended = await send(Appended) if write.stream is not None else _as_one(await send(_BatchAnswer))
+            found = await self.http.call(
+                request, answer, base_url=url, body=write.body, max_bytes=MAX_ANSWER_BYTES, timeout=left
+            )
         except NeverSent as error:
             return NotForwarded("upstream_unreachable", f"nothing was stored: {error}"), ""
         except HttpError as error:
             return _refusal(error), str(error)
         except ReplicationError as error:
             return None, str(error)
-        return appended, ""
-
-    def _client_for(self, url: str) -> IHttpClient:
-        if self._client is None or self._client[0] != url:
-            before, self._client = self._client, (url, self.make_client(url))
-            if before is not None:
-                self._tasks.start(before[1].stop(), "closing connections to a former primary")
-        return self._client[1]
+        return found if isinstance(found, Appended) else _as_one(found), ""
 
     async def _wait_until_applied(
         self, appended: Appended, serial: int, write: _Write, files: Collection[str], waiters: LogWaiters

@@ -173,13 +173,16 @@ class IPeerAddresses(Protocol):
         If that `is_worth_telling`, the status says which address an operator must add.
         """
 
+    def first_usable(self, *urls: str) -> str:
+        """Return the first of these URLs that may be used; empty without one."""
+
     def check_administers(self, address: Address) -> None:
         """Raise `NotConnected` unless a daemon at this address may say who is primary."""
 
 
 @dataclass(eq=False, repr=False)
-class PeerClient:
-    """Sends claims, handover requests and questions to other daemons; see `roles.IPeerClient`."""
+class PeerHttp:
+    """Sends requests to other daemons, each with the credentials for its URL."""
 
     reactor: Any
     addresses: IPeerAddresses
@@ -187,6 +190,37 @@ class PeerClient:
     def __post_init__(self) -> None:
         self._clients: dict[int, HttpClient] = {}
         """By the identities of their credentials, which live as long as this."""
+
+    async def call(
+        self,
+        request: HttpRequest,
+        answer: type[T],
+        *,
+        base_url: str,
+        is_worth_telling: bool = True,
+        **options: Any,
+    ) -> T:
+        """Send a request to the daemon at this URL; return its decoded answer.
+
+        `options` and errors are those of `HttpClient.read`; `NeverSent` if the URL may not be used.
+        """
+        credentials = self.addresses.credentials_for(base_url, is_worth_telling=is_worth_telling)
+        client = self._clients.get(id(credentials))
+        if client is None:
+            client = self._clients[id(credentials)] = HttpClient(self.reactor, secret=credentials)
+        return await client.call(request, answer, base_url=base_url, **options)
+
+    async def stop(self) -> None:
+        """Close the idle connections."""
+        for client in self._clients.values():
+            await client.stop()
+
+
+@dataclass(eq=False, repr=False)
+class PeerClient:
+    """Sends claims, handover requests and questions to other daemons; see `roles.IPeerClient`."""
+
+    http: PeerHttp
 
     async def hand_over(self, address: Address, handover: HandOver) -> LogPosition:
         """Request a handover: the primary refuses facts for a while. Returns its position.
@@ -210,36 +244,20 @@ class PeerClient:
     ) -> PeerStatus:
         """Fetch the status of another daemon; with `after` also its first facts after this serial."""
         if must_administer:
-            self.addresses.check_administers(address)
+            self.http.addresses.check_administers(address)
         return await self._call(
             address, REPLICATION.request(after=after), PeerStatus, is_worth_telling=must_administer
         )
 
     async def digest(self, address: Address, serial: int) -> str | None:
         """Fetch a daemon's digest at this serial; None if the daemon does not know it."""
-        self.addresses.check_administers(address)
+        self.http.addresses.check_administers(address)
         found = await self._call(address, DIGESTS.request(serials=[serial]), DigestsAnswer)
         return found.digests.get(serial)
 
-    async def stop(self) -> None:
-        """Close the idle connections."""
-        for client in self._clients.values():
-            await client.stop()
-
-    async def _call(
-        self,
-        address: Address,
-        request: HttpRequest,
-        answer: type[T],
-        *,
-        body: msgspec.Struct | None = None,
-        is_worth_telling: bool = True,
-    ) -> T:
+    async def _call(self, address: Address, request: HttpRequest, answer: type[T], **options: Any) -> T:
         if not address.http:
             raise NotConnected(f"cannot ask {address}: its HTTP address is unknown")
-        credentials = self.addresses.credentials_for(address.http, is_worth_telling=is_worth_telling)
-        client = self._clients.get(id(credentials))
-        if client is None:
-            client = HttpClient(self.reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
-            self._clients[id(credentials)] = client
-        return await client.call(request, answer, base_url=address.http, body=body)
+        return await self.http.call(
+            request, answer, base_url=address.http, timeout=TIMEOUT_SECONDS, **options
+        )

@@ -30,11 +30,11 @@ async def verified_body(response: Any, max_bytes: int, url: str) -> bytes:
     return body
 
 
-class _PacedBody(Protocol):
-    """A body that is queued until it is taken; pauses the connection while too many bytes are queued.
+class BodyChunks(Protocol):
+    """A body in chunks, queued until they are taken; pauses the connection while too many bytes are queued.
 
     `end` is set when the response has ended. A wait fails after `silence` seconds without data (None: never).
-    The time in which the caller processes data does not count. Subclasses queue what arrives.
+    The time in which the caller processes data does not count.
     """
 
     def __init__(self, url: str, *, clock: IClock | None = None, silence: float | None = None) -> None:
@@ -66,7 +66,8 @@ class _PacedBody(Protocol):
 
     def _queue(self, data: bytes) -> int:
         """Queue what arrived; return the bytes that count towards `MAX_BUFFERED_BYTES`."""
-        raise NotImplementedError
+        self._queued.append(data)
+        return len(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.end = reason
@@ -106,11 +107,11 @@ class _PacedBody(Protocol):
     def check_complete(self) -> None:
         """Raises `NotConnected` unless the response is complete."""
         assert self.end is not None
-        if not _is_complete(self.end):
-            raise self._broken_off(self.end)
+        if not self._is_whole():
+            raise NotConnected(f"{self.url}: the response ended early: {describe_error(self.end.value)}")
 
-    def _broken_off(self, end: Failure) -> NotConnected:
-        return NotConnected(f"{self.url}: the response ended early: {describe_error(end.value)}")
+    def _is_whole(self) -> bool:
+        return self.end is not None and _is_complete(self.end)
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -128,15 +129,7 @@ class _PacedBody(Protocol):
             waiter.callback(None)
 
 
-class BodyChunks(_PacedBody):
-    """A body in chunks as they arrive."""
-
-    def _queue(self, data: bytes) -> int:
-        self._queued.append(data)
-        return len(data)
-
-
-class BodyLines(_PacedBody):
+class BodyLines(BodyChunks):
     """A body in lines."""
 
     def __init__(self, url: str) -> None:
@@ -167,9 +160,9 @@ class BodyLines(_PacedBody):
         if self._is_too_long:
             raise RemoteProtocolError(f"{self.url} sent a line of more than {MAX_LINE_BYTES} bytes")
         super().check_complete()
-        if self._buffer.size:
-            assert self.end is not None
-            raise self._broken_off(self.end)
+
+    def _is_whole(self) -> bool:
+        return not self._buffer.size and super()._is_whole()
 
 
 async def collect_body(response: Any, max_bytes: int, url: str) -> bytes:
