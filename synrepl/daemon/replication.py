@@ -91,7 +91,6 @@ class ReplicationServices:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
         publisher.follower_commands.forwarders.append(self.commands)
-        self._files_client: HttpClient | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
         self.addresses = PeerAddresses(
@@ -189,15 +188,10 @@ class ReplicationServices:
             self.retention.stop,
             self.roles.stop,
             self.files.stop,
-            self._stop_fetching,
             self.relays.stop,
             self._peer_http.stop,
             self._diverged_facts.stop,
         )
-
-    async def _stop_fetching(self) -> None:
-        if self._files_client is not None:
-            await self._files_client.stop()
 
     def role_changed(self) -> None:
         """Serve, forward and fetch as the role says."""
@@ -225,12 +219,7 @@ class ReplicationServices:
         if url == self._files_url:
             return
         self._files_url = url
-        former, self._files_client = self._files_client, None
-        if url:
-            self._files_client = HttpClient(self._reactor, url, secret=self.addresses.credentials_for(url))
-        await self.files.set_source(None if self._files_client is None else HttpFiles(self._files_client))
-        if former is not None:
-            await former.stop()
+        await self.files.set_source(HttpFiles(self._peer_http.client_for(url), url) if url else None)
 
     def claim_refused(self, code: str) -> None:
         """Count a refused claim."""
@@ -487,7 +476,7 @@ def make_write_forwarder(log: Log, roles: RoleManager, files: Files, http: PeerH
     return WriteForwarder(
         log,
         http.reactor,
-        http,
+        http.call,
         lambda: url() or None,
         is_active=lambda: roles.role == REPLICA,
         refusal=roles.forwarding_refusal,

@@ -8,7 +8,7 @@ unknown outcome.
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain, repeat
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 from urllib.parse import urlencode
 from uuid import uuid4
 
@@ -18,7 +18,6 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.http_api.request_errors import HttpError
-from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock
@@ -37,29 +36,7 @@ MAX_HOPS: Final = 8
 MAX_ANSWER_BYTES: Final = 64 * MIB
 """The longest answer of the primary: it has the tokens of all facts."""
 
-T = TypeVar("T")
 Query = Sequence[tuple[bytes, bytes]]
-
-
-class IHttpClient(Protocol):
-    """What a forwarder needs of the HTTP client of daemons."""
-
-    def call(
-        self,
-        request: HttpRequest,
-        answer: type[T],
-        *,
-        base_url: str,
-        body: bytes,
-        max_bytes: int,
-        timeout: float,
-    ) -> Awaitable[T]:
-        """Send a request to the daemon at this URL; return its decoded answer.
-
-        Raises `HttpError` for an error response, `NeverSent` if the request was not sent;
-        `NotConnected` without a complete response and `RemoteProtocolError` for an invalid one: the outcome
-        is then unknown.
-        """
 
 
 class PostedPart(msgspec.Struct, frozen=True):
@@ -129,7 +106,7 @@ class _Write(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class WriteForwarder:
-    """Forwards facts to the primary: `primary_url` returns its URL.
+    """Forwards facts to the primary: `primary_url` returns its URL, `call` is that of `PeerHttp`.
 
     `is_active` tells whether this daemon forwards now: a promoted one does not. `refusal` returns why
     facts of a stream are not forwarded at all, or None. `has_file` waits, for some seconds, until a file is
@@ -138,7 +115,7 @@ class WriteForwarder:
 
     log: Log
     clock: IClock
-    http: IHttpClient
+    call: Callable[..., Awaitable[Any]]
     primary_url: Callable[[], str | None]
     _: KW_ONLY
     is_active: Callable[[], bool] = lambda: True
@@ -245,7 +222,7 @@ class WriteForwarder:
         request = request._replace(target=f"{request.target}?{urlencode(query)}")
         answer: type[Appended | _BatchAnswer] = _BatchAnswer if write.stream is None else Appended
         try:
-            found = await self.http.call(
+            found = await self.call(
                 request, answer, base_url=url, body=write.body, max_bytes=MAX_ANSWER_BYTES, timeout=left
             )
         except NeverSent as error:

@@ -80,7 +80,7 @@ class ClientCase(FilesSiteCase):
 
     def fetch(self, client: Any, offset: int = 0, sha256: str = SHA, **options: Any) -> "Deferred[None]":
         """Begin."""
-        files = HttpFiles(HttpClient(self.clock, URL, client=client, **options))
+        files = HttpFiles(HttpClient(self.clock, client=client, **options), URL)
         return ensureDeferred(files.fetch(sha256, offset, self.take))
 
 
@@ -233,7 +233,7 @@ class MisbehavingTests(ClientCase):
         async def fail(data: bytes) -> None:
             raise ReplicationError("the disk is full")
 
-        fetched = ensureDeferred(HttpFiles(HttpClient(self.clock, URL, client=client)).fetch(SHA, 0, fail))
+        fetched = ensureDeferred(HttpFiles(HttpClient(self.clock, client=client), URL).fetch(SHA, 0, fail))
         client.flush()
 
         self.assertEqual("the disk is full", str(self.failureResultOf(fetched, ReplicationError).value))
@@ -271,7 +271,7 @@ class ReplicaOfOursTests(FilesSiteCase):
         self.directory = self.directory.with_name("replica")
         self.wait(self.make_files(_Cut()).stop())
 
-        replica = self.make_files(HttpFiles(HttpClient(self.clock, URL, client=client)))
+        replica = self.make_files(HttpFiles(HttpClient(self.clock, client=client), URL))
         self.clock.advance(1)
         client.flush()
 

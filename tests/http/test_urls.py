@@ -82,7 +82,7 @@ def test_files_are_fetched_from_a_url(url: str, position: tuple[str, str, int, s
     """They are asked for by a client of their own."""
     scheme, host, port, path = position
     agent = Asked()
-    files = HttpFiles(HttpClient(Clock(), url, client=HTTPClient(agent)))
+    files = HttpFiles(HttpClient(Clock(), client=HTTPClient(agent)), url)
 
     async def nothing(data: bytes) -> None:
         raise AssertionError(data)

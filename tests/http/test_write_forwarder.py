@@ -112,7 +112,7 @@ class RelayCase(SiteCase):
         relaying = WriteForwarder(
             self.log,
             self.clock,
-            http,
+            http.call,
             lambda: self.upstream,
             is_active=lambda: self.is_active,
             has_file=file_here,

@@ -50,9 +50,9 @@ class EarlyRefusalTests(TestCase):
         endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
         port = await endpoint.listen(Factory.forProtocol(Refusing))
         self.addCleanup(port.stopListening)
-        http = HttpClient(reactor, f"http://127.0.0.1:{port.getHost().port}")
+        http = HttpClient(reactor)
         self.addCleanup(lambda: ensureDeferred(http.stop()))
-        files = HttpFiles(http)
+        files = HttpFiles(http, f"http://127.0.0.1:{port.getHost().port}")
         read: list[int] = []
 
         async def block(offset: int, count: int) -> bytes:

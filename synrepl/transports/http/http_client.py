@@ -119,13 +119,14 @@ class HttpClient:
         headers: Mapping[str, str] = NO_HEADERS,
         body: Any = None,
         *,
+        base_url: str = "",
         progress: Callable[[], int] = lambda: 0,
     ) -> Any:
         """Return the response, of any status, its body unread. `body` is an `IBodyProducer`.
 
         The timeout restarts as long as `progress` grows.
         """
-        url = request.url(self.base_url)
+        url = request.url(base_url or self.base_url)
         sending = self._send(request.method, url, headers, body)
         return await self._within(self.timeout, sending, url, progress=progress)
 

@@ -33,13 +33,14 @@ CONFLICT: Final = 409
 
 @dataclass(eq=False, repr=False)
 class HttpFiles:
-    """Client of the files of a daemon; an `IFetchFile`.
+    """Client of the files of the daemon at `base_url`; an `IFetchFile`.
 
     A response may take the timeout of `http` to start (the server verifies a big file first), and then
     `silence` seconds between bytes.
     """
 
     http: HttpClient
+    base_url: str
     silence: float = 30.0
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
@@ -88,9 +89,9 @@ class HttpFiles:
 
         The timeout restarts while the server reads the request's body.
         """
-        url = public_url(request.url(self.http.base_url))
+        url = public_url(request.url(self.base_url))
         response = await self.http.send(
-            request, headers, body, progress=lambda: 0 if body is None else body.sent
+            request, headers, body, base_url=self.base_url, progress=lambda: 0 if body is None else body.sent
         )
         chunks = BodyChunks.of(response, url, clock=self.http.reactor, silence=self.silence)
         try:
@@ -191,6 +192,13 @@ class PeerHttp:
         self._clients: dict[int, HttpClient] = {}
         """By the identities of their credentials, which live as long as this."""
 
+    def client_for(self, url: str, *, is_worth_telling: bool = True) -> HttpClient:
+        """Return the client for this URL. Raises `NeverSent` if it may not be used."""
+        credentials = self.addresses.credentials_for(url, is_worth_telling=is_worth_telling)
+        if id(credentials) not in self._clients:
+            self._clients[id(credentials)] = HttpClient(self.reactor, secret=credentials)
+        return self._clients[id(credentials)]
+
     async def call(
         self,
         request: HttpRequest,
@@ -202,12 +210,9 @@ class PeerHttp:
     ) -> T:
         """Send a request to the daemon at this URL; return its decoded answer.
 
-        `options` and errors are those of `HttpClient.read`; `NeverSent` if the URL may not be used.
+        `options` and errors are those of `HttpClient.read` and `client_for`.
         """
-        credentials = self.addresses.credentials_for(base_url, is_worth_telling=is_worth_telling)
-        client = self._clients.get(id(credentials))
-        if client is None:
-            client = self._clients[id(credentials)] = HttpClient(self.reactor, secret=credentials)
+        client = self.client_for(base_url, is_worth_telling=is_worth_telling)
         return await client.call(request, answer, base_url=base_url, **options)
 
     async def stop(self) -> None:
