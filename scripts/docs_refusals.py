@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.lib.printed_commands import accepts  # noqa: E402  # after the path
 from scripts.staging import QUICK, Stage, ask, restored  # noqa: E402
+from synrepl.http_api.routes import ADD_LEASE, PROMOTE, STATUS  # noqa: E402
 from synrepl.ports.history import EMPTY  # noqa: E402
 from synrepl.replication.relay.leases import MAX_LEASES  # noqa: E402
 from synrepl.wire.error_codes import REFUSALS  # noqa: E402
@@ -92,7 +93,7 @@ def fork(stage: Stage) -> Seen:
     stage.append(berlin, 7)
     berlin.kill()
     paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK, at=paris)
-    ask(paris.url, "/v1/promote", {"force": True})
+    ask(paris.url, PROMOTE.request(), {"force": True})
     stage.append(paris, 3)
     berlin = stage.replica("berlin", f"tcp:{paris.follow}", *QUICK)
     return seen(berlin, "fork", stage, is_upstream("stopped"))
@@ -104,7 +105,7 @@ def other_epoch(stage: Stage) -> Seen:
     rome = stage.replica("rome", f"tcp:{paris.follow}", *QUICK)
     stage.wait_live(rome)
     berlin.kill()
-    ask(paris.url, "/v1/promote", {"force": True})
+    ask(paris.url, PROMOTE.request(), {"force": True})
     stage.append(paris, 3)
     stage.wait_until(rome, lambda status: status["epoch"] == 2, "the new epoch")
     paris.kill()
@@ -158,7 +159,7 @@ def not_ready(stage: Stage) -> Seen:
 def read_only(stage: Stage) -> Seen:
     """The upstream is fenced, and names the primary."""
     berlin, paris = pair(stage)
-    ask(paris.url, "/v1/promote", {})
+    ask(paris.url, PROMOTE.request(), {})
     stage.wait_until(berlin, lambda status: status["role"] == "fenced", "fenced")
     rome = stage.replica("rome", f"tcp:{berlin.follow}", *QUICK)
     return seen(rome, "read_only", stage, is_upstream("live"))
@@ -191,7 +192,7 @@ def bad_ack(stage: Stage) -> Seen:
     """Sent by hand: no synrepl daemon does this."""
     berlin = stage.start("berlin")
     stage.append(berlin, 20)
-    history = ask(berlin.url, "/v1/status")[1]["history"]
+    history = ask(berlin.url, STATUS.request())["history"]
     position = {"epoch": 1, "serial": 0, "digest": EMPTY}
     return by_hand(
         berlin,
@@ -206,9 +207,7 @@ def too_many(stage: Stage) -> Seen:
     berlin = stage.start("berlin")
     stage.append(berlin, 20)
     for number in range(MAX_LEASES):
-        status, answer = ask(berlin.url, "/v1/leases", {"name": f"replica{number}"})
-        if status != 200:
-            raise RuntimeError(f"no lease for replica{number}: {answer}")
+        ask(berlin.url, ADD_LEASE.request(), {"name": f"replica{number}"})
     paris = stage.replica("paris", f"tcp:{berlin.follow}", *QUICK)
     return seen(paris, "too_many", stage, is_upstream("refused", "connecting"))
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.chromium import Chromium, find_chromium  # noqa: E402  # after the path
 from scripts.staging import Stage, ask, restored  # noqa: E402
+from synrepl.http_api.routes import ADD_LEASE, APPEND, PROMOTE, PUT_FILE  # noqa: E402
 from tests.service.processes import Daemon, Process  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
@@ -42,7 +43,7 @@ def primary(stage: Stage) -> Daemon:
     laptop = stage.replica("laptop", f"tcp:{daemon.follow}", "--upstream-streams", "receipts", "--anonymous")
     for replica in (madrid, oslo, laptop):
         stage.wait_live(replica)
-    ask(daemon.url, "/v1/leases", {"name": "lisbon"})
+    ask(daemon.url, ADD_LEASE.request(), {"name": "lisbon"})
     laptop.terminate()
     tail = ("-m", "synrepl", "tail", daemon.follow, "--http", daemon.url, "--name", "pusher1")
     stage.daemons["pusher1"] = follower = Process(*tail, cwd=stage.folder)  # type: ignore[assignment]
@@ -111,7 +112,7 @@ def fenced(stage: Stage) -> Daemon:
     stage.stop(paris)
     stage.append(daemon, 7)
     stage.go_on(paris)
-    ask(paris.url, "/v1/promote", {"force": True})
+    ask(paris.url, PROMOTE.request(), {"force": True})
     stage.wait_until(daemon, lambda status: status["state"] == "fenced", "fenced")
     return daemon
 
@@ -137,10 +138,10 @@ def _put_files(daemon: Daemon) -> None:
     for number in range(3):
         data = b"a picture\n" * (1_000 * (number + 1))
         sha256 = hashlib.sha256(data).hexdigest()
-        url = f"{daemon.url}/v1/files/sha256/{sha256}"
-        with urllib.request.urlopen(urllib.request.Request(url, data, method="PUT")):
+        put = PUT_FILE.request(sha256)
+        with urllib.request.urlopen(urllib.request.Request(put.url(daemon.url), data, method=put.method)):
             rows.append(["create", f"media/{number}.png", sha256, len(data)])
-    ask(daemon.url, "/v1/streams/files/facts", {"facts": [[row] for row in rows]})
+    ask(daemon.url, APPEND.request("files"), {"facts": [[row] for row in rows]})
 
 
 def photograph(browser: Chromium, daemon: Daemon, folder: Path, name: str, *, is_dark: bool) -> None:

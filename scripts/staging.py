@@ -9,13 +9,14 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import APPEND, STATUS
+from synrepl.http_client import BlockingClient
 from tests.service.processes import ROOT, Daemon
 
 __all__ = ["QUICK", "Proxy", "Stage", "ask", "restored"]
@@ -27,17 +28,10 @@ QUICK: Final = ("--timeout-seconds", "4", "--ping-seconds", "1")
 """Short timeouts, so that a lost connection is detected within seconds."""
 
 
-def ask(url: str, path: str, body: Any = None, *, method: str = "", secret: str = "") -> tuple[int, Any]:
-    """Send a request. Return the status and the JSON of the answer, also of a refusal."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, method=method or ("GET" if body is None else "POST"))
-    if secret:
-        request.add_header("Authorization", f"Bearer {secret}")
-    try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+def ask(url: str, request: HttpRequest, body: Any = None, *, secret: str | None = None) -> Any:
+    """Send a request. Return the JSON of the answer. Raises `RequestError`, also for a refusal."""
+    with closing(BlockingClient(url, secret=secret, timeout=PATIENCE_SECONDS)) as client:
+        return client.json(request, None if body is None else json.dumps(body).encode())
 
 
 class Proxy:
@@ -100,7 +94,7 @@ class Stage:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self.daemons: dict[str, Daemon] = {}
-        self.secret = ""
+        self.secret: str | None = None
 
     def __enter__(self) -> Self:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="synrepl-stage-")))
@@ -159,27 +153,23 @@ class Stage:
 
     @staticmethod
     def append(daemon: Daemon, count: int, *, stream: str = "push_rules", writer: str = "master") -> None:
-        """Append `count` facts. Raises `RuntimeError` if the daemon refuses them."""
+        """Append `count` facts. Raises `RequestError`."""
         for start in range(0, count, 2_000):
             many = range(start, min(count, start + 2_000))
             facts = [_rows(stream, number) for number in many]
-            status, told = ask(daemon.url, f"/v1/streams/{stream}/facts", {"facts": facts, "writer": writer})
-            if status != 200:
-                raise RuntimeError(f"{daemon.url} refused facts of {stream} with {status}: {told}")
+            ask(daemon.url, APPEND.request(stream), {"facts": facts, "writer": writer})
 
     @staticmethod
     def put_name(daemon: Daemon, name: str, sha256: str) -> None:
-        """Append a fact that names a file whose bytes are not stored. Raises `RuntimeError`."""
+        """Append a fact that names a file whose bytes are not stored. Raises `RequestError`."""
         row = ["create", name, sha256, 10]
-        status, told = ask(daemon.url, "/v1/streams/files/facts", {"facts": [[row]]})
-        if status != 200:
-            raise RuntimeError(f"{daemon.url} refused the name {name} with {status}: {told}")
+        ask(daemon.url, APPEND.request("files"), {"facts": [[row]]})
 
     def wait_until(self, daemon: Daemon, is_so: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
         """Return the daemon's status once `is_so` accepts it. Raises `TimeoutError`, which names `what`."""
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
-            status: dict[str, Any] = ask(daemon.url, "/v1/status", secret=self.secret)[1]
+            status: dict[str, Any] = ask(daemon.url, STATUS.request(), secret=self.secret)
             if is_so(status):
                 return status
             if time.monotonic() >= until:

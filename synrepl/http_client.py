@@ -16,13 +16,13 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.request_errors import RequestError, read_error
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER_HEADER
 from synrepl.http_api.shapes import find_mismatch
-from synrepl.key_rules import LOCALHOST, is_loopback_ip, refusal, url_refusal
+from synrepl.key_rules import LOCALHOST, localhost_refusal, url_refusal
 from synrepl.small_files import read_small_file
-from synrepl.wire.address_list import AddressList, Fault, fault_of
-from synrepl.wire.error_codes import is_retryable, moved_to
+from synrepl.wire.address_list import AddressList
 
 TIMEOUT_SECONDS: Final = 60.0
 
@@ -38,43 +38,13 @@ class NotADaemon(ConfigError):
     """This is not the URL of a daemon."""
 
 
-class ConnectError(Exception):
-    """There was no complete response.
+class ConnectError(RequestError):
+    """There was no complete response."""
 
-    `is_retryable` tells whether the same request can succeed later. Unless `is_unsent`, the daemon may have
-    received the request.
-    """
-
-    def __init__(self, why: str, *, is_retryable: bool = True, is_unsent: bool = False) -> None:
+    def __init__(self, why: str, *, retryable: bool = True, is_unsent: bool = False) -> None:
         super().__init__(why)
-        self.is_retryable = is_retryable
+        self.retryable = retryable
         self.is_unsent = is_unsent
-
-
-class HttpError(Exception):
-    """The response is an error; `body` is its JSON object, empty if it has none."""
-
-    def __init__(
-        self, status: int, code: str, message: str, body: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
-        super().__init__(message)
-        self.body = body
-        self.status = status
-        self.code = code
-        self.message = message
-
-    @property
-    def is_retryable(self) -> bool:
-        """Whether the same request can succeed later."""
-        return is_retryable(self.status, self.code, self.body)
-
-    @property
-    def is_unsent(self) -> bool:
-        """Whether the request stored no facts and changed no role: the daemon was busy or not ready (503)."""
-        return self.status == 503
-
-
-REQUEST_ERRORS: Final = (ConnectError, HttpError)
 
 
 class BlockingClient:
@@ -135,8 +105,8 @@ class BlockingClient:
     def leave(self, error: Exception) -> None:
         """Connect to another address with the next request: this one failed with `error`."""
         self.close()
-        named = moved_to(error.body).split() if isinstance(error, HttpError) else []
-        self.addresses.failed(fault_of_error(error), moved_to=[one.rstrip("/") for one in named])
+        known = error if isinstance(error, RequestError) else RequestError()
+        self.addresses.failed(known.fault, moved_to=[one.rstrip("/") for one in known.moved_to.split()])
         self._use()
 
     def json(self, request: HttpRequest, body: bytes | None = None, *, reader: str | None = None) -> Any:
@@ -188,8 +158,8 @@ class BlockingClient:
         for left in reversed(range(attempts)):
             try:
                 return self._request_here(request, body, extra_headers)
-            except REQUEST_ERRORS as error:
-                if not (left and can_try_elsewhere(error)):
+            except RequestError as error:
+                if not (left and error.can_try_elsewhere):
                     raise
                 self.leave(error)
         raise AssertionError("there is at least one address")
@@ -217,22 +187,21 @@ class BlockingClient:
                     raise
                 response = self._send(request, body, headers)
             if response.status >= 400:
-                raise self._http_error(response.status, response.read())
+                raise read_error(response.status, response.read(), clean=self._clean, advice=self._advice)
         return response
 
     def _check_key(self, why: str) -> None:
         """Raise `ConnectError` if the secret may not be sent, for this reason."""
         if self._secret is not None and why:
             self._connection.close()
-            raise ConnectError(why, is_retryable=False, is_unsent=True)
+            raise ConnectError(why, retryable=False, is_unsent=True)
 
     def _check_peer(self) -> None:
         """Raise `ConnectError` if ``localhost`` is another machine, and the secret may not be sent there."""
         parts, _ = self._parts[self.url]
         if parts.scheme == "http" and parts.hostname == LOCALHOST:
             peer = str(self._connection.sock.getpeername()[0])
-            is_private = is_loopback_ip(peer)
-            self._check_key(refusal(f"{LOCALHOST} at {peer}", is_private=is_private, insecure=self._insecure))
+            self._check_key(localhost_refusal(peer, insecure=self._insecure))
 
     def _send(self, request: HttpRequest, body: bytes | None, headers: Mapping[str, str]) -> Response:
         self._connection.request(request.method, self._path + request.target, body, headers)
@@ -247,14 +216,6 @@ class BlockingClient:
                 yield from filter(None, lines)
         if rest:
             yield rest
-
-    def _http_error(self, status: int, body: bytes) -> HttpError:
-        try:
-            content = self._clean(json.loads(body))
-            code, message = str(content["error"]), str(content["message"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return HttpError(status, "http", f"HTTP status {status} without a JSON error: is it a daemon?")
-        return HttpError(status, code, self._advice.get(code, message), content)
 
     @contextmanager
     def _connection_errors(self, *, is_unsent: bool = False) -> Iterator[None]:
@@ -286,7 +247,7 @@ class BlockingClient:
                 why += "; if the daemon listens with TLS, use https://"
             elif isinstance(error, TimeoutError):
                 why = "no answer in time" + ("; does it speak TLS?" if is_tls and is_unsent else "")
-        return ConnectError(why, is_retryable=not is_permanent, is_unsent=is_unsent or is_permanent)
+        return ConnectError(why, retryable=not is_permanent, is_unsent=is_unsent or is_permanent)
 
 
 def split_urls(text: str) -> list[str]:
@@ -310,18 +271,6 @@ def _parse(url: str) -> tuple[str, tuple[SplitResult, int]]:
         port = 443 if parts.scheme == "https" else 80
     shown = public_url(parts._replace(query="", fragment="").geturl()).rstrip("/")
     return shown, (parts, port)
-
-
-def fault_of_error(error: Exception) -> Fault:
-    """Return the fault of the daemon that a failed request shows."""
-    return fault_of(error.code) if isinstance(error, HttpError) else Fault.UNREACHABLE
-
-
-def can_try_elsewhere(error: ConnectError | HttpError) -> bool:
-    """Whether another daemon of the same log may answer the request: this one cannot, or not now."""
-    if isinstance(error, ConnectError):
-        return True
-    return error.status == 503 or fault_of(error.code) is not Fault.REFUSING
 
 
 def _tls_context(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:

@@ -40,6 +40,11 @@ def refusal(where: str, *, is_private: bool, insecure: bool) -> str:
     return "" if is_private or insecure else f"no key is sent to {where} in the clear: {REMEDY}"
 
 
+def localhost_refusal(peer: str, *, insecure: bool) -> str:
+    """Return why no key may be sent to this IP address, which ``localhost`` led to; empty if one may."""
+    return refusal(f"{LOCALHOST} at {peer}", is_private=is_loopback_ip(peer), insecure=insecure)
+
+
 def url_refusal(url: str, *, insecure: bool) -> str:
     """Return why no key may be sent in a request for this URL; empty if one may."""
     parts = urlsplit(url)

@@ -18,7 +18,8 @@ from synrepl.replication.publisher import Publisher
 from synrepl.transports.connection_monitor import ConnectionMonitor, http_probe
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import check_client, client_endpoint, server_endpoint
-from synrepl.transports.http.client import HttpCatchUp
+from synrepl.transports.http.catch_up import HttpCatchUp
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.redis.address import SCHEMES, RedisAddress
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, Dialect
@@ -166,9 +167,8 @@ def connect(
             raise ConfigError(f"http must be a URL such as http://127.0.0.1:9093, not {public_url(url)!r}")
     catch_up = None
     if urls or any(is_redis):
-        catch_up = HttpCatchUp(
-            reactor, urls[0] if urls else "", secret=secret, instance_map=instance_map or {}
-        )
+        http_client = HttpClient(reactor, urls[0] if urls else "", secret=secret, is_homeserver=True)
+        catch_up = HttpCatchUp(http_client, instance_map or {})
     follower.server.complete(reactor, catch_up, catch_up if urls else None)
     if any(is_redis):
         if server_name is None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from scripts.bench_parts.measuring import EVENT, ROOT, Options, Result, cpu_seconds, daemon, part
+from synrepl.http_api.routes import APPEND, APPEND_STREAM
 
 __all__ = ["CONNECTIONS", "append", "http_append", "stream_appends"]
 
@@ -79,8 +80,8 @@ async def stream_appends(
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
-        b"POST /v1/appends HTTP/1.1\r\nHost: bench\r\nContent-Type: application/x-ndjson\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n"
+        b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/x-ndjson\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n" % APPEND_STREAM.request().target.encode()
     )
     answering = asyncio.create_task(_count_answers(reader))
     times = sent = 0
@@ -111,13 +112,14 @@ async def _count_answers(reader: asyncio.StreamReader) -> int:
 
 async def _load(port: int, facts: int, seconds: float) -> int:
     body = b'{"facts":[%s]}' % b",".join([b"[%s]" % EVENT] * facts)
-    request = b"POST /v1/streams/events/facts HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%s"
+    target = APPEND.request("events").target.encode()
+    request = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b"
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     posters = [
         (
             await loop.create_connection(
-                lambda: _Poster(request % (len(body), body), until), "127.0.0.1", port
+                lambda: _Poster(request % (target, len(body), body), until), "127.0.0.1", port
             )
         )[1]
         for _ in range(CONNECTIONS)

@@ -4,10 +4,12 @@ import json
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 
 from scripts.bench_parts.measuring import DaemonProcess, Options, Result, daemon, part, resident_bytes
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import CATCH_UP, CHANGELOG, ROWS
 
 __all__ = ["catch_up", "changelog"]
 
@@ -41,7 +43,7 @@ def _seconds(read: object, running: DaemonProcess, rows: int) -> float:
 def changelog(running: DaemonProcess, rows: int, since: int = 0) -> int:
     """Read at most so many facts after a serial, and return how many there are."""
     connection = HTTPConnection("127.0.0.1", running.http)
-    connection.request("GET", f"/v1/changelog?since={since}&limit={rows}")
+    connection.request("GET", CHANGELOG.request(since=since, limit=rows).target)
     answer = connection.getresponse()
     seen = 0
     while data := answer.read1(1 << 18):
@@ -50,19 +52,21 @@ def changelog(running: DaemonProcess, rows: int, since: int = 0) -> int:
 
 
 def _rows(running: DaemonProcess, rows: int) -> int:
-    return _pages(running, "/v1/streams/events/rows?from={after}&limit=10000", "upto")
+    return _pages(running, lambda after: ROWS.request("events", limit=10_000, **{"from": after}), "upto")
 
 
 def _as_synapse(running: DaemonProcess, rows: int) -> int:
-    url = "/_synapse/replication/get_repl_stream_updates/events/bench?from_token={after}"
-    return _pages(running, f"{url}&upto_token={rows}", "upto_token")
+    def page(after: int) -> HttpRequest:
+        return CATCH_UP.request("events", "bench", from_token=after, upto_token=rows)
+
+    return _pages(running, page, "upto_token")
 
 
-def _pages(running: DaemonProcess, url: str, upto: str) -> int:
+def _pages(running: DaemonProcess, make: Callable[[int], HttpRequest], upto: str) -> int:
     connection = HTTPConnection("127.0.0.1", running.http)
     seen, after, is_limited = 0, 0, True
     while is_limited:
-        connection.request("GET", url.format(after=after), headers={"Host": "master"})
+        connection.request("GET", make(after).target, headers={"Host": "master"})
         body = connection.getresponse().read()
         end = json.loads(b"{" + body[body.rindex(f'"{upto}"'.encode()) :])  # not all of it: that costs us
         seen += body.count(b'["ev",')

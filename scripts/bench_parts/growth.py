@@ -29,12 +29,14 @@ from scripts.bench_parts.measuring import (
     DaemonProcess,
     Options,
     Result,
+    ask,
     best,
     daemon,
     part,
     resident_bytes,
 )
-from scripts.bench_parts.replicas import FOR_EVER, REPLICAS, join_seconds, status
+from scripts.bench_parts.replicas import FOR_EVER, REPLICAS, join_seconds
+from synrepl.http_api.routes import ROWS, STATUS
 from synrepl.streams.catalog import Event
 from synrepl.streams.stream import Stream
 from synrepl.transports.limits import connection_limit
@@ -169,7 +171,7 @@ def _log(axis: Axis, plan: Plan, folder: str, count: int) -> Iterator[Point]:
             count, "memory of the daemon, once ready", resident_bytes(running.pid) / 2**20, "MiB"
         )
         rows = min(READ, count // 4)
-        trimmed = status(running)["trimmed_upto"]
+        trimmed = ask(running.http, STATUS.request())["trimmed_upto"]
         for where, since in (("beginning", trimmed), ("middle", count // 2), ("end", count - rows)):
             (seconds,) = best(plan.rounds, partial(_changelog_seconds, running, rows, since))
             yield axis.point(count, f"changelog, from the {where}", rows / seconds, "rows/s")
@@ -200,8 +202,9 @@ def _look_up_ms(running: DaemonProcess, count: int) -> float:
     with closing(HTTPConnection("127.0.0.1", running.http)) as connection:
         for number in range(LOOKED_UP):
             after = count // 8 + number
+            page = ROWS.request("events", writer="worker1", limit=100, **{"from": after})
             started = time.perf_counter()
-            connection.request("GET", f"/v1/streams/events/rows?writer=worker1&from={after}&limit=100")
+            connection.request("GET", page.target)
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
             answer.read()

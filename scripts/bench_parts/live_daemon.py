@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from http.client import HTTPConnection
 from itertools import cycle
 from typing import Final
 
@@ -13,7 +12,15 @@ import msgspec
 
 from scripts.bench_parts.appending import stream_appends
 from scripts.bench_parts.live_readers import WARM_UP_SECONDS, LiveReaders, stamped
-from scripts.bench_parts.measuring import DaemonProcess, cpu_seconds, daemon, reactor_seconds, resident_bytes
+from scripts.bench_parts.measuring import (
+    DaemonProcess,
+    ask,
+    cpu_seconds,
+    daemon,
+    reactor_seconds,
+    resident_bytes,
+)
+from synrepl.http_api.routes import DECLARE
 
 __all__ = ["GROUP", "Live", "Load", "live"]
 
@@ -131,7 +138,4 @@ class _Poster:
 
 def _declare(running: DaemonProcess, name: str) -> None:
     body = {"name": name, "columns": {"kind": "str", "event": "json"}}
-    with closing(HTTPConnection("127.0.0.1", running.http)) as connection:
-        connection.request("POST", "/v1/streams", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        assert answer.status < 300, answer.read()
+    ask(running.http, DECLARE.request(), json.dumps(body).encode())

@@ -9,16 +9,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_client import BlockingClient
+
 __all__ = [
     "EVENT",
     "ROOT",
     "DaemonProcess",
+    "ask",
     "Options",
     "Result",
     "best",
@@ -119,6 +123,12 @@ def _last_line(command: list[str], patience: float = PATIENCE_SECONDS) -> dict[s
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=patience)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def ask(http: int, request: HttpRequest, body: bytes | None = None) -> Any:
+    """Send a request to the daemon at this port. Return the JSON of its answer. Raises `RequestError`."""
+    with closing(BlockingClient(f"http://127.0.0.1:{http}")) as client:
+        return client.json(request, body)
 
 
 class DaemonProcess:

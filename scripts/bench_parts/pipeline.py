@@ -1,12 +1,13 @@
 """Benchmark of the pipeline: reading from a daemon, and the jobs, compared with DuckDB on the same files."""
 
-import http.client
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.bench_parts.measuring import DaemonProcess, Options, Result, best, cpu_seconds, daemon, part
+from synrepl.http_api.routes import ARROW, CHANGELOG
+from synrepl.http_client import BlockingClient
 
 __all__ = ["pipeline"]
 
@@ -82,14 +83,12 @@ def _jobs(
 def _arrow(running: DaemonProcess, rows: int) -> float:
     import pyarrow as pa
 
-    connection = http.client.HTTPConnection("127.0.0.1", running.http)
+    client = BlockingClient(f"http://127.0.0.1:{running.http}")
     began = time.monotonic()
-    accept = {"Accept": "application/vnd.apache.arrow.stream"}
-    connection.request("GET", "/v1/changelog?since=0", headers=accept)
-    with pa.ipc.open_stream(connection.getresponse()) as stream:
+    with pa.ipc.open_stream(client.stream(CHANGELOG.request(since=0), accept=ARROW)) as stream:
         found = sum(len(batch) for batch in stream)
     assert found == rows, f"{found} rows instead of {rows}"
-    connection.close()
+    client.close()
     return time.monotonic() - began
 
 

@@ -5,10 +5,10 @@ import asyncio
 import hashlib
 import json
 import time
-import urllib.request
 from typing import Any, Final
 
-from scripts.bench_parts.measuring import event
+from scripts.bench_parts.measuring import ask, event
+from synrepl.http_api.routes import APPEND, STATUS
 from synrepl.wire.native import VERSION
 
 POSTED_AT_ONCE: Final = 500
@@ -72,7 +72,7 @@ def check(line: bytes) -> None:
 
 async def measure(given: argparse.Namespace) -> float:
     """Return the seconds until every replica has received all facts."""
-    status = ask(given.http, "/v1/status")
+    status = ask(given.http, STATUS.request())
     after = status["serial"] if given.live else 0
     digest = "0" * 64 if after == 0 else status["digest"]
     rows = given.live or status["serial"] - after
@@ -96,18 +96,7 @@ def post(http: int, rows: int, row_bytes: int) -> None:
     at_once = min(POSTED_AT_ONCE, POSTED_BYTES // len(fact))
     for done in range(0, rows, at_once):
         facts = b",".join([fact] * min(at_once, rows - done))
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{http}/v1/streams/events/facts",
-            b'{"facts":[%b]}' % facts,
-            {"Content-Type": "application/json"},
-        )
-        urllib.request.urlopen(request, timeout=60).read()
-
-
-def ask(http: int, path: str) -> Any:
-    """Return the JSON of the daemon's answer to a GET."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{http}{path}", timeout=60) as answer:
-        return json.load(answer)
+        ask(http, APPEND.request("events"), b'{"facts":[%b]}' % facts)
 
 
 def main() -> None:

@@ -1,29 +1,32 @@
 """Benchmarks of replicas: joins, relays, and forwarded writes."""
 
-import json
 import sqlite3
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from hashlib import sha256
 from http.client import HTTPConnection
-from typing import Any, Final
+from typing import Final
 
 from scripts.bench_parts.measuring import (
     EVENT,
     DaemonProcess,
     Options,
     Result,
+    ask,
     daemon,
     part,
     resident_bytes,
 )
+from synrepl.http_api.request_errors import HttpError
+from synrepl.http_api.routes import APPEND, CHANGELOG, STATUS
+from synrepl.http_client import BlockingClient
 from synrepl.replication.replica.join import COMMIT_FACTS
 from synrepl.storage.schema import COLUMNS
 
-__all__ = ["FOR_EVER", "join_seconds", "replicas", "status"]
+__all__ = ["FOR_EVER", "join_seconds", "replicas"]
 
 PATIENCE_SECONDS: Final = 100
 LOOK_SECONDS: Final = 0.02
@@ -78,30 +81,29 @@ def _relay(primary: DaemonProcess, rows: int, live: int) -> Iterator[Result]:
 
 
 def _relayed(primary: DaemonProcess, replica: DaemonProcess, count: int) -> Iterator[Result]:
-    _until(lambda: status(replica)["upstream"]["state"] == "live")
+    _until(lambda: ask(replica.http, STATUS.request())["upstream"]["state"] == "live")
     direct, relayed = _median_ms(primary, count), _median_ms(replica, count)
     yield Result("a write at the primary, p50", direct, "ms")
     yield Result("a write at a replica, answered once the replica has it, p50", relayed, "ms")
     yield Result("relayed / direct", relayed / direct, "x")
     # In turn, so that both meet the same disk.
-    times: dict[str, list[float]] = {"": [], "?acks=1": []}
+    times: dict[int | None, list[float]] = {None: [], 1: []}
     for _ in range(ROUNDS):
-        for query, found in times.items():
-            found.append(_median_ms(primary, count, query))
+        for acks, found in times.items():
+            found.append(_median_ms(primary, count, acks))
     alone, acknowledged = (min(found) for found in times.values())
     yield Result("a write answered once a replica has it on disk too (acks=1), p50", acknowledged, "ms")
     yield Result("acks=1 / acks=0", acknowledged / alone, "x")
 
 
-def _median_ms(running: DaemonProcess, count: int, query: str = "") -> float:
+def _median_ms(running: DaemonProcess, count: int, acks: int | None = None) -> float:
+    request = APPEND.request("events", acks=acks)
     connection = HTTPConnection("127.0.0.1", running.http)
     body = b'{"facts":[[%b]]}' % EVENT
     found = []
     for _ in range(count):
         started = time.perf_counter()
-        connection.request(
-            "POST", f"/v1/streams/events/facts{query}", body, {"Content-Type": "application/json"}
-        )
+        connection.request(request.method, request.target, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
         answer.read()
@@ -109,27 +111,13 @@ def _median_ms(running: DaemonProcess, count: int, query: str = "") -> float:
     return statistics.median(found)
 
 
-def status(running: DaemonProcess) -> dict[str, Any]:
-    """Return the status of a daemon."""
-    connection = HTTPConnection("127.0.0.1", running.http, timeout=10)
-    try:
-        connection.request("GET", "/v1/status")
-        found: dict[str, Any] = json.loads(connection.getresponse().read())
-    finally:
-        connection.close()
-    return found
-
-
 def _serial(running: DaemonProcess) -> int:
-    """Return the serial of a daemon now."""
-    connection = HTTPConnection("127.0.0.1", running.http, timeout=10)
-    try:
-        connection.request("GET", "/v1/changelog?limit=1")
-        answer = connection.getresponse()
-        answer.read()
-        return int(answer.headers.get("Synrepl-Serial") or 0)
-    finally:
-        connection.close()
+    """Return the serial of a daemon now; 0 while it has no whole copy."""
+    with closing(BlockingClient(f"http://127.0.0.1:{running.http}")) as client, suppress(HttpError):
+        head, lines = client.lines(CHANGELOG.request(limit=1))
+        list(lines)
+        return int(head.get("Synrepl-Serial") or 0)
+    return 0
 
 
 def _bare_copy(folder: str, rows: int) -> float:

@@ -4,7 +4,6 @@ import json
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +12,8 @@ from typing import Any, Final
 
 import psycopg
 
-from scripts.bench_parts.measuring import Options, Result, cpu_seconds, daemon
+from scripts.bench_parts.measuring import Options, Result, ask, cpu_seconds, daemon
+from synrepl.http_api.routes import STATUS
 from synrepl.storage.doctor.synapse import STREAMS
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
@@ -53,8 +53,7 @@ def _measure(folder: str, seconds: float, *arguments: str) -> float:
         began = cpu_seconds(running.pid)
         time.sleep(seconds)
         used = cpu_seconds(running.pid) - began
-        with urllib.request.urlopen(f"http://127.0.0.1:{running.http}/v1/status", timeout=10) as answer:
-            seen = json.load(answer)["homeserver"]
+        seen = ask(running.http, STATUS.request())["homeserver"]
         if seen is not None and (seen["unseen"] or not seen["looked_at"]):
             raise AssertionError(f"the watch does not see all: {seen}")
         return used / seconds

@@ -25,8 +25,9 @@ from synrepl.cli.options import (
 )
 from synrepl.cli.progress import Advance
 from synrepl.errors import suggest
+from synrepl.http_api.request_errors import HttpError, RequestError
 from synrepl.http_api.routes import APPEND, STATUS
-from synrepl.http_client import REQUEST_ERRORS, BlockingClient, ConnectError, HttpError
+from synrepl.http_client import BlockingClient
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
 from synrepl.wire.text import printable
@@ -69,7 +70,7 @@ def post_facts(
     body = json.dumps(head).encode()[:-1] + b', "facts": ' + jsontext.join(facts) + b"}"
     is_unsent = True
 
-    def on_failure(error: ConnectError | HttpError) -> None:
+    def on_failure(error: RequestError) -> None:
         nonlocal is_unsent
         is_unsent &= error.is_unsent
         if client.has_several or not isinstance(error, HttpError):
@@ -80,8 +81,8 @@ def post_facts(
     try:
         request = APPEND.request(stream, acks=acks, timeout=timeout)
         response: dict[str, Any] = send(client, request, body, delays, on_failure)
-    except REQUEST_ERRORS as error:
-        if isinstance(error, HttpError) and not error.is_retryable:
+    except RequestError as error:
+        if isinstance(error, HttpError) and not error.retryable:
             raise
         stored = "was not stored" if is_unsent else "may have been stored"
         raise CliError(f"{client.url}: {error}; the last batch {stored}") from error
@@ -143,7 +144,7 @@ def _note_new_writer(daemon: DaemonTarget, stream: str, writer: str) -> None:
     try:
         status = daemon.connect().json(STATUS.request())
         writers = sorted(status["streams"][stream]["writers"])
-    except (*REQUEST_ERRORS, KeyError):
+    except (RequestError, KeyError):
         return  # The append itself reports what is wrong.
     if writers and writer not in writers:
         text = f"note: {writer} is a new writer of {stream}{suggest(writer, writers)}"

@@ -19,8 +19,8 @@ from synrepl.cli.options import DaemonTarget, Output, daemon_options, dialect_op
 from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import read_file
 from synrepl.html.humanize import counted
+from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.routes import CHANGELOG
-from synrepl.http_client import REQUEST_ERRORS
 from synrepl.wire.dialect import Dialect
 
 TIMEOUT_SECONDS: Final = 60.0
@@ -138,7 +138,7 @@ def _read_changelog(daemon: DaemonTarget, advance: Advance) -> Iterator[_Row]:
             advance.step(fact.serial - before, 1)
             before = fact.serial
             yield from fact.rows
-    except REQUEST_ERRORS as error:
+    except RequestError as error:
         raise CliError(f"{daemon.url}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise CliError(f"{daemon.url} does not respond as a synrepl daemon; check --url") from error

@@ -18,8 +18,9 @@ from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_opt
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import table
 from synrepl.html.humanize import size
+from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.routes import GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, OCTETS
-from synrepl.http_client import REQUEST_ERRORS, Response
+from synrepl.http_client import Response
 from synrepl.wire.text import printable
 
 CHUNK: Final = 256 * 1024
@@ -81,7 +82,7 @@ def get(name: str, daemon: DaemonTarget, target: str | None, output: Output) -> 
         sha256 = (response.headers.get("ETag") or "").strip('"')
         with _target(path) as write:
             count = _download(response, sha256, write, name)
-    except REQUEST_ERRORS as error:
+    except RequestError as error:
         raise CliError(f"{client.url}: {error}") from error
     except http.client.HTTPException as error:
         raise CliError(f"{client.url}: the file was cut short: {error!r}; get it again") from error

@@ -17,11 +17,11 @@ from synrepl import http_client
 from synrepl.cli.command import CONTEXTS_GONE, CliError, Option
 from synrepl.cli.tables import address
 from synrepl.errors import ConfigError, suggest
+from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_client import split_urls
 from synrepl.ports.settings import duration_or_zero
 from synrepl.wire.dialect import NEWEST, Dialect
-from synrepl.wire.error_codes import moved_to
 from synrepl.wire.text import printable_values
 
 DEFAULT_URL: Final = "http://127.0.0.1:9093"
@@ -75,7 +75,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
         client = self.connect(timeout)
         try:
             return send(client, request, body, self.retry_delays(60.0))
-        except http_client.REQUEST_ERRORS as error:
+        except RequestError as error:
             raise CliError(f"{client.url}: {error}{other_primary(error)}") from error
 
     def retry_delays(self, patience: float) -> Iterator[float]:
@@ -90,9 +90,9 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def other_primary(error: Exception) -> str:
+def other_primary(error: RequestError) -> str:
     """Where the primary is, as the end of a message, if the response names another daemon; else empty."""
-    primary = address(moved_to(error.body)) if isinstance(error, http_client.HttpError) else ""
+    primary = address(error.moved_to)
     return f"; the primary is at {primary}: use its --url" if primary else ""
 
 
@@ -101,7 +101,7 @@ def send(
     request: HttpRequest,
     body: bytes | None,
     delays: Iterator[float],
-    on_failure: Callable[[http_client.ConnectError | http_client.HttpError], None] = lambda error: None,
+    on_failure: Callable[[RequestError], None] = lambda error: None,
 ) -> Any:
     """Send a request and return the response. After a transient failure, wait for the next delay and retry.
 
@@ -110,9 +110,9 @@ def send(
     while True:
         try:
             return client.json(request, body)
-        except http_client.REQUEST_ERRORS as error:
+        except RequestError as error:
             on_failure(error)
-            can_retry = error.is_retryable or (client.has_several and http_client.can_try_elsewhere(error))
+            can_retry = error.retryable or (client.has_several and error.can_try_elsewhere)
             delay = next(delays, None) if can_retry else None
             if delay is None:
                 raise

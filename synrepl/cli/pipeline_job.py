@@ -19,7 +19,8 @@ from synrepl.cli.output_folder import output_folder
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError
 from synrepl.extras import install
-from synrepl.http_client import ConnectError, HttpError
+from synrepl.http_api.request_errors import HttpError
+from synrepl.http_client import ConnectError
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.session import session as start_session
 

@@ -13,9 +13,10 @@ import click
 
 from synrepl.cli.tables import bar
 from synrepl.html.humanize import span
+from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import STATUS
-from synrepl.http_client import REQUEST_ERRORS, BlockingClient, NotADaemon
+from synrepl.http_client import BlockingClient, NotADaemon
 
 
 class Advance:
@@ -108,7 +109,7 @@ def post_and_watch(
         while thread.is_alive():
             try:
                 _draw(format_status(status_client.json(STATUS.request())))
-            except (*REQUEST_ERRORS, NotADaemon) as error:
+            except (RequestError, NotADaemon) as error:
                 _draw(str(error))
             thread.join(LOOK_SECONDS)
         _draw("")

@@ -26,8 +26,9 @@ from synrepl.cli.progress import Advance
 from synrepl.cli.recordings import RecordedFacts, Recording, read, read_bytes
 from synrepl.cli.tables import table
 from synrepl.errors import ConfigError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import DECLARE, DECLARED
-from synrepl.http_client import BlockingClient, HttpError
+from synrepl.http_client import BlockingClient
 from synrepl.streams.catalog import DECLARATIONS
 from synrepl.streams.declaration import Declaration, stream_of
 from synrepl.streams.declared import StreamBody, undeclared

@@ -12,8 +12,9 @@ from synrepl.cli.command import CliCommand, CliError
 from synrepl.cli.options import DaemonTarget, Output, confirm, daemon_options, duration_option, output_option
 from synrepl.cli.progress import Advance, post_and_watch
 from synrepl.cli.tables import address
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import PROMOTE, RESYNC
-from synrepl.http_client import ConnectError, HttpError
+from synrepl.http_client import ConnectError
 from synrepl.wire.text import printable
 
 TIMEOUT_SECONDS: Final = 180.0

@@ -12,8 +12,8 @@ import click
 from synrepl.cli.command import CliCommand
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, duration_option, output_option
 from synrepl.cli.tables import followers_table, leases_table, replicas_table, status_lines
+from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.routes import ADD_LEASE, DROP_LEASE, LEASES, STATUS
-from synrepl.http_client import REQUEST_ERRORS
 
 BAD: Final = frozenset({"lost", "behind", "ended"})
 
@@ -115,7 +115,7 @@ def _watch(daemon: DaemonTarget, interval: float, output: Output, show: Callable
             try:
                 found = client.json(STATUS.request())
                 lines = list(status_lines(found, time.time(), is_wide=output.is_wide))
-            except REQUEST_ERRORS as error:
+            except RequestError as error:
                 found = {"error": str(error)}
                 lines = [click.style(f"{daemon.url}: {error}", "red", bold=True)]
             if output.is_json:

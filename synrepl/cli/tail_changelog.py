@@ -13,18 +13,17 @@ from twisted.web._newclient import ParseError
 from synrepl.cli.options import secret_advice
 from synrepl.cli.output import TailOptions, TailOutput
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
-from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace
 from synrepl.streams.facts import says_lost
-from synrepl.transports.http.client import ChangelogClient, FirstAnswer
-from synrepl.transports.http.http_client import decode_json
+from synrepl.transports.http.changelog_client import FirstAnswer, read_changelog
+from synrepl.transports.http.http_client import HttpClient, decode_json
 from synrepl.transports.tls import is_permanent, tls_trouble
-from synrepl.wire.address_list import AddressList, Fault, fault_of
-from synrepl.wire.error_codes import moved_to
+from synrepl.wire.address_list import AddressList, Fault
 
 WAIT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
@@ -64,7 +63,7 @@ class ChangelogTail:
         self._addresses = AddressList(options.endpoints)
         self._backoff = Backoff(RETRY_SECONDS)
         self._names = {public_url(one).rstrip("/"): one for one in options.endpoints}
-        self._changelog = ChangelogClient(output.reactor, options.endpoints[0], secret=options.credentials)
+        self._http = HttpClient(output.reactor, options.endpoints[0], secret=options.credentials)
         self._epoch = 0
         """The epoch of the daemon's log when its last answer began."""
         self._tasks = Tasks(Logger(), "tail")
@@ -82,7 +81,7 @@ class ChangelogTail:
         if self._save_timer.is_active:
             self._save_timer.stop()
             self._save()
-        return Deferred.fromCoroutine(self._changelog.stop())
+        return Deferred.fromCoroutine(self._http.stop())
 
     @property
     def _url(self) -> str:
@@ -96,7 +95,7 @@ class ChangelogTail:
                 await self._read_page()
                 self._addresses.succeeded()
                 self._backoff.reset()
-            except ApiResponseError as error:
+            except HttpError as error:
                 has_others = len(self._names) > 1
                 if error.code == "fork" or (error.code == "ahead_of_log" and not has_others):
                     self._output.write_event(
@@ -106,14 +105,14 @@ class ChangelogTail:
                     )
                     self._output.end(f"{error}; start again, without the --state file if there is one")
                     continue
-                fault = fault_of(error.code)
+                fault = error.fault
                 if error.code == "ahead_of_log":
                     fault = Fault.NOT_READY  # of the same epoch, but behind: it may catch up, or be promoted
-                elif not error.retryable and not (has_others and fault is not Fault.REFUSING):
+                elif not error.retryable and not (has_others and error.can_try_elsewhere):
                     advice = secret_advice(self._options.secret_file)
                     self._output.end(f"{self._url}: {advice}" if error.code == "unauthorized" else str(error))
                     return
-                await self._pause(error, fault, moved_to(error.body).split())
+                await self._pause(error, fault, error.moved_to.split())
             except RemoteProtocolError as error:
                 self._output.end(f"{self._url} does not respond as a synrepl daemon; check TARGET ({error})")
                 return
@@ -124,7 +123,8 @@ class ChangelogTail:
         position = self._position
         assert position is not None
         streams = list(self._options.streams) or None
-        upto = await self._changelog.pages(
+        upto = await read_changelog(
+            self._http,
             position.serial,
             streams,
             WAIT_SECONDS,
@@ -142,7 +142,7 @@ class ChangelogTail:
 
     async def _connect(self) -> None:
         try:
-            status = await self._changelog.call(STATUS.request(), _Status, max_bytes=STATUS_BYTES, timeout=10)
+            status = await self._http.call(STATUS.request(), _Status, max_bytes=STATUS_BYTES, timeout=10)
         except NotConnected as error:
             if not (why := _permanent_failure(error)):
                 raise
@@ -182,7 +182,7 @@ class ChangelogTail:
         self._output.write_event("disconnected", address=self._url, reason=str(error))
         named = [self._names[url.rstrip("/")] for url in moved_to if url.rstrip("/") in self._names]
         is_new_round = self._addresses.failed(fault, moved_to=named)
-        self._changelog.base_url = self._addresses.current.rstrip("/")
+        self._http.base_url = self._addresses.current.rstrip("/")
         await sleep(self._output.reactor, self._backoff.next() if is_new_round else 0.0)
 
     def _move(self, position: ChangelogPlace) -> None:

@@ -17,7 +17,7 @@ from synrepl.replication.strategies import following
 from synrepl.services import connect
 from synrepl.storage.position_files import FilePositions
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.client import UNAUTHORIZED_500
+from synrepl.transports.http.catch_up import UNAUTHORIZED_500
 from synrepl.transports.redis.address import SCHEMES, RedisAddress
 from synrepl.wire.commands import Position
 

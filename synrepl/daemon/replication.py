@@ -40,7 +40,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_private
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.peer_clients import HttpFiles, PeerClient
+from synrepl.transports.http.peer_clients import HttpFiles, PeerClient, PeerHttp
 
 if TYPE_CHECKING:
     from synrepl.replication.replica.conversation import IUpstream
@@ -91,7 +91,6 @@ class ReplicationServices:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
         )
         publisher.follower_commands.forwarders.append(self.commands)
-        self._files_client: HttpFiles | None = None
         self._files_url = ""
         self._tasks = Tasks(self._logger, "copies")
         self.addresses = PeerAddresses(
@@ -102,7 +101,7 @@ class ReplicationServices:
             notes=log.notes,
             leases=lambda: self.relays.leases.all(),  # noqa: PLW0108  # relays are made later
         )
-        self._peer_client = PeerClient(reactor, self.addresses)
+        self._peer_http = PeerHttp(reactor, self.addresses)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
         self.files = Files(
             log,
@@ -122,7 +121,7 @@ class ReplicationServices:
             name=self.name,
             has_upstream=bool(settings.upstream),
             owner=self,
-            peers=self._peer_client,
+            peers=PeerClient(self._peer_http),
         )
         expiry = ExpiryClock(reactor, time.monotonic)
         self.relays = ReplicaRegistry(
@@ -136,7 +135,7 @@ class ReplicationServices:
             channel=lambda: None if resp is None else resp.channel,
         )
         keyring.doubt = self._doubt_of_keys
-        self.write_forwarder = make_write_forwarder(log, reactor, self.roles, self.files, self.addresses)
+        self.write_forwarder = make_write_forwarder(log, self.roles, self.files, self._peer_http)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
             joining=lambda: not self.roles.is_whole,
@@ -189,15 +188,10 @@ class ReplicationServices:
             self.retention.stop,
             self.roles.stop,
             self.files.stop,
-            self._stop_fetching,
             self.relays.stop,
-            self._peer_client.stop,
+            self._peer_http.stop,
             self._diverged_facts.stop,
         )
-
-    async def _stop_fetching(self) -> None:
-        if self._files_client is not None:
-            await self._files_client.stop()
 
     def role_changed(self) -> None:
         """Serve, forward and fetch as the role says."""
@@ -225,12 +219,7 @@ class ReplicationServices:
         if url == self._files_url:
             return
         self._files_url = url
-        former, self._files_client = self._files_client, None
-        if url:
-            self._files_client = HttpFiles(self._reactor, url, secret=self.addresses.credentials_for(url))
-        await self.files.set_source(self._files_client)
-        if former is not None:
-            await former.stop()
+        await self.files.set_source(HttpFiles(self._peer_http.client_for(url), url) if url else None)
 
     def claim_refused(self, code: str) -> None:
         """Count a refused claim."""
@@ -359,7 +348,7 @@ class ReplicationServices:
         from synrepl.transports.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
 
         secret = self.addresses.credentials_for(where.http)
-        over = NativeHttpEndpoint(self._reactor, where.http, secret=secret)
+        over = NativeHttpEndpoint(HttpClient(self._reactor, where.http, secret=secret))
         # Where the secret may go is decided for the URL.
         return upstream(over, secret=secret, is_private=lambda peer: True, suspicion=PROXY_SUSPICION)
 
@@ -473,23 +462,21 @@ class ReplicationServices:
         return joining
 
 
-def make_write_forwarder(
-    log: Log, reactor: Any, roles: RoleManager, files: Files, addresses: PeerAddresses
-) -> WriteForwarder:
+def make_write_forwarder(log: Log, roles: RoleManager, files: Files, http: PeerHttp) -> WriteForwarder:
     """Make the forwarder of writes to the primary, which is active while this daemon is a replica.
 
     If the address of the primary may not be used, the upstream forwards them.
     """
 
     def url() -> str:
-        return addresses.first_usable(
+        return http.addresses.first_usable(
             roles.primary.http, "" if roles.replica is None else roles.replica.upstream_http
         )
 
     return WriteForwarder(
         log,
-        reactor,
-        lambda url: HttpClient(reactor, url, secret=addresses.credentials_for(url)),
+        http.reactor,
+        http.call,
         lambda: url() or None,
         is_active=lambda: roles.role == REPLICA,
         refusal=roles.forwarding_refusal,

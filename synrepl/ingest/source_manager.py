@@ -29,7 +29,8 @@ from synrepl.storage.tables.scan import TablePage, TableScan
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.client import HttpCatchUp
+from synrepl.transports.http.catch_up import HttpCatchUp
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.wire import jsontext
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class SourceManager:
 
     def __post_init__(self) -> None:
         settings, clock = self.settings, self.clock
-        self._http = HttpCatchUp(clock, secret=self.credentials, instance_map=settings.instance_map)
+        self._http = HttpClient(clock, secret=self.credentials, is_homeserver=True)
+        self._catch_up = HttpCatchUp(self._http, settings.instance_map)
         self._database = self._database_catch_up()
         self.ingester = Ingester(self.log, self.table, clock, refused=self.refused, lost=self.lost)
         self.stalled_writers = StalledWriters(self.log, self.table, clock)
@@ -162,7 +164,7 @@ class SourceManager:
             streams,
             table=self.table,
             thread=ReactorThread(self.clock, "catch-up"),
-            others=self._http,
+            others=self._catch_up,
         )
 
     def _open_channel(self) -> None:
@@ -213,7 +215,7 @@ class SourceManager:
                 and not stream.on_request
             ),
             positions=LoggedPositions(self.log, self.write_policy.own),
-            catch_up=self._database or self._http,
+            catch_up=self._database or self._catch_up,
             metrics=self.metrics,
             canonical=True,
             external_position=self.ingester.durable_position,

@@ -12,20 +12,18 @@ from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 import msgspec
-import treq
 from twisted.internet.defer import CancelledError, Deferred, FirstError, gatherResults
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.task import deferLater
-from twisted.python.failure import Failure
-from twisted.web.client import ResponseNeverReceived
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import public_url
 from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.failures import describe_failure
+from synrepl.transports.failures import describe_error
 from synrepl.transports.http.http_client import make_client
+from synrepl.transports.http.response_body import collect_body
 from synrepl.wire.text import printable
 
 CLIENT: Final = "/_matrix/client/v3"
@@ -84,18 +82,7 @@ class HomeserverClient:
             data = None if body is None else json.dumps(body).encode()
             headers: Any = {"authorization": f"Bearer {self._token}", "content-type": "application/json"}
             response = await self._client.request(method, url, headers=headers, data=data)
-            parts: list[bytes] = []
-            size = 0
-
-            def collect(part: bytes) -> None:
-                nonlocal size
-                size += len(part)
-                if size > MAX_ANSWER_BYTES:
-                    raise RemoteProtocolError(f"{shown}: an answer of more than {MAX_ANSWER_BYTES} bytes")
-                parts.append(part)
-
-            await treq.collect(response, collect)
-            return response.code, b"".join(parts)
+            return response.code, await collect_body(response, MAX_ANSWER_BYTES, shown)
 
         try:
             code, content = await self._limited(call(), seconds)
@@ -104,10 +91,7 @@ class HomeserverClient:
         except TimedOut as error:
             raise NotConnected(f"{shown}: no answer within {seconds:.3g} s") from error
         except Exception as error:
-            failure: Any = Failure(error)  # type: ignore[no-untyped-call]
-            if isinstance(error, ResponseNeverReceived) and error.reasons:
-                failure = error.reasons[0]
-            raise NotConnected(f"{shown}: {describe_failure(failure)}") from error
+            raise NotConnected(f"{shown}: {describe_error(error)}") from error
         if code in UNAVAILABLE:
             raise NotConnected(f"{shown} answers {code}")
         try:

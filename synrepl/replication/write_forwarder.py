@@ -7,9 +7,8 @@ unknown outcome.
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from itertools import chain, repeat
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 from urllib.parse import urlencode
 from uuid import uuid4
 
@@ -18,11 +17,11 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.ports.history import Appended
 from synrepl.ports.interfaces import IClock
-from synrepl.ports.response_errors import ApiResponseError, NeverSent, NotForwarded
+from synrepl.ports.response_errors import NeverSent, NotForwarded
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.log_waiters import LogWaiters
@@ -37,25 +36,7 @@ MAX_HOPS: Final = 8
 MAX_ANSWER_BYTES: Final = 64 * MIB
 """The longest answer of the primary: it has the tokens of all facts."""
 
-T = TypeVar("T")
 Query = Sequence[tuple[bytes, bytes]]
-
-
-class IHttpClient(Protocol):
-    """What a forwarder needs of the HTTP client of one daemon."""
-
-    def call(
-        self, request: HttpRequest, answer: type[T], *, body: bytes, max_bytes: int, timeout: float
-    ) -> Awaitable[T]:
-        """Send a request; return its decoded answer.
-
-        Raises `ApiResponseError` for an error response, `NeverSent` if the request was not sent;
-        `NotConnected` without a complete response and `RemoteProtocolError` for an invalid one: the outcome
-        is then unknown.
-        """
-
-    async def stop(self) -> None:
-        """Close the idle connections."""
 
 
 class PostedPart(msgspec.Struct, frozen=True):
@@ -125,7 +106,7 @@ class _Write(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class WriteForwarder:
-    """Forwards facts to the primary: `primary_url` returns its URL, `make_client` makes a client for a URL.
+    """Forwards facts to the primary: `primary_url` returns its URL, `call` is that of `PeerHttp`.
 
     `is_active` tells whether this daemon forwards now: a promoted one does not. `refusal` returns why
     facts of a stream are not forwarded at all, or None. `has_file` waits, for some seconds, until a file is
@@ -134,7 +115,7 @@ class WriteForwarder:
 
     log: Log
     clock: IClock
-    make_client: Callable[[str], IHttpClient]
+    call: Callable[..., Awaitable[Any]]
     primary_url: Callable[[], str | None]
     _: KW_ONLY
     is_active: Callable[[], bool] = lambda: True
@@ -147,14 +128,10 @@ class WriteForwarder:
         self.pending_bytes = 0
         """Bytes of facts in `forward` that wait for the primary's response."""
         self._tasks = Tasks(self.logger, "write forwarding")
-        self._client: tuple[str, IHttpClient] | None = None
 
     async def stop(self) -> None:
-        """Cancel pending writes, and close the connections."""
+        """Cancel pending writes."""
         self._tasks.cancel_all()
-        client, self._client = self._client, None
-        if client is not None:
-            await client[1].stop()
 
     async def forward(self, posted: Posted, waiters: LogWaiters) -> Appended:
         """Forward facts; return the primary's response once they are applied here (ephemeral ones: at once).
@@ -243,24 +220,18 @@ class WriteForwarder:
         query = [*write.query, (b"timeout", b"%.3f" % left)]
         request = APPEND_BATCH.request() if write.stream is None else APPEND.request(write.stream)
         request = request._replace(target=f"{request.target}?{urlencode(query)}")
+        answer: type[Appended | _BatchAnswer] = _BatchAnswer if write.stream is None else Appended
         try:
-            client = self._client_for(url)
-            send = partial(client.call, request, body=write.body, max_bytes=MAX_ANSWER_BYTES, timeout=left)
-            appended = await send(Appended) if write.stream is not None else _as_one(await send(_BatchAnswer))
+            found = await self.call(
+                request, answer, base_url=url, body=write.body, max_bytes=MAX_ANSWER_BYTES, timeout=left
+            )
         except NeverSent as error:
             return NotForwarded("upstream_unreachable", f"nothing was stored: {error}"), ""
-        except ApiResponseError as error:
+        except HttpError as error:
             return _refusal(error), str(error)
         except ReplicationError as error:
             return None, str(error)
-        return appended, ""
-
-    def _client_for(self, url: str) -> IHttpClient:
-        if self._client is None or self._client[0] != url:
-            before, self._client = self._client, (url, self.make_client(url))
-            if before is not None:
-                self._tasks.start(before[1].stop(), "closing connections to a former primary")
-        return self._client[1]
+        return found if isinstance(found, Appended) else _as_one(found), ""
 
     async def _wait_until_applied(
         self, appended: Appended, serial: int, write: _Write, files: Collection[str], waiters: LogWaiters
@@ -307,7 +278,7 @@ def _as_one(answer: _BatchAnswer) -> Appended:
     return Appended(answer.epoch, first, [token for one in answer.appends for token in one.tokens])
 
 
-def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":
+def _refusal(error: HttpError) -> "Appended | NotForwarded | None":
     """Convert the primary's error; None to retry: the outcome is unknown, or the body was corrupted."""
     match error.status, error.code:
         case ((502 | 504), _) if not error.body:  # from a proxy
@@ -333,7 +304,7 @@ def _refusal(error: ApiResponseError) -> "Appended | NotForwarded | None":
     return NotForwarded("upstream_failed", str(error))
 
 
-def _unchanged(error: ApiResponseError) -> NotForwarded:
+def _unchanged(error: HttpError) -> NotForwarded:
     message = error.body.get("message")
     refused = NotForwarded(
         error.code, message if isinstance(message, str) else error.message, status=error.status
@@ -342,7 +313,7 @@ def _unchanged(error: ApiResponseError) -> NotForwarded:
     return refused
 
 
-def _stored_upstream(error: ApiResponseError) -> "Appended | None":
+def _stored_upstream(error: HttpError) -> "Appended | None":
     try:
         response = msgspec.convert(error.body, type=_NotHereYetBody)
     except msgspec.ValidationError:

@@ -7,6 +7,8 @@ from twisted.internet import error
 from twisted.internet.address import HostnameAddress
 from twisted.python.failure import Failure
 
+from synrepl.wire.text import printable
+
 MAX_LENGTH = 300
 
 PEER_CLOSED = "the peer closed the connection"
@@ -39,3 +41,15 @@ def describe_failure(failure: Failure) -> str:
         case error.ConnectionLost(args=()):
             return "the connection was lost"
     return " ".join(failure.getErrorMessage().split())[:MAX_LENGTH] or type(failure.value).__name__
+
+
+def root_cause(error: BaseException | None) -> BaseException | None:
+    """Return the error that Twisted has wrapped in lists of reasons."""
+    while (reasons := getattr(error, "reasons", None)) and isinstance(reasons[0], Failure):
+        error = reasons[0].value
+    return error
+
+
+def describe_error(error: BaseException | None) -> str:
+    """Return why a request, or its response, failed, in a few printable words."""
+    return printable(describe_failure(Failure(root_cause(error))), limit=1_000)

@@ -329,8 +329,3 @@ def is_retryable(status: int, code: str, body: Mapping[str, object]) -> bool:
         if isinstance(known, bool):
             return known
     return status in RETRYABLE_STATUSES
-
-
-def moved_to(body: Mapping[str, object]) -> str:
-    """Return the address of the primary that an error names, as ``NATIVE HTTP``; empty if it names none."""
-    return str(body.get("moved_to") or "")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.request_errors import HttpError, read_error
 from synrepl.http_api.routes import STATUS
-from synrepl.http_client import BlockingClient, ConnectError, HttpError, fault_of_error
+from synrepl.http_client import BlockingClient, ConnectError
 from synrepl.wire.address_list import Fault
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -59,7 +60,7 @@ def test_an_answer_that_breaks_off_is_reported(data: bytes) -> None:
 )
 def test_a_refusal_says_whether_to_try_again(status: int, said: dict[str, Any], is_retryable: bool) -> None:
     """What the daemon says of it goes before what the number says."""
-    assert is_retryable is HttpError(status, "code", "message", said).is_retryable
+    assert is_retryable is HttpError(status, "code", "message", said).retryable
 
 
 @pytest.mark.parametrize("url", ["http://ada:pass@daemon:9093/a", "http://ada:p@pass@daemon:9093/a?key=pass"])
@@ -91,7 +92,11 @@ def test_a_password_in_a_wrong_url_is_not_shown(url: str) -> None:
 )
 def test_a_failed_request_says_what_is_wrong_with_its_address(error: Exception, fault: Fault) -> None:
     """The next address of a list is chosen by it."""
-    assert fault is fault_of_error(error)
+    client = BlockingClient("http://a,http://b")
+
+    client.leave(error)
+
+    assert {"http://a": fault} == client.addresses.faults
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_no_secret_is_sent_where_others_can_read_it(url: str, monkeypatch: pytes
     refused = BlockingClient(url, secret="s")
     with pytest.raises(ConnectError, match="use https:// or tls:, or a UNIX socket; --insecure") as error:
         refused.json(STATUS.request())
-    assert ([], False, True) == (reached, error.value.is_retryable, error.value.is_unsent)
+    assert ([], False, True) == (reached, error.value.retryable, error.value.is_unsent)
     both = BlockingClient(f"{url},http://127.0.0.1:1", secret="s")
     for client in (both, BlockingClient(url), BlockingClient(url, secret="s", insecure=True)):
         with pytest.raises(ConnectError, match="is the daemon running"):
@@ -143,3 +148,23 @@ def test_localhost_must_be_this_machine(peer: str, is_sent: bool, monkeypatch: p
         BlockingClient("http://localhost:1", secret="rosebud").json(STATUS.request())
 
     assert is_sent is ("rosebud" in str(sent))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "text"),
+    [
+        (413, b"<html>", "HTTP status 413: a proxy on the way takes no body of this size"),
+        (404, b"[]", "HTTP status 404: is it a daemon?"),
+        (400, b'{"error":"bad_row"}', "HTTP status 400: no reason given"),
+        (400, b'{"error":"bad_row","message":"a\\nb"}', "a b"),
+        (404, b'{"errcode":"M_NOT_FOUND","error":"none"}', "none"),
+    ],
+)
+def test_an_error_without_words_of_a_daemon_is_explained(status: int, body: bytes, text: str) -> None:
+    """A proxy's page says nothing to people at a terminal."""
+    error = read_error(status, body)
+
+    assert str(error).startswith(text)
+    assert str(read_error(status, body, url="http://a")).startswith(
+        f"http://a answered {status} {error.code}: "
+    )

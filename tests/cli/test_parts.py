@@ -18,7 +18,8 @@ from synrepl.cli.command import CliError
 from synrepl.cli.json_lines import JsonLines
 from synrepl.cli.options import DaemonTarget
 from synrepl.cli.output import TailOutput
-from synrepl.http_client import ConnectError, HttpError
+from synrepl.http_api.request_errors import HttpError
+from synrepl.http_client import ConnectError
 
 
 class Daemon:

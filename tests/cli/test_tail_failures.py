@@ -15,7 +15,7 @@ from synrepl.errors import GapError
 from synrepl.replication.follower.updates import FollowerEvent, code_of
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.transports.connection import failure_code
-from synrepl.transports.http.client import UNAUTHORIZED_500
+from synrepl.transports.http.catch_up import UNAUTHORIZED_500
 from synrepl.transports.tls import is_permanent
 from synrepl.transports.tls_endpoints import TlsFailed, TlsLost
 from synrepl.wire.commands import Position

@@ -21,8 +21,9 @@ from click.testing import CliRunner, Result
 from synrepl.cli import main, options
 from synrepl.cli.command import CliError
 from synrepl.cli.tables import table
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_client import BlockingClient, ConnectError
 from tests.certificates import Authority
 from tests.cli.test_parts import Daemon, post
 from tests.service.processes import ROOT, Process
@@ -185,7 +186,7 @@ def test_the_first_request_counts_for_the_time_of_retries(monkeypatch: pytest.Mo
     ("error", "tries"),
     [
         (ConnectError("away"), 3),
-        (ConnectError("this is no daemon", is_retryable=False), 1),
+        (ConnectError("this is no daemon", retryable=False), 1),
         (HttpError(503, "not_ready", "not yet"), 3),
         (HttpError(403, "no_rights", "no"), 1),
     ],

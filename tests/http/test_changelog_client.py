@@ -14,16 +14,15 @@ from twisted.web._newclient import RequestTransmissionFailed
 from twisted.web.client import ResponseFailed, ResponseNeverReceived
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import DIGESTS
 from synrepl.ports.history import EMPTY
-from synrepl.ports.response_errors import (
-    ApiResponseError,
-    NeverSent,
-)
-from synrepl.transports.http import http_client
-from synrepl.transports.http.client import ChangelogClient
-from synrepl.transports.http.http_client import BodyLines, HttpClient
+from synrepl.ports.response_errors import NeverSent
+from synrepl.transports.http import response_body
+from synrepl.transports.http.changelog_client import read_changelog
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.messages import DigestsAnswer
+from synrepl.transports.http.response_body import BodyLines
 from tests.http.builders import SiteCase, append_body, post_facts, receipt
 
 URL = "http://ada:pass@hs.example:9093"
@@ -57,11 +56,11 @@ class RefusalTests(SiteCase):
             (0, {}, "trimmed"),
         ]
         client = StubTreq(self.site.resource)
-        changelog = ChangelogClient(self.clock, URL, client=client)
+        http = HttpClient(self.clock, URL, client=client)
         for since, options, code in cases:
-            asked = ensureDeferred(changelog.pages(since, None, 0, print, **options))
+            asked = ensureDeferred(read_changelog(http, since, None, 0, print, **options))
             client.flush()
-            error: Any = self.failureResultOf(asked, ApiResponseError).value
+            error: Any = self.failureResultOf(asked, HttpError).value
 
             self.assertEqual((3, 2), (error.body["serial"], error.body["epoch"]), code)
             self.assertEqual(code == "other_epoch", error.retryable)
@@ -119,7 +118,7 @@ class Misbehaving(SiteCase):
         for status, body, code, is_retryable, part in cases:
             client = StubTreq(StringStubbingResource(lambda *_, status=status, body=body: (status, {}, body)))
             asked = ensureDeferred(digests(HttpClient(self.clock, URL, client=client)))
-            error = self.failureResultOf(asked, ApiResponseError).value
+            error = self.failureResultOf(asked, HttpError).value
 
             self.assertEqual((status, code, is_retryable), (error.status, error.code, error.retryable))
             self.assertEqual(part, {name: error.body[name] for name in part})
@@ -144,7 +143,7 @@ class LinesTests(SynchronousTestCase):
 
     def test_a_line_without_an_end_is_the_servers_fault(self) -> None:
         """It is told as what it is, and held no longer."""
-        self.patch(http_client, "MAX_LINE_BYTES", 1_000)
+        self.patch(response_body, "MAX_LINE_BYTES", 1_000)
         lines, transport = self.lines()
         for _ in range(11):
             lines.dataReceived(b"x" * 100)

@@ -9,9 +9,10 @@ from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.ports.response_errors import ApiResponseError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
-from synrepl.transports.http.client import ChangelogClient, HttpCatchUp
+from synrepl.transports.http.catch_up import HttpCatchUp
+from synrepl.transports.http.changelog_client import read_changelog
 from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import SiteCase, append_body, post_facts, receipt
 
@@ -36,8 +37,13 @@ def answering(status: int, body: bytes) -> StubTreq:
 class CatchUpTests(SiteCase):
     """Pulling missed rows."""
 
+    def catch_up(self, client: Any, url: str = URL, **options: Any) -> HttpCatchUp:
+        """What fetches from this server; the options are those of its client."""
+        return HttpCatchUp(HttpClient(self.clock, url, client=client, is_homeserver=True, **options))
+
     def fetch(self, client: Any, **options: Any) -> "Deferred[MissedFacts]":
-        catch_up = HttpCatchUp(self.clock, URL, client=client, **options)
+        catch_up = self.catch_up(client, **options)
+        catch_up.max_bytes = 1_000
         return ensureDeferred(catch_up.fetch(stream="receipts", writer="w/1", after=1, upto=9))
 
     def ours(self, **options: Any) -> MissedFacts:
@@ -63,7 +69,7 @@ class CatchUpTests(SiteCase):
         self.receipts(3)
         client = StubTreq(self.site.resource)
 
-        asked = ensureDeferred(HttpCatchUp(self.clock, URL, client=client).highest("receipts"))
+        asked = ensureDeferred(self.catch_up(client).highest("receipts"))
         client.flush()
 
         self.assertEqual(3, self.successResultOf(asked))
@@ -71,9 +77,9 @@ class CatchUpTests(SiteCase):
     def test_a_server_that_does_not_tell_is_asked_once(self) -> None:
         """Synapse's own processes do not know the question."""
         unknown = b'{"errcode":"M_UNRECOGNIZED","error":"Unrecognized request"}'
-        catch_up = HttpCatchUp(self.clock, URL, client=answering(404, unknown))
+        catch_up = self.catch_up(answering(404, unknown))
         first = ensureDeferred(catch_up.highest("receipts"))
-        catch_up.client = Failing(error=Refused())
+        catch_up.http.client = Failing(error=Refused())
 
         again = ensureDeferred(catch_up.highest("receipts"))
 
@@ -88,9 +94,9 @@ class CatchUpTests(SiteCase):
             answering(404, b'{"error":"unknown_stream","message":"unknown stream"}'),
             answering(200, b'{"allocated":"many"}'),
         ):
-            catch_up = HttpCatchUp(self.clock, URL, client=client)
+            catch_up = self.catch_up(client)
             self.failureResultOf(ensureDeferred(catch_up.highest("receipts")), ReplicationError)
-            catch_up.client = answering(200, b'{"allocated":7}')
+            catch_up.http.client = answering(200, b'{"allocated":7}')
 
             again = ensureDeferred(catch_up.highest("receipts"))
 
@@ -116,7 +122,7 @@ class CatchUpTests(SiteCase):
         ]
         for status, body, words in cases:
             with self.subTest(words):
-                fetched = self.fetch(answering(status, body), max_bytes=1_000)
+                fetched = self.fetch(answering(status, body))
                 error = self.failureResultOf(fetched, RemoteProtocolError).value
 
                 self.assertIn(words, str(error))
@@ -171,7 +177,8 @@ class CatchUpTests(SiteCase):
             return 404, {}, b""
 
         client = RecordingClient(StubTreq(StringStubbingResource(answer)))
-        fetched = self.fetch(client, instance_map={"w/1": "http://other:1"})
+        catch_up = HttpCatchUp(HttpClient(self.clock, URL, client=client), {"w/1": "http://other:1"})
+        fetched = ensureDeferred(catch_up.fetch(stream="receipts", writer="w/1", after=1, upto=9))
 
         self.failureResultOf(fetched, RemoteProtocolError)
         self.assertTrue(client.urls[0].startswith("http://other:1/_synapse/"), client.urls)
@@ -180,7 +187,7 @@ class CatchUpTests(SiteCase):
     def test_the_writer_master_is_the_process_main(self) -> None:
         """So a homeserver's instance map can be used as it is."""
         client = RecordingClient(StubTreq(StringStubbingResource(lambda *_: (404, {}, b""))))
-        catch_up = HttpCatchUp(self.clock, client=client, instance_map={"main": "http://main:1"})
+        catch_up = HttpCatchUp(HttpClient(self.clock, client=client), {"main": "http://main:1"})
         fetched = ensureDeferred(catch_up.fetch(stream="receipts", writer="master", after=0, upto=1))
 
         self.failureResultOf(fetched, RemoteProtocolError)
@@ -188,7 +195,7 @@ class CatchUpTests(SiteCase):
 
     def test_a_writer_without_an_address_cannot_be_asked(self) -> None:
         """That is no trouble which passes, so it has a type of its own."""
-        catch_up = HttpCatchUp(self.clock)
+        catch_up = self.catch_up(None, "")
         fetched = ensureDeferred(catch_up.fetch(stream="receipts", writer="w1", after=0, upto=1))
 
         self.failureResultOf(fetched, NowhereToFetch)
@@ -214,8 +221,8 @@ class ChangelogTests(SiteCase):
         """The lines given, and where to go on."""
         lines: list[bytes] = []
         client = StubTreq(self.site.resource)
-        changelog = ChangelogClient(self.clock, URL, client=client)
-        done = ensureDeferred(changelog.pages(since, streams, 0, lines.append, **options))
+        http = HttpClient(self.clock, URL, client=client)
+        done = ensureDeferred(read_changelog(http, since, streams, 0, lines.append, **options))
         client.flush()
         return done, lines
 
@@ -244,7 +251,7 @@ class ChangelogTests(SiteCase):
     def test_being_ahead_is_told_with_the_head(self) -> None:
         """Whoever reads can then say how far the histories are apart."""
         self.receipts(2)
-        error = self.failureResultOf(self.pages(7)[0], ApiResponseError).value
+        error = self.failureResultOf(self.pages(7)[0], HttpError).value
 
         self.assertEqual(("ahead_of_log", 2, 1), (error.code, error.body["serial"], error.body["epoch"]))
 
@@ -269,7 +276,7 @@ class AppenderTests(SiteCase):
 
     def test_a_refusal_carries_the_servers_words(self) -> None:
         """One line, ready to be shown."""
-        error = self.failureResultOf(self.append("receipts", [[[1]]]), ApiResponseError).value
+        error = self.failureResultOf(self.append("receipts", [[[1]]]), HttpError).value
 
         self.assertEqual((400, "bad_row"), (error.status, error.code))
         self.assertIn("fact 0, row 0", str(error))
@@ -279,8 +286,8 @@ class AppenderTests(SiteCase):
 def test_importing_installs_no_reactor() -> None:
     """A worker chooses its own."""
     code = (
-        "import sys, synrepl.transports.http.client, synrepl.transports.http.server\n"
-        "from synrepl.transports.http.client import HttpCatchUp\n"
+        "import sys, synrepl.transports.http.changelog_client, synrepl.transports.http.server\n"
+        "from synrepl.transports.http.catch_up import HttpCatchUp\n"
         "print('twisted.internet.reactor' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
 from synrepl.files.store import Spool, StoredFile
-from synrepl.ports.response_errors import ApiResponseError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.replication.holdings import Holdings
 from synrepl.transports.http import uploads
 from tests.files.builders import checksum
@@ -158,9 +158,9 @@ class PutTests(FilesSiteCase):
         self.replica(upstream)
         upstream.refuses = [
             NotConnected("nobody is there"),
-            ApiResponseError(url="http://u", status=503, code="upstream_unreachable", message="no primary"),
-            ApiResponseError(url="http://u", status=503, code="starting", message="it starts"),
-            ApiResponseError(url="http://u", status=507, code="disk_full", message="full"),
+            HttpError(url="http://u", status=503, code="upstream_unreachable", message="no primary"),
+            HttpError(url="http://u", status=503, code="starting", message="it starts"),
+            HttpError(url="http://u", status=507, code="disk_full", message="full"),
         ]
 
         answers = [self.put(DATA) for _ in range(5)]

@@ -14,9 +14,10 @@ from twisted.web.resource import Resource
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.files.store import StoredFile
-from synrepl.ports.response_errors import ApiResponseError
-from synrepl.transports.http.http_client import MAX_BUFFERED_BYTES
+from synrepl.http_api.request_errors import HttpError
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import HttpFiles
+from synrepl.transports.http.response_body import MAX_BUFFERED_BYTES
 from tests.files.builders import checksum
 from tests.files.setup import missing
 from tests.http.files_builders import DATA, SHA, FilesSiteCase
@@ -79,7 +80,7 @@ class ClientCase(FilesSiteCase):
 
     def fetch(self, client: Any, offset: int = 0, sha256: str = SHA, **options: Any) -> "Deferred[None]":
         """Begin."""
-        files = HttpFiles(self.clock, URL, client=client, **options)
+        files = HttpFiles(HttpClient(self.clock, client=client, **options), URL)
         return ensureDeferred(files.fetch(sha256, offset, self.take))
 
 
@@ -120,18 +121,18 @@ class OursTests(ClientCase):
 
     def test_a_file_that_is_not_there_is_refused_in_the_servers_words(self) -> None:
         """People see them in the status."""
-        error = self.failureResultOf(self.ours(), ApiResponseError).value
+        error = self.failureResultOf(self.ours(), HttpError).value
 
         self.assertEqual((404, "no_such_file"), (error.status, error.code))
         self.name("x", SHA)
-        self.assertTrue(self.failureResultOf(self.ours(), ApiResponseError).value.retryable)
+        self.assertTrue(self.failureResultOf(self.ours(), HttpError).value.retryable)
 
     def test_the_secret_is_shown(self) -> None:
         """And nothing else is."""
         self.put(DATA)
         self.site = self.make_site(files=self.files, secret="sesame")
 
-        self.failureResultOf(self.ours(), ApiResponseError)
+        self.failureResultOf(self.ours(), HttpError)
         self.successResultOf(self.ours(secret="sesame"))
 
 
@@ -193,7 +194,7 @@ class MisbehavingTests(ClientCase):
         self.failureResultOf(self.fetch(Client(Refused())), NotConnected)
         refusing = self.fetch(Client(Response(503)))
         self.clock.advance(30)
-        self.assertEqual(503, self.failureResultOf(refusing, ApiResponseError).value.status)
+        self.assertEqual(503, self.failureResultOf(refusing, HttpError).value.status)
 
     def test_a_slow_disk_slows_the_sender(self) -> None:
         """That silence is our own: it is not counted."""
@@ -232,7 +233,7 @@ class MisbehavingTests(ClientCase):
         async def fail(data: bytes) -> None:
             raise ReplicationError("the disk is full")
 
-        fetched = ensureDeferred(HttpFiles(self.clock, URL, client=client).fetch(SHA, 0, fail))
+        fetched = ensureDeferred(HttpFiles(HttpClient(self.clock, client=client), URL).fetch(SHA, 0, fail))
         client.flush()
 
         self.assertEqual("the disk is full", str(self.failureResultOf(fetched, ReplicationError).value))
@@ -270,7 +271,7 @@ class ReplicaOfOursTests(FilesSiteCase):
         self.directory = self.directory.with_name("replica")
         self.wait(self.make_files(_Cut()).stop())
 
-        replica = self.make_files(HttpFiles(self.clock, URL, client=client))
+        replica = self.make_files(HttpFiles(HttpClient(self.clock, client=client), URL))
         self.clock.advance(1)
         client.flush()
 

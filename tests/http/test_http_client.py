@@ -14,7 +14,9 @@ from twisted.web.client import ResponseDone, ResponseFailed
 from twisted.web.http_headers import Headers
 
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.transports.http.http_client import BodyLines, HttpClient, PlainAgent, collect_body
+from synrepl.http_api.routes import CHANGELOG
+from synrepl.transports.http.http_client import HttpClient, PlainAgent
+from synrepl.transports.http.response_body import BodyLines, collect_body
 
 BROKEN = [ConnectionLost(), ResponseFailed([Failure(ConnectionLost())])]
 
@@ -144,7 +146,7 @@ def test_a_daemon_that_is_away_is_a_few_words(failure: Exception, why: str) -> N
 
     http = HttpClient(Clock(), "http://h:9093", secret=None)
     http.client = SimpleNamespace(request=request)
-    work = http.read("GET", "http://h:9093/v1/changelog", None, 100)
+    work = http.read(CHANGELOG.request())
 
     with pytest.raises(NotConnected) as raised:
         work.send(None)

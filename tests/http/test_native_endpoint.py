@@ -22,6 +22,7 @@ from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.native_endpoint import (
     LAST_WORDS_SECONDS,
     PAUSE_SECONDS,
@@ -70,7 +71,9 @@ class EndpointCase(CopiesCase):
         """What a replica follows: the site, or what answers in its place."""
         self.client = RecordingClient(self.site.resource if resource is None else resource)
         credentials = Credentials(secret, insecure=insecure)
-        endpoint = NativeHttpEndpoint(self.clock, HERE.http, secret=credentials, client=self.client)
+        endpoint = NativeHttpEndpoint(
+            HttpClient(self.clock, HERE.http, secret=credentials, client=self.client)
+        )
         return NativeUpstream(
             endpoint,
             self.clock,

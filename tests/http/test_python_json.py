@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.transports.http.client import _missed_facts
+from synrepl.transports.http.catch_up import _missed_facts
 from synrepl.transports.http.python_json import split_page
 
 values = st.recursive(

@@ -7,6 +7,7 @@ import pytest
 
 from scripts.chromium import Chromium, find_chromium
 from scripts.staging import Stage, ask
+from synrepl.http_api.routes import ADD_LEASE
 from tests.service.processes import Daemon
 
 PROGRAM = find_chromium()
@@ -37,7 +38,7 @@ def stage() -> Iterator[Stage]:
         paris = made.replica("paris-" + "x" * 60, f"tcp:{berlin.follow}")
         made.wait_live(paris)
         made.daemons["paris"] = paris
-        ask(berlin.url, "/v1/leases", {"name": "lisbon"})
+        ask(berlin.url, ADD_LEASE.request(), {"name": "lisbon"})
         yield made
 
 

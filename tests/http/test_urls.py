@@ -12,6 +12,7 @@ from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
 from synrepl.errors import ConfigError
+from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import BlockingClient, NotADaemon
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import HttpFiles
@@ -70,7 +71,7 @@ def test_a_daemon_asks_another_at_its_url(url: str, position: tuple[str, str, in
     agent = Asked()
     http = HttpClient(Clock(), client=HTTPClient(agent))
 
-    error = ended(http.read("GET", f"{url}/v1/changelog?since=0&streams=a%2Cb", None, 100))
+    error = ended(http.read(CHANGELOG.request(since=0, streams=["a", "b"]), base_url=url))
 
     assert (scheme, host, port, f"{path}/v1/changelog?since=0&streams=a%2Cb") == agent.only()
     assert f"no response from {url.removesuffix(path)}: connection refused" in str(error)
@@ -81,7 +82,7 @@ def test_files_are_fetched_from_a_url(url: str, position: tuple[str, str, int, s
     """They are asked for by a client of their own."""
     scheme, host, port, path = position
     agent = Asked()
-    files = HttpFiles(Clock(), url, client=HTTPClient(agent))
+    files = HttpFiles(HttpClient(Clock(), client=HTTPClient(agent)), url)
 
     async def nothing(data: bytes) -> None:
         raise AssertionError(data)

@@ -13,11 +13,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
+from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.history import Appended
 from synrepl.ports.metrics import Metrics
-from synrepl.ports.response_errors import NeverSent, as_response_error
+from synrepl.ports.response_errors import NeverSent
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_forwarder import WriteForwarder
 from synrepl.transports.http.http_client import HttpClient
@@ -39,13 +40,15 @@ class Primary:
         self.site = site
         self.mood: list[str] = []
         self.asked: list[tuple[bytes, list[tuple[bytes, bytes]]]] = []
+        self.urls: list[str] = []
         self.answer: tuple[int, bytes] | None = None
         self._clock = clock
 
     def call(
-        self, request: HttpRequest, answer: Any, *, body: bytes, max_bytes: int, timeout: float
+        self, request: HttpRequest, answer: Any, *, base_url: str, body: bytes, max_bytes: int, timeout: float
     ) -> "Deferred[Any]":
         """As `HttpClient`."""
+        self.urls.append(base_url)
         path, _, query = request.target.partition("?")
         self.asked.append((body, parse_qsl(query.encode(), keep_blank_values=True)))
         mood = self.mood.pop(0) if self.mood else "well"
@@ -59,7 +62,7 @@ class Primary:
             silent.addTimeout(timeout, self._clock)
             return silent.addErrback(_as_client)
         if status != 200:
-            return fail(as_response_error(status, told, URL))
+            return fail(read_error(status, told, url=URL))
         done: Deferred[Any] = Deferred()
         done.callback(msgspec.json.decode(told, type=answer))
         return done
@@ -71,9 +74,6 @@ class Primary:
         if not talk.heard:
             self.site.services.clock.advance(0)  # a large body takes several turns
         return talk.answer().status, talk.answer().body
-
-    async def stop(self) -> None:
-        """Nothing to close."""
 
 
 def _as_client(failure: Failure) -> "Deferred[Appended]":
@@ -98,9 +98,9 @@ class RelayCase(SiteCase):
         self.upstream: str | None = URL
         self.is_active = True
         self.files: dict[str, list[Deferred[bool]]] = {}
-        self.site = self.make_site(write_forwarder=self.relaying(lambda url: self.primary))
+        self.site = self.make_site(write_forwarder=self.relaying(self.primary))
 
-    def relaying(self, appender_for: Any, **options: Any) -> WriteForwarder:
+    def relaying(self, http: Any, **options: Any) -> WriteForwarder:
         """What relays."""
 
         def file_here(sha256: str, timeout: float) -> "Deferred[bool]":
@@ -112,7 +112,7 @@ class RelayCase(SiteCase):
         relaying = WriteForwarder(
             self.log,
             self.clock,
-            appender_for,
+            http.call,
             lambda: self.upstream,
             is_active=lambda: self.is_active,
             has_file=file_here,
@@ -221,7 +221,7 @@ class RelayingTests(RelayCase):
 
     def test_the_primary_learns_for_whom_a_write_is_forwarded(self) -> None:
         """The idempotency key belongs to that peer; a peer that proves nothing is not named."""
-        writer = self.relaying(lambda url: self.primary)
+        writer = self.relaying(self.primary)
         keys = Keyring("shared", [Key(name="ada", secret="s")])
         self.site = self.make_site(write_forwarder=writer, keys=keys)
         for secret, query in (("s", "?owner=bob%20x"), ("s", ""), ("shared", "")):
@@ -389,9 +389,7 @@ class RelayingTests(RelayCase):
 
     def test_no_more_is_held_than_may_be(self) -> None:
         """What waits for a primary that says nothing is bounded."""
-        self.site = self.make_site(
-            write_forwarder=self.relaying(lambda url: self.primary, max_pending_bytes=150)
-        )
+        self.site = self.make_site(write_forwarder=self.relaying(self.primary, max_pending_bytes=150))
         self.primary.mood = ["mute", "mute"]
         first, second = self.send(), self.send()
 
@@ -468,7 +466,7 @@ class OverHttpTests(RelayCase):
                 return client.request(method, url, **options)
 
         forwarding = HttpClient(self.clock, URL, client=Client())
-        self.site = self.make_site(write_forwarder=self.relaying(lambda url: forwarding))
+        self.site = self.make_site(write_forwarder=self.relaying(forwarding))
         fact = json.dumps([receipt("@\u00e4" + "x" * 100_000 + ":h"), receipt()], ensure_ascii=False)
         body = f'{{"facts": [ {fact} ], "writer": "w\u00e4", "idempotency_key": "k\u00e4"}}'.encode()
         talk = self.talk()
@@ -485,33 +483,16 @@ class OverHttpTests(RelayCase):
         self.assertEqual({"k\u00e4"}, {*self.primary_engine.receipts_by_key})
 
     def test_another_primary_is_asked_from_then_on(self) -> None:
-        """The connections to the former one are closed."""
-        asked: list[str] = []
-
-        class Noted(Primary):
-            """One that tells its name."""
-
-            def __init__(self, name: str, like: Primary) -> None:
-                vars(self).update(vars(like))
-                self.name = name
-
-            def call(self, *given: Any, **options: Any) -> Any:
-                asked.append(self.name)
-                return super().call(*given, **options)
-
-            async def stop(self) -> None:
-                asked.append(f"{self.name} stopped")
-
-        self.site = self.make_site(write_forwarder=self.relaying(lambda url: Noted(url[-1], self.primary)))
+        """Each write asks anew who it is."""
         for url in ("http://a", "http://a", "http://b"):
             self.upstream = url
             self.send()
 
-        self.assertEqual(["a", "a", "a stopped", "b"], [*asked[:2], *sorted(asked[2:])])
+        self.assertEqual(["http://a", "http://a", "http://b"], self.primary.urls)
 
     def test_stopping_answers_what_is_under_way(self) -> None:
         """Nobody waits for a daemon that has gone."""
-        relaying = self.relaying(lambda url: self.primary)
+        relaying = self.relaying(self.primary)
         self.site = self.make_site(write_forwarder=relaying)
         self.primary.mood = ["mute"]
         talk = self.send()

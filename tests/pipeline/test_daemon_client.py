@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.http_client import BlockingClient, ConnectError, HttpError
+from synrepl.http_api.request_errors import HttpError
+from synrepl.http_client import BlockingClient, ConnectError
 from synrepl.pipeline.source.daemon_client import DataLoss, SourceClient, SourceError, Superseded
 from synrepl.pipeline.source.options import read_options
 from synrepl.streams.facts import Fact
@@ -94,7 +95,7 @@ def serials(client: SourceClient, **query: Any) -> list[int]:
 @pytest.mark.parametrize("read", [SourceClient.extent, serials])
 def test_a_permanent_failure_is_not_retried(given: Any, read: Any) -> None:
     """A wrong port, scheme or certificate."""
-    daemons = given(a=[ConnectError("it does not speak TLS", is_retryable=False)])
+    daemons = given(a=[ConnectError("it does not speak TLS", retryable=False)])
 
     with pytest.raises(SourceError, match="no usable response from http://a: it does not speak TLS"):
         read(daemons.client())

@@ -15,6 +15,7 @@ from synrepl.files.store import FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.http.api import make_site
+from synrepl.transports.http.peer_clients import PeerHttp
 from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory
@@ -237,7 +238,7 @@ def writer_of(cluster: FakeCluster, node: FakeNode, method: str, path: str, body
         logger=Logger(),
     )
     cluster.done(Deferred.fromCoroutine(files.start()))
-    passing = make_write_forwarder(node.log, cluster.clock, node.roles, files, open_addresses())
+    passing = make_write_forwarder(node.log, node.roles, files, PeerHttp(cluster.clock, open_addresses()))
     answer = ask(cluster, node, method, path, body, files=files, write_forwarder=passing, roles=node.roles)
     cluster.done(Deferred.fromCoroutine(files.stop()))
     if above.sent:

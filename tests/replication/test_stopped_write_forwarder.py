@@ -11,6 +11,7 @@ from synrepl.daemon.replication import make_write_forwarder
 from synrepl.replication.replica.replica import RESYNC
 from synrepl.replication.roles.messages import ReadOnlyHere
 from synrepl.replication.write_forwarder import Posted, PostedPart, WriteForwarder
+from synrepl.transports.http.peer_clients import PeerHttp
 from tests.replication.addresses import open_addresses
 from tests.replication.clusters import FakeCluster
 
@@ -26,7 +27,7 @@ def stopped() -> WriteForwarder:
     cluster.start(node)
     cluster.pass_(3)
     files: Any = SimpleNamespace(wait_for=None)
-    return make_write_forwarder(node.log, Clock(), node.roles, files, open_addresses())
+    return make_write_forwarder(node.log, node.roles, files, PeerHttp(Clock(), open_addresses()))
 
 
 def failure_of(asked: Any) -> BaseException | None:

@@ -24,6 +24,7 @@ from synrepl.testing.cluster import DirectCatchUp
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import MemoryLink
 from synrepl.transports.http.api import make_site
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.native_endpoint import NativeHttpEndpoint
 from synrepl.transports.http.server import Services
 from synrepl.transports.native import NativeUpstream
@@ -332,7 +333,7 @@ class HttpNode(FakeNode):
         )
         where = Address(http="http://localhost:9093")
         return NativeUpstream(
-            NativeHttpEndpoint(self.clock, where.http, client=client),
+            NativeHttpEndpoint(HttpClient(self.clock, where.http, client=client)),
             self.clock,
             self.metrics,
             self.settings,

@@ -20,7 +20,8 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
-from synrepl.transports.http.client import ChangelogClient, HttpCatchUp
+from synrepl.transports.http.catch_up import HttpCatchUp
+from synrepl.transports.http.changelog_client import read_changelog
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
@@ -139,7 +140,7 @@ class SocketTests(TestCase):
         self.addCleanup(slow.close)
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 262_144)
         slow.sendall(b"GET /v1/changelog HTTP/1.0\r\n\r\n")
-        quick = self.using(HttpCatchUp(reactor, self.url))
+        quick = HttpCatchUp(self.using(HttpClient(reactor, self.url)))
         while not reads:
             await deferLater(reactor, 0, lambda: None)
         for _ in range(20):
@@ -173,7 +174,7 @@ class SocketTests(TestCase):
     async def test_missed_rows_come_page_by_page(self) -> None:
         """What a follower does after a cut: ask until it is not limited any more."""
         await self.have(2_500)
-        catch_up = self.using(HttpCatchUp(reactor, self.url))
+        catch_up = HttpCatchUp(self.using(HttpClient(reactor, self.url)))
 
         tokens, after, pages = [], 0, 0
         while True:
@@ -193,10 +194,10 @@ class SocketTests(TestCase):
         port = clock.listenTCP(0, self.site, interface="::1")
         self.addCleanup(port.stopListening)
         url = f"http://[::1]:{port.getHost().port}"
-        changelog = self.using(ChangelogClient(reactor, url))
+        changelog = self.using(HttpClient(reactor, url))
         serials: list[int] = []
 
-        await changelog.pages(0, None, 0, lambda text: serials.append(json.loads(text)["serial"]))
+        await read_changelog(changelog, 0, None, 0, lambda text: serials.append(json.loads(text)["serial"]))
         asking = BlockingClient(url)
         told = await deferToThread(asking.json, STATUS.request())
         await deferToThread(asking.close)
@@ -207,7 +208,7 @@ class SocketTests(TestCase):
     async def test_the_changelog_waits_for_a_slow_consumer(self) -> None:
         """One line is handled at a time, none is lost, and the end is known."""
         await self.have(3_000)
-        changelog = self.using(ChangelogClient(reactor, self.url))
+        changelog = self.using(HttpClient(reactor, self.url))
         serials: list[int] = []
 
         async def handle(text: bytes) -> None:
@@ -215,17 +216,17 @@ class SocketTests(TestCase):
             if len(serials) % 500 == 0:
                 await deferLater(reactor, 0, lambda: None)
 
-        upto = await changelog.pages(0, None, 0, handle)
+        upto = await read_changelog(changelog, 0, None, 0, handle)
 
         self.assertEqual(list(range(1, 3_001)), serials)
         self.assertEqual(3_000, upto)
 
     async def test_a_waiting_reader_hears_an_append(self) -> None:
         """From one client's POST to another client's line, without a poll."""
-        changelog = self.using(ChangelogClient(reactor, self.url))
+        changelog = self.using(HttpClient(reactor, self.url))
         client = self.using(HttpClient(reactor, self.url))
         lines: list[bytes] = []
-        waiting = ensureDeferred(changelog.pages(0, ["receipts"], 30, lines.append))
+        waiting = ensureDeferred(read_changelog(changelog, 0, ["receipts"], 30, lines.append))
         appended = await post_facts(client, "receipts", append_body([[ROW]], "w"))
 
         self.assertEqual(1, await waiting)

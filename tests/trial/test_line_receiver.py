@@ -13,7 +13,8 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.transports.connection import ReplicationProtocol
-from synrepl.transports.http.client import HttpCatchUp
+from synrepl.transports.http.catch_up import HttpCatchUp
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.session import AUTO
@@ -86,8 +87,8 @@ class LineReceiverTests(World):
 
     def follower_factory(self, kind: type[FollowerFactory]) -> FollowerFactory:
         """A factory of this class, for a follower that notes what it applied."""
-        catch_up = HttpCatchUp(self.clock, self.url)
-        self.addCleanup(lambda: ensureDeferred(catch_up.stop()))
+        catch_up = HttpCatchUp(HttpClient(self.clock, self.url))
+        self.addCleanup(lambda: ensureDeferred(catch_up.http.stop()))
         follower = Follower(instance="worker", clock=self.clock, catch_up=catch_up, start="earliest")
         follower.on(PUSH_RULES)(self._apply)
         follower.on_event(self._note)

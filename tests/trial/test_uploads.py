@@ -8,7 +8,8 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from synrepl.ports.response_errors import ApiResponseError
+from synrepl.http_api.request_errors import HttpError
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.peer_clients import BLOCK, HttpFiles
 from tests.trial.waiting import eventually
 
@@ -49,8 +50,9 @@ class EarlyRefusalTests(TestCase):
         endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
         port = await endpoint.listen(Factory.forProtocol(Refusing))
         self.addCleanup(port.stopListening)
-        files: Any = HttpFiles(reactor, f"http://127.0.0.1:{port.getHost().port}")
-        self.addCleanup(files.stop)
+        http = HttpClient(reactor)
+        self.addCleanup(lambda: ensureDeferred(http.stop()))
+        files = HttpFiles(http, f"http://127.0.0.1:{port.getHost().port}")
         read: list[int] = []
 
         async def block(offset: int, count: int) -> bytes:
@@ -59,7 +61,7 @@ class EarlyRefusalTests(TestCase):
                 await Deferred[None]()  # the disk is slow: the answer comes first
             return bytes(count)
 
-        with self.assertRaises(ApiResponseError) as caught:
+        with self.assertRaises(HttpError) as caught:
             await files.send("0" * 64, SIZE, block, 1)
 
         self.assertEqual(413, caught.exception.status)

@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 import pyarrow.compute as pc
 
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import LEASES, METRICS, STATUS
-from synrepl.http_client import BlockingClient, ConnectError, HttpError, NotADaemon
+from synrepl.http_client import BlockingClient, ConnectError, NotADaemon
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.audit.comparison import compare
 from synrepl.pipeline.audit.explanation import explain

@@ -10,13 +10,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from synrepl.errors import ReplicationError
+from synrepl.http_api.request_errors import HttpError, RequestError
 from synrepl.http_api.route import HttpRequest, Route
 from synrepl.http_api.routes import ARROW, CHANGELOG, EXTENT
 from synrepl.http_client import (
-    REQUEST_ERRORS,
     BlockingClient,
     ConnectError,
-    HttpError,
     read_secret,
 )
 from synrepl.pipeline.source.options import SourceOptions
@@ -103,7 +102,7 @@ class SourceClient:
         while True:
             try:
                 return self._client.json(request, body, reader=reader or None)
-            except REQUEST_ERRORS as error:
+            except RequestError as error:
                 self._fail(error, failed, deadline, epoch)
 
     def extent(self, **query: Any) -> Mapping[str, Any]:
@@ -127,7 +126,7 @@ class SourceClient:
                     query.pop("digest", None)  # It describes the start of the range only.
                     yield batch
                 return
-            except (*REQUEST_ERRORS, pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
+            except (RequestError, pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
                 self._fail(error, failed, deadline, epoch)
 
     def _batches(
@@ -143,7 +142,7 @@ class SourceClient:
         selected = {**self._selection, "checksum": False, "upto": upto, **query}
         response = daemon.stream(_request(CHANGELOG, selected), accept=ARROW)
         if response.headers.get_content_type() != ARROW:
-            raise ConnectError("it does not send Arrow; is it a synrepl daemon?", is_retryable=False)
+            raise ConnectError("it does not send Arrow; is it a synrepl daemon?", retryable=False)
         with pa.ipc.open_stream(response) as stream:
             for batch in stream:
                 if len(batch):
@@ -192,7 +191,7 @@ def _source_error(url: str, error: Exception, epoch: int | None) -> SourceError:
         found.code = error.code
     else:
         found = SourceError(f"{url} refuses the request: {error.code}: {error.message}")
-        found.code, found.retryable = error.code, error.is_retryable
+        found.code, found.retryable = error.code, error.retryable
     return found
 
 
@@ -206,7 +205,7 @@ def _lost(url: str, why: str, epoch: int) -> str:
 def _can_recover(error: Exception) -> bool:
     """Whether a retry can succeed: not after an error of this machine, such as a lack of memory."""
     if isinstance(error, ConnectError):
-        return error.is_retryable
+        return error.retryable
     # Arrow reports a truncated response as an error without a number.
     is_local = isinstance(error, OSError) and error.errno not in (None, *LOST_ROUTE)
     return isinstance(error, LOST) or not is_local

@@ -10,9 +10,9 @@ from zope.interface import implementer
 from synrepl.errors import ReplicationError
 from synrepl.files.files import Files
 from synrepl.files.store import StoredFile
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import GET_FILE, GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, PUT_FILE
 from synrepl.ports.gate import Gate
-from synrepl.ports.response_errors import ApiResponseError
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import handles
@@ -64,7 +64,7 @@ async def put(call: Call) -> FileAnswer:
     is_new, size = await upload.keep(sha256)
     try:
         await files.forward(sha256, hops)
-    except ApiResponseError as error:
+    except HttpError as error:
         code = "upstream_away" if error.retryable else "upstream_refused"
         # A replica on the way cannot reach the primary.
         code = error.code if error.code == "upstream_unreachable" else code

@@ -26,15 +26,16 @@ from twisted.web.http import PotentialDataLoss
 from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import CONNECTION, NATIVE, NATIVE_BYTES, OCTETS, OFFSET
-from synrepl.ports.response_errors import ApiResponseError
 from synrepl.ports.time import Timer
 from synrepl.replication.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replication.replica.conversation import RefusedByUpstream
 from synrepl.transports.connection import STALLED_SECONDS
-from synrepl.transports.failures import describe_failure
-from synrepl.transports.http.http_client import BodyChunks, HttpClient
+from synrepl.transports.failures import describe_error
+from synrepl.transports.http.http_client import HttpClient
+from synrepl.transports.http.response_body import BodyChunks
 from synrepl.wire.native import refusal
 
 PROXY_SUSPICION: Final = (
@@ -60,47 +61,35 @@ _id: Final = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
 
 
 @implementer(IStreamClientEndpoint)
-class NativeHttpEndpoint(HttpClient):
-    """Connects to the daemon at `base_url`.
+class NativeHttpEndpoint:
+    """Connects to the daemon of an HTTP client.
 
     `connect` fails with `RefusedByUpstream` if the daemon refuses the secret, and else with `NotConnected` or
     `RemoteProtocolError`.
     """
+
+    def __init__(self, http: HttpClient) -> None:
+        self.http = http
 
     def connect(self, protocolFactory: IProtocolFactory) -> "Deferred[Any]":
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, factory: IProtocolFactory) -> Any:
         request = NATIVE.request()
-        url = request.url(self.base_url)
         try:
-            response = await self._within(self.timeout, self._open(request.method, url), url)
-        except ApiResponseError as error:
+            response = await self.http.open(request)
+        except HttpError as error:
             raise _convert_error(error) from error
         found = response.headers.getRawHeaders(CONNECTION) or [""]
-        protocol: Any = factory.buildProtocol(_address(self.base_url))
+        protocol: Any = factory.buildProtocol(_address(self.http.base_url))
         if protocol is None or not _id.fullmatch(found[0]):
-            BodyChunks.of(response, public_url(url)).stop()
-            raise RemoteProtocolError(f"{public_url(url)} opened no native connection: {PROXY_SUSPICION}")
-        transport = _HttpTransport(self, found[0], protocol)
+            url = public_url(request.url(self.http.base_url))
+            BodyChunks.of(response, url).stop()
+            raise RemoteProtocolError(f"{url} opened no native connection: {PROXY_SUSPICION}")
+        transport = _HttpTransport(self.http, found[0], protocol)
         protocol.makeConnection(transport)
         response.deliverBody(transport)
         return protocol
-
-    async def post(self, name: str, offset: int, data: bytes) -> None:
-        """Send bytes of the connection with this id, after `offset` others. Raises `ReplicationError`."""
-        answer = await self.call(
-            NATIVE_BYTES.request(),
-            _Received,
-            body=data,
-            headers={"content-type": OCTETS, CONNECTION: name, OFFSET: str(offset)},
-            timeout=POST_SECONDS,
-        )
-        if answer.received != offset + len(data):
-            raise RemoteProtocolError(
-                f"{public_url(self.base_url)} has received {answer.received} bytes of a native connection,"
-                f" and not {offset + len(data)}"
-            )
 
 
 class _Received(msgspec.Struct):
@@ -111,18 +100,17 @@ class _Received(msgspec.Struct):
 class _HttpTransport(Protocol):
     """The transport of a native connection, and the receiver of the answer's body.
 
-    It is no `ISSLTransport`, so that records prove the bytes also where TLS ends at a proxy. One request is
-    sent at a time; a failure of one ends the connection.
+    One request is sent at a time; a failure of one ends the connection.
     """
 
     disconnecting = False
     transport: Any
 
-    def __init__(self, endpoint: NativeHttpEndpoint, name: str, protocol: Any) -> None:
-        self._endpoint = endpoint
+    def __init__(self, http: HttpClient, name: str, protocol: Any) -> None:
+        self._http = http
         self._name = name
         self._protocol = protocol
-        self._clock = clock = endpoint.reactor
+        self._clock = clock = http.reactor
         self._outgoing = bytearray()
         self._sent = 0
         self._sending: Deferred[None] | None = None
@@ -150,10 +138,7 @@ class _HttpTransport(Protocol):
         if reason.check(ResponseDone, PotentialDataLoss):
             self._lose(Failure(ConnectionDone()))
             return
-        cause: Any = reason.value
-        while isinstance(found := (getattr(cause, "reasons", None) or [None])[0], Failure):
-            cause = found.value
-        self._lose(Failure(NotConnected(f"the answer ended early: {describe_failure(Failure(cause))}")))
+        self._lose(Failure(NotConnected(f"the answer ended early: {describe_error(reason.value)}")))
 
     def pauseProducing(self) -> None:
         """Take no more of the answer."""
@@ -193,9 +178,23 @@ class _HttpTransport(Protocol):
         self._may_send_at = self._clock.seconds() + PAUSE_SECONDS
         data = bytes(self._outgoing[:MAX_BYTES])
         del self._outgoing[:MAX_BYTES]
-        sending = self._sending = Deferred.fromCoroutine(self._endpoint.post(self._name, self._sent, data))
+        sending = self._sending = Deferred.fromCoroutine(self._post(self._sent, data))
         self._sent += len(data)
         sending.addCallbacks(self._was_sent, self._was_not_sent)
+
+    async def _post(self, offset: int, data: bytes) -> None:
+        answer = await self._http.call(
+            NATIVE_BYTES.request(),
+            _Received,
+            body=data,
+            headers={"content-type": OCTETS, CONNECTION: self._name, OFFSET: str(offset)},
+            timeout=POST_SECONDS,
+        )
+        if answer.received != offset + len(data):
+            raise RemoteProtocolError(
+                f"{public_url(self._http.base_url)} has received {answer.received} bytes of a native"
+                f" connection, and not {offset + len(data)}"
+            )
 
     def _was_sent(self, _: object) -> None:
         self._sending = None
@@ -213,7 +212,7 @@ class _HttpTransport(Protocol):
         error: Any = failure.value
         self._failure = error if isinstance(error, ReplicationError) else NotConnected(str(error))
         # The answer has the reason of an upstream that has closed the connection.
-        is_ended = isinstance(error, ApiResponseError) and error.code == "no_connection"
+        is_ended = isinstance(error, HttpError) and error.code == "no_connection"
         self._end_timer.restart(LAST_WORDS_SECONDS if is_ended else 0)
 
     # -- the end -------------------------------------------------------------------------------------------
@@ -248,13 +247,13 @@ class _HttpTransport(Protocol):
         if self.transport is not None:
             self.transport.loseConnection()
         self._protocol.connectionLost(reason)
-        Deferred.fromCoroutine(self._endpoint.stop())
+        Deferred.fromCoroutine(self._http.stop())
 
     # -- addresses -----------------------------------------------------------------------------------------
 
     def getPeer(self) -> HostnameAddress:
         """The address in the URL."""
-        return _address(self._endpoint.base_url)
+        return _address(self._http.base_url)
 
     def getHost(self) -> HostnameAddress:
         """No address: each request has its own connection."""
@@ -266,7 +265,7 @@ def _address(url: str) -> HostnameAddress:
     return HostnameAddress((parts.hostname or "").encode(), parts.port or 0)
 
 
-def _convert_error(error: ApiResponseError) -> ReplicationError:
+def _convert_error(error: HttpError) -> ReplicationError:
     """Convert an error response: to a refusal of the replica, or else to a connection or protocol error.
 
     Only the refusals of a handshake are believed here: nothing authenticates an answer of HTTP, and others

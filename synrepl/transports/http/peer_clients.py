@@ -1,6 +1,6 @@
 """Clients of other daemons: for files, and for claims, handovers and status."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -11,20 +11,17 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.http_api.request_errors import HttpError, read_error
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import CLAIM, DIGESTS, GET_FILE, HANDOVER, PUT_FILE, REPLICATION
 from synrepl.ports.gate import Gate
 from synrepl.ports.history import LogPosition
-from synrepl.ports.response_errors import ApiResponseError, as_response_error
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import (
-    MAX_ERROR_BYTES,
-    BodyChunks,
-    HttpClient,
-)
+from synrepl.transports.http.http_client import MAX_ERROR_BYTES, NO_HEADERS, HttpClient
 from synrepl.transports.http.messages import DigestsAnswer
+from synrepl.transports.http.response_body import BodyChunks
 
 T = TypeVar("T")
 
@@ -35,13 +32,15 @@ CONFLICT: Final = 409
 
 
 @dataclass(eq=False, repr=False)
-class HttpFiles(HttpClient):
+class HttpFiles:
     """Client of the files of the daemon at `base_url`; an `IFetchFile`.
 
-    A response may take `timeout` seconds to start (the server verifies a big file first), and then `silence`
-    seconds between bytes.
+    A response may take the timeout of `http` to start (the server verifies a big file first), and then
+    `silence` seconds between bytes.
     """
 
+    http: HttpClient
+    base_url: str
     silence: float = 30.0
 
     async def fetch(self, sha256: str, offset: int, on_chunk: Callable[[bytes], Awaitable[None]]) -> None:
@@ -50,12 +49,9 @@ class HttpFiles(HttpClient):
         What `on_chunk` raises ends the download: the caller bounds it.
         """
         # 416: the local part is complete already; its checksum will be verified.
-        headers, codes = ({"range": [f"bytes={offset}-"]}, {200, 206, 416}) if offset else ({}, {200, 206})
-        async with self._exchange(GET_FILE.request(sha256), codes, headers=headers) as (
-            url,
-            response,
-            chunks,
-        ):
+        headers, codes = ({"range": f"bytes={offset}-"}, {200, 206, 416}) if offset else ({}, {200, 206})
+        request = GET_FILE.request(sha256)
+        async with self._exchange(request, codes, headers=headers) as (url, response, chunks):
             if response.code == 416:
                 return
             skip = offset
@@ -86,24 +82,21 @@ class HttpFiles(HttpClient):
         request: HttpRequest,
         codes: Collection[int],
         *,
-        headers: dict[str, list[str]] | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
         body: "_Body | None" = None,
     ) -> AsyncIterator[tuple[str, Any, BodyChunks]]:
-        """Send a request; yield its URL, the response and its body. Any other code raises `ApiResponseError`.
+        """Send a request; yield its URL, the response and its body. Any other code raises `HttpError`.
 
         The timeout restarts while the server reads the request's body.
         """
         url = public_url(request.url(self.base_url))
-        response = await self._within(
-            self.timeout,
-            self._send(request.method, url, headers or {}, body),
-            url,
-            progress=lambda: 0 if body is None else body.sent,
+        response = await self.http.send(
+            request, headers, body, base_url=self.base_url, progress=lambda: 0 if body is None else body.sent
         )
-        chunks = BodyChunks.of(response, url, clock=self.reactor, silence=self.silence)
+        chunks = BodyChunks.of(response, url, clock=self.http.reactor, silence=self.silence)
         try:
             if response.code not in codes:
-                raise as_response_error(response.code, await _error_body(chunks), url)
+                raise read_error(response.code, await _error_body(chunks), url=url)
             yield url, response, chunks
         finally:
             chunks.stop()
@@ -181,13 +174,16 @@ class IPeerAddresses(Protocol):
         If that `is_worth_telling`, the status says which address an operator must add.
         """
 
+    def first_usable(self, *urls: str) -> str:
+        """Return the first of these URLs that may be used; empty without one."""
+
     def check_administers(self, address: Address) -> None:
         """Raise `NotConnected` unless a daemon at this address may say who is primary."""
 
 
 @dataclass(eq=False, repr=False)
-class PeerClient:
-    """Sends claims, handover requests and questions to other daemons; see `roles.IPeerClient`."""
+class PeerHttp:
+    """Sends requests to other daemons, each with the credentials for its URL."""
 
     reactor: Any
     addresses: IPeerAddresses
@@ -196,6 +192,41 @@ class PeerClient:
         self._clients: dict[int, HttpClient] = {}
         """By the identities of their credentials, which live as long as this."""
 
+    def client_for(self, url: str, *, is_worth_telling: bool = True) -> HttpClient:
+        """Return the client for this URL. Raises `NeverSent` if it may not be used."""
+        credentials = self.addresses.credentials_for(url, is_worth_telling=is_worth_telling)
+        if id(credentials) not in self._clients:
+            self._clients[id(credentials)] = HttpClient(self.reactor, secret=credentials)
+        return self._clients[id(credentials)]
+
+    async def call(
+        self,
+        request: HttpRequest,
+        answer: type[T],
+        *,
+        base_url: str,
+        is_worth_telling: bool = True,
+        **options: Any,
+    ) -> T:
+        """Send a request to the daemon at this URL; return its decoded answer.
+
+        `options` and errors are those of `HttpClient.read` and `client_for`.
+        """
+        client = self.client_for(base_url, is_worth_telling=is_worth_telling)
+        return await client.call(request, answer, base_url=base_url, **options)
+
+    async def stop(self) -> None:
+        """Close the idle connections."""
+        for client in self._clients.values():
+            await client.stop()
+
+
+@dataclass(eq=False, repr=False)
+class PeerClient:
+    """Sends claims, handover requests and questions to other daemons; see `roles.IPeerClient`."""
+
+    http: PeerHttp
+
     async def hand_over(self, address: Address, handover: HandOver) -> LogPosition:
         """Request a handover: the primary refuses facts for a while. Returns its position.
 
@@ -203,7 +234,7 @@ class PeerClient:
         """
         try:
             return await self._call(address, HANDOVER.request(), LogPosition, body=handover)
-        except ApiResponseError as error:
+        except HttpError as error:
             if error.status != CONFLICT:
                 raise
             why = f"the primary refuses to hand over: {error.code}: {error.message}"
@@ -218,37 +249,20 @@ class PeerClient:
     ) -> PeerStatus:
         """Fetch the status of another daemon; with `after` also its first facts after this serial."""
         if must_administer:
-            self.addresses.check_administers(address)
+            self.http.addresses.check_administers(address)
         return await self._call(
             address, REPLICATION.request(after=after), PeerStatus, is_worth_telling=must_administer
         )
 
     async def digest(self, address: Address, serial: int) -> str | None:
         """Fetch a daemon's digest at this serial; None if the daemon does not know it."""
-        self.addresses.check_administers(address)
+        self.http.addresses.check_administers(address)
         found = await self._call(address, DIGESTS.request(serials=[serial]), DigestsAnswer)
         return found.digests.get(serial)
 
-    async def stop(self) -> None:
-        """Close the idle connections."""
-        for client in self._clients.values():
-            await client.stop()
-
-    async def _call(
-        self,
-        address: Address,
-        request: HttpRequest,
-        answer: type[T],
-        *,
-        body: Any = None,
-        is_worth_telling: bool = True,
-    ) -> T:
+    async def _call(self, address: Address, request: HttpRequest, answer: type[T], **options: Any) -> T:
         if not address.http:
             raise NotConnected(f"cannot ask {address}: its HTTP address is unknown")
-        credentials = self.addresses.credentials_for(address.http, is_worth_telling=is_worth_telling)
-        client = self._clients.get(id(credentials))
-        if client is None:
-            client = HttpClient(self.reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
-            self._clients[id(credentials)] = client
-        content = None if body is None else msgspec.json.encode(body)
-        return await client.call(request, answer, base_url=address.http, body=content)
+        return await self.http.call(
+            request, answer, base_url=address.http, timeout=TIMEOUT_SECONDS, **options
+        )
