@@ -12,7 +12,7 @@ from zope.interface import implementer
 
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.http_api.routes import CLAIM, DIGESTS, GET_FILE, HANDOVER, PUT_FILE, REPLICATION
+from synrepl.http_api.routes import CLAIM, GET_FILE, HANDOVER, PUT_FILE, REPLICATION
 from synrepl.ports.gate import Gate
 from synrepl.ports.history import LogPosition
 from synrepl.ports.response_errors import ApiResponseError, as_response_error
@@ -24,7 +24,6 @@ from synrepl.transports.http.http_client import (
     BodyChunks,
     HttpClient,
 )
-from synrepl.transports.http.messages import DigestsAnswer
 
 T = TypeVar("T")
 
@@ -181,9 +180,6 @@ class IPeerAddresses(Protocol):
         If that `is_worth_telling`, the status says which address an operator must add.
         """
 
-    def check_administers(self, address: Address) -> None:
-        """Raise `NotConnected` unless a daemon at this address may say who is primary."""
-
 
 @dataclass(eq=False, repr=False)
 class PeerClient:
@@ -213,21 +209,9 @@ class PeerClient:
         """Send a claim to another daemon."""
         await self._call(address, CLAIM.request(), msgspec.Raw, body=claim)
 
-    async def describe(
-        self, address: Address, *, must_administer: bool, after: int | None = None
-    ) -> PeerStatus:
+    async def describe(self, address: Address, *, after: int | None = None) -> PeerStatus:
         """Fetch the status of another daemon; with `after` also its first facts after this serial."""
-        if must_administer:
-            self.addresses.check_administers(address)
-        return await self._call(
-            address, REPLICATION.request(after=after), PeerStatus, is_worth_telling=must_administer
-        )
-
-    async def digest(self, address: Address, serial: int) -> str | None:
-        """Fetch a daemon's digest at this serial; None if the daemon does not know it."""
-        self.addresses.check_administers(address)
-        found = await self._call(address, DIGESTS.request(serials=[serial]), DigestsAnswer)
-        return found.digests.get(serial)
+        return await self._call(address, REPLICATION.request(after=after), PeerStatus)
 
     async def stop(self) -> None:
         """Close the idle connections."""
@@ -241,11 +225,10 @@ class PeerClient:
         answer: type[T],
         *,
         body: Any = None,
-        is_worth_telling: bool = True,
     ) -> T:
         if not address.http:
             raise NotConnected(f"cannot ask {address}: its HTTP address is unknown")
-        credentials = self.addresses.credentials_for(address.http, is_worth_telling=is_worth_telling)
+        credentials = self.addresses.credentials_for(address.http)
         client = self._clients.get(id(credentials))
         if client is None:
             client = HttpClient(self.reactor, secret=credentials, timeout=TIMEOUT_SECONDS)
