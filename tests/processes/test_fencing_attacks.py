@@ -355,9 +355,7 @@ def test_a_promotion_by_force_fences_a_primary_that_lists_the_replica(
     """Without a secret. Its operator made the first primary list the replica as the manual says: a start
     with --upstream, and one promotion by force. It stays primary from then on."""
     primary, replica = pair
-    primary.restart(upstream=replica.front if is_native else replica.front_url)
-    primary.wait_for(lambda said: said["role"] == "replica", "a replica of its own replica")
-    primary.ask("POST", "/v1/promote", {"force": True})
+    primary.list_as_primary(replica, over_http=not is_native)
     assert_primary(primary, 10)
     replica.wait_for(lambda said: said["serial"] == primary.place().serial, "the facts of the primary")
 
