@@ -569,6 +569,7 @@ HANDOVER: Final = Route(
     "/v1/handover",
     "Hand over to another daemon, which is being promoted: a request between daemons.",
     right="administer",
+    stream=ALL_STREAMS,
     errors=(
         *("not_primary", "handing_over", "handed_over_lately"),
         *("unknown_replica", "other_history", "not_verified"),
@@ -581,6 +582,7 @@ CLAIM: Final = Route(
     "/v1/claim",
     "Accept that another daemon became primary in a later epoch: a request between daemons.",
     right="administer",
+    stream=ALL_STREAMS,
     errors=("not_whole", "other_history", "epoch_too_far", "not_verified", "superseded"),
     max_body=64 * KIB,
 )
