@@ -1,17 +1,15 @@
 """Which addresses of other daemons this one uses, and what it sends there."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from synrepl.errors import NotConnected
 from synrepl.http_api.route import public_url
 from synrepl.key_rules import is_loopback_host
-from synrepl.ports.access import Keyring, Right
-from synrepl.ports.history import Lease
+from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.problems import Problem
 from synrepl.ports.response_errors import NeverSent
@@ -40,8 +38,7 @@ class PeerAddresses:
     * Any other address gets no key. It is used with the certificate of this daemon, over TLS that the
       configured CAs verify; or else not at all.
 
-    A daemon without a secret and keys has none to lose, and uses every address. `leases` are those of this
-    daemon.
+    A daemon without a secret and keys has none to lose, and uses every address.
     """
 
     configured: Sequence[Address]
@@ -50,7 +47,6 @@ class PeerAddresses:
     clock: IClock
     _: KW_ONLY
     notes: Mapping[str, Any]
-    leases: Callable[[], Sequence[Lease]]
 
     def __post_init__(self) -> None:
         self._unused: dict[str, tuple[float, float]] = {}
@@ -85,9 +81,16 @@ class PeerAddresses:
 
     def is_listed(self, url: str) -> bool:
         """Whether an operator chose this URL, or a configured upstream has told it of itself."""
-        listed = [one.http.rstrip("/") for one in self.configured if one.http]
-        listed += [http for native, http in self._told.items() if self._has_native(native)]
-        return any(is_below(url, one) for one in listed)
+        return any(is_below(url, one.http) for one in self.listed)
+
+    @property
+    def listed(self) -> list[Address]:
+        """The daemons that an operator chose, with an HTTP address that is listed, or that they have told."""
+        found = [
+            Address(one.native, one.http.rstrip("/") or self._told.get(one.native, ""))
+            for one in self.configured
+        ]
+        return [one for one in found if one.http]
 
     def first_usable(self, *urls: str, is_worth_telling: bool = True) -> str:
         """Return the first of these URLs that may be used; empty without one. Empty ones are passed over.
@@ -117,19 +120,6 @@ class PeerAddresses:
             self._told = {native: one for native, one in self._told.items() if self._has_native(native)}
             self._told[upstream.native] = http
             self._unused.pop(public_url(http), None)
-
-    def check_administers(self, address: Address) -> None:
-        """Raise `NotConnected` unless a daemon at this address may say who is primary: an operator chose the
-        address, or it is that of a lease whose key has the right `administer`.
-        """
-        if not self._is_guarded or self.is_listed(address.http):
-            return
-        keys = [self.keys.named(lease.key) for lease in self.leases() if _is_at(lease, address)]
-        if not any(key is not None and Right.ADMINISTER in key.rights for key in keys):
-            why = (
-                "it is not in --upstream, and no key with the right administer has a lease with this address"
-            )
-            raise NotConnected(f"{printable(address.http)} may not say who is primary: {why}")
 
     def problems(self) -> list[Problem]:
         """The addresses that were of use, and were not used."""
@@ -172,7 +162,3 @@ def _is_of(native: str, http: str) -> bool:
         return False
     theirs, ours = parts.hostname or "", "localhost" if kind in LOCAL_TYPES else host_of(native)
     return theirs.lower() == ours.lower() or (is_loopback_host(theirs) and is_loopback_host(ours))
-
-
-def _is_at(lease: Lease, address: Address) -> bool:
-    return lease.key is not None and Address.parse(lease.address).http == address.http

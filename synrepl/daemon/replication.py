@@ -99,7 +99,6 @@ class ReplicationServices:
             keyring,
             reactor,
             notes=log.notes,
-            leases=lambda: self.relays.leases.all(),  # noqa: PLW0108  # relays are made later
         )
         self._peer_http = PeerHttp(reactor, self.addresses)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
@@ -352,10 +351,16 @@ class ReplicationServices:
         # Where the secret may go is decided for the URL.
         return upstream(over, secret=secret, is_private=lambda peer: True, suspicion=PROXY_SUSPICION)
 
-    def is_leased(self, uuid: str) -> bool:
-        """Whether the replica with this uuid is connected, or has a lease."""
+    def listed_daemons(self) -> Sequence[Address]:
+        """The daemons in `--upstream`, where they can be asked."""
+        return self.addresses.listed
+
+    def replica_address(self, uuid: str) -> Address | None:
+        """Where the replica with this uuid can be reached by its lease; None without one."""
         lease = self.relays.leases[uuid]
-        return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
+        if lease is None or lease.ended_ms is not None:
+            return None
+        return Address.parse(lease.address) or None
 
     def known_daemons(self) -> Sequence[Address]:
         """The daemons in the notes, the settings and the leases, but this one."""

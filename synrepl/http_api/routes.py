@@ -569,7 +569,11 @@ HANDOVER: Final = Route(
     "/v1/handover",
     "Hand over to another daemon, which is being promoted: a request between daemons.",
     right="administer",
-    errors=("busy", "not_primary", "handing_over", "handed_over_lately", "unknown_replica", "not_verified"),
+    stream=ALL_STREAMS,
+    errors=(
+        *("not_primary", "handing_over", "handed_over_lately"),
+        *("unknown_replica", "other_history", "not_verified"),
+    ),
     max_body=64 * KIB,
 )
 CLAIM: Final = Route(
@@ -578,10 +582,8 @@ CLAIM: Final = Route(
     "/v1/claim",
     "Accept that another daemon became primary in a later epoch: a request between daemons.",
     right="administer",
-    errors=(
-        *("busy", "not_whole", "other_history", "epoch_too_far"),
-        *("not_verified", "digest_differs", "superseded"),
-    ),
+    stream=ALL_STREAMS,
+    errors=("not_whole", "other_history", "epoch_too_far", "not_verified", "superseded"),
     max_body=64 * KIB,
 )
 INVALIDATE: Final = Route(

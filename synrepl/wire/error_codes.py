@@ -291,12 +291,22 @@ _ROLES: Final = {
     ),
     "primary_unknown": ErrorCode(409, "the primary's address is unknown", "restart with `--upstream`", False),
     "not_stopped": ErrorCode(409, "nothing to resync: this daemon is neither stopped nor fenced"),
-    "epoch_too_far": ErrorCode(409, "an epoch is not from 1 to 2**53, or was not confirmed", retryable=False),
-    "not_verified": ErrorCode(409, "the named daemon does not confirm the request", retryable=True),
-    "digest_differs": ErrorCode(409, "the claiming daemon's log has diverged", retryable=False),
+    "epoch_too_far": ErrorCode(
+        409,
+        "an epoch is not from 1 to 2**53, or is more than one above those known here and not confirmed by a"
+        " daemon that is listed",
+        "if the named daemon is primary, list it in `--upstream`",
+        False,
+    ),
+    "not_verified": ErrorCode(
+        409,
+        "the claim came without a key that may administer, and no daemon that is listed confirms it; or a"
+        " replica does not confirm a hand-over",
+        retryable=True,
+    ),
     "superseded": ErrorCode(409, "a later primary is known", retryable=True),
     "unknown_replica": ErrorCode(
-        409, "the replica has no lease, and an unknown log position", retryable=False
+        409, "the replica has no lease with an address here, and is not listed", retryable=False
     ),
     "known": ErrorCode(409, "the replica has a lease already"),
     "key_refused": ErrorCode(

@@ -43,16 +43,11 @@ class Nobody:
     async def claim(self, address: Address, claim: Claim) -> None:
         """Nobody hears it."""
 
-    async def describe(
-        self, address: Address, *, must_administer: bool, after: int | None = None
-    ) -> PeerStatus:
+    async def describe(self, address: Address, *, after: int | None = None) -> PeerStatus:
         """What was prepared for this address."""
         if address.http not in self.others:
             raise NotConnected(f"{address.http} cannot be reached")
         return self.others[address.http]
-
-    async def digest(self, address: Address, serial: int) -> str | None:
-        raise AssertionError(address)
 
 
 class Stale:
@@ -127,8 +122,11 @@ class CopiesCase(SiteCase):
     def known_daemons(self) -> Sequence[Address]:
         return ()
 
-    def is_leased(self, uuid: str) -> bool:
-        return self.relays.leases[uuid] is not None
+    def listed_daemons(self) -> Sequence[Address]:
+        return [Address(http=http) for http in self.network.others]
+
+    def replica_address(self, uuid: str) -> Address | None:
+        return None
 
     def keys_digest(self) -> str:
         return self.relays.issued.upstream_digest
@@ -431,7 +429,7 @@ class RoleTests(CopiesCase):
         self.assertEqual((409, "not_stopped"), (resynced.status, resynced.json()["error"]))
 
     def describe(self, **other: Any) -> None:
-        """Let another daemon say this of itself at its address."""
+        """Let another daemon, which is listed, say this of itself at its address."""
         said: dict[str, Any] = {"history": self.log.history, "uuid": "z", "position": self.log.position}
         self.network.others["http://other:9093"] = PeerStatus(**(said | other))
 

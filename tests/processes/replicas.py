@@ -54,7 +54,7 @@ class Place(NamedTuple):
 class Member:
     """A daemon in a folder of its own, at addresses that stay; `native` and `http` are the proxies before it.
 
-    `upstream` says what it follows when it starts next.
+    `upstream` says what it follows when it starts next, and whom it lists, with commas.
     """
 
     def __init__(self, folder: Path, name: str, *options: str, upstream: str | None = None) -> None:
@@ -72,7 +72,8 @@ class Member:
 
     def start(self) -> None:
         """Start it, where it was before."""
-        upstream = () if self.upstream is None else ("--upstream", self.upstream)
+        listed = [] if self.upstream is None else self.upstream.split(",")
+        upstream = [word for one in listed for word in ("--upstream", one)]
         self.daemon = Daemon(
             self.folder,
             port=self._ports[0],
@@ -95,6 +96,12 @@ class Member:
         self.kill()
         self.upstream = upstream or self.upstream
         self.start()
+
+    def list_as_primary(self, replica: "Member", *, over_http: bool = False) -> None:
+        """Make this first primary list its replica, as the manual says: without keys it believes no other."""
+        self.restart(upstream=replica.front_url if over_http else replica.front)
+        self.wait_for(lambda said: said["role"] == "replica", "a replica of its own replica")
+        self.ask("POST", "/v1/promote", {"force": True})
 
     def stop(self) -> None:
         """End it as an operator does."""

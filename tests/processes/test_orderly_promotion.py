@@ -32,7 +32,9 @@ def test_an_orderly_promotion_leaves_no_errors(host: str, tmp_path: Path) -> Non
         port = first.follow.rpartition(":")[2]
         with (
             Daemon(folders[1], options=("--upstream", f"tcp:{host}:{port}")) as second,
-            Daemon(folders[2], options=("--upstream", f"tcp:{host}:{port}")) as third,
+            Daemon(
+                folders[2], options=("--upstream", f"tcp:{host}:{port}", "--upstream", second.url)
+            ) as third,
         ):
             eventually(lambda: is_live(second) and is_live(third), "both replicas are live")
             assert "primary" == ask(second, "/v1/promote", {})["role"]

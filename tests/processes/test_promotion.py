@@ -99,6 +99,7 @@ def test_by_force_across_a_cut_both_sides_write_and_nothing_goes_unnamed(tmp_pat
         primary, replica, chained = trio(cluster)
         with Load([primary], seed=1) as load:
             load.wait_for(50)
+        primary.list_as_primary(replica)
         cluster.wait_until_same()
         with primary.native.broken(), primary.http.broken():
             for number in range(ONLY_HERE):

@@ -347,10 +347,11 @@ def kill_and_promote(primary: Member, replica: Member, load: Load, readers: Read
     assert promoted.returncode == 0, promoted.stderr
 
 
-def come_back(old: Member) -> None:
-    """The former primary follows the new one."""
+def come_back(old: Member, new: Member) -> None:
+    """The former primary, which lists the new one, gives up what only it has, and follows that."""
+    old.upstream = f"{new.front},{new.front_url}"
     old.start()
-    old.wait_for(lambda said: said["role"] == "fenced", "a fenced daemon")
+    old.wait_for(lambda said: said["state"] in ("fenced", "stopped"), "a daemon with facts of its own")
     old.ask("POST", "/v1/resync", {})
     old.wait_for(lambda said: (said["upstream"] or {}).get("state") == "live", "the old primary as a replica")
 
@@ -387,7 +388,7 @@ def follow_through_kills(folder: Path, rounds: int, *, more: More | None = None)
                 replica.post("receipts", marker)
                 times.append(readers.wait_for(marker))
                 load.wait_for(50)
-                come_back(primary)
+                come_back(primary, replica)
             cluster.wait_until_same()
             # Synapse takes what comes under tokens of lost facts for known: the last one is above these.
             above = range(2 * 10**6 + 1000 * number + 1, 2 * 10**6 + 1000 * (number + 1), 10)

@@ -11,4 +11,4 @@ __all__ = ["open_addresses"]
 
 def open_addresses() -> PeerAddresses:
     """Those of a daemon without a secret and keys: it uses all."""
-    return PeerAddresses((), Credentials(), Keyring(), Clock(), notes={}, leases=tuple)
+    return PeerAddresses((), Credentials(), Keyring(), Clock(), notes={})

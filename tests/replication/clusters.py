@@ -48,7 +48,8 @@ class FakeCluster:
         assert started.called
 
     def chain(self, **options: Any) -> tuple[FakeNode, FakeNode, FakeNode]:
-        """a, its replica b, and c, a replica of b; all whole."""
+        """a, its replica b, and c, a replica of b; all whole, and each lists the others."""
+        options = {"listed": ["a", "b", "c"]} | options
         made = (
             self.node("a", **options),
             self.node("b", "a", **options),

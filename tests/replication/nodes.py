@@ -1,6 +1,6 @@
 """In-memory daemons that are replicas of each other, built from the real parts."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -62,10 +62,10 @@ class NodeSettings(CopySettings, RelaySettings, UpstreamSettings):
 class FakeNode:
     """A daemon with an in-memory disk, on a `Network`: a primary, or a replica of another node.
 
-    It listens under its `name`, which is also its address. `nodes` holds all nodes by name and replaces HTTP:
-    nodes send each other requests through it, as long as `can_reach` allows it; each way takes
-    `request_delay`. `strangers` are the statuses of addresses that answer nothing else. `settings` are fields
-    of `NodeSettings`.
+    It listens under its `name`, which is also its address. `listed` are other nodes that its operator lists
+    beside the upstream. `nodes` holds all nodes by name and replaces HTTP: nodes send each other requests
+    through it, as long as `can_reach` allows it; each way takes `request_delay`. `strangers` are the statuses
+    of addresses that answer nothing else. `settings` are fields of `NodeSettings`.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class FakeNode:
         *,
         name: str,
         upstream: str | Sequence[str] | None = None,
+        listed: Sequence[str] = (),
         secret: str | None = None,
         insecure: bool = False,
         table: StreamTable | None = None,
@@ -89,6 +90,7 @@ class FakeNode:
     ) -> None:
         self.name = name
         self.upstream = upstream
+        self.listed = list(listed)
         self.engine = FaultyEngine()
         self._base_table = table if table is not None else StreamTable.default()
         self.table = DaemonStreams(self._base_table)
@@ -100,6 +102,7 @@ class FakeNode:
         self.publisher: Publisher
         self.relays: ReplicaRegistry
         self.roles: RoleManager
+        self.peers: _PeerClient
         self.commands: CommandForwarder
         self._boots = 0
         self.clock: Any = network.clock
@@ -183,13 +186,14 @@ class FakeNode:
             dropped=lambda name: self.metrics.commands_dropped.labels(name).inc(),
         )
         self.publisher.follower_commands.forwarders.append(self.commands)
+        self.peers = _PeerClient(self)
         self.roles = RoleManager(
             self.log,
             clock,
             name=self.name,
             has_upstream=self.upstream is not None,
             owner=self,
-            peers=_PeerClient(self),
+            peers=self.peers,
         )
         self.relays = ReplicaRegistry(
             self.log,
@@ -312,9 +316,15 @@ class FakeNode:
             *(Address.parse(lease.address) for lease in self.relays.leases.all() if lease.address),
         ]
 
-    def is_leased(self, uuid: str) -> bool:
+    def listed_daemons(self) -> Sequence[Address]:
+        upstreams = [self.upstream] if isinstance(self.upstream, str) else list(self.upstream or [])
+        return [Address(name) for name in dict.fromkeys([*upstreams, *self.listed])]
+
+    def replica_address(self, uuid: str) -> Address | None:
         lease = self.relays.leases[uuid]
-        return (lease is not None and lease.ended_ms is None) or uuid in self.relays.present()
+        if lease is None or lease.ended_ms is not None:
+            return None
+        return Address.parse(lease.address) or None
 
     def _close_followers(self) -> None:
         self._factory.close("the history of this daemon was replaced")
@@ -378,6 +388,7 @@ class _PeerClient:
 
     def __init__(self, node: FakeNode) -> None:
         self._node = node
+        self.asked: list[str] = []
 
     async def hand_over(self, address: Address, request: HandOver) -> LogPosition:
         other = await self._reach(address)
@@ -387,11 +398,12 @@ class _PeerClient:
 
     async def claim(self, address: Address, claim: Claim) -> None:
         other = await self._reach(address)
-        await self._wait_for_response(Deferred.fromCoroutine(other.roles.on_claim(claim)))
+        secret = self._node._secret
+        is_proven = secret is not None and secret == other._secret
+        await self._wait_for_response(Deferred.fromCoroutine(other.roles.on_claim(claim, trusted=is_proven)))
 
-    async def describe(
-        self, address: Address, *, must_administer: bool, after: int | None = None
-    ) -> PeerStatus:
+    async def describe(self, address: Address, *, after: int | None = None) -> PeerStatus:
+        self.asked.append(address.native)
         stranger = self._node._strangers.get(address.native)
         if stranger is not None:
             await self._wait_for_transfer()
@@ -400,14 +412,6 @@ class _PeerClient:
         said = await self._wait_for_response(Deferred.fromCoroutine(describe_log(other.relays, LOCAL, after)))
         await self._reach(address)
         return msgspec.json.decode(said, type=PeerStatus)
-
-    async def digest(self, address: Address, serial: int) -> str | None:
-        other = await self._reach(address)
-        found = await self._wait_for_response(
-            Deferred.fromCoroutine(_awaited(other.log.reads.digest(serial)))
-        )
-        await self._reach(address)
-        return found
 
     async def _wait_for_response(self, response: "Deferred[T]") -> T:
         """Return the response; a node that is killed meanwhile never responds."""
@@ -430,7 +434,3 @@ class _PeerClient:
         if other is None or not other.is_running or not node._can_reach(node.name, other.name):
             raise NotConnected(f"cannot reach {address.native}")
         return other
-
-
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work

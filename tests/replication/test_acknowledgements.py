@@ -36,10 +36,13 @@ class Setup:
 
     def __init__(self, *names: str, **options: dict[str, Any]) -> None:
         self.cluster = FakeCluster()
-        self.a = self.cluster.node("a")
+        listed = ["a", *names]
+        self.a = self.cluster.node("a", listed=listed)
         self.disks = {name: Disk() for name in names}
         self.replicas = {
-            name: self.cluster.node(name, "a", disk_delay=self.disks[name], **options.get(name, {}))
+            name: self.cluster.node(
+                name, "a", disk_delay=self.disks[name], listed=listed, **options.get(name, {})
+            )
             for name in names
         }
         self.cluster.pass_(3)

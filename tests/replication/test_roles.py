@@ -15,8 +15,6 @@ from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.replica.replica import RESYNC, WAYS_OUT
 from synrepl.replication.roles.handover import HANDOVER_SECONDS
-from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL
-from synrepl.replication.roles.manager import RoleManager
 from synrepl.replication.roles.messages import (
     CannotPromote,
     Claim,
@@ -24,10 +22,10 @@ from synrepl.replication.roles.messages import (
     HandOver,
     PeerStatus,
     ReadOnlyHere,
+    parse_peer_address,
 )
 from synrepl.replication.roles.record import RoleRecord
-from synrepl.replication.roles.rivals import Rivals
-from synrepl.replication.roles.verification import common_serial, parse_peer_address
+from synrepl.replication.roles.rivals import INQUIRY_INTERVAL
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 
@@ -36,10 +34,6 @@ def claim(cluster: FakeCluster, node: FakeNode, of: FakeNode, epoch: int, *, uui
     """Tell a node that another one is primary."""
     said = Claim(epoch=epoch, uuid=uuid or of.log.uuid, address=f"{of.name} -", history=of.log.history)
     cluster.done(Deferred.fromCoroutine(node.roles.on_claim(said)))
-
-
-async def nothing(*_: Any, **__: Any) -> None:
-    """A part that is missing."""
 
 
 def restarted(cluster: FakeCluster, node: FakeNode) -> None:
@@ -288,7 +282,10 @@ def test_of_two_promoted_into_one_epoch_one_stays(winner: str) -> None:
     parted = Parted()
     cluster = FakeCluster(reaches=parted.reaches)
     a = cluster.node("a", can_reach=parted.reaches)
-    nodes = {name: cluster.node(name, "a", start=False, can_reach=parted.reaches) for name in ("b", "c")}
+    nodes = {
+        name: cluster.node(name, "a", start=False, can_reach=parted.reaches, listed=["b", "c"])
+        for name in ("b", "c")
+    }
     for name, node in nodes.items():
         node.engine.write_notes(uuid="z" if name == winner else "y")
         cluster.start(node)
@@ -316,7 +313,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     parted = Parted()
     cluster = FakeCluster(reaches=parted.reaches)
     nodes = {
-        name: cluster.node(name, upstream, start=False, can_reach=parted.reaches)
+        name: cluster.node(name, upstream, start=False, can_reach=parted.reaches, listed=["a", "b"])
         for name, upstream in (("a", None), ("b", "a"))
     }
     for name, node in nodes.items():
@@ -340,12 +337,17 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     assert a.log.position == b.log.position
 
 
-def two_primaries(uuids: str) -> tuple[FakeCluster, Parted, FakeNode, FakeNode, FakeNode]:
-    """B and C were promoted into one epoch, parted from each other; D follows B. `uuids` are theirs."""
+def two_primaries(uuids: str, listed: str = "") -> tuple[FakeCluster, Parted, FakeNode, FakeNode, FakeNode]:
+    """B and C were promoted into one epoch, parted from each other; D follows B. `uuids` are theirs.
+
+    All list A and the `listed` ones.
+    """
     parted = Parted()
     cluster = FakeCluster(reaches=parted.reaches)
     a = cluster.node("a", can_reach=parted.reaches)
-    b, c, d = (cluster.node(name, "a", start=False, can_reach=parted.reaches) for name in "bcd")
+    b, c, d = (
+        cluster.node(name, "a", start=False, can_reach=parted.reaches, listed=list(listed)) for name in "bcd"
+    )
     for node, uuid in zip((b, c, d), uuids, strict=True):
         node.engine.write_notes(uuid=uuid)
         cluster.start(node)
@@ -353,6 +355,7 @@ def two_primaries(uuids: str) -> tuple[FakeCluster, Parted, FakeNode, FakeNode, 
     cluster.pass_(2)
     parted.part(cluster, "c")
     cluster.promote(b, force=True)
+    cluster.pass_(1)
     a.kill()
     cluster.promote(c, force=True)
     cluster.pass_(5)
@@ -360,51 +363,52 @@ def two_primaries(uuids: str) -> tuple[FakeCluster, Parted, FakeNode, FakeNode, 
     return cluster, parted, b, c, d
 
 
-@pytest.mark.parametrize("without", ["", "_contest_claim", "_on_inquiry_response"])
-def test_a_replica_that_knows_a_later_primary_brings_both_together(
-    without: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two primaries of one epoch never heard of each other. Their go-between refuses the lower claim, says of
-    whom it knows, and can be asked: either is enough."""
-    cluster, parted, b, c, d = two_primaries("zyx")
-    assert "b -" == str(d.roles.primary)
+def test_two_primaries_that_list_nobody_are_problems_of_each_other() -> None:
+    """Two primaries of one epoch never heard of each other. A replica that knows a later one than its own
+    says so; without a key it fences nobody."""
+    cluster, parted, b, c, d = two_primaries("zyx", listed="b")
+    c.listed = []
     b.roles.notifier.unnotified.clear()
-    c.roles.notifier.unnotified[:] = [Address("d")]
-    if without:
-        monkeypatch.setattr(Rivals if hasattr(Rivals, without) else RoleManager, without, nothing)
+    c.roles.notifier.unnotified[:] = [Address("d"), Address("b")]
     parted.part(cluster)
     with pytest.raises(ClaimRefused) as caught:
         claim(cluster, d, c, 2)
     assert "superseded" == caught.value.code
     cluster.pass_(90)
 
-    assert ["primary", "fenced", "replica"] == roles(b, c, d)
+    assert ["primary", "primary", "replica"] == roles(b, c, d)
+    for node, other in ((b, f"{c.log.uuid} at c - claims it in epoch 2"), (c, "d - refuses this one")):
+        assert any(other in text for text, *_ in node.roles.rivals.problems)
 
 
 @pytest.mark.parametrize("winner", ["b", "c"])
-def test_two_primaries_meet_through_a_replica_that_knows_one_of_them(winner: str) -> None:
-    """Replicas 200784: no daemon knows both, and one of them asks the replica of the other."""
-    cluster, parted, b, c, d = two_primaries("zyx" if winner == "b" else "yzx")
-    for node in (b, c, d):
+@pytest.mark.parametrize("who", ["b", "c", "bc"])
+def test_two_primaries_meet_if_one_of_them_lists_the_other(winner: str, who: str) -> None:
+    """Replicas 200784: no daemon knows both. It is asked at the next inquiry."""
+    cluster, parted, b, c, _ = two_primaries("zyx" if winner == "b" else "yzx", listed="bc")
+    for node in (b, c):
         record = RoleRecord(node.roles.role, node.log.head.epoch, node.log.uuid)
-        known = () if node is not c else ("d",)
-        cluster.done(Deferred.fromCoroutine(node.roles._store.save(replace(record, knows=known))))
+        cluster.done(Deferred.fromCoroutine(node.roles._store.save(record)))
         node.roles.notifier.unnotified.clear()
-    b.roles._store.local = list
+        node.roles._store.local = list
+    first, second = (b, c) if winner == "b" else (c, b)
+    first.listed = ["b", "c"] if first.name in who else []
+    second.listed = ["b", "c"] if second.name in who else []
     parted.part(cluster)
     cluster.pass_(10)
-    assert ["primary", "primary", "replica"] == roles(b, c, d)
-    cluster.pass_(INQUIRY_INTERVAL)
+    assert ["primary", "primary"] == roles(b, c)
+    cluster.pass_(INQUIRY_INTERVAL + 10)
 
-    first, second = (b, c) if winner == "b" else (c, b)
-    assert ["primary", "fenced"] == roles(first, second)
+    is_believed = second.name in who
+    assert ["primary", "fenced" if is_believed else "primary"] == roles(first, second)
+    assert is_believed or any(first.log.uuid in text for text, *_ in second.roles.rivals.problems)
 
 
 def test_a_fenced_primary_notifies_its_replicas() -> None:
     """One that joined just before the promotion is unknown to the new primary."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    b, c = cluster.node("b", "a"), cluster.node("c", "a")
+    b, c = cluster.node("b", "a"), cluster.node("c", "a", listed=["b"])
     cluster.pass_(3)
     cluster.wrote(a, 5)
     b.roles._store.local = list
@@ -461,22 +465,6 @@ def test_a_daemon_that_lost_its_notification_is_notified_again() -> None:
     assert "b -" == str(a.roles.primary)
 
 
-def test_a_daemon_whose_primary_has_no_valid_address_is_notified_again() -> None:
-    """The address cannot be asked; the daemon itself can be told the right one."""
-    cluster = FakeCluster()
-    a, b, _ = cluster.chain()
-    cluster.promote(b)
-    cluster.pass_(5)
-    b.roles.notifier.unnotified.clear()
-    position = LogPosition(1, 0, a.log.position.digest)
-    lost = PeerStatus(
-        history=a.log.history, uuid=a.log.uuid, role="replica", position=position, primary="- ftp://x"
-    )
-    cluster.done(Deferred.fromCoroutine(b.roles.rivals._on_inquiry_response(Address("a"), lost)))
-
-    assert [Address("a")] == b.roles.notifier.unnotified
-
-
 def test_a_primary_that_is_superseded_says_so() -> None:
     """As long as it cannot ask the other primary."""
     cluster = FakeCluster()
@@ -488,7 +476,7 @@ def test_a_primary_that_is_superseded_says_so() -> None:
     cluster.pass_(2)
     b.kill()
     cluster.promote(c, force=True)
-    noted = RoleRecord("replica", 4, "zz", "b -", (), ())
+    noted = RoleRecord("replica", 4, "zz", "b -", (), ())  # b is away, and so is asked in vain
     cluster.done(Deferred.fromCoroutine(a.roles._store.save(noted)))
     cluster.pass_(90)
 
@@ -505,7 +493,7 @@ def test_a_claim_of_a_lower_epoch_means_nothing() -> None:
     with pytest.raises(ClaimRefused) as caught:
         claim(cluster, b, a, 1)
 
-    assert "not_verified" == caught.value.code
+    assert "superseded" == caught.value.code
     assert "primary" == b.roles.role
 
 
@@ -609,7 +597,7 @@ def test_a_daemon_that_waits_to_tell_one_tells_the_others_of_a_new_epoch_at_once
     assert ["primary", "fenced", "primary"] == roles(a, b, c)
 
 
-# -- claims that are verified ------------------------------------------------------------------------------
+# -- claims that are believed ------------------------------------------------------------------------------
 
 
 def test_a_daemon_that_is_two_epochs_behind_believes_the_primary_itself() -> None:
@@ -633,28 +621,104 @@ def test_a_daemon_that_is_two_epochs_behind_believes_the_primary_itself() -> Non
 
 @pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize("epoch", [2, 3])
-@pytest.mark.parametrize("uuid", ["b", "stranger"])
-def test_a_proven_claim_of_a_known_replica_is_believed_without_a_question(
-    trusted: bool, epoch: int, uuid: str
-) -> None:
-    """A replica of this primary whose key was proven, one step ahead; nobody else who cannot be asked."""
+@pytest.mark.parametrize("address", ["away -", "told -", ""])
+def test_a_proven_claim_is_believed_without_a_question(trusted: bool, epoch: int, address: str) -> None:
+    """From whoever has a key that may administer, one step ahead; nobody else, whom nobody asks."""
     cluster = FakeCluster()
-    a, b, _ = cluster.chain()
-    said = b.log.uuid if uuid == "b" else uuid
-    made = Claim(epoch=epoch, uuid=said, address="away -", history=a.log.history)
+    a = cluster.node("a")
+    position = LogPosition(epoch, 1, a.log.position.digest)
+    told = PeerStatus(history=a.log.history, uuid="stranger", role="primary", position=position)
+    a._strangers = {"told": told}
+    made = Claim(epoch=epoch, uuid="stranger", address=address, history=a.log.history)
     code = ""
     try:
         cluster.done(Deferred.fromCoroutine(a.roles.on_claim(made, trusted=trusted)))
     except ClaimRefused as error:
         code = error.code
+    cluster.pass_(INQUIRY_INTERVAL + 1)
 
-    is_believed = trusted and epoch == 2 and uuid == "b"
-    assert ("" if is_believed else "not_verified") == code
+    is_believed = trusted and epoch == 2
+    assert ("" if is_believed else "epoch_too_far" if trusted else "not_verified") == code
     assert ("fenced" if is_believed else "primary") == a.roles.role
+    assert [] == a.peers.asked
+    assert is_believed or any("stranger" in text for text, *_ in a.roles.rivals.problems)
 
 
-def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
-    """The same uuid, history and epoch, but another fact: nothing is changed, and the status says so."""
+@pytest.mark.parametrize(
+    ("said", "is_believed"),
+    [
+        ({}, True),
+        ({"position": LogPosition(999, 1, "other")}, True),
+        ({"uuid": "another"}, True),
+        ({"role": "replica"}, False),
+        ({"role": "fenced"}, False),
+        ({"history": "other"}, False),
+        ({"position": LogPosition(2**53 + 1, 1, "d")}, False),
+        ({"position": LogPosition(0, 1, "d")}, False),
+        ({"position": LogPosition(1, 1, "d")}, True),
+    ],
+)
+def test_a_listed_daemon_is_believed_what_it_says_of_itself(said: dict[str, Any], is_believed: bool) -> None:
+    """A claim without a key makes this daemon ask it; whatever the claim says, its answer counts."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    a.listed = ["told"]
+    cluster.wrote(a)
+    told: dict[str, Any] = {"history": a.log.history, "uuid": "zz", "role": "primary"}
+    told["position"] = LogPosition(2, 9, "d")
+    a._strangers = {"told": PeerStatus(**(told | said))}
+    made = Claim(epoch=2, uuid="zz", address="anywhere -", history=a.log.history)
+    with suppress(ClaimRefused):
+        cluster.done(Deferred.fromCoroutine(a.roles.on_claim(made)))
+
+    assert ("fenced" if is_believed else "primary") == a.roles.role
+    assert ["told"] == a.peers.asked
+    assert not is_believed or "told -" == str(a.roles.primary)
+
+
+def test_a_replica_follows_a_listed_daemon_that_is_claimed_to_be_primary() -> None:
+    """Without a key; another one that is listed, and of which nobody spoke, it does not."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b = cluster.node("b", "a", listed=["told", "other"])
+    cluster.pass_(3)
+    cluster.wrote(a)
+    cluster.pass_(1)
+    position = LogPosition(2, 0, a.log.position.digest)
+    told = PeerStatus(history=a.log.history, uuid="zz", role="primary", position=position)
+    b._strangers = {"told": told, "other": replace(told, uuid="yy", position=LogPosition(3, 0, ""))}
+    made = Claim(epoch=2, uuid="zz", address="x -", history=a.log.history)
+    cluster.done(Deferred.fromCoroutine(b.roles.on_claim(made)))
+
+    assert b.replica is not None
+    assert Address("told") == b.replica.upstream.where
+
+
+def test_one_question_at_a_time_is_under_way() -> None:
+    """Whoever sends signs in numbers makes this daemon ask whom it lists, and not in numbers."""
+    cluster = FakeCluster()
+    a = cluster.node("a", request_delay=lambda: 1.0)
+    a.listed = ["told"]
+    a._strangers = {
+        "told": PeerStatus(history=a.log.history, uuid="u", role="replica", position=a.log.position)
+    }
+    codes: list[str] = []
+
+    def refused(failure: Any) -> None:
+        codes.append(failure.value.code)
+
+    for number in range(12):
+        a.roles.rivals.on_higher_epoch(2, f"r{number}", f"s{number} -")
+        made = Claim(epoch=2, uuid="stranger", address=f"s{number} -", history=a.log.history)
+        Deferred.fromCoroutine(a.roles.on_claim(made)).addErrback(refused)
+    cluster.pass_(3)
+
+    assert ["told"] == a.peers.asked
+    assert ["not_verified"] * 12 == codes
+
+
+def test_of_two_logs_that_differ_the_later_primary_stays() -> None:
+    """A primary that came back from a backup has other facts in its epoch; a resync keeps them in a file."""
     parted = Parted()
     cluster, a, b, _ = parted.cluster()
     cluster.wrote(a, 3)
@@ -665,39 +729,17 @@ def test_the_log_of_the_claimed_primary_must_continue_ours() -> None:
     a.kill()
     a.engine = backup
     cluster.start(a)
+    cluster.pass_(4)
     cluster.wrote(a, 4)
     cluster.promote(b, force=True)
     parted.part(cluster)
     cluster.pass_(12)
+    assert ["fenced", "primary"] == roles(a, b)
+    assert cluster.resync(a)
+    cluster.pass_(5)
 
-    assert ["primary", "primary"] == roles(a, b)
-    ((text, *_),) = a.roles.rivals.problems
-    assert "two daemons are primary: b - has other facts at serial 5 or before than this daemon" in text
-
-
-TURNS = [
-    EpochStart(epoch=epoch, serial=10 * epoch, digest="", at_ms=1, why="promoted") for epoch in (2, 3, 4)
-]
-
-
-@pytest.mark.parametrize(
-    ("ours", "upto", "theirs", "their_upto", "expected"),
-    [
-        ([], 7, [], 9, 7),
-        ([], 25, TURNS[:1], 30, 20),
-        ([], 15, TURNS[:1], 30, 15),
-        (TURNS[:1], 25, TURNS[:2], 40, 25),
-        (TURNS[:1], 35, TURNS[:2], 40, 30),
-        (TURNS[:2], 35, TURNS[:1], 40, 30),
-        (TURNS[1:], 50, TURNS[:1], 40, 20),
-        (TURNS, 50, TURNS, 40, 40),
-    ],
-)
-def test_where_two_histories_part(
-    ours: list[EpochStart], upto: int, theirs: list[EpochStart], their_upto: int, expected: int
-) -> None:
-    """Up to there their digests are compared."""
-    assert expected == common_serial(ours, upto, theirs, their_upto)
+    assert a.log.position == b.log.position
+    assert 4 == len(a.leftover_facts)
 
 
 @pytest.mark.parametrize(
@@ -726,37 +768,6 @@ def test_addresses_of_peers_are_checked(text: str, is_good: bool) -> None:
         assert "bad_request" == caught.value.code
 
 
-def test_an_address_is_known_by_the_part_that_is_asked() -> None:
-    """Its other half may be true, and this one a stranger's."""
-    cluster = FakeCluster()
-    a = cluster.node("a")
-    a.leases.make("u", "paris", registered=True, serial=0, address="tcp:paris:1 http://paris:2")
-    cases = [("tcp:paris:1 http://stranger:2", False), ("- http://paris:2", True), ("tcp:paris:1 -", True)]
-
-    for text, is_known in [*cases, ("", False)]:
-        assert is_known == a.roles.is_known(Address.parse(text)), text
-
-
-def test_strangers_do_not_hold_up_a_claim_of_a_known_daemon() -> None:
-    """They have a queue of their own, which is bounded."""
-    parted = Parted()
-    cluster, a, b, _ = parted.cluster()
-    cluster.pass_(1)
-    cluster.promote(b, force=True)
-    waiting: list[Any] = []
-    for number in range(12):
-        made = Claim(epoch=2, uuid="stranger", address=f"s{number} -", history=a.log.history)
-        Deferred.fromCoroutine(a.roles.on_claim(made)).addErrback(
-            lambda failure: waiting.append(failure.value)
-        )
-
-    assert ["busy"] * 4 == [error.code for error in waiting]
-    cluster.pass_(0.1)
-    assert "fenced" == a.roles.role
-    cluster.pass_(5)
-    assert 12 == len(waiting)
-
-
 # -- replicas that know a later epoch ----------------------------------------------------------------------
 
 
@@ -780,42 +791,22 @@ def test_a_replica_of_a_later_epoch_is_a_sign_and_no_fence() -> None:
     cluster.wrote(a, 1)
 
 
-def test_a_replica_of_a_later_epoch_leads_to_the_primary() -> None:
-    """The old primary asks it, then the daemon that it names, and is fenced."""
-    cluster = FakeCluster()
-    a, b, _ = cluster.chain()
-    a.kill()
-    cluster.promote(b, force=True)
-    b.roles.notifier.unnotified.clear()
-    cluster.pass_(1)
-    b.kill()
-    cluster.start(a)
-    a.roles.rivals.on_higher_epoch(2, "c", "c -")
-    cluster.pass_(1)
-    assert "primary" == a.roles.role
-    cluster.start(b)
-    b.roles.notifier.unnotified.clear()
-    cluster.pass_(2)
-    a.roles.rivals.on_higher_epoch(2, "c", "c -")
-    cluster.pass_(1)
-
-    assert "fenced" == a.roles.role
-    assert "b -" == str(a.roles.primary)
-
-
-def test_replicas_of_a_later_epoch_do_not_fill_the_queue_of_claims() -> None:
-    """Anybody may name many addresses; one unknown address is asked at a time."""
+def test_a_replica_of_a_later_epoch_makes_the_primary_ask_whom_it_lists() -> None:
+    """It is fenced at once, not at the next inquiry; the replica is asked nothing."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    for number in range(12):
-        a.roles.rivals.on_higher_epoch(2, f"r{number}", f"s{number} -")
-    refused: list[Any] = []
-    made = Claim(epoch=2, uuid="stranger", address="s -", history=a.log.history)
-    Deferred.fromCoroutine(a.roles.on_claim(made)).addErrback(lambda failure: refused.append(failure.value))
+    a.listed = ["told"]
+    position = LogPosition(2, 0, a.log.position.digest)
+    told = PeerStatus(history=a.log.history, uuid="zz", role="primary", position=position)
+    a._strangers = {"told": told, "c": told}
+    cluster.pass_(1)
+    assert "primary" == a.roles.role
+    a.roles.rivals.on_higher_epoch(2, "c", "c -")
+    cluster.pass_(0.1)
 
-    assert [] == refused
-    cluster.pass_(5)
-    assert ["not_verified"] == [error.code for error in refused]
+    assert "fenced" == a.roles.role
+    assert "told -" == str(a.roles.primary)
+    assert ["told"] == a.peers.asked
 
 
 # -- the way out -------------------------------------------------------------------------------------------
@@ -928,23 +919,45 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
 
 
 def test_a_hand_over_to_an_unknown_daemon_is_refused() -> None:
-    """It says that it is a replica that is being promoted; it has no lease, and another log."""
+    """It would say that it is a replica that is being promoted; without a lease here it is asked nothing."""
     cluster = FakeCluster()
-    a, _, _ = cluster.chain()
-    cluster.wrote(a, 3)
-    for position in (
-        LogPosition(1, 3, "x" * 64),
-        LogPosition(1, 9, a.log.position.digest),
-        LogPosition(2, 3, a.log.position.digest),
-    ):
-        told = PeerStatus(history=a.log.history, uuid="x", role="replica", position=position, promoting=True)
-        a._strangers = {"s": told}
+    a, b, _ = cluster.chain()
+    told = PeerStatus(
+        history=a.log.history, uuid="x", role="replica", position=a.log.position, promoting=True
+    )
+    a._strangers = {"s": told}
+    for uuid, code in (("x", "unknown_replica"), (b.log.uuid, "not_verified")):
         with pytest.raises(ClaimRefused) as caught:
-            cluster.done(a.roles.hand_over(HandOver(seconds=5, uuid="x", address="s -")))
-        assert "unknown_replica" == caught.value.code
-        assert "is not a replica of this daemon: it has no lease here" in str(caught.value)
-        cluster.pass_(1)
+            cluster.done(a.roles.hand_over(HandOver(seconds=5, uuid=uuid, address="s -")))
+        assert code == caught.value.code
+    assert "s" not in a.peers.asked
     cluster.wrote(a)
+
+
+def test_a_candidate_is_believed_where_it_confirmed_the_hand_over() -> None:
+    """Also after a restart, and after the hand-over was over; a stranger who takes its name is not."""
+    parted = Parted()
+    cluster = FakeCluster(reaches=parted.reaches)
+    a, b = cluster.node("a", can_reach=parted.reaches), cluster.node("b", "a", can_reach=parted.reaches)
+    cluster.pass_(3)
+    b.roles.candidate.is_requesting = True
+    hand_over(cluster, a, b, 15)
+    for _ in range(2):
+        with pytest.raises(ClaimRefused) as caught:
+            claim(cluster, a, b, 2)
+        assert "not_verified" == caught.value.code
+        restarted(cluster, a)
+    b.roles.candidate.is_requesting = False
+    cluster.promote(b)
+    parted.part(cluster, "a")
+    cluster.pass_(20)
+    assert ["primary", "primary"] == roles(a, b)
+    restarted(cluster, a)
+    cluster.wrote(a)
+    parted.part(cluster)
+    cluster.pass_(30)
+
+    assert ["fenced", "primary"] == roles(a, b)
 
 
 def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None:
@@ -994,7 +1007,7 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
 
 
 def test_a_replica_of_a_replica_is_promoted_in_order() -> None:
-    """The primary has no lease of it, and asks it for its digest."""
+    """The primary has no lease of it, but lists it."""
     cluster = FakeCluster()
     a, b, c = cluster.chain()
     cluster.wrote(a, 5)
@@ -1178,7 +1191,7 @@ def test_every_stop_names_the_command_that_mends_it(code: str) -> None:
 
 
 class TestStart:
-    """A primary that was away asks the daemons that it knows before it takes facts."""
+    """A primary that was away asks the daemons that it lists before it takes facts."""
 
     def restart(self, cluster: FakeCluster, node: FakeNode) -> "Deferred[Any]":
         """Start a node, and post a fact at once."""
@@ -1196,7 +1209,7 @@ class TestStart:
         cluster.pass_(0.5)
 
         refused = self.restart(cluster, a)
-        with pytest.raises(ReadOnlyHere, match="asks the daemons that it knows") as caught:
+        with pytest.raises(ReadOnlyHere, match="asks the daemons in --upstream") as caught:
             cluster.done(refused)
         cluster.pass_(1)
 
@@ -1221,7 +1234,8 @@ class TestStart:
         """Whoever is dead must not keep the primary from its work."""
         delay = [0.01]
         cluster = FakeCluster()
-        a, b = cluster.node("a", request_delay=lambda: delay[0]), cluster.node("b", "a")
+        a = cluster.node("a", request_delay=lambda: delay[0], listed=["b"])
+        b = cluster.node("b", "a")
         cluster.pass_(3)
         a.kill()
         b.kill()
@@ -1239,10 +1253,11 @@ class TestStart:
         cluster.wrote(a)
         assert 1 == a.log.head.serial
 
-    def test_a_primary_that_knows_nobody_starts_at_once(self) -> None:
-        """There is nobody to ask."""
+    def test_a_primary_that_lists_nobody_starts_at_once(self) -> None:
+        """There is nobody to ask: what peers have told is not asked."""
         cluster = FakeCluster()
-        a = cluster.node("a")
+        a, _ = cluster.node("a"), cluster.node("b", "a")
+        cluster.pass_(3)
         a.kill()
         kept = self.restart(cluster, a)
 
@@ -1259,41 +1274,13 @@ class TestStart:
         b.kill()
         cluster.start(a)
         a.kill()
-        a.known_daemons = lambda: [Address("c")]  # type: ignore[method-assign]
+        a.listed = ["c"]
         cluster.start(a)
         cluster.pass_(4)
 
         assert "primary" == a.roles.role
         assert any("knows epoch 2" in text for text, *_ in a.roles.rivals.problems)
         assert 2 == c.log.head.epoch
-
-    def test_a_daemon_that_a_replica_names_must_prove_that_it_may_be_primary(self) -> None:
-        """The replica may hold no key that may administer, and name any address."""
-        asked: list[tuple[str, bool]] = []
-        cluster = FakeCluster()
-        a = cluster.node("a")
-        cluster.wrote(a)
-        a.kill()
-        position = LogPosition(9, 1, a.log.position.digest)
-        told = PeerStatus(
-            history=a.log.history, uuid="x", role="replica", position=position, primary="stranger -"
-        )
-        a._strangers = {"x": told}
-        a.known_daemons = lambda: [Address("x")]  # type: ignore[method-assign]
-        cluster.start(a)
-        describe = a.roles._verifier.peers.describe
-
-        async def recorded(
-            address: Address, *, must_administer: bool, after: int | None = None
-        ) -> PeerStatus:
-            asked.append((address.native, must_administer))
-            return await describe(address, must_administer=must_administer)
-
-        a.roles._verifier.peers.describe = recorded  # type: ignore[method-assign]
-        cluster.done(Deferred.fromCoroutine(a.roles.rivals._on_inquiry_response(Address("x"), told)))
-
-        assert {("stranger", True)} == set(asked)
-        assert "primary" == a.roles.role
 
 
 class OverHttp:

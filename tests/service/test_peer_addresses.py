@@ -7,9 +7,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.daemon.peer_addresses import KIND, PeerAddresses
-from synrepl.errors import NotConnected
-from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
-from synrepl.ports.history import Lease
+from synrepl.ports.access import Key, Keyring
 from synrepl.ports.response_errors import NeverSent
 from synrepl.replication.addresses import Address
 from synrepl.transports.credentials import Credentials
@@ -28,7 +26,7 @@ def made(
     secret: str | None = "s", files: TlsFiles | None = None, keys: Keyring | None = None, **more: Any
 ) -> PeerAddresses:
     """Those of a daemon with this secret and these files, which has listed some."""
-    options: dict[str, Any] = {"notes": {}, "leases": tuple} | more
+    options: dict[str, Any] = {"notes": {}} | more
     clock: Any = Clock()
     return PeerAddresses(LISTED, Credentials(secret, files), keys or Keyring(secret), clock, **options)
 
@@ -149,30 +147,11 @@ def test_few_addresses_are_named() -> None:
     assert len(addresses.problems()[0].text) < 2_000
 
 
-@pytest.mark.parametrize(
-    ("key", "address", "may"),
-    [
-        ("paris", "- https://told:1", True),
-        ("mallory", "- https://told:1", False),
-        ("gone", "- https://told:1", False),
-        (None, "- https://told:1", False),
-        ("paris", "- https://told:2", False),
-    ],
-)
-def test_who_may_say_who_is_primary(key: str | None, address: str, may: bool) -> None:
-    """A listed address, or that of a lease whose key may administer."""
-    rights = frozenset({Right.READ, Right.REPLICATE})
-    keys = Keyring(
-        "s", [Key(name="paris", secret="p", rights=ALL_RIGHTS), Key(name="mallory", rights=rights)]
-    )
-    lease = Lease(
-        uuid="u", name="n", registered=True, serial=0, made_ms=0, seen_ms=0, address=address, key=key
-    )
-    addresses = made(files=CERTIFIED, keys=keys, leases=lambda: [lease])
-    addresses.check_administers(Address(http="https://oslo:9093"))
-    told = Address(http="https://told:1")
-    if may:
-        addresses.check_administers(told)
-    else:
-        with pytest.raises(NotConnected, match="may not say who is primary"):
-            addresses.check_administers(told)
+def test_listed_daemons_are_asked_where_they_can_be() -> None:
+    """At an HTTP address that is listed, or that a listed upstream has told of itself."""
+    addresses = made()
+    assert [Address("", "https://oslo:9093")] == addresses.listed
+    addresses.learned(LISTED[0], "http://127.0.0.1:9093/")
+    addresses.learned(LISTED[1], "https://evil:9093")
+
+    assert [Address("tcp:127.0.0.1:9092", "http://127.0.0.1:9093"), LISTED[2]] == addresses.listed

@@ -50,6 +50,7 @@ class AcksSimulation(SeededRun):
                 self.nodes,
                 name=name,
                 upstream=None if name == "a" else "a",
+                listed=("a", *REPLICAS),
                 upstream_streams=streams if name == "f" else None,
                 lease_seconds=1_000.0,
                 disk_delay=lambda name=name: chance.uniform(0.5, 1.5) * self._slow[name],  # type: ignore[misc]

@@ -58,6 +58,7 @@ class ForgerySimulation(SeededRun):
                 self.nodes,
                 name=name,
                 upstream=None if name == "a" else "a",
+                listed=("a", "b", "c"),
                 lease_seconds=1_000.0,
                 disk_delay=lambda: chance.uniform(0.0005, 0.005),
                 request_delay=lambda: chance.uniform(0.001, 0.05),

@@ -26,7 +26,10 @@ from synrepl.replication.relay import leases as leases_module
 from synrepl.replication.replica import join as joining_module
 from synrepl.replication.replica import replica as replica_module
 from synrepl.replication.retention import keys_of
+from synrepl.replication.roles.asking import ANSWER_SECONDS as ASKING_SECONDS
 from synrepl.replication.roles.messages import Claim, HandOver, PeerStatus
+from synrepl.replication.roles.notifier import MAX_NOTIFY_RETRY_SECONDS
+from synrepl.replication.roles.rivals import INQUIRY_INTERVAL
 from synrepl.replication.roles.states import Role
 from synrepl.storage.schema import end_of_log
 from synrepl.streams.atomic_appends import STREAM, end_of
@@ -57,6 +60,9 @@ _GROUPED: Final = ("push_rules", "to_device")
 
 DISK_FULL: Final = StorageError(op="commit", why="the disk is full", retryable=True)
 ANSWER_SECONDS: Final = 2.0
+MET_SECONDS: Final = max(MAX_NOTIFY_RETRY_SECONDS, INQUIRY_INTERVAL) + ASKING_SECONDS
+"""How long two primaries that can reach each other may both take facts: until the next notification or
+question, and its answer."""
 MOST_BUFFERED: Final = 1024 * 1024
 PARTED: Final = ("ahead", "fork", "other_history", "other_epoch")
 
@@ -160,7 +166,7 @@ class ReplicaSimulation(SeededRun):
         self._invention = random.Random(f"declared {seed}")
         self.declares = self._invention.random() < 0.4
         self._keyring = random.Random(f"keys {seed}")
-        self.issues_keys = self._keyring.random() < 0.4
+        self.issues_keys = self._keyring.random() < 0.5
         self._revoked: dict[str, str] = {}
         """By the ids of revoked keys, the primary that has answered that."""
         self._known_revoked: dict[str, set[str]] = {}
@@ -180,6 +186,8 @@ class ReplicaSimulation(SeededRun):
         self.forces = 0.2 <= kind < 0.6
         self.promotes = kind >= 0.2 and chance.random() < 0.7
         self.loses = kind >= 0.6 and chance.random() < 0.4
+        # Without keys and promotions by force, a hand-over alone must fence.
+        self.lists = self.issues_keys or self.forces or self.restores or self._keyring.random() < 0.5
         self.trims = not self.restores and chance.random() < 0.7
         self.corrupts = chance.random() < 0.4
         self.page_rows = chance.choice([3, 20, 1_000])
@@ -192,6 +200,7 @@ class ReplicaSimulation(SeededRun):
         self._strangers: dict[str, PeerStatus] = {}
         self._reigns: set[tuple[int, str]] = set()
         self.settled_after = 0.0
+        self._two_since: float | None = None
         self._starting: set[str] = set()
         self._started_at: dict[str, float] = {}
         self._whole: set[str] = set()
@@ -214,6 +223,7 @@ class ReplicaSimulation(SeededRun):
                 self.nodes,
                 name=name,
                 upstream=upstream,
+                listed=[other for other in "abc" if other != name and self.lists],
                 secret="secret" if self.issues_keys else None,
                 upstream_streams=tuple(wants) if name == "d" else None,
                 resync_on_fork=chance.random() < 0.2,
@@ -738,6 +748,22 @@ class ReplicaSimulation(SeededRun):
         if (noted.epoch, noted.uuid) not in self._reigns:
             self._fail(f"{node.name} is {node.roles.role}, led by {noted.uuid} of epoch {noted.epoch}: a lie")
 
+    def _check_one_primary(self) -> None:
+        """Two primaries that can reach each other do not both take facts for long."""
+        open_ = [
+            node.name
+            for node in self.nodes.values()
+            if node.is_running and node.roles.role == "primary" and node.log.write_barrier is None
+        ]
+        now = self.clock.seconds()
+        if len(open_) < 2 or not self._is_peace:
+            self._two_since = None
+        elif self._two_since is None:
+            self.seen["two primaries"] += 1
+            self._two_since = now
+        elif now - self._two_since > MET_SECONDS:
+            self._fail(f"{' and '.join(open_)} both take facts, {now - self._two_since:.0f} s after they met")
+
     # -- lightning -----------------------------------------------------------------------------------------
 
     def _delay(self) -> float:
@@ -804,6 +830,7 @@ class ReplicaSimulation(SeededRun):
             self._fail(self._failures[0])
         now = self.clock.seconds()
         engines = {node.engine.read_note("uuid"): node for node in self.nodes.values()}
+        self._check_one_primary()
         for node in self.nodes.values():
             if not node.is_running:
                 continue

@@ -13,6 +13,7 @@ from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer, sleep
 from synrepl.replication.addresses import Address
+from synrepl.replication.roles.asking import ask
 from synrepl.replication.roles.messages import (
     PRIMARY,
     REPLICA,
@@ -20,8 +21,8 @@ from synrepl.replication.roles.messages import (
     ClaimRefused,
     HandOver,
     IPeerClient,
+    parse_peer_address,
 )
-from synrepl.replication.roles.verification import ClaimVerifier, parse_peer_address
 from synrepl.storage.log import Log
 from synrepl.wire.text import printable
 
@@ -46,10 +47,14 @@ REST_SHARE: Final = 3.0
 
 
 class HandOverRecord(msgspec.Struct, frozen=True):
-    """The hand-over in progress, for the log: its end in Unix seconds, and the candidate's uuid."""
+    """The last hand-over, for the log: its end in Unix seconds, and the candidate's uuid.
+
+    `address` is where the candidate has confirmed it; empty if it needed not.
+    """
 
     until: float
     uuid: str
+    address: str = ""
 
 
 @dataclass(eq=False, repr=False)
@@ -57,17 +62,18 @@ class HandOverPrimary:
     """The primary's side: handles requests of replicas, and refuses facts during a hand-over.
 
     For unauthenticated peers, writes are stopped for at most a quarter of the time.
-    `role` returns this daemon's role. `is_leased` tells whether the replica with a uuid is connected or has
-    a lease. `on_change` is called when a hand-over begins, is renewed, or ends without a takeover.
+    `role` returns this daemon's role. `find_replica` returns where the replica with a uuid can be asked,
+    which has told the given address; None if it has no lease here and is not listed. `on_change` is called
+    when a hand-over begins, is renewed, or ends without a takeover.
     """
 
     _logger = Logger()
     log: Log
     clock: IClock
-    verifier: ClaimVerifier
+    peers: IPeerClient
     _: KW_ONLY
     role: Callable[[], str]
-    is_leased: Callable[[str], bool]
+    find_replica: Callable[[str, Address], Address | None]
     on_change: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -76,6 +82,15 @@ class HandOverPrimary:
         self._not_before = 0.0
         self._timer = Timer(self.clock, self._end)
         self._candidate = ""
+        self._confirmed_at = Address()
+
+    def confirmed_at(self, uuid: str) -> Address:
+        """Where the candidate with this uuid has confirmed the last hand-over; empty for any other daemon.
+
+        It counts until the candidate ends the hand-over itself: its epoch may have begun before that was
+        over.
+        """
+        return self._confirmed_at if uuid and uuid == self._candidate else Address()
 
     @property
     def is_active(self) -> bool:
@@ -92,8 +107,9 @@ class HandOverPrimary:
         except msgspec.DecodeError:
             return  # of an earlier version, and so over: it lasts for seconds
         left = record.until - self.clock.seconds()
+        self._candidate, self._confirmed_at = record.uuid, Address.parse(record.address)
         if self.role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
-            self._begin(left, record.uuid)
+            self._begin(left)
 
     def stop(self) -> None:
         """End the hand-over without calling `on_change`: another daemon is primary, or this one stops."""
@@ -110,18 +126,22 @@ class HandOverPrimary:
         that it is not. Raises `CannotPromote`, `ClaimRefused` and `StorageError`.
         """
         self._check(request)
+        where = Address()
         if not trusted and (request.seconds > 0 or self.is_active):
-            await self._verify(request)
+            where = await self._verify(request)
             self._check(request)
         if request.seconds > 0:
             if not trusted:
                 self._check_budget(request.seconds)
-            self._begin(request.seconds, request.uuid)
+            self._candidate, self._confirmed_at = request.uuid, where
+            self._begin(request.seconds)
             # Saved, so that facts stay refused after a restart: the candidate may have started its epoch.
-            record = HandOverRecord(round(self.clock.seconds() + request.seconds, 3), request.uuid)
+            until = round(self.clock.seconds() + request.seconds, 3)
+            record = HandOverRecord(until, request.uuid, str(where) if where else "")
             await self.log.note(handover=msgspec.json.encode(record).decode())
         elif self.is_active:
             self._end()
+            self._candidate = ""
             await self.log.note(handover=None)
         await self.log.flush()
         return self.log.position
@@ -151,43 +171,38 @@ class HandOverPrimary:
             )
             raise CannotPromote("handed_over_lately", why)
 
-    async def _verify(self, request: HandOver) -> None:
-        """Raise `ClaimRefused` unless a replica of this log confirms that it is being promoted.
+    async def _verify(self, request: HandOver) -> Address:
+        """Return where the replica confirms that it is being promoted. Raises `ClaimRefused`.
 
-        To end the hand-over it must confirm that it is not being promoted.
+        To end the hand-over it must confirm that it is not being promoted. It is asked where its lease says
+        that it can be reached, or where it is listed; a stranger is asked nothing.
         """
         address = parse_peer_address(request.address)
         if not request.uuid or not address:
             raise ClaimRefused("bad_request", "a hand-over needs the uuid and the address of the replica")
-        status = await self.verifier.describe(address)
-        where = printable(request.address)
-        if status.uuid != request.uuid:
-            why = f"{where} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}"
-        elif status.role != REPLICA:
-            why = f"{where} is {printable(status.role)}, not a replica"
-        elif status.promoting != (request.seconds > 0):
-            why = f"{where} is {'still' if status.promoting else 'not'} being promoted"
-        elif self.is_leased(request.uuid) or await self._is_in_this_log(status.position):
-            return
-        else:
-            # A replica of a replica has no lease at this daemon.
-            raise ClaimRefused(
-                "unknown_replica",
-                f"{where} is not a replica of this daemon: it has no lease here, and its log ends at serial"
-                f" {status.position.serial} of epoch {status.position.epoch}, which is not in this log or is"
-                " another fact here; promote a replica of this daemon",
+        where = self.find_replica(request.uuid, address)
+        if not where:
+            why = (
+                f"{printable(request.address)} is not a replica of this daemon: it has no lease with an"
+                " address here, and is not in --upstream; promote a replica of this daemon"
             )
-        raise ClaimRefused("not_verified", f"the replica does not confirm the hand-over: {why}")
+            raise ClaimRefused("unknown_replica", why)
+        try:
+            status = await ask(self.peers, self.clock, where)
+        except ReplicationError as error:
+            raise _unconfirmed(printable(str(error), limit=500)) from error
+        at = printable(str(where))
+        if status.history != self.log.history:
+            raise ClaimRefused("other_history", f"{at} has another log, {printable(status.history)}")
+        if status.uuid != request.uuid:
+            raise _unconfirmed(f"{at} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}")
+        if status.role != REPLICA:
+            raise _unconfirmed(f"{at} is {printable(status.role)}, not a replica")
+        if status.promoting != (request.seconds > 0):
+            raise _unconfirmed(f"{at} is {'still' if status.promoting else 'not'} being promoted")
+        return where
 
-    async def _is_in_this_log(self, position: LogPosition) -> bool:
-        mine = self.log.position
-        digest = (
-            mine.digest if position.serial == mine.serial else await self.log.reads.digest(position.serial)
-        )
-        return position.epoch <= mine.epoch and digest is not None and digest == position.digest
-
-    def _begin(self, seconds: float, candidate: str) -> None:
-        self._candidate = candidate
+    def _begin(self, seconds: float) -> None:
         self._timer.restart(seconds)
         self.on_change()
 
@@ -196,6 +211,10 @@ class HandOverPrimary:
         if self.role() == PRIMARY:
             self._logger.warn("hand-over ended: no daemon took over; this primary accepts facts again")
             self.on_change()
+
+
+def _unconfirmed(why: str) -> ClaimRefused:
+    return ClaimRefused("not_verified", f"the replica does not confirm the hand-over: {why}")
 
 
 @dataclass(eq=False, repr=False)
@@ -260,7 +279,7 @@ class HandOverCandidate:
             if self.clock.seconds() - requested_at >= RENEW_SECONDS:
                 return False
             await sleep(self.clock, 0.05)
-        if (await self.peers.describe(primary, must_administer=False)).keys != self.keys():
+        if (await self.peers.describe(primary)).keys != self.keys():
             # Sent before the hand-over, and on its way. The request is renewed until it is here.
             await sleep(self.clock, 0.05)
             return self._check_time(until, "the issued keys of the primary have not come")

@@ -4,9 +4,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim
+from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim, plausible_epoch
 from synrepl.replication.roles.record import RoleRecord
-from synrepl.replication.roles.verification import plausible_epoch
 
 
 class ClaimVerdict(Enum):
@@ -31,7 +30,7 @@ class RoleState(NamedTuple):
 
 
 def judge(claim: Claim, own: RoleState) -> ClaimVerdict:
-    """Return the effect of a claim that was verified, or comes from a trusted daemon.
+    """Return the effect of a claim that is believed (`trust.py`).
 
     Primaries are ordered by epoch, then by uuid; the highest one stays.
     """

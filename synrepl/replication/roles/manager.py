@@ -8,7 +8,7 @@ import msgspec
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
-from synrepl.errors import StorageError
+from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
@@ -17,11 +17,8 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import ReadRefusal
 from synrepl.replication.machine import Machine
 from synrepl.replication.replica.states import ReplicaState
+from synrepl.replication.roles.asking import ask
 from synrepl.replication.roles.handover import HandOverCandidate, HandOverPrimary
-from synrepl.replication.roles.inquiry import (
-    INQUIRY_SECONDS,
-    PrimaryNotifier,
-)
 from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
 from synrepl.replication.roles.messages import (
     FENCED,
@@ -32,18 +29,18 @@ from synrepl.replication.roles.messages import (
     ClaimRefused,
     HandOver,
     IPeerClient,
+    PeerStatus,
     ReadOnlyHere,
-)
-from synrepl.replication.roles.owner import IRoleOwner
-from synrepl.replication.roles.promise_check import PromiseCheck
-from synrepl.replication.roles.record import RoleRecord, RoleStore
-from synrepl.replication.roles.rivals import Rivals
-from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
-from synrepl.replication.roles.verification import (
-    ClaimVerifier,
     parse_peer_address,
     plausible_epoch,
 )
+from synrepl.replication.roles.notifier import PrimaryNotifier
+from synrepl.replication.roles.owner import IRoleOwner
+from synrepl.replication.roles.promise_check import PromiseCheck
+from synrepl.replication.roles.record import RoleRecord, RoleStore
+from synrepl.replication.roles.rivals import INQUIRY_SECONDS, Rivals
+from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
+from synrepl.replication.roles.trust import claim_of, doubt_of_claim
 from synrepl.storage.log import Log
 from synrepl.wire.text import identity_error, printable
 
@@ -80,7 +77,6 @@ class RoleManager:
         self.replica: Replica | None = None
         self._primary = Address()
         self._store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
-        self._verifier = ClaimVerifier(self.log, self.clock, self.peers, is_known=self.is_known)
         self._promise_check = PromiseCheck(
             self.log,
             self.clock,
@@ -95,7 +91,6 @@ class RoleManager:
             self.clock,
             self.peers,
             self._tasks,
-            self._verifier,
             count_refused=self.owner.claim_refused,
             count_later_epoch=self.owner.later_epoch_reported,
         )
@@ -111,9 +106,9 @@ class RoleManager:
         self.handover = HandOverPrimary(
             self.log,
             self.clock,
-            self._verifier,
+            self.peers,
             role=lambda: self.role,
-            is_leased=self.owner.is_leased,
+            find_replica=self._find_replica,
             on_change=self._update_write_barrier,
         )
         self.candidate = HandOverCandidate(
@@ -157,7 +152,7 @@ class RoleManager:
 
         A fenced daemon with an upstream in its settings becomes a replica. A replica whose primary is unknown
         is fenced.
-        A primary refuses facts until the daemons that it knows had time to report another primary
+        A primary refuses facts until the daemons that it lists had time to say that they are primary
         (`started`).
         """
         record = self._store.load()
@@ -195,7 +190,6 @@ class RoleManager:
         self._is_stopped = True
         self.rivals.stop()
         self._tasks.cancel_all()
-        self._verifier.stop()
         self.handover.stop()
         self._stop_replica()
 
@@ -279,7 +273,7 @@ class RoleManager:
                     "handing_over", "another daemon is about to become primary: try again", stream=stream
                 )
             why = (
-                "this primary has just started, and asks the daemons that it knows which one is primary;"
+                "this primary has just started, and asks the daemons in --upstream which one is primary;"
                 f" that takes {INQUIRY_SECONDS:g} seconds at most: try again"
             )
             return ReadOnlyHere("starting", why, stream=stream)
@@ -418,12 +412,12 @@ class RoleManager:
 
         A lower epoch changes no role; of two primaries in the same epoch the one with the higher uuid stays.
         `trusted` says that the peer proved a key or certificate that may administer. Raises `ClaimRefused` if
-        the claim is invalid or not verified, or if this daemon is not primary and knows a later primary.
+        the claim is invalid or not believed (`trust.py`), or if a later primary is known here.
         """
         try:
             await self._check_claim(claim, trusted=trusted)
         except ClaimRefused as error:
-            self.rivals.report_refused(claim.uuid, error)
+            self.rivals.claim_refused(claim, error)
             raise
 
     async def _check_claim(self, claim: Claim, *, trusted: bool) -> None:
@@ -431,6 +425,7 @@ class RoleManager:
             raise ClaimRefused("bad_request", "the claim names no history; it must name that of its log")
         if why := identity_error(claim.uuid, ""):
             raise ClaimRefused("bad_request", why)
+        parse_peer_address(claim.address)
         if claim.uuid == self.log.uuid:
             return
         if claim.history != self.log.history:
@@ -442,51 +437,86 @@ class RoleManager:
         if not plausible_epoch(claim.epoch):
             why = f"the claim names epoch {claim.epoch}; an epoch must be from 1 to 2**53"
             raise ClaimRefused("epoch_too_far", why)
-        address = parse_peer_address(claim.address)
-        is_far = claim.epoch > self._store.seen_epoch + 1
-        is_known = self.owner.is_leased(claim.uuid) or self.is_known(address)
-        if is_far or not (trusted and is_known):
-            if not address:
-                why = "cannot verify the claim: it has no address of the primary"
-                raise ClaimRefused("not_verified", why)
-            status = await self._verifier.verify(address, epoch=claim.epoch, uuid=claim.uuid, is_far=is_far)
-            claim = msgspec.structs.replace(claim, epoch=status.position.epoch)
-        # A claim of a known daemon that proved its key counts without verification: an old primary must be
-        # fenced even if it cannot reach the new one (NAT).
+        if self._is_followed(claim):
+            return
+        doubt = doubt_of_claim(claim, is_proven=trusted, seen_epoch=self._store.seen_epoch)
+        if doubt is not None:
+            await self._ask_about(claim)
+            record = self._store.load()
+            is_followed = record is not None and (record.epoch, record.uuid) == (claim.epoch, claim.uuid)
+            if self.role != PRIMARY and is_followed:
+                return  # it has confirmed this itself, or had done so before
+            if judge(claim, self._state()) is ClaimVerdict.SUPERSEDED:
+                raise self._superseded()
+            raise doubt
         async with self._changing:
             await self._apply_claim(claim)
 
-    async def give_way(self, claim: Claim) -> None:
-        """Compare this primary with one that was verified: the lower one is fenced (`judgement.py`)."""
-        async with self._changing:
-            if self.role == PRIMARY and claim.uuid != self.log.uuid:
-                await self._apply_claim(claim)
+    async def _ask_about(self, claim: Claim) -> None:
+        """Ask those who are believed, when they say it of themselves, about a claim that is not."""
+        await self.rivals.look(claim.uuid)
+        where = self.handover.confirmed_at(claim.uuid)
+        if not where or claim.epoch > self._store.seen_epoch + 1 or self._is_followed(claim):
+            return
+        try:
+            status = await ask(self.peers, self.clock, where)
+        except ReplicationError:
+            return
+        said = claim_of(status, where, self.log.history)
+        if said is not None and (said.uuid, said.epoch) == (claim.uuid, claim.epoch):
+            await self.consider(said, about=claim.uuid)
 
-    def daemons_to_ask(self) -> Sequence[Address]:
-        """All daemons that this one knows."""
-        return self._store.all(*self.notifier.unnotified)
+    def _is_followed(self, claim: Claim) -> bool:
+        """Whether a claim is no news: this daemon follows, or is fenced by, the primary that it names."""
+        is_known = judge(claim, self._state()) is ClaimVerdict.KNOWN
+        return is_known and (self.role == FENCED or bool(claim.address))
+
+    def _state(self) -> RoleState:
+        return RoleState(self.role, self.log.head.epoch, self.log.uuid, self.primary, self._store.load())
+
+    async def consider(self, claim: Claim, *, about: str) -> None:
+        """Compare this daemon with a primary that is believed: of two primaries, the lower one is fenced.
+
+        Only a primary considers others than the one with the uuid `about`.
+        """
+        async with self._changing:
+            if claim.uuid != self.log.uuid and (self.role == PRIMARY or claim.uuid == about):
+                try:
+                    await self._apply_claim(claim)
+                except ClaimRefused:
+                    pass  # the later primary is known
+                except StorageError as error:
+                    self._logger.warn("cannot save who is primary: {why}", why=str(error))
+
+    def listed(self) -> Sequence[Address]:
+        """The daemons that the operator has listed, as far as they can be asked."""
+        return self._store.others(self.owner.listed_daemons())
+
+    def notify_again(self, address: Address, status: PeerStatus) -> None:
+        """Notify a listed daemon that has not heard of this primary's epoch, unless it follows this one."""
+        named = address if status.role == PRIMARY else Address.parse(status.primary)
+        if self.address() and not named.is_same(self.address()):
+            self.notifier.add(address)
 
     def inquiry_ended(self) -> None:
         """Accept facts, if this is a primary: no other one was found in time."""
         self._update_write_barrier()
 
-    def is_known(self, address: Address) -> bool:
-        """Whether this is the address of a daemon that this one knows."""
-        return self._store.includes(address, *self.notifier.unnotified, self.primary)
+    def _find_replica(self, uuid: str, told: Address) -> Address | None:
+        """Where a replica can be asked: by its lease, or where it is listed, if that is what it has told."""
+        return self.owner.replica_address(uuid) or next(
+            (one for one in self.listed() if told.is_same(one)), None
+        )
 
     async def _apply_claim(self, claim: Claim) -> None:
         """Change the role as the claim requires. Raises `ClaimRefused` if a later primary is known."""
-        own = RoleState(self.role, self.log.head.epoch, self.log.uuid, self.primary, self._store.load())
-        match judge(claim, own):
+        match judge(claim, self._state()):
             case ClaimVerdict.OWN | ClaimVerdict.KNOWN:
                 pass
             case ClaimVerdict.SUPERSEDED:
                 await self._contest_claim(claim)
                 if self.role != PRIMARY:
-                    epoch = self._store.seen_epoch
-                    where = self.primary or "address unknown"
-                    why = f"this {self.role} daemon knows a later primary ({where}) of epoch {epoch}"
-                    raise ClaimRefused("superseded", why)
+                    raise self._superseded()
             case ClaimVerdict.FOLLOW:
                 where, others = Address.parse(claim.address), self._previous_primaries(claim)
                 self._logger.info(
@@ -508,6 +538,11 @@ class RoleManager:
                 self._become_fenced(RoleEvent.FENCE, record)
                 await self._store.save(record)
                 self.notifier.notify(others)
+
+    def _superseded(self) -> ClaimRefused:
+        where, epoch = self.primary or "address unknown", self._store.seen_epoch
+        why = f"this {self.role} daemon knows a later primary ({where}) of epoch {epoch}"
+        return ClaimRefused("superseded", why)
 
     def _previous_primaries(self, claim: Claim) -> list[Address]:
         """The daemons that may have been primary: the claimed one may not reach them."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -10,6 +11,10 @@ from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.states import Role
 from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.text import MAX_ADDRESS, printable
+
+MAX_EPOCH: Final = 2**53
+"""The largest plausible epoch: epochs count promotions, restores and losses of facts."""
 
 PRIMARY: Final = Role.PRIMARY
 REPLICA: Final = Role.REPLICA
@@ -84,20 +89,8 @@ class IPeerClient(Protocol):
     async def claim(self, address: Address, claim: Claim) -> None:
         """Notify a daemon of the current primary."""
 
-    async def describe(
-        self, address: Address, *, must_administer: bool, after: int | None = None
-    ) -> PeerStatus:
-        """Request a daemon's status; with `after` also its first facts after this serial.
-
-        With `must_administer`, a daemon with a secret or keys asks only at addresses that its operator chose,
-        or that a key with the right `administer` has: others are not trusted with the choice of the primary.
-        """
-
-    async def digest(self, address: Address, serial: int) -> str | None:
-        """Request the digest at this serial; None if the daemon does not have it.
-
-        Only an answer counts that `describe` accepts with `must_administer`.
-        """
+    async def describe(self, address: Address, *, after: int | None = None) -> PeerStatus:
+        """Request a daemon's status; with `after` also its first facts after this serial."""
 
 
 class _RoleError(ReplicationError):
@@ -146,3 +139,31 @@ class ReadOnlyHere(StorageError):
         super().__init__(op="append", why=why, stream=stream, retryable=retryable, tried=False)
         self.code = code
         self.moved_to = moved_to
+
+
+def plausible_epoch(epoch: int) -> int:
+    """Return this epoch, or 0 if no daemon can have reached it."""
+    return epoch if 1 <= epoch <= MAX_EPOCH else 0
+
+
+def parse_peer_address(text: str) -> Address:
+    """Return the address that a peer sent.
+
+    Raises `ClaimRefused` unless it is short and printable, and its URL, if any, is an HTTP URL.
+    """
+    if len(text) > MAX_ADDRESS:
+        raise ClaimRefused("bad_request", f"an address may have at most {MAX_ADDRESS} characters")
+    address = Address.parse(text)
+    if not text.isprintable() or not (address.http == "" or _is_http(address.http)):
+        raise ClaimRefused("bad_request", f"{printable(text)} is not an address of a daemon")
+    return address
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in url
+        )
+    except ValueError:
+        return False

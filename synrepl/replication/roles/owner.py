@@ -24,8 +24,11 @@ class IRoleOwner(Protocol):
     def known_daemons(self) -> Sequence[Address]:
         """All daemons known locally: they are notified when this one becomes primary."""
 
-    def is_leased(self, uuid: str) -> bool:
-        """Whether the replica with this uuid is connected, or has a lease."""
+    def listed_daemons(self) -> Sequence[Address]:
+        """The daemons that the operator has listed, where they can be asked (`trust.py`)."""
+
+    def replica_address(self, uuid: str) -> Address | None:
+        """Where the replica with this uuid can be reached by its lease; None without one."""
 
     async def missing_files(self, upto: int) -> Sequence[Any]:
         """The files of facts up to this serial that this daemon lacks."""

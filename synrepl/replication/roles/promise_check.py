@@ -15,16 +15,15 @@ what the operator asserts by `force`.
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
 
-from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.replication.addresses import Address
 from synrepl.replication.promises import PromisedReplica, StoredPromise, newest_promises
+from synrepl.replication.roles.asking import ask_all
 from synrepl.replication.roles.messages import CannotPromote, IPeerClient, NewerFact, PeerStatus
 from synrepl.storage.log import Log
 from synrepl.wire.acks import Acks
@@ -32,9 +31,6 @@ from synrepl.wire.text import printable
 
 MAX_ASKED: Final = 50
 """How many daemons are asked that are not in the promise."""
-
-ANSWER_SECONDS: Final = 5.0
-"""How long a promotion waits for the answers of the replicas."""
 
 
 class AheadReplica(msgspec.Struct, frozen=True):
@@ -126,27 +122,14 @@ class PromiseCheck:
             self._logger.warn(why, names=", ".join(revoked))
 
     async def _ask(self, replicas: Sequence[PromisedReplica]) -> list[tuple[PromisedReplica, PeerStatus]]:
-        asked: Any = [Deferred.fromCoroutine(self._describe(one)) for one in replicas]
-        results = await DeferredList(asked, consumeErrors=True)
+        """Return what replicas say, without those that do not answer, or for which another daemon does."""
+        addresses = [Address.parse(one.address) for one in replicas]
+        answers = await ask_all(self.peers, self.clock, addresses, after=self.log.head.serial)
         return [
             (one, status)
-            for one, (is_answer, status) in zip(replicas, results, strict=True)
-            if is_answer and status is not None
+            for one, status in zip(replicas, answers, strict=True)
+            if status is not None and (status.uuid == one.uuid if one.uuid else status.uuid != self.log.uuid)
         ]
-
-    async def _describe(self, replica: PromisedReplica) -> PeerStatus | None:
-        """Return what a replica says; None if it does not answer, or another daemon does."""
-        address = Address.parse(replica.address)
-        after = self.log.head.serial
-        work: Deferred[PeerStatus] = Deferred.fromCoroutine(
-            self.peers.describe(address, must_administer=True, after=after)
-        )
-        try:
-            status = await work.addTimeout(ANSWER_SECONDS, self.clock)  # type: ignore[arg-type]
-        except (ReplicationError, TimeoutError):
-            return None
-        is_asked = status.uuid == replica.uuid if replica.uuid else status.uuid != self.log.uuid
-        return status if is_asked else None
 
     def _ahead(self, replica: PromisedReplica, status: PeerStatus) -> AheadReplica | None:
         mine = self.log.position

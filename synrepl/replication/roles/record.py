@@ -7,8 +7,7 @@ from typing import Final
 import msgspec
 
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.messages import PRIMARY
-from synrepl.replication.roles.verification import plausible_epoch
+from synrepl.replication.roles.messages import PRIMARY, plausible_epoch
 from synrepl.storage.log import Log
 
 MAX_KNOWN: Final = 20
@@ -128,14 +127,6 @@ class RoleStore:
     def to_remember(self, addresses: Sequence[Address]) -> tuple[str, ...]:
         """At most `MAX_KNOWN` of these and the remembered addresses, newest first, without this daemon's."""
         return tuple(map(str, self.others([*addresses, *self.remembered()])))[:MAX_KNOWN]
-
-    def includes(self, address: Address, *more: Address) -> bool:
-        """Whether this is a known address, or one of `more`."""
-        # Compare the part that would be connected to: in a forged address the other part may be genuine.
-        known = [*self.remembered(), *more, *self.local()]
-        if address.http:
-            return any(address.http == one.http for one in known)
-        return bool(address) and any(address.native == one.native for one in known)
 
 
 def _with_http(address: Address, known: Sequence[Address]) -> Address:

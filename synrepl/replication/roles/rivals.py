@@ -2,57 +2,72 @@
 
 Two daemons can be primary at once: one was promoted by force while the other could not be reached, or came
 back from a backup that knows nothing of a promotion. Each of them accepts facts that the other one will never
-have, so that every minute counts; and nobody but the primaries, and daemons that have heard of both, can
-notice. Therefore a primary asks the daemons that it knows, at its start and then once a minute, listens to
-replicas that have seen a later epoch, and to daemons that refuse its claim. None of these is believed: what
-it hears is reported to the operator, and the daemon that is named is asked itself. Only what that one proves
-can fence this one.
+have, so that every minute counts. Therefore a primary asks the daemons that its operator has listed, at its
+start, then once a minute, and at once when there is a sign of another primary: a replica that has seen a
+later epoch, a claim that is not believed, a daemon that refuses the claim of this one. What a listed daemon
+says of itself is believed (`trust.py`); each sign is reported to the operator.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Final, Protocol
 
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
 
+from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import RepeatLimit
 from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.inquiry import INQUIRY_INTERVAL, Inquiry, LaterEpochs, PrimaryNotifier
-from synrepl.replication.roles.messages import PRIMARY, Claim, ClaimRefused, IPeerClient, PeerStatus
-from synrepl.replication.roles.states import Role
-from synrepl.replication.roles.verification import (
+from synrepl.replication.roles.asking import ask
+from synrepl.replication.roles.messages import (
     MAX_EPOCH,
-    ClaimVerifier,
-    parse_peer_address,
-    plausible_epoch,
+    PRIMARY,
+    Claim,
+    ClaimRefused,
+    IPeerClient,
+    PeerStatus,
 )
+from synrepl.replication.roles.states import Role
+from synrepl.replication.roles.trust import claim_of
 from synrepl.storage.log import Log
+from synrepl.wire.text import printable
+
+INQUIRY_SECONDS: Final = 3.0
+"""How long, at most, a starting primary refuses facts until the daemons that it lists have responded."""
+
+INQUIRY_INTERVAL: Final = 60.0
+"""Seconds between two inquiries of a primary. A daemon that knew of a second primary may have lost its disk
+before it notified anyone, so that only the primaries themselves can find out.
+"""
+
+REPORTED_SECONDS: Final = 300.0
+"""How long a sign of another primary is reported after it was last seen."""
+
+MAX_REPORTED: Final = 20
+"""How many daemons are reported; the oldest reports are dropped first."""
 
 
 class IRivalsOwner(Protocol):
     """What the search needs of the daemon whose rivals it looks for."""
 
-    notifier: PrimaryNotifier
-
-    @property
-    def address(self) -> Callable[[], Address]:
-        """Returns the daemon's own address."""
-
     @property
     def role(self) -> Role:
         """The daemon's role: only a primary has rivals."""
 
-    def daemons_to_ask(self) -> Sequence[Address]:
-        """All daemons that it knows."""
+    def listed(self) -> Sequence[Address]:
+        """The daemons that its operator has listed."""
 
-    def is_known(self, address: Address) -> bool:
-        """Whether this is the address of one of them."""
+    async def consider(self, claim: Claim, *, about: str) -> None:
+        """Compare this daemon with a primary that is believed.
 
-    async def give_way(self, claim: Claim) -> None:
-        """Compare this daemon with a rival that was verified: the lower one is fenced."""
+        Only a primary considers others than the one with the uuid `about`.
+        """
+
+    def notify_again(self, address: Address, status: PeerStatus) -> None:
+        """Notify a listed daemon that has not heard of this primary's epoch, unless it follows this one."""
 
     def inquiry_ended(self) -> None:
         """The inquiry at the start has ended."""
@@ -74,153 +89,189 @@ class Rivals:
         clock: IClock,
         peers: IPeerClient,
         tasks: Tasks,
-        verifier: ClaimVerifier,
         *,
         count_refused: Callable[[str], None],
         count_later_epoch: Callable[[], None],
     ) -> None:
         self._owner = owner
         self._log = log
+        self._clock = clock
+        self._peers = peers
         self._tasks = tasks
-        self._verifier = verifier
         self._count_refused = count_refused
         self._count_later_epoch = count_later_epoch
-        self._inquiry = Inquiry(
-            clock, peers, tasks, on_response=self._on_inquiry_response, on_end=owner.inquiry_ended
-        )
-        self._inquiry_timer = Timer(clock, self._inquire)
-        self._later_epochs = LaterEpochs(clock)
-        self._logged = RepeatLimit(clock.seconds)
-        self._epoch_questions: set[bool] = set()
-
-    @property
-    def problems(self) -> list[Problem]:
-        """Signs of another primary, each with the Unix time at which it began; empty unless primary."""
-        return self._later_epochs.problems() if self._owner.role == PRIMARY else []
-
-    @property
-    def is_asking(self) -> bool:
+        self.is_asking = False
         """Whether the inquiry at the start is under way."""
-        return self._inquiry.is_running
+        self._start_timer = Timer(clock, self._end_start)
+        self._started: list[Deferred[None]] = []
+        self._interval = Timer(clock, self._inquire)
+        self._asked: dict[Address, list[Deferred[PeerStatus | None]]] = {}
+        """The daemons with a request under way, and who else waits for its answer."""
+        self._seen: dict[str, tuple[float, Problem]] = {}
+        """Reports by the names of daemons, each with the time at which it was last seen."""
+        self._logged = RepeatLimit(clock.seconds)
+
+    # -- asking --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to ask; a starting primary asks at once."""
-        if self._owner.role == PRIMARY:
-            known = self._owner.daemons_to_ask()
-            if known:
-                self._logger.info("asking known daemons ({count}) which one is primary", count=len(known))
-            self._inquiry.start(known)
-        self._inquiry_timer.start(INQUIRY_INTERVAL)
+        listed = self._owner.listed()
+        if self._owner.role == PRIMARY and listed:
+            self._logger.info(
+                "asking the daemons in --upstream ({count}) which one is primary", count=len(listed)
+            )
+            self.is_asking = True
+            self._start_timer.start(INQUIRY_SECONDS)
+            self.look().addBoth(lambda _: self._end_start())
+        self._interval.start(INQUIRY_INTERVAL)
 
     async def asked(self) -> None:
         """Return once the inquiry at the start has ended; at once if there is none."""
-        await self._inquiry.ended()
+        if self.is_asking:
+            waiter: Deferred[None] = Deferred()
+            self._started.append(waiter)
+            await waiter
 
     def stop(self) -> None:
         """Ask no more."""
-        self._inquiry.stop()
-        self._inquiry_timer.stop()
+        self.is_asking = False
+        self._start_timer.stop()
+        self._interval.stop()
 
-    def clear(self) -> None:
-        """Drop all reports: they are from before this daemon became primary."""
-        self._later_epochs.clear()
+    def look(self, about: str = "") -> "Deferred[Any]":
+        """Ask all listed daemons, but none with two requests at a time. Fires when all answers are handled.
+
+        A daemon that is not primary itself heeds only the answer of the one with the uuid `about`.
+        """
+        questions: Any = [
+            self._tasks.start(self._ask(one, about), "asking for the primary")
+            for one in self._owner.listed()
+            if about or one not in self._asked
+        ]
+        return DeferredList(questions, consumeErrors=True)
+
+    def _inquire(self) -> None:
+        self._interval.start(INQUIRY_INTERVAL)
+        if self._owner.role == PRIMARY:
+            self.look()
+
+    def _end_start(self) -> None:
+        if self.is_asking:
+            self.is_asking = False
+            self._start_timer.stop()
+            self._owner.inquiry_ended()
+            started, self._started = self._started, []
+            for waiter in started:
+                waiter.callback(None)
+
+    async def _ask(self, address: Address, about: str) -> None:
+        status = await self._status(address)
+        if status is None or status.history != self._log.history or status.uuid == self._log.uuid:
+            return
+        claim = claim_of(status, address, self._log.history)
+        if claim is not None:
+            await self._owner.consider(claim, about=about)
+        if self._owner.role != PRIMARY:
+            return
+        theirs, ours = status.position.epoch, self._log.head.epoch
+        if ours < theirs <= MAX_EPOCH:
+            self._report_epoch(status.uuid, str(address), theirs)
+        elif theirs < ours:
+            # It lost the notification of this epoch, perhaps with its disk, or follows one that did.
+            self._owner.notify_again(address, status)
+
+    async def _status(self, address: Address) -> PeerStatus | None:
+        """Return what a daemon says of itself; None without an answer. One request is under way at a time."""
+        others = self._asked.get(address)
+        if others is not None:
+            waiter: Deferred[PeerStatus | None] = Deferred()
+            others.append(waiter)
+            return await waiter
+        waiting: list[Deferred[PeerStatus | None]] = []
+        self._asked[address] = waiting
+        status = None
+        try:
+            status = await ask(self._peers, self._clock, address)
+        except ReplicationError:
+            pass  # unreachable, or not willing
+        finally:
+            del self._asked[address]
+            for waiter in waiting:
+                if not waiter.called:
+                    waiter.callback(status)
+        return status
+
+    # -- signs ---------------------------------------------------------------------------------------------
 
     def superseded(self, address: Address, why: str) -> bool:
         """Handle a daemon that knows a later primary; return whether to notify it again."""
         if self._owner.role != PRIMARY:
             return False
         text = f"another daemon may be primary: {address} refuses this one: {why}; run synrepl status there"
-        self._later_epochs.add(str(address), text)
-        self._warn_rate_limited("superseded", text)
-        self._inquiry.ask([address])
+        self._report("superseded", str(address), text)
+        self.look()
         return True
 
     def on_higher_epoch(self, epoch: int, name: str, address: str) -> None:
-        """Handle a replica that knows a later epoch, and gives its own address.
-
-        That proves nothing: a primary reports it, and asks the replica for the other primary.
-        """
+        """Handle a replica that knows a later epoch, and gives its own address. That proves nothing."""
         if self._owner.role != PRIMARY or epoch <= self._log.head.epoch:
             return
         self._count_later_epoch()
-        if epoch > MAX_EPOCH:
-            return
-        self._warn_rate_limited(
-            "later_epoch", self._later_epochs.add_replica(name, address, epoch, self._log.head.epoch)
-        )
-        try:
-            where = parse_peer_address(address)
-        except ClaimRefused:
-            return
-        # At most one known and one unknown replica are asked at a time.
-        is_known = self._owner.is_known(where)
-        if where and is_known not in self._epoch_questions:
-            self._epoch_questions.add(is_known)
-            question = self._tasks.start(self._ask_for_primary(where), "asking for the primary")
-            question.addBoth(lambda _: self._epoch_questions.discard(is_known))
+        if epoch <= MAX_EPOCH:
+            self._report_epoch(name, address, epoch)
+            self.look()
 
-    async def _ask_for_primary(self, address: Address) -> None:
-        try:
-            status = await self._verifier.describe(address)
-            await self._verify_rival(address, status)
-        except ClaimRefused as error:
-            self.report_refused("", error)
-
-    async def _verify_rival(self, address: Address, status: PeerStatus) -> None:
-        """Verify the primary that a daemon names in its status, if it is not this daemon.
-
-        Of two primaries of one history, the one with the lower epoch, or the lower uuid in the same epoch, is
-        fenced: this daemon, or the other one when it is notified. Raises `ClaimRefused` if the daemon that
-        was named is not primary, or has another history.
-        """
-        if self._owner.role != PRIMARY or status.uuid == self._log.uuid:
-            return
-        where = address if status.role == PRIMARY else parse_peer_address(status.primary)
-        if not where or where.is_same(self._owner.address()):
-            return
-        rival = await self._verifier.verify(where, uuid=status.uuid if status.role == PRIMARY else "")
-        claim = Claim(epoch=rival.position.epoch, uuid=rival.uuid, address=str(where), history=rival.history)
-        await self._owner.give_way(claim)
-
-    def _inquire(self) -> None:
-        self._inquiry_timer.start(INQUIRY_INTERVAL)
-        if self._owner.role == PRIMARY:
-            self._inquiry.ask(self._owner.daemons_to_ask())
-
-    async def _on_inquiry_response(self, address: Address, status: PeerStatus) -> None:
-        """Handle the status of a known daemon: verify the primary that it names."""
-        ours = self._log.head.epoch
-        if status.history != self._log.history or self._owner.role != PRIMARY:
-            return
-        knows_later = plausible_epoch(status.position.epoch) > ours
-        if knows_later:
-            text = self._later_epochs.add_replica(status.uuid, str(address), status.position.epoch, ours)
-            self._warn_rate_limited("later_epoch", text)
-        named = address
-        try:
-            if status.role != PRIMARY:
-                named = parse_peer_address(status.primary)
-            await self._verify_rival(address, status)
-        except ClaimRefused as error:
-            if knows_later or error.code == "digest_differs":
-                self.report_refused(status.uuid, error)
-                return
-        if (
-            self._owner.role == PRIMARY
-            and self._owner.address()
-            and status.position.epoch < ours
-            and not named.is_same(self._owner.address())
-        ):
-            # The daemon lost the notification of this epoch, perhaps with its disk, or follows one that did.
-            self._owner.notifier.add(address)
-
-    def report_refused(self, uuid: str, error: ClaimRefused) -> None:
+    def claim_refused(self, claim: Claim, error: ClaimRefused) -> None:
+        """Handle a claim that was refused: what is not believed is a sign all the same."""
         self._count_refused(error.code)
-        if error.code == "digest_differs" and self._owner.role == PRIMARY:
-            self._later_epochs.add(uuid, f"two daemons are primary: {error}")
-        self._warn_rate_limited(error.code, f"claim refused: {error.code}: {error}")
+        if error.code in ("not_verified", "epoch_too_far", "superseded") and claim.epoch <= MAX_EPOCH:
+            at = f" at {printable(claim.address)}" if claim.address else ""
+            text = (
+                f"another daemon may be primary: {printable(claim.uuid)}{at} claims it in epoch"
+                f" {claim.epoch}, and is not believed: {error}; run synrepl status there"
+            )
+            self._add(claim.uuid, text)
+        self._warn(error.code, f"claim refused: {error.code}: {error}")
 
-    def _warn_rate_limited(self, reason: str, text: str) -> None:
+    # -- reports -------------------------------------------------------------------------------------------
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Signs of another primary, each with the Unix time at which it began; empty unless primary."""
+        self._forget()
+        return [one for _, one in self._seen.values()] if self._owner.role == PRIMARY else []
+
+    def clear(self) -> None:
+        """Drop all reports: they are from before this daemon became primary."""
+        self._seen.clear()
+
+    def _report_epoch(self, name: str, address: str, epoch: int) -> None:
+        at = f" at {printable(address)}" if address else ""
+        ours = self._log.head.epoch
+        text = (
+            f"{printable(name)}{at} knows epoch {epoch}, but this primary is in epoch {ours}: if another"
+            " one was promoted, this one must not accept facts; run synrepl status at the daemon named first"
+        )
+        self._report("later_epoch", name, text)
+
+    def _report(self, reason: str, name: str, text: str) -> None:
+        self._add(name, text)
+        self._warn(reason, text)
+
+    def _add(self, name: str, text: str) -> None:
+        """Report this text for a daemon, for `REPORTED_SECONDS`."""
+        self._forget()
+        now = self._clock.seconds()
+        before = self._seen.pop(name, None)
+        self._seen[name] = now, Problem(text, now if before is None else before[1].since)
+        while len(self._seen) > MAX_REPORTED:
+            del self._seen[next(iter(self._seen))]
+
+    def _forget(self) -> None:
+        oldest = self._clock.seconds() - REPORTED_SECONDS
+        self._seen = {name: one for name, one in self._seen.items() if one[0] >= oldest}
+
+    def _warn(self, reason: str, text: str) -> None:
         """Log this at most once a minute for each reason: unauthenticated peers can cause it at will."""
         if self._logged.allows(reason):
             self._logger.warn("{text}", text=text)

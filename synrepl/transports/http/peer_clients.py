@@ -13,14 +13,13 @@ from zope.interface import implementer
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.request_errors import HttpError, read_error
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.http_api.routes import CLAIM, DIGESTS, GET_FILE, HANDOVER, PUT_FILE, REPLICATION
+from synrepl.http_api.routes import CLAIM, GET_FILE, HANDOVER, PUT_FILE, REPLICATION
 from synrepl.ports.gate import Gate
 from synrepl.ports.history import LogPosition
 from synrepl.replication.addresses import Address
 from synrepl.replication.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import MAX_ERROR_BYTES, NO_HEADERS, HttpClient
-from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.transports.http.response_body import BodyChunks
 
 T = TypeVar("T")
@@ -168,17 +167,11 @@ class _Body(Gate):
 class IPeerAddresses(Protocol):
     """Knows which addresses of other daemons may be used, and with which credentials."""
 
-    def credentials_for(self, url: str, *, is_worth_telling: bool = True) -> Credentials:
-        """Return the credentials for requests to this URL. Raises `NeverSent` if there may be none.
-
-        If that `is_worth_telling`, the status says which address an operator must add.
-        """
+    def credentials_for(self, url: str) -> Credentials:
+        """Return the credentials for requests to this URL. Raises `NeverSent` if there may be none."""
 
     def first_usable(self, *urls: str) -> str:
         """Return the first of these URLs that may be used; empty without one."""
-
-    def check_administers(self, address: Address) -> None:
-        """Raise `NotConnected` unless a daemon at this address may say who is primary."""
 
 
 @dataclass(eq=False, repr=False)
@@ -192,28 +185,19 @@ class PeerHttp:
         self._clients: dict[int, HttpClient] = {}
         """By the identities of their credentials, which live as long as this."""
 
-    def client_for(self, url: str, *, is_worth_telling: bool = True) -> HttpClient:
+    def client_for(self, url: str) -> HttpClient:
         """Return the client for this URL. Raises `NeverSent` if it may not be used."""
-        credentials = self.addresses.credentials_for(url, is_worth_telling=is_worth_telling)
+        credentials = self.addresses.credentials_for(url)
         if id(credentials) not in self._clients:
             self._clients[id(credentials)] = HttpClient(self.reactor, secret=credentials)
         return self._clients[id(credentials)]
 
-    async def call(
-        self,
-        request: HttpRequest,
-        answer: type[T],
-        *,
-        base_url: str,
-        is_worth_telling: bool = True,
-        **options: Any,
-    ) -> T:
+    async def call(self, request: HttpRequest, answer: type[T], *, base_url: str, **options: Any) -> T:
         """Send a request to the daemon at this URL; return its decoded answer.
 
         `options` and errors are those of `HttpClient.read` and `client_for`.
         """
-        client = self.client_for(base_url, is_worth_telling=is_worth_telling)
-        return await client.call(request, answer, base_url=base_url, **options)
+        return await self.client_for(base_url).call(request, answer, base_url=base_url, **options)
 
     async def stop(self) -> None:
         """Close the idle connections."""
@@ -244,21 +228,9 @@ class PeerClient:
         """Send a claim to another daemon."""
         await self._call(address, CLAIM.request(), msgspec.Raw, body=claim)
 
-    async def describe(
-        self, address: Address, *, must_administer: bool, after: int | None = None
-    ) -> PeerStatus:
+    async def describe(self, address: Address, *, after: int | None = None) -> PeerStatus:
         """Fetch the status of another daemon; with `after` also its first facts after this serial."""
-        if must_administer:
-            self.http.addresses.check_administers(address)
-        return await self._call(
-            address, REPLICATION.request(after=after), PeerStatus, is_worth_telling=must_administer
-        )
-
-    async def digest(self, address: Address, serial: int) -> str | None:
-        """Fetch a daemon's digest at this serial; None if the daemon does not know it."""
-        self.http.addresses.check_administers(address)
-        found = await self._call(address, DIGESTS.request(serials=[serial]), DigestsAnswer)
-        return found.digests.get(serial)
+        return await self._call(address, REPLICATION.request(after=after), PeerStatus)
 
     async def _call(self, address: Address, request: HttpRequest, answer: type[T], **options: Any) -> T:
         if not address.http:
