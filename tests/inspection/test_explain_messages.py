@@ -510,7 +510,7 @@ def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
             (
                 "{tcp}.protocol - 452 - ERROR - - [synapse.app.synchrotron-iFLjN] Failed to handle REPLICATE"
                 " command\nTraceback (most recent call last):\n"
-                '  File "/usr/lib/python3/synapse/replication/tcp/streams.py", line 200, in get_updates_since\n'
+                '  File "/usr/lib/synapse/replication/tcp/streams.py", line 200, in get_updates_since\n'
                 "Exception: stream events has fallen behind"
             ),
             "replicate_failed",
