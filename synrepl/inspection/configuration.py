@@ -212,6 +212,10 @@ class _ConfigurationLoader:
         self._hosts = hosts_of(self._configs)
 
     def read(self) -> Homeserver:
+        for file, kind in self._merged.around:
+            self._miss(
+                file, f"it is {kind}, and no configuration of Synapse: give the file that Synapse gets"
+            )
         for file in self._merged.ignored:
             self._note(
                 "ignored_file", f"{file} holds no settings, and Synapse ignores it", "look what it is for"

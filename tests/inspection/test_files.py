@@ -118,6 +118,28 @@ def test_a_worker_app_in_the_file_of_the_main_process(tmp_path: Path) -> None:
     assert ["w1", "w2"] == [one["name"] for one in both["processes"] if one["file"]]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            {"apiVersion": "v1", "kind": "ConfigMap", "data": {"w1.yaml": "worker_name: w1"}},
+            "a manifest of Kubernetes (ConfigMap)",
+        ),
+        ({"services": {"synapse": {"image": "matrixdotorg/synapse"}}}, "a file of Docker Compose"),
+    ],
+)
+def test_a_file_around_those_of_synapse_is_told(tmp_path: Path, content: Any, said: str) -> None:
+    """Synapse would read it, and find nothing in it; so did this."""
+    (tmp_path / "around.yaml").write_text(json.dumps(content))
+    file = CASES / "ignored-file/homeserver.yaml"
+
+    found = run("--homeserver", file, "--worker", tmp_path / "around.yaml", code=PARTLY)
+
+    [why] = [one["why"] for one in found["unseen"] if one["what"] == str(tmp_path / "around.yaml")]
+    assert said in why
+    assert "give the file that Synapse gets" in why
+
+
 def test_a_worker_without_a_name() -> None:
     found = case("worker-without-name", code=WELL)
 
