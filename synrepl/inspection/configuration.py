@@ -423,7 +423,8 @@ class _ConfigurationLoader:
         """Say which checks the configuration switched off, and by what."""
         for duty, what in CHECKS.items():
             one = next(one for one in DUTIES if one.name == duty)
-            if self._is_done(duty):
+            keys = (one.names, one.switch)
+            if self._is_done(duty) or not (self._main.is_main or any(key in self._main for key in keys)):
                 continue
             key = one.names if self._main.get(one.names) is not None else one.switch
             self._note(

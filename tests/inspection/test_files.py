@@ -118,6 +118,23 @@ def test_a_worker_app_in_the_file_of_the_main_process(tmp_path: Path) -> None:
     assert ["w1", "w2"] == [one["name"] for one in both["processes"] if one["file"]]
 
 
+def test_what_is_read_as_another_process_is_told_first(tmp_path: Path) -> None:
+    """A guide shows `worker_app` in homeserver.yaml: all findings are of a worker that nobody meant."""
+    (tmp_path / "homeserver.yaml").write_text(
+        "server_name: hs\nworker_app: synapse.app.generic_worker\nredis: {enabled: true}\n"
+        "worker_replication_host: 127.0.0.1\nlisteners: [{port: 8008, type: http}]\n"
+    )
+    words = ["inspect", "--files", "--homeserver", str(tmp_path / "homeserver.yaml")]
+
+    lines = CliRunner().invoke(main, words).stdout.splitlines()
+
+    first = next(one for one in lines if ": " in one and not one.startswith("hs:"))
+    assert first.startswith("not seen: master: ")
+    assert "remove `worker_app`" in first
+    # Who pushes is not known without the main process, and no key says so.
+    assert not [one for one in lines if "is not checked" in one]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
