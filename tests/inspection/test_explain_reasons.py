@@ -580,6 +580,24 @@ def test_a_token_with_which_a_client_asks_again_is_told() -> None:
     assert any("synrepl inspect" in one for one in passage.advice)
 
 
+@pytest.mark.parametrize(
+    ("asked", "answered", "is_told"),
+    [
+        ("/sync?timeout=30000&since={}", '{{"next_batch":"{}","presence":{{}}}}', True),
+        ("GET /_matrix/client/v3/sync?since={}&x=1", "{{'next_batch': '{}'}}", True),
+        ("POST /sync?pos=7/{}", '{{"pos": "7/{}"}}', True),
+        ("/sync?since={}", "/sync?since={}", False),
+        ("/messages?from={}", '{{"start":"{}"}}', False),
+    ],
+)
+def test_an_answer_with_the_token_of_its_request_is_told(asked: str, answered: str, is_told: bool) -> None:
+    """A client that goes nowhere, pasted from its own log (matrix-org/synapse#5503)."""
+    [passage] = explain(f"{asked.format(_SINCE)}\n{answered.format(_SINCE)}").passages
+
+    said = [one for one in passage.words if "gave it back" in one]
+    assert is_told == bool(said)
+
+
 def test_a_token_in_several_lines_of_one_request_was_asked_with_once() -> None:
     """At DEBUG (matrix-org/synapse#15082)."""
     more = [
