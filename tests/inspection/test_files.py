@@ -593,6 +593,31 @@ def test_marks_of_templates_are_named_and_their_values_unknown(tmp_path: Path) -
     assert not any("SECRET" in why for why in whys)
 
 
+@pytest.mark.parametrize("key", ["worker_name", "worker_app"])
+@pytest.mark.parametrize("output", ["table", "json"])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_name_with_a_mark_left_in_is_shown_as_it_is(
+    tmp_path: Path, key: str, output: str, copies: int
+) -> None:
+    """A worker's file whose name comes from the environment of its pod: a traceback for each of its notes."""
+    (tmp_path / "homeserver.yaml").write_text(
+        "server_name: hs\nredis: {enabled: true}\ninstance_map: {main: {host: synapse, port: 9093}}\n"
+        "listeners: [{port: 9093, type: http, resources: [{names: [replication]}]}]\n"
+    )
+    for number in range(copies):
+        values: dict[str, Any] = {"worker_app": "synapse.app.generic_worker", "worker_name": "w1"}
+        values[key] = "${WORKER_NAME}"
+        values["worker_listeners"] = [{"type": "http", "port": 8083, "resources": [{"names": ["client"]}]}]
+        (tmp_path / f"w{number}.yaml").write_text(json.dumps(values))
+    workers = [word for one in range(copies) for word in ("--worker", str(tmp_path / f"w{one}.yaml"))]
+    words = ["inspect", "--files", "-o", output, "--homeserver", str(tmp_path / "homeserver.yaml"), *workers]
+
+    result = CliRunner().invoke(main, words)
+
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "WORKER_NAME" in result.stdout
+
+
 def test_a_template_that_is_no_yaml(tmp_path: Path) -> None:
     file = tmp_path / "homeserver.yaml"
     file.write_text("server_name: x\nport: {{ port }}\n")
