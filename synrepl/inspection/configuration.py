@@ -447,7 +447,11 @@ class _ConfigurationLoader:
             host = self._hosts.get(config.name, "")
             for listener, names in http_listeners(config):
                 where = listener.get("port")
-                is_meant = "replication" in names and where in at.get(config.name, ())
+                is_meant = (
+                    "replication" in names
+                    and isinstance(where, int | str)
+                    and where in at.get(config.name, ())
+                )
                 if is_meant and host not in ("", *LOOPBACK) and set(binds_of(listener)) <= {*LOOPBACK}:
                     self._note(
                         "loopback_only",
