@@ -137,6 +137,8 @@ def _file_lines(
     unseen: "Sequence[Unseen]",
     output: Output,
 ) -> Iterator[str]:
+    from synrepl.inspection.merging import MAIN
+
     redis = result["redis"]
     at = redis and (redis["path"] or f"{redis['host']}:{redis['port']}")
     yield (
@@ -158,8 +160,10 @@ def _file_lines(
         ],
     )
     yield ""
+    # If the main process' file was read as another's, the findings are of that one.
+    yield from _other_lines((), [one for one in unseen if one.what == MAIN])
     yield from _finding_lines(findings, output)
-    yield from _other_lines(homeserver.notes, unseen)
+    yield from _other_lines(homeserver.notes, [one for one in unseen if one.what != MAIN])
     if not findings:
         yield click.style("nothing is wrong in the files" + (" as far as seen" if unseen else ""), "green")
 

@@ -30,7 +30,8 @@ from synrepl.transports.redis.address import SCHEMES
     "start",
     type=click.Choice(["latest", "earliest"]),
     default="latest",
-    help="The start position, unless --state has one.",
+    help="The start position, unless --state has one. The earliest is the beginning of the log; of what was"
+    " trimmed, the newest row of each key is left.",
 )
 @click.option(
     "--state",

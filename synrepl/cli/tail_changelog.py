@@ -70,6 +70,8 @@ class ChangelogTail:
         self._position = options.state.load_place() if options.state is not None else None
         self._save_timer = Timer(output.reactor, self._save)
         self._is_connected = False
+        self._is_first = False
+        """Whether the log is read from its beginning, and that has not come to its end yet."""
 
     def start(self) -> None:
         """Start reading."""
@@ -86,6 +88,10 @@ class ChangelogTail:
     @property
     def _url(self) -> str:
         return public_url(self._addresses.current).rstrip("/")
+
+    @property
+    def _serial(self) -> int:
+        return self._position.serial if self._position is not None else 0
 
     async def _read(self) -> None:
         while not self._output.is_ending:
@@ -105,6 +111,14 @@ class ChangelogTail:
                     )
                     self._output.end(f"{error}; start again, without the --state file if there is one")
                     continue
+                if error.code == "trimmed":
+                    self._output.end(
+                        f"{self._url}: the log no longer has the facts after serial {self._serial}: it was"
+                        f" trimmed up to serial {error.body.get('trimmed_upto', 'unknown')}; to begin with"
+                        " what remains of them (the newest row of each key), start again without the --state"
+                        " file, with --from earliest; to leave them out, with --from latest"
+                    )
+                    return
                 fault = error.fault
                 if error.code == "ahead_of_log":
                     fault = Fault.NOT_READY  # of the same epoch, but behind: it may catch up, or be promoted
@@ -132,7 +146,9 @@ class ChangelogTail:
             on_begin=self._begin,
             epoch=position.epoch,
             digest=position.digest or None,
+            compacted=self._is_first or None,
         )
+        self._is_first = False
         assert self._position is not None
         if upto > self._position.serial:
             self._move(ChangelogPlace(upto, max(self._epoch, self._position.epoch)))
@@ -155,7 +171,8 @@ class ChangelogTail:
         self._output.write_event("connected")
         self._output.write_event("server", name=status.server_name)
         if self._position is None:
-            serial = 0 if self._options.start == "earliest" else status.serial
+            self._is_first = self._options.start == "earliest"
+            serial = 0 if self._is_first else status.serial
             self._move(ChangelogPlace(serial, status.epoch if serial else 1))
 
     def _show(self, text: bytes) -> Deferred[None] | None:

@@ -142,7 +142,8 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     that are no settings, with the file, and the setting that each is like. `left_in` is a worker's file with
     the listeners of the main process, if none is the main process'. `unread` is what could not be read of the
     files, and `notes` what is worth a note. `release` is the one that was given, and
-    `has_workers` says whether the file of a worker was.
+    `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark was
+    left in the name of one.
     """
 
     server_name: str
@@ -163,6 +164,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
     has_workers: bool = False
+    has_unknown_names: bool = False
 
     def process(self, name: str) -> Process | None:
         """The process of this name."""
@@ -212,6 +214,10 @@ class _ConfigurationLoader:
         self._hosts = hosts_of(self._configs)
 
     def read(self) -> Homeserver:
+        for file, kind in self._merged.around:
+            self._miss(
+                file, f"it is {kind}, and no configuration of Synapse: give the file that Synapse gets"
+            )
         for file in self._merged.ignored:
             self._note(
                 "ignored_file", f"{file} holds no settings, and Synapse ignores it", "look what it is for"
@@ -226,9 +232,9 @@ class _ConfigurationLoader:
         files: dict[str, list[str]] = {}
         unnamed: dict[str, list[str]] = {}
         for config in self._configs:
-            files.setdefault(config.name, []).append(config.file)
+            files.setdefault(str(config.name), []).append(config.file)
             if not config.is_main and "worker_name" not in config:
-                unnamed.setdefault(config.name, []).append(config.file)
+                unnamed.setdefault(str(config.name), []).append(config.file)
         names = list(dict.fromkeys([*files, *([] if MAIN in files else [MAIN]), *named]))
         if unknown := [name for name in self._metrics if name not in names]:
             hint = suggest(unknown[0], names)
@@ -278,6 +284,7 @@ class _ConfigurationLoader:
             notes=tuple(self._notes),
             release=self._given_release,
             has_workers=any(not config.is_main for config in self._configs),
+            has_unknown_names=any(isinstance(config.name, Template) for config in self._configs),
         )
 
     def _left_in(self) -> str:
@@ -307,7 +314,8 @@ class _ConfigurationLoader:
         name = config.name
         metrics, unmeasured = self._measured(config, given, away=away)
         return Process(
-            name=name,
+            # Shown, and sent as JSON; that it has a mark in it is `has_unknown_names`.
+            name=str(name),
             file=config.file,
             metrics=metrics,
             unmeasured=unmeasured,
@@ -419,7 +427,8 @@ class _ConfigurationLoader:
         """Say which checks the configuration switched off, and by what."""
         for duty, what in CHECKS.items():
             one = next(one for one in DUTIES if one.name == duty)
-            if self._is_done(duty):
+            keys = (one.names, one.switch)
+            if self._is_done(duty) or not (self._main.is_main or any(key in self._main for key in keys)):
                 continue
             key = one.names if self._main.get(one.names) is not None else one.switch
             self._note(
@@ -438,7 +447,11 @@ class _ConfigurationLoader:
             host = self._hosts.get(config.name, "")
             for listener, names in http_listeners(config):
                 where = listener.get("port")
-                is_meant = "replication" in names and where in at.get(config.name, ())
+                is_meant = (
+                    "replication" in names
+                    and isinstance(where, int | str)
+                    and where in at.get(config.name, ())
+                )
                 if is_meant and host not in ("", *LOOPBACK) and set(binds_of(listener)) <= {*LOOPBACK}:
                     self._note(
                         "loopback_only",
@@ -576,7 +589,7 @@ class _ConfigurationLoader:
             self._unread.append(one)
 
     def _note(self, kind: str, why: str, remedy: str, *, process: str = "") -> None:
-        self._notes.append(Finding(kind=kind, process=process, why=why, remedy=remedy))
+        self._notes.append(Finding(kind=kind, process=str(process), why=why, remedy=remedy))
 
 
 CHECKS: Final = {"federation": "federation", "pushers": "the pushers"}

@@ -7,7 +7,7 @@ from synrepl.errors import suggest
 from synrepl.html.humanize import counted, several
 from synrepl.inspection.configuration import Homeserver, Process
 from synrepl.inspection.findings import Finding, Unseen
-from synrepl.inspection.merging import MAIN, Template
+from synrepl.inspection.merging import MAIN
 from synrepl.inspection.refusals import Refusal, refused_by
 from synrepl.wire.dialect import NEWEST, Release, Span
 from synrepl.wire.text import printable
@@ -28,7 +28,7 @@ def find_in_files(
     if releases is not None:
         yield from _refused(homeserver, releases or [homeserver.release or NEWEST.release])
     yield from _twice(homeserver)
-    if homeserver.has_workers and not _has_unknown_names(homeserver):
+    if homeserver.has_workers and not homeserver.has_unknown_names:
         yield from _nobody(homeserver, there)
     yield from _misspelled(homeserver)
     yield from _wrong_ports(homeserver)
@@ -39,7 +39,7 @@ def find_in_files(
 def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
     """What the files leave open."""
     found = list(homeserver.unread)
-    is_open = not homeserver.has_workers or _has_unknown_names(homeserver)
+    is_open = not homeserver.has_workers or homeserver.has_unknown_names
     keys = homeserver.named.get(MAIN, ())
     if (keys or homeserver.left_in) and _is_missing(homeserver, MAIN):
         found.append(
@@ -103,10 +103,6 @@ def _text(release: Release) -> str:
 
 
 # -- names and ports -----------------------------------------------------------------------------------------
-
-
-def _has_unknown_names(homeserver: Homeserver) -> bool:
-    return any(isinstance(one.name, Template) for one in homeserver.processes)
 
 
 def _is_missing(homeserver: Homeserver, name: str) -> bool:

@@ -97,11 +97,13 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 class MergedFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What was read: the processes (the main process first, if its files were given), and what was not.
 
-    `ignored` are files that Synapse ignores, as they hold no mapping.
+    `ignored` are files that Synapse ignores, as they hold no mapping. `around` are files that are not its
+    own, but have to do with them, each with what it is.
     """
 
     processes: Sequence[ProcessConfig]
     ignored: Sequence[str] = ()
+    around: Sequence[tuple[str, str]] = ()
     unfilled: Sequence[Unfilled] = ()
 
 
@@ -112,13 +114,16 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
     """
     given = list(paths)
     keys, ignored, unfilled = frozenset(read_keys), list[str](), list[Unfilled]()
+    around = list[tuple[str, str]]()
     shared, own = _Merge(), list[_Merge]()
     seen = set[Path]()
     for path in given:
         contents = {}
         for file in _files(path):
             content = load_yaml(file)
-            if isinstance(content, dict):
+            if isinstance(content, dict) and (kind := _kind_around(content)):
+                around.append((str(file), kind))
+            elif isinstance(content, dict):
                 contents[file] = {
                     key: _marked(value, str(file), str(key), unfilled) if key in keys else value
                     for key, value in content.items()
@@ -142,7 +147,16 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
         names = ", ".join(str(path) for path in given)
         without = f" ({', '.join(ignored)} has no settings at its top)" if ignored else ""
         raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver{without}")
-    return MergedFiles(processes=processes, ignored=ignored, unfilled=unfilled)
+    return MergedFiles(processes=processes, ignored=ignored, around=around, unfilled=unfilled)
+
+
+def _kind_around(content: Mapping[Any, Any]) -> str:
+    """What a file is that has files of Synapse in it, or starts it; "" for one of Synapse's."""
+    if "server_name" in content or "worker_app" in content:
+        return ""
+    if "apiVersion" in content and isinstance(kind := content.get("kind"), str):
+        return f"a manifest of Kubernetes ({printable(kind)})"
+    return "a file of Docker Compose" if isinstance(content.get("services"), dict) else ""
 
 
 def _groups(contents: Mapping[Path, Mapping[str, Any]]) -> list[list[Path]]:

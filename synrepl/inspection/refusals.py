@@ -11,7 +11,7 @@ import msgspec
 
 from synrepl.inspection.duties import BY_NAME as DUTY
 from synrepl.inspection.duties import DUTIES, STREAM_WRITERS, Duty, named_here, switched_here, writer_names
-from synrepl.inspection.merging import MAIN, ProcessConfig, Template, as_mapping
+from synrepl.inspection.merging import MAIN, ProcessConfig, Template, as_list, as_mapping
 from synrepl.inspection.streams import WRITER_KEYS
 from synrepl.wire.dialect import ALWAYS, NEWEST, Release, Span, span
 from synrepl.wire.text import printable
@@ -446,8 +446,14 @@ def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
     elif path and port:
         yield span("1.81"), "it has a port and a path"
     if kind == "http":
-        for resource in listener.get("resources") or ():
-            for name in as_mapping(resource).get("names") or ():
+        resources = listener.get("resources") or ()
+        if isinstance(resources, int | float):
+            yield ALWAYS, "its resources are no list"
+        for resource in as_list(resources):
+            names = as_mapping(resource).get("names") or ()
+            if isinstance(names, int | float):
+                yield ALWAYS, "the names of a resource are no list"
+            for name in as_list(names):
                 if isinstance(name, str) and not isinstance(name, Template):
                     yield from _outside(RESOURCES.get(name), f"no resource {printable(name)}")
 

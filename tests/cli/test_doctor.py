@@ -319,6 +319,7 @@ def test_the_log_when_its_tables_are_elsewhere(place: Place) -> None:
 def test_a_database_without_known_tables_is_not_called_healthy(tmp_path: Path) -> None:
     """Not "nothing is wrong"."""
     place = Place("sqlite", tmp_path)
+    place.do("CREATE TABLE facts (about TEXT)")
 
     result = CliRunner().invoke(main, ["doctor", "--database", place.url])
 

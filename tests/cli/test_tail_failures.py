@@ -6,12 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 from OpenSSL import SSL
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
 from twisted.internet.task import Clock
 
 from synrepl.cli.tail_changelog import ChangelogTail
 from synrepl.cli.tail_lines import MISTYPED_SECONDS, STREAMS_SECONDS, EventPrinter, TargetCheck
 from synrepl.errors import GapError
+from synrepl.ports.response_errors import ApiResponseError
 from synrepl.replication.follower.updates import FollowerEvent, code_of
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.transports.connection import failure_code
@@ -282,6 +284,54 @@ def test_a_changelog_tells_of_lost_facts(prev_token: int, token: int, rows: byte
     why = f"the daemon has lost what w5 wrote to receipts up to token {token}"
     error = ("error", {"message": why, "stream": "receipts", "writer": "w5", "token": token})
     assert written == ([error, token] if is_told else [token])
+
+
+@pytest.mark.parametrize(("start", "is_compacted"), [("earliest", [True, None]), ("latest", [None, None])])
+def test_earliest_begins_with_what_remains_of_a_trimmed_log(
+    start: str, is_compacted: list[bool | None]
+) -> None:
+    """It asked for facts from the first on, and ended where they had been trimmed. Only the first time."""
+    asked = []
+
+    async def call(*_: object, **_more: object) -> SimpleNamespace:
+        return SimpleNamespace(server_name="hs", epoch=1, serial=10)
+
+    async def pages(*_: object, compacted: bool | None = None, **_more: object) -> int:
+        asked.append(compacted)
+        return 10
+
+    output = SimpleNamespace(reactor=Clock(), write_event=lambda *_, **_more: None)
+    options = SimpleNamespace(
+        endpoints=["http://h"], credentials=None, state=None, start=start, server_name=None, streams=()
+    )
+    tail = ChangelogTail(output, options)  # type: ignore[arg-type]
+    tail._changelog = SimpleNamespace(call=call, pages=pages)  # type: ignore[assignment]
+
+    for step in (tail._connect, tail._read_page, tail._read_page):
+        assert Deferred.fromCoroutine(step()).called
+
+    assert asked == is_compacted
+
+
+def test_facts_that_were_trimmed_name_the_way_on(tmp_path: Path) -> None:
+    """The answer names a parameter of HTTP, which the command has not."""
+    words = "the log was trimmed up to serial 10; request the remaining facts after 3 with compacted=true"
+    output = SimpleNamespace(reactor=Clock(), is_ending=False, ended=[])
+    output.end = output.ended.append
+    options = SimpleNamespace(endpoints=["http://h"], credentials=None, state=None, secret_file=None)
+    tail = ChangelogTail(output, options)  # type: ignore[arg-type]
+
+    async def refuse() -> None:
+        body = {"trimmed_upto": 10}
+        raise ApiResponseError(url="http://h/x", status=410, code="trimmed", message=words, body=body)
+
+    tail._connect = refuse  # type: ignore[method-assign]
+    assert Deferred.fromCoroutine(tail._read()).called
+
+    [why] = output.ended
+    assert "trimmed up to serial 10" in why
+    assert "without the --state file, with --from earliest" in why
+    assert "compacted" not in why
 
 
 @pytest.mark.parametrize("line", [b"junk", b"[]", b'{"serial":"x"}', b'{"serial":1}'])

@@ -36,6 +36,15 @@ class CrossSiteRequests(SiteCase):
         self.refusal("foreign_origin", "POST", FACTS, "Origin: http://localhost:3000", body=BODY)
         self.refusal("foreign_origin", "POST", FACTS, "Sec-Fetch-Site: same-site", body=BODY)
 
+    def test_the_answer_tells_what_a_proxy_asked_for(self) -> None:
+        """nginx asks for the daemon's address if nothing else is said: pages of the own site are refused."""
+        answer = self.ask("POST", FACTS, BODY, "Origin: https://sync.example.org", "Host: 127.0.0.1:9093")
+
+        said = answer.json()["message"]
+        self.assertIn("a page of https://sync.example.org", said)
+        self.assertIn("Host 127.0.0.1:9093", said)
+        self.assertIn("a proxy", said)
+
     def test_a_page_without_an_origin_cannot_post(self) -> None:
         """A sandboxed frame, or a file, says null."""
         self.refusal("foreign_origin", "POST", FACTS, "Origin: null", body=BODY)

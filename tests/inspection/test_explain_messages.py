@@ -505,6 +505,18 @@ def test_what_only_looks_like_something_is_not_recognized(line: str) -> None:
             "outbound_federation_restricted_to",
             "Logged by",
         ),
+        # A stream that has fallen behind is one reason, another release is none (matrix-org/synapse#5262).
+        (
+            (
+                "{tcp}.protocol - 452 - ERROR - - [synapse.app.synchrotron-iFLjN] Failed to handle REPLICATE"
+                " command\nTraceback (most recent call last):\n"
+                '  File "/usr/lib/synapse/replication/tcp/streams.py", line 200, in get_updates_since\n'
+                "Exception: stream events has fallen behind"
+            ),
+            "replicate_failed",
+            "restart the worker",
+            "release",
+        ),
     ],
 )
 def test_no_more_is_said_than_the_line_tells(line: str, kind: str, said: str, not_said: str) -> None:

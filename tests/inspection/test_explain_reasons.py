@@ -273,6 +273,53 @@ LINES: Final = [
     ("twisted - 240 - CRITICAL -  - Rollback failed", "rollback_failed"),
     ("root - 326 - INFO - main- Instance name: synapse.app.synchrotron", "start_name"),
     ("synapse.config.logger - 389 - INFO - main - Instance name: master", "start_name"),
+    # The streams of devices, to-device messages, receipts and typing begin here (matrix-org/synapse#8631).
+    (
+        (
+            "synapse.handlers.device - 750 - INFO - PUT-234062- Received device list update for @a:other.x,"
+            " requiring resync: True. Devices: DEVICE"
+        ),
+        "device_update",
+    ),
+    (
+        "synapse.handlers.device - 1 - WARNING - x - Got device list update edu for '@a:x'/'D' from 'y'",
+        "device_update_dropped",
+    ),
+    (
+        "synapse.handlers.device - 1 - INFO - x - Found 3 changed hosts to send device list updates to",
+        "device_sent",
+    ),
+    (
+        "synapse.handlers.devicemessage - 1 - WARNING - x - To-device message to non-local user @a:x",
+        "to_device_dropped",
+    ),
+    (
+        "synapse.handlers.e2e_keys - 1 - INFO - x - Updating device_keys for device 'D' for user @a:hs at 17",
+        "device_keys",
+    ),
+    (
+        (
+            "synapse.handlers.receipts - 1 - INFO - x - Ignoring receipt for room '!r:x' from server y.x as"
+            " we're not in the room"
+        ),
+        "edu_ignored_receipt",
+    ),
+    ("synapse.handlers.typing - 1 - INFO - x - Timing out typing for: @ada:hs", "typing_work"),
+    (
+        "synapse.storage.databases.main.devices - 1 - INFO - x - Pruned 12 device list outbound pokes",
+        "device_pruned",
+    ),
+    # synapse_port_db (matrix-org/synapse#15219, #15225)
+    (
+        (
+            "Pending background updates exist in the SQLite3 database. Please start Synapse again and wait"
+            " until every update has finished before running this script."
+        ),
+        "port_pending",
+    ),
+    ("synapse_port_db - 197 - ERROR - Failed to insert: destination_rooms", "port_insert"),
+    ("synapse_port_db - 489 - INFO - Table events: 10/20 (rows 1-2) already ported", "port_work"),
+    ("synapse_port_db - 1 - WARNING - DROPPING ROW: NUL value in table events col json: 'x'", "port_dropped"),
 ]
 
 
@@ -531,6 +578,24 @@ def test_a_token_with_which_a_client_asks_again_is_told() -> None:
     [told] = [one for one in passage.words if one.startswith("It was asked with")]
     assert "3 times, from 2020-04-24 23:39:59,121 to 2020-04-24 23:40:29,227" in told
     assert any("synrepl inspect" in one for one in passage.advice)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "is_told"),
+    [
+        ("/sync?timeout=30000&since={}", '{{"next_batch":"{}","presence":{{}}}}', True),
+        ("GET /_matrix/client/v3/sync?since={}&x=1", "{{'next_batch': '{}'}}", True),
+        ("POST /sync?pos=7/{}", '{{"pos": "7/{}"}}', True),
+        ("/sync?since={}", "/sync?since={}", False),
+        ("/messages?from={}", '{{"start":"{}"}}', False),
+    ],
+)
+def test_an_answer_with_the_token_of_its_request_is_told(asked: str, answered: str, is_told: bool) -> None:
+    """A client that goes nowhere, pasted from its own log (matrix-org/synapse#5503)."""
+    [passage] = explain(f"{asked.format(_SINCE)}\n{answered.format(_SINCE)}").passages
+
+    said = [one for one in passage.words if "gave it back" in one]
+    assert is_told == bool(said)
 
 
 def test_a_token_in_several_lines_of_one_request_was_asked_with_once() -> None:

@@ -118,6 +118,45 @@ def test_a_worker_app_in_the_file_of_the_main_process(tmp_path: Path) -> None:
     assert ["w1", "w2"] == [one["name"] for one in both["processes"] if one["file"]]
 
 
+def test_what_is_read_as_another_process_is_told_first(tmp_path: Path) -> None:
+    """A guide shows `worker_app` in homeserver.yaml: all findings are of a worker that nobody meant."""
+    (tmp_path / "homeserver.yaml").write_text(
+        "server_name: hs\nworker_app: synapse.app.generic_worker\nredis: {enabled: true}\n"
+        "worker_replication_host: 127.0.0.1\nlisteners: [{port: 8008, type: http}]\n"
+    )
+    words = ["inspect", "--files", "--homeserver", str(tmp_path / "homeserver.yaml")]
+
+    lines = CliRunner().invoke(main, words).stdout.splitlines()
+
+    first = next(one for one in lines if ": " in one and not one.startswith("hs:"))
+    assert first.startswith("not seen: master: ")
+    assert "remove `worker_app`" in first
+    # Who pushes is not known without the main process, and no key says so.
+    assert not [one for one in lines if "is not checked" in one]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            {"apiVersion": "v1", "kind": "ConfigMap", "data": {"w1.yaml": "worker_name: w1"}},
+            "a manifest of Kubernetes (ConfigMap)",
+        ),
+        ({"services": {"synapse": {"image": "matrixdotorg/synapse"}}}, "a file of Docker Compose"),
+    ],
+)
+def test_a_file_around_those_of_synapse_is_told(tmp_path: Path, content: Any, said: str) -> None:
+    """Synapse would read it, and find nothing in it; so did this."""
+    (tmp_path / "around.yaml").write_text(json.dumps(content))
+    file = CASES / "ignored-file/homeserver.yaml"
+
+    found = run("--homeserver", file, "--worker", tmp_path / "around.yaml", code=PARTLY)
+
+    [why] = [one["why"] for one in found["unseen"] if one["what"] == str(tmp_path / "around.yaml")]
+    assert said in why
+    assert "give the file that Synapse gets" in why
+
+
 def test_a_worker_without_a_name() -> None:
     found = case("worker-without-name", code=WELL)
 
@@ -552,6 +591,31 @@ def test_marks_of_templates_are_named_and_their_values_unknown(tmp_path: Path) -
     for name in ("redis.host has the variable REDIS_HOST", "main.host", "SENDER"):
         assert any(name in why for why in whys)
     assert not any("SECRET" in why for why in whys)
+
+
+@pytest.mark.parametrize("key", ["worker_name", "worker_app"])
+@pytest.mark.parametrize("output", ["table", "json"])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_name_with_a_mark_left_in_is_shown_as_it_is(
+    tmp_path: Path, key: str, output: str, copies: int
+) -> None:
+    """A worker's file whose name comes from the environment of its pod: a traceback for each of its notes."""
+    (tmp_path / "homeserver.yaml").write_text(
+        "server_name: hs\nredis: {enabled: true}\ninstance_map: {main: {host: synapse, port: 9093}}\n"
+        "listeners: [{port: 9093, type: http, resources: [{names: [replication]}]}]\n"
+    )
+    for number in range(copies):
+        values: dict[str, Any] = {"worker_app": "synapse.app.generic_worker", "worker_name": "w1"}
+        values[key] = "${WORKER_NAME}"
+        values["worker_listeners"] = [{"type": "http", "port": 8083, "resources": [{"names": ["client"]}]}]
+        (tmp_path / f"w{number}.yaml").write_text(json.dumps(values))
+    workers = [word for one in range(copies) for word in ("--worker", str(tmp_path / f"w{one}.yaml"))]
+    words = ["inspect", "--files", "-o", output, "--homeserver", str(tmp_path / "homeserver.yaml"), *workers]
+
+    result = CliRunner().invoke(main, words)
+
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "WORKER_NAME" in result.stdout
 
 
 def test_a_template_that_is_no_yaml(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Files that an operator names, and that say anything: they are refused in words, or read in time."""
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -33,6 +34,57 @@ ESCAPE = "\x1b]0;owned\x07\u202e"
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
 )
+
+
+# -- shapes ------------------------------------------------------------------------------------------------
+
+SHAPED: dict[str, Any] = {
+    "server_name": "hs",
+    "enable_metrics": True,
+    "redis": {"enabled": True, "host": "redis", "port": 6379},
+    "instance_map": {"main": {"host": "synapse", "port": 9093}, "w1": {"host": "w1", "port": 8083}},
+    "stream_writers": {"typing": ["w1"]},
+    "federation_sender_instances": ["w1"],
+    "worker_app": "synapse.app.generic_worker",
+    "worker_name": "w1",
+    "worker_listeners": [{"type": "http", "port": 8083, "resources": [{"names": ["replication"]}]}],
+    "listeners": [
+        {
+            "type": "http",
+            "port": 9093,
+            "bind_addresses": ["127.0.0.1"],
+            "resources": [{"names": ["replication"]}],
+        }
+    ],
+}
+
+
+def places(value: Any, *before: Any) -> list[tuple[Any, ...]]:
+    """Where there is something in a value, from its top."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = [place for key, one in inner for place in places(one, *before, key)]
+    return [before, *found] if before else found
+
+
+@pytest.mark.parametrize("place", places(SHAPED), ids=str)
+def test_a_value_of_another_shape_is_told_in_words(tmp_path: Path, place: tuple[Any, ...]) -> None:
+    """Two files of a worker and of the main process; the worker has all keys, as in a pod."""
+    for number, other in enumerate(("${X}", None, 7, True, "x", [], {}, ["${X}"], {"a": "${X}"})):
+        values = json.loads(json.dumps(SHAPED))
+        inner = values
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = other
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "w1.yaml").write_text(json.dumps(values))
+        main_keys = {key: one for key, one in values.items() if not key.startswith("worker_")}
+        (folder / "homeserver.yaml").write_text(json.dumps(main_keys))
+        words = ["--homeserver", str(folder / "homeserver.yaml"), "--worker", str(folder / "w1.yaml")]
+
+        result = CliRunner().invoke(main, ["inspect", "--files", "--json", *words])
+
+        assert isinstance(result.exception, SystemExit | None), (other, result.exception)
 
 
 # -- files -------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from synrepl.inspection.explanation.tokens import (
     find_tokens,
     names_advice,
     releases,
+    roles_of,
     token_fields,
 )
 from synrepl.inspection.explanation.wire_lines import explain_line
@@ -141,6 +142,7 @@ class _Explainer:
         self._groups: dict[str, _Group] = {}
         self._tokens: dict[str, tuple[SyncToken, int]] = {}
         self._asked: dict[str, _Asked] = {}
+        self._roles: dict[str, set[str]] = {}
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
 
@@ -162,6 +164,9 @@ class _Explainer:
         is_request = match is not None and match.message.key in _REQUESTS
         for passage in passages:
             self._add(passage, entry.number, header.time)
+            if passage.kind == "sync_token" and len(self._roles) <= MAX_EXAMPLES:
+                said = self._roles.setdefault(passage.text, set())
+                said |= roles_of(passage.text, entry.line)
             if is_request and passage.kind == "sync_token":
                 self._count_request(passage.text, header.time)
         if not passages:
@@ -191,19 +196,25 @@ class _Explainer:
 
     def _asked_again(self, passage: Passage) -> Passage:
         """Say of a token that a client asked with it again: it has received nothing meanwhile."""
+        said = []
         asked = self._asked.get(passage.text) if passage.kind == "sync_token" else None
-        if asked is None or asked.first == asked.last:
+        if asked is not None and asked.first != asked.last:
+            said.append(
+                f"It was asked with {asked.count} times, from {asked.first} to {asked.last}: a client"
+                " that asks again with the same token has received nothing in that time. Where nobody"
+                " wrote anything, that is normal."
+            )
+        if passage.kind == "sync_token" and len(self._roles.get(passage.text, ())) > 1:
+            said.append(
+                "A request asked with it, and an answer gave it back: its client is no further. After a wait"
+                " of the whole timeout with nothing new that is normal; at once, or with something in the"
+                " answer, the client asks the same again and again."
+            )
+        if not said:
             return passage
         return msgspec.structs.replace(
             passage,
-            words=[
-                *passage.words,
-                (
-                    f"It was asked with {asked.count} times, from {asked.first} to {asked.last}: a client"
-                    " that asks again with the same token has received nothing in that time. Where nobody"
-                    " wrote anything, that is normal."
-                ),
-            ],
+            words=[*passage.words, *said],
             advice=[
                 *passage.advice,
                 (

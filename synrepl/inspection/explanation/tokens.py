@@ -135,6 +135,20 @@ def find_tokens(text: str, writers: Writers) -> list[tuple[str, SyncToken]]:
     return [(shown, token) for _, shown, token in sorted(found, key=lambda one: one[0])]
 
 
+def roles_of(token: str, text: str) -> set[str]:
+    """Return what is said of a token: that a request "asked" with it, that an answer to a sync "gave" it."""
+    before = rf"(?<![a-z_])(since|next_batch|pos)\\?[\"']?\s{{0,8}}([=:])\s{{0,8}}\\?[\"']?{re.escape(token)}"
+    return {_ROLES[key, mark] for key, mark in re.findall(before, text) if (key, mark) in _ROLES}
+
+
+_ROLES: Final = {
+    ("since", "="): "asked",
+    ("pos", "="): "asked",
+    ("pos", ":"): "gave",
+    ("next_batch", ":"): "gave",
+    ("next_batch", "="): "gave",
+}
+
 FEW_FIELDS: Final = 5
 """So many fields make a token that can be nothing else."""
 

@@ -160,7 +160,7 @@ class Doctor:
             complaints.append(NO_SEQUENCES)
         has_ours = catalog.has_log or catalog.has_older_log or streams or "synrepl_writers" in catalog.tables
         if not is_synapse and not has_ours:
-            complaints.append(NOTHING_KNOWN)
+            complaints.append(NOTHING_KNOWN if catalog.tables else EMPTY)
         if self.database.flavor == "postgresql" and (schemas := _schemas(cursor)):
             # Whoever runs a statement may have another search_path.
             complaints = [
@@ -250,6 +250,15 @@ NOTHING_KNOWN: Final = Complaint(
     stream="",
     text="this database has neither a synrepl log nor a homeserver's streams",
     remedy="choose another database, or name its tables with --config, under table_streams",
+)
+
+EMPTY: Final = Complaint(
+    severity="error",
+    kind="nothing_known",
+    stream="",
+    text="this database has no tables, at least none in the schemas in which names are looked for",
+    remedy="if it should have them, look at the name of the database, at search_path, and at what was to copy"
+    " them (synapse_port_db, pg_restore); a homeserver makes its tables at its start",
 )
 
 

@@ -124,8 +124,9 @@ def check_origin(request: Any) -> None:
         if not source or source != host:
             raise ApiError(
                 "foreign_origin",
-                f"a page of {printable(origin.decode('latin-1'))} made this request; requests of other"
-                " origins are refused",
+                f"a page of {printable(origin.decode('latin-1'))} made this request, for Host"
+                f" {printable(host or '')}; requests of other origins are refused. If that is this daemon's"
+                " own site, a proxy on the way does not pass on the Host that it got",
             )
 
 

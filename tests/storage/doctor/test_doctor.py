@@ -492,6 +492,16 @@ def test_a_database_without_known_tables_is_reported(place: Place) -> None:
     found = place.examine()
 
     assert ("other", [("error", "nothing_known")]) == (found.kind, kinds(found))
+    assert "choose another database" in found.complaints[0].remedy
+
+
+def test_a_database_without_any_table_is_called_empty(place: Place) -> None:
+    """A copy that failed leaves one (matrix-org/synapse#15219): no other need be chosen."""
+    found = place.examine()
+
+    assert ("other", [("error", "nothing_known")]) == (found.kind, kinds(found))
+    assert "has no tables" in found.complaints[0].text
+    assert "synapse_port_db" in found.complaints[0].remedy
 
 
 @pytest.mark.parametrize(
