@@ -109,6 +109,7 @@ def fenced(stage: Stage) -> Daemon:
     stage.append(daemon, 300)
     paris = stage.replica("paris", f"tcp:{daemon.follow}")
     stage.wait_live(paris)
+    daemon = stage.list_as_primary("berlin", daemon, paris)
     stage.stop(paris)
     stage.append(daemon, 7)
     stage.go_on(paris)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from synrepl.http_api.route import HttpRequest
-from synrepl.http_api.routes import APPEND, STATUS
+from synrepl.http_api.routes import APPEND, PROMOTE, STATUS
 from synrepl.http_client import BlockingClient
 from tests.service.processes import ROOT, Daemon
 
@@ -122,6 +122,16 @@ class Stage:
     def replica(self, name: str, of: str, *options: str, at: Daemon | None = None) -> Daemon:
         """Start a replica of the daemon at the address `of`."""
         return self.start(name, "--upstream", of, *options, at=at)
+
+    def list_as_primary(self, name: str, daemon: Daemon, other: Daemon) -> Daemon:
+        """Let a first primary list another daemon: without keys it believes nobody else."""
+        daemon.terminate()
+        daemon = self.start(name, "--upstream", other.url, at=daemon)
+        ask(daemon.url, PROMOTE.request(), {"force": True})
+        epoch = self.wait_until(daemon, lambda status: status["role"] == "primary", "a primary")["epoch"]
+        self.wait_until(other, lambda status: status["epoch"] == epoch, "its replica")
+        self.wait_live(other)
+        return daemon
 
     def proxy(self, to: str, *, bytes_a_second: float | None = None) -> Proxy:
         """Start a proxy in front of the address `to`."""

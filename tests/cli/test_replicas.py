@@ -85,6 +85,7 @@ def test_a_lease_wants_a_name_where_it_makes_sense(arguments: list[str]) -> None
 def test_a_replica_is_promoted_and_the_old_primary_rejoins(stage: Stage) -> None:
     """The whole of a failover, as an operator types it; what only the old one had is in a file."""
     berlin, paris = pair(stage)
+    berlin = stage.list_as_primary("berlin", berlin, paris)
     refused = run("promote", "--url", berlin.url)
     stage.stop(paris)
     stage.append(berlin, 4)
@@ -97,7 +98,7 @@ def test_a_replica_is_promoted_and_the_old_primary_rejoins(stage: Stage) -> None
     promoted = json.loads(forced.stdout)
     # What had come before the cut may be anything from none to all of the four.
     stage.append(paris, 1)
-    berlin = stage.start("berlin", at=berlin)
+    berlin = stage.start("berlin", "--upstream", paris.url, at=berlin)
     stage.wait_until(berlin, lambda status: status["role"] == "fenced", "fenced")
     unasked = run("resync", "--url", berlin.url)
     rejoined = run("resync", "--url", berlin.url, "--yes", "--json")
@@ -106,9 +107,9 @@ def test_a_replica_is_promoted_and_the_old_primary_rejoins(stage: Stage) -> None
     assert WHAT_TO_DO["not_a_replica"] in refused.stderr
     assert (1, "upstream_away") == (away.exit_code, json.loads(away.stdout)["error"])
     assert json.loads(away.stdout)["what_to_do"] == WHAT_TO_DO["upstream_away"]
-    assert (promoted["role"], promoted["epoch"]) == ("primary", 2)
+    assert (promoted["role"], promoted["epoch"]) == ("primary", 3)
     assert (2, True) == (unasked.exit_code, "use --yes" in unasked.stderr)
-    assert "another daemon is primary since epoch 2" in rejoined.stderr
+    assert "another daemon is primary since epoch 3" in rejoined.stderr
     told = json.loads(rejoined.stdout)
     assert told["state"] == "live"
     assert len(told["only_here"]) == (1 if promoted["serial"] < 24 else 0)
@@ -118,20 +119,21 @@ def test_a_replica_is_promoted_and_the_old_primary_rejoins(stage: Stage) -> None
 def test_what_only_the_old_primary_had_is_named_and_posted_again(stage: Stage) -> None:
     """Also where the replica that takes over never met the primary in its present life."""
     berlin, paris = pair(stage)
+    berlin = stage.list_as_primary("berlin", berlin, paris)
     paris.terminate()
     stage.append(berlin, 5)
     berlin.kill()
     paris = stage.replica("paris", f"tcp:{berlin.follow}", at=paris)
     assert (
         run("promote", "--force", "--url", paris.url).stdout
-        == "primary in epoch 2, which begins after serial 20\n"
+        == "primary in epoch 3, which begins after serial 20\n"
     )
     stage.append(paris, 2)
 
-    berlin = stage.start("berlin", at=berlin)
+    berlin = stage.start("berlin", "--upstream", paris.url, at=berlin)
     stage.wait_until(berlin, lambda status: status["role"] == "fenced", "fenced")
     rejoined = json.loads(run("resync", "--url", berlin.url, "--yes", "--json").stdout)
-    path = stage.folder / "berlin" / "synrepl.db.only-here-1-21-25.ndjson"
+    path = stage.folder / "berlin" / "synrepl.db.only-here-2-21-25.ndjson"
     replayed = json.loads(run("replay", str(path), "--url", paris.url, "--json").stdout)
 
     assert rejoined == {"only_here": [str(path)], "state": "live", "serial": 22}

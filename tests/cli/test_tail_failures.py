@@ -10,10 +10,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
 from twisted.internet.task import Clock
 
+from synrepl.cli import tail_changelog
 from synrepl.cli.tail_changelog import ChangelogTail
 from synrepl.cli.tail_lines import MISTYPED_SECONDS, STREAMS_SECONDS, EventPrinter, TargetCheck
 from synrepl.errors import GapError
-from synrepl.ports.response_errors import ApiResponseError
+from synrepl.http_api.request_errors import HttpError
 from synrepl.replication.follower.updates import FollowerEvent, code_of
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.transports.connection import failure_code
@@ -288,7 +289,7 @@ def test_a_changelog_tells_of_lost_facts(prev_token: int, token: int, rows: byte
 
 @pytest.mark.parametrize(("start", "is_compacted"), [("earliest", [True, None]), ("latest", [None, None])])
 def test_earliest_begins_with_what_remains_of_a_trimmed_log(
-    start: str, is_compacted: list[bool | None]
+    start: str, is_compacted: list[bool | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asked for facts from the first on, and ended where they had been trimmed. Only the first time."""
     asked = []
@@ -305,7 +306,8 @@ def test_earliest_begins_with_what_remains_of_a_trimmed_log(
         endpoints=["http://h"], credentials=None, state=None, start=start, server_name=None, streams=()
     )
     tail = ChangelogTail(output, options)  # type: ignore[arg-type]
-    tail._changelog = SimpleNamespace(call=call, pages=pages)  # type: ignore[assignment]
+    tail._http = SimpleNamespace(call=call)  # type: ignore[assignment]
+    monkeypatch.setattr(tail_changelog, "read_changelog", pages)
 
     for step in (tail._connect, tail._read_page, tail._read_page):
         assert Deferred.fromCoroutine(step()).called
@@ -323,7 +325,7 @@ def test_facts_that_were_trimmed_name_the_way_on(tmp_path: Path) -> None:
 
     async def refuse() -> None:
         body = {"trimmed_upto": 10}
-        raise ApiResponseError(url="http://h/x", status=410, code="trimmed", message=words, body=body)
+        raise HttpError(410, "trimmed", words, body, url="http://h/x")
 
     tail._connect = refuse  # type: ignore[method-assign]
     assert Deferred.fromCoroutine(tail._read()).called
