@@ -3,12 +3,14 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
+from scripts import docs
 from synrepl.ports.metrics import TURN_SECONDS
 from synrepl.replication.relay.registry import REPLICA_STATES
 from tests.http.builders import SiteCase
@@ -115,6 +117,12 @@ class Scrape(SiteCase):
         """It is only asked."""
 
 
+@cache
+def _page() -> str:
+    """The page of the manual, which is built from the code and not in the repository."""
+    return docs.metrics()
+
+
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, dict[str, frozenset[str]]]:
     """The metrics at ``/metrics`` of a daemon, with their samples, each with its labels."""
@@ -125,9 +133,8 @@ def metrics() -> dict[str, dict[str, frozenset[str]]]:
     names = {
         name for name in re.findall(r"^# HELP (\w+)", text, re.MULTILINE) if not name.endswith("_created")
     }
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    rows = re.findall(r"^\| `(synrepl_\w+)` \| (\w+) \| (.*?) \|", page, re.MULTILINE)
-    assert names == {name for name, *_ in rows}  # tests/test_docs.py holds that the page is up to date
+    rows = re.findall(r"^\| `(synrepl_\w+)` \| (\w+) \| (.*?) \|", _page(), re.MULTILINE)
+    assert names == {name for name, *_ in rows}
     found = {
         name: samples(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows
     }
@@ -208,8 +215,7 @@ def test_a_rule_is_whole(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert set(rule["annotations"]) == {"summary", "description"}
     for name, _, grouped in used(rule["expr"]):
-        page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-        row = re.search(rf"^\| `{name}` \| \w+ \| (.*?) \|", page, re.MULTILINE)
+        row = re.search(rf"^\| `{name}` \| \w+ \| (.*?) \|", _page(), re.MULTILINE)
         there = grouped or EVERYWHERE | set(re.findall(r"`(\w+)`", row[1] if row else ""))
         assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= there
     for named in re.findall(r"docs/[\w/.]+\.md", str(rule["annotations"])):
