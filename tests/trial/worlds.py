@@ -94,7 +94,7 @@ class World(TestCase):
         service = connect(self.clock, description, follower, http=self.url, **options)
         service.startService()
         self.addCleanup(service.stopService)
-        self.addCleanup(lambda: ensureDeferred(follower.server.catch_up.stop()))  # type: ignore[union-attr]
+        self.addCleanup(lambda: ensureDeferred(follower.server.catch_up.http.stop()))  # type: ignore[union-attr]
         return follower
 
     async def append(self, *users: str) -> None:
