@@ -157,6 +157,27 @@ def test_facts_that_the_promoted_copy_never_had_are_reported_as_lost() -> None:
     assert {"master": 9} == worker.follower.positions()["to_device"]
 
 
+def test_a_promoted_copy_without_any_fact_takes_all_facts_back() -> None:
+    """It has no writer to name. Upstreams 10: the worker kept facts that no log had any more."""
+    cluster = FakeCluster()
+    a, b = pair(cluster)
+    worker = Worker(cluster, "a", "b")
+    cluster.pass_(1)
+    b.kill()
+    cluster.wrote(a, 3)
+    cluster.pass_(1)
+    a.kill()
+    cluster.start(b)
+    cluster.promote(b, force=True)
+    cluster.pass_(3)
+
+    (lost,) = worker.kinds("went_back")
+    assert ("to_device", "master", 0) == (lost.stream, lost.writer, lost.token)
+    cluster.wrote(b, 2)
+    cluster.pass_(1)
+    assert users(range(1, 6)) == worker.given
+
+
 def test_a_copy_that_lags_may_not_know_a_writer_whose_facts_the_worker_has() -> None:
     """It announces no position of that writer; what it gets later is not taken for rows before a gap."""
     cluster = FakeCluster()

@@ -40,8 +40,8 @@ class ServerEpochs:
                 f" ({known.history}): facts of the two are told apart by their tokens only"
             )
             self._events.emit(FollowerEvent(kind="error", text=text))
-        elif known is not None and self._rewound:
-            # Of a writer that was not compared, this log has no fact at all.
+        elif known is not None and known != mark:
+            # The server has compared. Of a writer that it did not name, its log has no fact at all.
             for name, executor in streams.executors.items():
                 if not streams.table[name].ephemeral:
                     for writer in set(executor.machine.positions.tokens):
