@@ -128,8 +128,9 @@ class Stage:
         daemon.terminate()
         daemon = self.start(name, "--upstream", other.url, at=daemon)
         ask(daemon.url, PROMOTE.request(), {"force": True})
-        epoch = self.wait_until(daemon, lambda status: status["role"] == "primary", "a primary")["epoch"]
-        self.wait_until(other, lambda status: status["epoch"] == epoch, "its replica")
+        mine = self.wait_until(daemon, lambda status: status["role"] == "primary", "a primary")
+        known = (mine["epoch"], mine["address"])
+        self.wait_until(other, lambda status: (status["epoch"], status["primary"]) == known, "its replica")
         self.wait_live(other)
         return daemon
 

@@ -115,7 +115,10 @@ class UpstreamSimulation(ReplicaSimulation):
         super().__init__(seed, seconds=seconds)
         self.luck = random.Random(f"upstreams {seed}")
         self.restores = self.corrupts = self.trims = self.loses = self.attacks = self.declares = False
-        self.forces = self.promotes = True
+        self.forces = self.promotes = self.lists = True
+        for name, node in self.nodes.items():
+            # Without keys and without this, nobody fences a primary that another one replaced by force.
+            node.listed = [other for other in "abc" if other != name]
         self.workers: list[Worker] = []
 
     def delay(self) -> float:
