@@ -78,6 +78,16 @@ def pair(cluster: FakeCluster) -> tuple[FakeNode, FakeNode]:
     return a, b
 
 
+def lose_the_last(cluster: FakeCluster, a: FakeNode, b: FakeNode, count: int) -> None:
+    """The primary `a` is lost, with so many facts that `b` never had; `b` is promoted."""
+    b.kill()
+    cluster.wrote(a, count)
+    cluster.pass_(1)
+    a.kill()
+    cluster.start(b)
+    cluster.promote(b, force=True)
+
+
 def test_a_worker_goes_on_at_the_promoted_replica_when_its_primary_is_killed() -> None:
     """With each fact once, within a second."""
     cluster = FakeCluster()
@@ -141,12 +151,7 @@ def test_facts_that_the_promoted_copy_never_had_are_reported_as_lost() -> None:
     worker = Worker(cluster, "a", "b")
     cluster.wrote(a, 5)
     cluster.pass_(1)
-    b.kill()
-    cluster.wrote(a, 3)
-    cluster.pass_(1)
-    a.kill()
-    cluster.start(b)
-    cluster.promote(b, force=True)
+    lose_the_last(cluster, a, b, 3)
     cluster.wrote(b, 4)
     cluster.pass_(3)
 
@@ -163,12 +168,7 @@ def test_a_promoted_copy_without_any_fact_takes_all_facts_back() -> None:
     a, b = pair(cluster)
     worker = Worker(cluster, "a", "b")
     cluster.pass_(1)
-    b.kill()
-    cluster.wrote(a, 3)
-    cluster.pass_(1)
-    a.kill()
-    cluster.start(b)
-    cluster.promote(b, force=True)
+    lose_the_last(cluster, a, b, 3)
     cluster.pass_(3)
 
     (lost,) = worker.kinds("went_back")
