@@ -20,8 +20,8 @@ from synrepl.ports.history import EMPTY
 from synrepl.ports.response_errors import NeverSent
 from synrepl.transports.http import response_body
 from synrepl.transports.http.changelog_client import read_changelog
+from synrepl.transports.http.changelog_routes import DigestsAnswer
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.transports.http.response_body import BodyLines
 from tests.http.builders import SiteCase, append_body, post_facts, receipt
 

@@ -1,5 +1,6 @@
 """Handlers of the log: the changelog, its extent, and digests."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -20,10 +21,18 @@ from synrepl.transports.http.changelog_query import (
 )
 from synrepl.transports.http.endless_changelog import EndlessChangelog
 from synrepl.transports.http.handlers import handles
-from synrepl.transports.http.messages import DigestsAnswer
 from synrepl.transports.http.replica_routes import renew_lease
 
 MAX_FACTS: Final = 2**62
+
+
+class DigestsAnswer(msgspec.Struct, frozen=True):
+    """The digests of a log at some serials (None: unknown), and its head."""
+
+    epoch: int
+    serial: int
+    history: str
+    digests: Mapping[int, str | None]
 
 
 class ExtentAnswer(msgspec.Struct, frozen=True, kw_only=True):
