@@ -598,6 +598,21 @@ def test_an_answer_with_the_token_of_its_request_is_told(asked: str, answered: s
     assert is_told == bool(said)
 
 
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("is_at_a_standstill", [False, True])
+def test_a_client_that_goes_on_asks_with_what_an_answer_gave(times: int, is_at_a_standstill: bool) -> None:
+    """The log of a client in a browser (element-hq/element-web#3375)."""
+    lines = []
+    for number in range(times):
+        token = _SINCE.replace("s36879970", f"s3687{number}")
+        lines += [f"Completed sync, next_batch={token}", f"Starting sync since={token}"]
+    lines += [lines[-2]] * is_at_a_standstill
+
+    words = [word for passage in explain("\n".join(lines)).passages for word in passage.words]
+
+    assert is_at_a_standstill == any("gave it back" in word for word in words)
+
+
 def test_a_token_in_several_lines_of_one_request_was_asked_with_once() -> None:
     """At DEBUG (matrix-org/synapse#15082)."""
     more = [

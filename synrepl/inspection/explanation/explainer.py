@@ -133,6 +133,10 @@ def _counted(same: Passage | None, passage: Passage, number: int, time: str) -> 
     )
 
 
+_NEXT_ROLE: Final = {0: "asked", 1: "gave"}
+"""What is said of a token that was given back, in order."""
+
+
 class _Explainer:
     """What was found in the lines so far."""
 
@@ -142,7 +146,7 @@ class _Explainer:
         self._groups: dict[str, _Group] = {}
         self._tokens: dict[str, tuple[SyncToken, int]] = {}
         self._asked: dict[str, _Asked] = {}
-        self._roles: dict[str, set[str]] = {}
+        self._roles: dict[str, list[str]] = {}
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
 
@@ -164,11 +168,11 @@ class _Explainer:
         is_request = match is not None and match.message.key in _REQUESTS
         for passage in passages:
             self._add(passage, entry.number, header.time)
-            if passage.kind == "sync_token" and len(self._roles) <= MAX_EXAMPLES:
-                said = self._roles.setdefault(passage.text, set())
-                said |= roles_of(passage.text, entry.line)
             if is_request and passage.kind == "sync_token":
                 self._count_request(passage.text, header.time)
+        for token in {one.text for one in passages if one.kind == "sync_token"}:
+            if len(self._roles) <= MAX_EXAMPLES:
+                self._add_roles(token, entry.line)
         if not passages:
             self._unrecognized[header.logger] += entry.lines
 
@@ -187,6 +191,16 @@ class _Explainer:
         group = self._groups.setdefault(passage.kind, _Group())
         group.add(_with_state(passage, self._state), number, time)
 
+    def _add_roles(self, token: str, line: str) -> None:
+        """Keep what is said of a token, until an answer gave back what was asked with.
+
+        The other way round is how a client goes on: an answer gave it, and the next request asks with it.
+        """
+        said = self._roles.setdefault(token, [])
+        for role in roles_of(token, line):
+            if role == _NEXT_ROLE.get(len(said)):
+                said.append(role)
+
     def _count_request(self, token: str, time: str) -> None:
         if (same := self._asked.get(token)) is not None:
             same.count += 1
@@ -204,7 +218,7 @@ class _Explainer:
                 " that asks again with the same token has received nothing in that time. Where nobody"
                 " wrote anything, that is normal."
             )
-        if passage.kind == "sync_token" and len(self._roles.get(passage.text, ())) > 1:
+        if passage.kind == "sync_token" and len(self._roles.get(passage.text, ())) == len(_NEXT_ROLE):
             said.append(
                 "A request asked with it, and an answer gave it back: its client is no further. After a wait"
                 " of the whole timeout with nothing new that is normal; at once, or with something in the"

@@ -135,10 +135,10 @@ def find_tokens(text: str, writers: Writers) -> list[tuple[str, SyncToken]]:
     return [(shown, token) for _, shown, token in sorted(found, key=lambda one: one[0])]
 
 
-def roles_of(token: str, text: str) -> set[str]:
-    """Return what is said of a token: that a request "asked" with it, that an answer to a sync "gave" it."""
+def roles_of(token: str, text: str) -> list[str]:
+    """Return what is said of a token, in order: a request "asked" with it, an answer to a sync "gave" it."""
     before = rf"(?<![a-z_])(since|next_batch|pos)\\?[\"']?\s{{0,8}}([=:])\s{{0,8}}\\?[\"']?{re.escape(token)}"
-    return {_ROLES[key, mark] for key, mark in re.findall(before, text) if (key, mark) in _ROLES}
+    return [_ROLES[key, mark] for key, mark in re.findall(before, text) if (key, mark) in _ROLES]
 
 
 _ROLES: Final = {
