@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.storage.postgres_check import hindrances
-from synrepl.storage.postgres_connection import PostgresAddress, is_alive
+from synrepl.storage.postgres_connection import PostgresAddress, is_alive, is_read_only
 from synrepl.storage.schema import TABLES
-from synrepl.storage.sql import LogDatabase, Row, SQLDialect, for_postgres
+from synrepl.storage.sql import LogDatabase, Row, SQLConnection, SQLDialect, for_postgres
 
 if TYPE_CHECKING:
     import psycopg
@@ -143,6 +143,8 @@ class PostgresDatabase(LogDatabase):
         self._lock_seconds = lock_seconds
         self._writes: PostgresConnection | None = None
         self._reads: PostgresConnection | None = None
+        # Whether to read at the server that the address leads to now.
+        self._has_left = False
         # The server process of the connection that has, or had, the lock.
         self._backend: int | None = None
 
@@ -165,6 +167,21 @@ class PostgresDatabase(LogDatabase):
                 connection.close()
         self._reads = self._writes = None
 
+    @contextmanager
+    def writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        """The connection of the writing thread. A server that became read only is left.
+
+        After a failover the address may lead to another one, while this one keeps its connections.
+        """
+        try:
+            with super().writing(op, stream) as connection:
+                yield connection
+        except StorageError as error:
+            if self._writes is not None and is_read_only(error):
+                self._writes.close()
+                self._has_left = True
+            raise
+
     def writer(self, op: str) -> PostgresConnection:
         """The connection for writing. A new one checks that the log is as this process left it."""
         if self._writes is None or not is_alive(self._writes.raw):
@@ -183,7 +200,8 @@ class PostgresDatabase(LogDatabase):
         return self._writes
 
     def reader(self, op: str) -> PostgresConnection:
-        if self._reads is None or not is_alive(self._reads.raw):
+        if self._reads is None or self._has_left or not is_alive(self._reads.raw):
+            self._has_left = False
             if self._reads is not None:
                 self._reads.close()
             self._reads = None

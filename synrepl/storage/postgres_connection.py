@@ -84,9 +84,12 @@ POOLER_HINTS: Final = {
 }
 """What a pooler refuses with, and what helps. All of it has one SQLSTATE, or from libpq none."""
 
+READ_ONLY: Final = "25006"
+"""The SQLSTATE of a write that a standby, or a server that is read only, refuses."""
+
 HINTS: Final = {
     "08": "check that the server runs, can be reached, and lets this user into this database",
-    "25006": "the server is a standby, or read only; use the primary",
+    READ_ONLY: "the server is a standby, or read only; use the primary",
     "26000": POOLER,
     "42P05": POOLER,
     "28": "check the user, and its password in the pgpass file",
@@ -107,7 +110,7 @@ HINTS: Final = {
 OUT_OF_RANGE: Final = "22003"
 """The SQLSTATE of a number that is too large."""
 
-RETRYABLE: Final = {"08", "25006", "40", "53", "55", "57", "58"}
+RETRYABLE: Final = {"08", READ_ONLY, "40", "53", "55", "57", "58"}
 
 MAX_NAME: Final = 300
 """The most characters of the name of a database that are shown."""
@@ -211,6 +214,11 @@ class PostgresAddress:
                 retryable=bool({state, state[:2]} & RETRYABLE),
                 tried=tried,
             ) from error
+
+
+def is_read_only(error: StorageError) -> bool:
+    """Whether a server refused a write because it takes none now."""
+    return getattr(error.__cause__, "sqlstate", None) == READ_ONLY
 
 
 def is_alive(database: "psycopg.Connection[Any]") -> bool:

@@ -405,6 +405,25 @@ class LostConnectionTests(PostgresCase):
         self.assertEqual([A, C], [fact.rows for fact in self.kept()])
         self.assertIsNone(verify(self.kept(), EMPTY))
 
+    def test_a_server_that_becomes_read_only_is_left(self) -> None:
+        """A primary that was replaced keeps its connections; its address leads to the new one."""
+        engine = self.again()
+        log = self.log_over(engine)
+        self.append(log, "events", "w1", A)
+        database = of_postgres(engine)
+        for connection in (database.writer("test"), old := database.reader("test")):
+            connection.raw.execute("SET default_transaction_read_only = on")
+
+        refused = self.failureResultOf(log.append("events", "w1", [B]), StorageError).value
+
+        self.assertTrue(refused.retryable)
+        self.assertIn("use the primary", str(refused))
+        self.assertNotIn("may have been stored", str(refused))
+        self.assertEqual(Appended(1, 2, [2]), self.append(log, "events", "w1", C))
+        self.assertEqual((True, ""), log.healthy)
+        self.assertIsNot(old, database.reader("test"))
+        self.assertEqual([A, C], [fact.rows for fact in self.kept()])
+
     def test_one_that_ends_at_any_step_of_a_commit_keeps_all_or_nothing(self) -> None:
         """Whatever the append was answered is what is so."""
         engine = self.again()
