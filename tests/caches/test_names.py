@@ -33,6 +33,9 @@ UNANNOTATED = {
 }
 """Arguments that are no text, although old releases do not say so."""
 
+BY_PAIRS = {"have_seen_event": ("1.36", "1.69", ("room_id_and_event_id",))}
+"""Caches that are filled for a list of pairs: a key is one pair, although the function has two arguments."""
+
 
 @pytest.mark.parametrize(
     ("text", "release"),
@@ -63,8 +66,21 @@ def test_a_release_has_its_caches_with_their_keys(dialect: Dialect) -> None:
             is_text = [kind in ("", "str", "str?") and word not in UNANNOTATED for word, _, kind in words]
             texts = is_text.index(False) if False in is_text else len(words)
             expected[name] = (tuple(word for word, _, _ in words), texts, "tree" in form[3:])
+    for name, listed in BY_PAIRS.items():
+        if pair := at([listed], dialect):
+            expected[name] = (pair[2], 0, True)
 
     assert expected == found
+
+
+def test_an_entry_that_no_row_can_name_is_refused() -> None:
+    """A row with the room and the event dropped nothing of it before 1.69 (matrix-org/synapse#13856)."""
+    keys = ("!r:hs", "$e")
+    with pytest.raises(ConfigError, match="--all have_seen_event"):
+        find_name("have_seen_event", (1, 68)).check(keys)
+
+    assert find_name("have_seen_event", (1, 68)).can_drop_all
+    find_name("have_seen_event", (1, 69)).check(keys)
 
 
 @pytest.mark.parametrize("dialect", MINORS, ids=str)
