@@ -598,6 +598,34 @@ def test_an_answer_with_the_token_of_its_request_is_told(asked: str, answered: s
     assert is_told == bool(said)
 
 
+def test_a_line_that_was_pasted_in_two_before_its_request_is_told() -> None:
+    """As people redact it (home-assistant/core#111921)."""
+    text = (
+        " synapse.http.server - 782 - WARNING - GET-86 - Not sending response to request\n"
+        "<XForwardedForRequest at<redacted> method='GET' uri='/_matrix/client/r0/sync?access_token=<redacted>"
+        f"&since={_SINCE}&timeout=30000' clientproto='HTTP/1.0' site='8008'>, already disconnected.\n"
+    )
+    found = explain(text)
+
+    assert "client_gone_early" in {passage.kind for passage in found.passages}
+    assert 0 == found.unrecognized
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO - - Total database time: 0.519% {get_new_events_for_appservice(38): 0.519%, x(0): 0.000%}",
+        "INFO - - Total database time: 0.519% {a(38): 0.519%} {m.room.member('master'): 0.5%}",
+        "DEBUG - sentinel - Total database time: 20.769% {get_current_state_deltas(1): 0.1%}",
+    ],
+)
+def test_how_long_the_database_took_is_normal(line: str) -> None:
+    """Most lines of a quiet process (matrix-org/synapse#5957)."""
+    [passage] = explain(f"2019-10-24 21:24:21,558 - synapse.storage.TIME - 391 - {line}").passages
+
+    assert ("database_time", "normal") == (passage.kind, passage.severity)
+
+
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("is_at_a_standstill", [False, True])
 def test_a_client_that_goes_on_asks_with_what_an_answer_gave(times: int, is_at_a_standstill: bool) -> None:

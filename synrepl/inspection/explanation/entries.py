@@ -36,9 +36,10 @@ _PLAIN: Final = re.compile(
 _CONTINUED: Final = re.compile(
     r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
     r'|in "[^"]{0,200}", line \d'
+    r"|<\w{1,40}Request at"
     r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
 )
-"""What follows an error of PostgreSQL, or closes what Synapse prints of one."""
+"""What follows an error of PostgreSQL, or closes what Synapse prints of one; a request."""
 
 _UNFINISHED: Final = re.compile(
     r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",

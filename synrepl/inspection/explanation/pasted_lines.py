@@ -41,7 +41,7 @@ _HEADER: Final = re.compile(
         | \d\d:\d\d:\d\d(?:[.,]\d+)?)
     | [\w.-]{1,80}\ {0,40}\|
     | (?:[\w.-]{1,80}\ )?[\w./@-]{1,80}\[\d+\]:(?=\ )
-    | (?P<logger>(?:synapse(?:_port_db)?|twisted|txredisapi)(?:\._?[a-z0-9]\w*)*(?=[\s:\]\-(])
+    | (?P<logger>(?:synapse(?:_port_db)?|twisted|txredisapi)(?:\._?[a-z0-9]\w*|\.[A-Z]{2,8}\b)*(?=[\s:\]\-(])
         | root(?=:|\ -\ |\(\d))
     | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
     | [\w.-]{1,80}\ (?:matrix|synapse)[\w./@-]{0,80}:(?=\ )
