@@ -139,11 +139,11 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     `twice` are files that have a process' name in common, by the name. `unnamed` are files without a
     `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two
     processes on one machine: the port, the first process, the second, and its file. `misspelled` are keys
-    that are no settings, with the file, and the setting that each is like. `left_in` is a worker's file with
-    the listeners of the main process, if none is the main process'. `unread` is what could not be read of the
-    files, and `notes` what is worth a note. `release` is the one that was given, and
-    `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark was
-    left in the name of one.
+    that are no settings, with the file, and the setting that each is like. `left_in` is a worker's file
+    with the listeners of the main process, and the key that makes it a worker's, if no file is the main
+    process'. `unread` is what could not be read of the files, and `notes` what is worth a note. `release`
+    is the one that was given, and `has_workers` says whether the file of a worker was, and
+    `has_unknown_names` whether a template's mark was left in the name of one.
     """
 
     server_name: str
@@ -159,7 +159,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     unnamed: Mapping[str, tuple[str, ...]] = {}
     shared_ports: tuple[tuple[int, str, str, str], ...] = ()
     misspelled: tuple[tuple[str, str, str], ...] = ()
-    left_in: str = ""
+    left_in: tuple[str, ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -279,7 +279,7 @@ class _ConfigurationLoader:
             unnamed={name: tuple(of) for name, of in unnamed.items()},
             shared_ports=tuple(self._shared_ports(away)),
             misspelled=tuple(dict.fromkeys(self._misspelled())),
-            left_in="" if self._main.is_main else self._left_in(),
+            left_in=() if self._main.is_main else self._left_in(),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
@@ -287,15 +287,14 @@ class _ConfigurationLoader:
             has_unknown_names=any(isinstance(config.name, Template) for config in self._configs),
         )
 
-    def _left_in(self) -> str:
-        """The file that has both a worker's name and the listeners of the main process; or ""."""
-        files = (
-            {config.origin(key) for key in ("worker_app", "worker_name") if config.get(key)}
-            & {config.origin("listeners")}
-            for config in self._configs
-            if "listeners" in config
-        )
-        return next((file for found in files for file in found), "")
+    def _left_in(self) -> tuple[str, ...]:
+        """The file with the listeners of the main process and the key that makes it a worker's, if any."""
+        for config in self._configs:
+            for key in ("worker_app", "worker_name"):
+                has_key = config.app if key == "worker_app" else config.get(key)
+                if has_key and "listeners" in config and config.origin(key) == config.origin("listeners"):
+                    return config.origin(key), key
+        return ()
 
     def _misspelled(self) -> Iterator[tuple[str, str, str]]:
         for config in self._configs:

@@ -1,6 +1,6 @@
 """Finds what is wrong in a homeserver's files alone; without I/O."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from synrepl.errors import suggest
@@ -36,6 +36,15 @@ def find_in_files(
     yield from _contradictions(homeserver)
 
 
+LEFT_IN: Final = {
+    "worker_app": "from 1.49 on a main process does not start with it; if it is the main process', remove"
+    " `worker_app` and `worker_name`",
+    "worker_name": "a main process with it has that name, and then does and writes nothing, or does not"
+    " start; if it is the main process', remove `worker_name`",
+}
+"""What a key of workers does in the file of the main process."""
+
+
 def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
     """What the files leave open."""
     found = list(homeserver.unread)
@@ -46,9 +55,9 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
             Unseen(
                 what=MAIN,
                 why=(
-                    f"{homeserver.left_in} has a `worker_app`, and is taken for a worker's: from 1.49 on"
-                    " a main process does not start with it; if it is the main process', remove `worker_app`"
-                    " and `worker_name`"
+                    "{} has a `{}`, and is taken for a worker's: {}".format(
+                        *homeserver.left_in, LEFT_IN[homeserver.left_in[1]]
+                    )
                     if homeserver.left_in
                     else f"no file that was given is of it ({keys[0]}): add it"
                 ),
@@ -57,12 +66,19 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
     found += [
         Unseen(
             what=name,
-            why=f"no file that was given is of it ({keys[0]}): add it, with --worker FILE for a worker",
+            why=_not_given(keys),
         )
         for name, keys in homeserver.named.items()
         if is_open and name != MAIN and _is_missing(homeserver, name)
     ]
     return found
+
+
+def _not_given(keys: Sequence[str]) -> str:
+    """Say that no file is of a name at these keys. `instance_map` alone leaves it nothing to do."""
+    work = [key for key in keys if not key.startswith("instance_map")]
+    why = f"no file that was given is of it ({(work or keys)[0]}): add it, with --worker FILE for a worker"
+    return f"{why}; if there is no such process, nobody does what that key leaves to it" if work else why
 
 
 # -- what is refused -----------------------------------------------------------------------------------------

@@ -118,6 +118,20 @@ def test_a_worker_app_in_the_file_of_the_main_process(tmp_path: Path) -> None:
     assert ["w1", "w2"] == [one["name"] for one in both["processes"] if one["file"]]
 
 
+@pytest.mark.parametrize("app", ["", "worker_app: synapse.app.homeserver\n"])
+def test_a_worker_name_in_the_file_of_the_main_process(tmp_path: Path, app: str) -> None:
+    """A guide has both; 1.66 starts with them, as a process of that name, which writes nothing."""
+    (tmp_path / "homeserver.yaml").write_text(
+        f"server_name: hs\n{app}worker_name: main\nlisteners: [{{port: 8008, type: http}}]\n"
+    )
+    found = run("--homeserver", tmp_path / "homeserver.yaml", code=UNWELL)
+
+    [why] = [one["why"] for one in found["unseen"] if one["what"] == "master"]
+    assert "has a `worker_name`" in why
+    assert "remove `worker_name`" in why
+    assert "worker_app" not in why
+
+
 def test_what_is_read_as_another_process_is_told_first(tmp_path: Path) -> None:
     """A guide shows `worker_app` in homeserver.yaml: all findings are of a worker that nobody meant."""
     (tmp_path / "homeserver.yaml").write_text(
@@ -222,7 +236,9 @@ def test_names_without_any_workers_file_are_not_seen() -> None:
     found = run("--homeserver", file, code=PARTLY)
 
     assert [] == found["findings"]
-    assert "sender_1" in [one["what"] for one in found["unseen"]]
+    [why] = [one["why"] for one in found["unseen"] if one["what"] == "sender_1"]
+    assert "federation_sender_instances" in why
+    assert "nobody does what that key leaves to it" in why
 
 
 def test_redis_enabled_as_text() -> None:
