@@ -33,6 +33,11 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     takes_list: bool = False
     judge: Judge
 
+    @property
+    def is_of_one(self) -> bool:
+        """Whether one process does it for all."""
+        return self.judge is _by_name
+
     def has(self, config: ProcessConfig, release: Release = NEWEST.release) -> bool:
         """Whether this process does it."""
         return self.judge(self, config, release)

@@ -57,6 +57,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "no_redis": "a worker's configuration has no Redis",
         "name_twice": "two processes have one name",
         "unknown_process": "a duty, a stream or `instance_map` names a process that no file is of",
+        "done_twice": "several processes do what one does for all",
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
         "port_twice": "two processes of one machine listen at one port",
         "no_main": "the `instance_map` of a worker has no `main`",

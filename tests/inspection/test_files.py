@@ -370,6 +370,25 @@ def test_a_worker_without_a_server_name_has_the_main_process_file_as_well(tmp_pa
     assert [["pushers"], []] == [process(found, "w1")["duties"] for found in (part, whole)]
 
 
+@pytest.mark.parametrize("release", ["1.25", "1.66", "1.163"])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_two_processes_do_for_all(tmp_path: Path, release: str, is_shared: bool) -> None:
+    """The old switch in the worker's file alone leaves it to both (mautrix/whatsapp#250)."""
+    worker = {"worker_app": "synapse.app.appservice", "worker_name": "w1"}
+    switch = {"notify_appservices": False}
+    files = {**WHOLE, **(switch if is_shared else {})}, {**worker, **({} if is_shared else switch)}
+    options = write(tmp_path, homeserver=files[0], w1=files[1])
+
+    found = run(*options, "--synapse", release, code=WELL if is_shared else UNWELL)
+
+    assert ([] if is_shared else [("done_twice", "")]) == kinds(found)
+    if not is_shared:
+        [finding] = found["findings"]
+        assert "each of master and w1 sends to application services" in finding["why"]
+        key = "notify_appservices: false" if release == "1.25" else "notify_appservices_from_worker"
+        assert key in finding["remedy"]
+
+
 def test_workers_with_writers_of_their_own(tmp_path: Path) -> None:
     """A key at the top replaces the shared one whole."""
     port = {"host": "127.0.0.1", "port": 9100}
