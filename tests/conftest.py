@@ -91,7 +91,6 @@ SLOW: Final = (
     "simulation/test_channel_promises.py::test_each_rule_is_needed",
     "simulation/test_broker_promises.py::test_bad_luck",
     "simulation/test_replica_promises.py::test_bad_luck",
-    "simulation/test_replica_promises.py::test_lightning",
 )
 _SLOW: Final = re.compile(rf"tests/(?:{'|'.join(map(re.escape, SLOW))})|postgre", re.IGNORECASE)
 """Anything with PostgreSQL in its name starts a server."""

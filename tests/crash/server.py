@@ -5,12 +5,14 @@ by `tests/crash/sweep.py`.
 """
 
 import gc
+import importlib
 import os
 import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -61,10 +63,21 @@ def main() -> None:
 def _warm_up(order: Order) -> None:
     """Have here what would be imported and set up in each process anew."""
     scenario = named(order.scenario, f"{order.position}-warm")
+
+    def whole(say: Callable[[Any], None]) -> None:
+        scenario.run(lambda acknowledged: None)
+        scenario.state()
+        say(["modules", [name for name in sys.modules if name not in known]])
+
+    known = {*sys.modules}
     if scenario.HAS_THREADS:
-        return
-    scenario.run(lambda acknowledged: None)
-    scenario.state()
+        # A process with threads cannot be forked well: another one says what it imports.
+        _, told = _forked(whole)
+        for name in next((what for word, what in told if word == "modules"), []):
+            with suppress(ImportError):  # made by another module, such as those of Cython
+                importlib.import_module(name)
+    else:
+        whole(lambda told: None)
     scenario.forget()
     shutil.rmtree(scenario.position, ignore_errors=True)
     gc.collect()

@@ -42,9 +42,9 @@ def written(place: Path, batches: int) -> list[str]:
     return paths_of(place)
 
 
-def compared(place: Path) -> tuple[ListedFile, FileScan, Comparison, list[AuditFinding]]:
+def compared(table: ArchiveTable) -> tuple[ListedFile, FileScan, Comparison, list[AuditFinding]]:
     """The only file of an archive, scanned and compared."""
-    table, found = ArchiveTable(Store(str(place))), AuditFindings()
+    found = AuditFindings()
     told = Comparison(table, table.files, found)
     (scans,) = scan_files(table.store, rank_files(table.files).to_batches())
     seen = msgspec.json.decode(scans["seen"][0].as_py(), type=FileScan)
@@ -62,11 +62,12 @@ def test_every_offset_of_a_file_is_named(tmp_path: Path) -> None:
     (path,) = written(tmp_path, 1)
     data = (tmp_path / path).read_bytes()
     ways: set[bool] = set()
+    table = ArchiveTable(Store(str(tmp_path)))
 
     for at in range(len(data)):
         (tmp_path / path).write_bytes(changed(data, at, MASKS[at % 3]))
 
-        _, seen, _, found = compared(tmp_path)
+        _, seen, _, found = compared(table)
 
         assert {"changed-file"} <= {one.what for one in found}, at
         assert {path} == {one.file for one in found if one.what == "changed-file"}, at
@@ -86,7 +87,7 @@ def test_a_doubled_serial_does_not_hide_a_missing_one(tmp_path: Path) -> None:
 
     rewritten(tmp_path, paths_of(tmp_path)[0], change)
 
-    file, seen, told, _ = compared(tmp_path)
+    file, seen, told, _ = compared(ArchiveTable(Store(str(tmp_path))))
 
     assert (6, file.first_serial, file.last_serial) == (seen.facts, seen.first, seen.last)
     assert [(1, 6, True)] == [(one.first, one.last, one.is_uneven) for one in told.spans]
@@ -98,7 +99,7 @@ def test_a_log_with_another_digest_than_its_last_fact_is_named(tmp_path: Path) -
     commit = tmp_path / "_delta_log" / f"{0:020}.json"
     commit.write_text(commit.read_text().replace(facts_of(3)[-1].digest, "0" * 64))
 
-    _, _, told, found = compared(tmp_path)
+    _, _, told, found = compared(ArchiveTable(Store(str(tmp_path))))
 
     assert [(1, 6, True)] == [(one.first, one.last, one.is_uneven) for one in told.spans]
     assert ["table"] == [one.what for one in found]

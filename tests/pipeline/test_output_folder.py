@@ -123,7 +123,7 @@ NAMES: Final = {"shared": "archive", "snapshot": "compact"}
 
 @pytest.mark.parametrize(
     ("engine", "folders"),
-    [("local", [*JOBS]), pytest.param("spark", ["archive", "snapshot"], marks=[pytest.mark.slow])],
+    [("local", [*JOBS]), pytest.param("spark", ["archive"], marks=[pytest.mark.slow])],
 )
 def test_an_archive_is_as_private_as_the_log(
     daemon: Daemon, tmp_path: Path, engine: str, folders: list[str]
