@@ -46,8 +46,11 @@ def explain_command(text: str | None, homeserver_files: tuple[Path, ...], output
     if not found.lines:
         raise click.UsageError("the text is empty: give it in quotes, or on standard input")
     if not found.passages:
+        told = (
+            "; ".join(_unknown(found)) if found.areas else f"nothing was recognized{_loggers(found, False)}"
+        )
         raise CliError(
-            f"nothing was recognized{_of_loggers(found)}; known are the messages that Synapse logs about"
+            f"{told}; known are the messages that Synapse logs about"
             " replication and what it needs (its start, database, Redis, other processes, other homeservers,"
             f" push), and {', '.join(KINDS.values())}"
         )
@@ -109,13 +112,29 @@ def _lines(found: Explanation, *, is_wide: bool) -> Iterator[str]:
             yield from _table(passage.fields, is_wide=is_wide)
     if found.unrecognized:
         yield ""
-        yield f"{counted(found.unrecognized, 'line')} not recognized{_of_loggers(found)}"
+        yield from _unknown(found)
 
 
-def _of_loggers(found: Explanation) -> str:
-    """Return which modules logged the lines that are not known."""
-    named = [(count, name) for name, count in found.other_loggers.items() if name]
-    told = [f"{count} of {printable(name)}" for count, name in named[:MAX_LOGGERS]]
+def _unknown(found: Explanation) -> Iterator[str]:
+    """Yield how many lines are not known, and how many of them are not about streams anyway."""
+    beside = sum(found.other_loggers[name] for name in found.beside)
+    if count := found.unrecognized - beside:
+        yield f"{counted(count, 'line')} not recognized{_loggers(found, False)}"
+    if beside:
+        yield f"{counted(beside, 'line')} not about streams{_loggers(found, True)}"
+
+
+def _loggers(found: Explanation, is_beside: bool) -> str:
+    """Return which modules logged the lines that are not known, and what they do."""
+    named = [
+        (count, name)
+        for name, count in found.other_loggers.items()
+        if name and (name in found.beside) == is_beside
+    ]
+    told = []
+    for count, name in named[:MAX_LOGGERS]:
+        about = f" ({found.areas[name]})" if name in found.areas else ""
+        told.append(f"{count} of {printable(name)}{about}")
     if len(named) > MAX_LOGGERS:
         told.append(f"others of {counted(len(named) - MAX_LOGGERS, 'module')}")
     return f": {', '.join(told)}" if told else ""

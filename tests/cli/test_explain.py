@@ -115,3 +115,19 @@ def test_modules_are_named_whose_lines_are_not_known() -> None:
     named = "2 of synapse.x1, 1 of synapse.x2, 1 of synapse.x3, 1 of synapse.x4, 1 of synapse.x5"
     assert f"9 lines not recognized: {named}, others of 2 modules" == lines[-1]
     assert "nothing was recognized: 2 of synapse.x1, 1 of synapse.x2; known are" in nothing.stderr
+
+
+def test_lines_that_are_not_about_streams_are_told_by_what_their_module_does() -> None:
+    logged = (
+        "2026-11-02 10:00:00,000 - synapse.handlers.auth - 1 - INFO - POST-1 - Auth completed\n"
+        "2026-11-02 10:00:00,000 - synapse.handlers.sync - 1 - INFO - GET-1 - Something new\n"
+        "hello"
+    )
+
+    lines = explain(typed=f"{STUCK}\n{logged}").stdout.splitlines()
+    nothing = explain(typed=logged)
+
+    assert "2 lines not recognized: 1 of synapse.handlers.sync (answers to a /sync)" == lines[-2]
+    assert "1 line not about streams: 1 of synapse.handlers.auth (logins)" == lines[-1]
+    assert (1, "") == (nothing.exit_code, nothing.stdout)
+    assert "; 1 line not about streams: 1 of synapse.handlers.auth (logins); known are" in nothing.stderr

@@ -15,6 +15,7 @@ import msgspec
 from synrepl.inspection.explanation.details import SEVERITIES, explain_message, explain_traceback
 from synrepl.inspection.explanation.entries import PastedEntry, entries
 from synrepl.inspection.explanation.messages import Match, find_message, find_reason
+from synrepl.inspection.explanation.modules import module_of
 from synrepl.inspection.explanation.pasted_lines import (
     Header,
     LoggedText,
@@ -266,11 +267,14 @@ class _Explainer:
         passages.sort(
             key=lambda one: (SEVERITIES.index(one.severity), one.kind == "sync_token", one.lines[0])
         )
+        modules = {name: module for name in self._unrecognized if (module := module_of(name))}
         return Explanation(
             passages=passages,
             lines=self._lines,
             unrecognized=self._unrecognized.total(),
             other_loggers=dict(self._unrecognized.most_common()),
+            areas={name: module.about for name, module in modules.items()},
+            beside=[name for name, module in modules.items() if module.is_beside],
         )
 
     def _compared(self) -> Passage | None:

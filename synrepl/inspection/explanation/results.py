@@ -52,10 +52,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What was recognized in a text, the worst first.
 
     `lines` counts the lines with text. `unrecognized` counts those that contain nothing known, and
-    `other_loggers` the same by the module that logged them, or "".
+    `other_loggers` the same by the module that logged them, or "". `areas` tells what such a module does, if
+    that is known, and `beside` names those of which nothing is about streams.
     """
 
     passages: Sequence[Passage]
     lines: int
     unrecognized: int
     other_loggers: Mapping[str, int] = {}
+    areas: Mapping[str, str] = {}
+    beside: Sequence[str] = ()

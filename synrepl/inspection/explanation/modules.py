@@ -1,0 +1,28 @@
+"""What the modules of Synapse do, by the names of their loggers: ``modules.json``."""
+
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+import msgspec
+
+
+class Module(NamedTuple):
+    """A module and those below it. `is_beside`: nothing that it logs is about streams or workers."""
+
+    name: str
+    about: str
+    is_beside: bool
+
+
+@cache
+def _modules() -> tuple[Module, ...]:
+    data = resources.files(__package__).joinpath("modules.json").read_bytes()
+    return tuple(sorted(msgspec.json.decode(data, type=list[Module]), key=lambda one: -len(one.name)))
+
+
+@cache
+def module_of(logger: str) -> Module | None:
+    """Return what is known of the module that has this logger: the narrowest that fits."""
+    # Before 1.19 modules of storage were called otherwise, so that a name may go on within a word.
+    return next((one for one in _modules() if logger.startswith(one.name)), None)
