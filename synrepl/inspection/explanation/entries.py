@@ -15,6 +15,7 @@ from synrepl.inspection.explanation.pasted_lines import (
     split_lines,
     strings_of_document,
 )
+from synrepl.inspection.explanation.tables import PastedTable
 
 _BEGINS: Final = re.compile(
     r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):'
@@ -66,7 +67,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     """A line and its number, or a line with the traceback after it: `lines` in all, and its `exceptions`.
 
     Of a traceback that no line logged, the line is the last exception, or "". The `frames` are the files of
-    Synapse in it, each once, the last one last.
+    Synapse in it, each once, the last one last. Of a table that psql printed, the line is its first.
     """
 
     number: int
@@ -75,6 +76,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     exceptions: tuple[str, ...] = ()
     is_traceback: bool = False
     frames: tuple[str, ...] = ()
+    table: PastedTable | None = None
 
 
 def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
@@ -83,6 +85,8 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
     trace: _Traceback | None = None
     for number, shipped in enumerate(lines, 1):
         if not shipped.strip():
+            continue
+        if held is not None and held.table is not None and held.table.takes(shipped):
             continue
         line, exceptions = _unpacked(shipped)
         if trace is not None:
@@ -95,8 +99,11 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
                 held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1
             )
             continue
+        if held is not None and held.table is None and (table := PastedTable.begin(held.line, shipped)):
+            held = PastedEntry(held.number, held.line, table=table)
+            continue
         begins = not exceptions and _begins(line)
-        if held is not None and not begins and not is_logged(line):
+        if held is not None and held.table is None and not begins and not is_logged(line):
             header, text = logged_message(line)
             if _CONTINUED.match(text) is not None:
                 held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)

@@ -29,6 +29,24 @@ from synrepl.inspection.explanation.results import (
     HomeserverState,
     Passage,
 )
+from synrepl.inspection.explanation.samples import (
+    MAX_SAMPLES,
+    Sample,
+    explain_samples,
+    family_of,
+    is_comment,
+    read_sample,
+)
+from synrepl.inspection.explanation.tables import (
+    ReadTable,
+    Statement,
+    explain_count,
+    explain_statement,
+    explain_table,
+    find_statement,
+    is_footer,
+    progress_sentence,
+)
 from synrepl.inspection.explanation.tokens import (
     FieldPosition,
     SyncToken,
@@ -63,6 +81,9 @@ KINDS: Final = {
     "compared_tokens": "several sync tokens",
     "position": "a position, such as t12-345 or RoomStreamToken(...)",
     "traceback": "a traceback of Python",
+    "sql_table": "a table of the homeserver's database",
+    "statement": "a statement to the database",
+    "metric": "metrics of a process",
     "protocol_line": "a line of the replication protocol (POSITION, RDATA, REPLICATE ...)",
 }
 """The kinds of passages that are no messages of a log, with a name for each."""
@@ -150,9 +171,14 @@ class _Explainer:
         self._roles: dict[str, list[str]] = {}
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
+        self._statement: Statement | None = None
+        self._places: dict[str, list[int]] = {}
+        self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
 
     def add(self, entry: PastedEntry) -> None:
-        """Explain one line, with the traceback after it."""
+        """Explain one line, with the traceback after it, or one table."""
+        if self._add_figures(entry):
+            return
         self._lines += entry.lines
         header, texts = read_line(entry.line)
         match = next((found for text in texts if (found := find_message(text))), None)
@@ -165,7 +191,15 @@ class _Explainer:
             if (passage := explain_message(match, self._writers, reasons)) is not None:
                 self._add(passage, entry.number, header.time)
                 return
-        passages = self._explain_texts(texts, entry.number) or self._explain_reason(entry, header)
+        passages = self._explain_texts(texts, entry.number)
+        if all(one.kind in ("sync_token", "position") for one in passages):
+            passages += self._explain_reason(entry, header)
+        if not passages and not header and (changed := explain_statement(entry.line)) is not None:
+            passages = [changed]
+        if not header and (statement := find_statement(entry.line)) is not None:
+            self._statement = statement
+            if statement.verb == "select" and not passages:
+                return
         is_request = match is not None and match.message.key in _REQUESTS
         for passage in passages:
             self._add(passage, entry.number, header.time)
@@ -176,6 +210,37 @@ class _Explainer:
                 self._add_roles(token, entry.line)
         if not passages:
             self._unrecognized[header.logger] += entry.lines
+
+    def _add_figures(self, entry: PastedEntry) -> bool:
+        """Explain a table of the database, a statement, or a sample of metrics; whether it is one."""
+        table, statement = entry.table, self._statement
+        if table is not None:
+            self._lines += table.lines
+            if (read := explain_table(table, statement)) is None:
+                self._unrecognized[""] += table.lines
+            else:
+                self._add_table(read, entry.number)
+            return True
+        if statement is not None and entry.line.strip().lstrip("-").isdecimal():
+            self._add_table(explain_count(entry.line, statement), entry.number)
+        elif (sample := read_sample(entry.line)) is not None:
+            self._add_sample(sample, entry.number)
+        elif not is_comment(entry.line) and not is_footer(entry.line):
+            return False
+        self._lines += entry.lines
+        return True
+
+    def _add_sample(self, sample: Sample, number: int) -> None:
+        samples, lines, count = self._samples.get(family := family_of(sample.name), ([], [], 0))
+        if count <= MAX_SAMPLES:
+            samples.append(sample)
+            lines.append(number)
+        self._samples[family] = (samples, lines, count + 1)
+
+    def _add_table(self, read: ReadTable, number: int) -> None:
+        self._add(read.passage, number, "")
+        self._places.setdefault(read.table, []).extend(read.places)
+        self._statement = None
 
     def _explain_reason(self, entry: PastedEntry, header: Header) -> list[Passage]:
         """Explain what is known of a line that says more: an exception, or words of PostgreSQL."""
@@ -261,7 +326,10 @@ class _Explainer:
     def result(self) -> Explanation:
         """Return all passages, the worst first."""
         found = (one for group in self._groups.values() for one in group.result())
-        passages = [self._asked_again(one) for one in found]
+        passages = [self._with_progress(self._asked_again(one)) for one in found]
+        for samples, lines, count in self._samples.values():
+            passage = explain_samples(samples, count)
+            passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
         if compared := self._compared():
             passages.append(compared)
         passages.sort(
@@ -276,6 +344,14 @@ class _Explainer:
             areas={name: module.about for name, module in modules.items()},
             beside=[name for name, module in modules.items() if module.is_beside],
         )
+
+    def _with_progress(self, passage: Passage) -> Passage:
+        """Say of a table that follows the events how far it is from the newest one, if the text has that."""
+        newest = max(self._places.get("events", ()), default=None)
+        if newest is None or passage.kind != "sql_table" or passage.text == "events":
+            return passage
+        said = [progress_sentence(passage.text, one, newest) for one in self._places.get(passage.text, ())]
+        return msgspec.structs.replace(passage, words=[*said, *passage.words])
 
     def _compared(self) -> Passage | None:
         """Compare the tokens with each other, if they are few: those of a whole log are of many clients."""
