@@ -96,8 +96,11 @@ SEVERITIES = {"error": "something failed", "look": "look into it if it repeats",
 
 
 def _lines(found: Explanation, *, is_wide: bool) -> Iterator[str]:
+    is_summed_up = bool(found.summary) and len(found.passages) > 1
+    if is_summed_up:
+        yield click.style(f"In short: {found.summary}", bold=True)
     for place, passage in enumerate(found.passages):
-        if place:
+        if place or is_summed_up:
             yield ""
         if found.lines > 1:
             yield click.style(_where(passage), bold=True)

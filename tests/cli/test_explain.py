@@ -44,7 +44,12 @@ def test_several_lines_are_numbered_and_the_others_counted() -> None:
     result = explain(f"{STUCK}\nhello\n{STUCK}\nt12-345")
 
     lines = result.stdout.splitlines()
-    assert lines[:2] == ["line 1 and 1 other: look into it if it repeats", STUCK]
+    assert lines[:4] == [
+        "In short: device_lists is 12 behind: dw1 has written up to 17, this process is at 5.",
+        "",
+        "line 1 and 1 other: look into it if it repeats",
+        STUCK,
+    ]
     assert "line 4: a position, such as t12-345 or RoomStreamToken(...)" in lines
     assert lines[-1] == "1 line not recognized"
 
@@ -131,3 +136,21 @@ def test_lines_that_are_not_about_streams_are_told_by_what_their_module_does() -
     assert "1 line not about streams: 1 of synapse.handlers.auth (logins)" == lines[-1]
     assert (1, "") == (nothing.exit_code, nothing.stdout)
     assert "; 1 line not about streams: 1 of synapse.handlers.auth (logins); known are" in nothing.stderr
+
+
+def test_the_likely_cause_stands_first() -> None:
+    failed = (
+        "2026-11-02 10:00:00,000 - synapse.metrics.background_process_metrics - 1 - ERROR - x - Background"
+        " process 'x' threw an exception\nTraceback (most recent call last):\n"
+        '  File "/opt/synapse/storage/x.py", line 1, in x\n'
+        "psycopg2.errors.DeadlockDetected: deadlock detected\n"
+    )
+    lost = f"2026-11-02 10:00:00,000 - synapse.replication.tcp.redis - 270 - INFO - x - {LOST}"
+
+    first = explain(typed=f"{lost}\n{failed}").stdout.splitlines()[0]
+    normal = explain(typed="Connected to redis\nCaught up with stream 'events' to 5").stdout.splitlines()[0]
+
+    assert first.startswith("In short: A task in the background failed.")
+    assert "one of two transactions that waited for each other" in first
+    assert "In short: Of what is known here, nothing failed." == normal
+    assert "In short" not in explain(LOST).stdout + explain("t12-345\nt13-345").stdout

@@ -389,7 +389,7 @@ def test_a_request_is_explained_by_its_answer(seconds: str, code: str, request_l
                 ' connecting to upstream, client: 10.0.0.1, request: "PUT /_matrix/client/r0/sync HTTP/2.0",'
                 ' upstream: "http://127.0.0.1:8083/_matrix/client/r0/sync"'
             ),
-            "the address after upstream tells which",
+            "at 127.0.0.1:8083, to which a proxy passes requests, did not answer.",
         ),
     ],
 )
@@ -465,11 +465,33 @@ def test_a_request_of_old_releases_is_read() -> None:
     assert "after 1612 s" in passage.words[0]
 
 
-@pytest.mark.parametrize("request_line", ["GET /_matrix/client/v3/sync?timeout=0", "GET /favicon.ico"])
-def test_a_request_that_was_answered_tells_nothing(request_line: str) -> None:
-    found = explain(REQUEST.format("31.0", "200", request_line))
+@pytest.mark.parametrize(
+    ("seconds", "code", "request_line", "severity", "said"),
+    [
+        ("31.0", "200", "GET /_matrix/client/v3/sync?timeout=30000", "normal", "A /sync was answered"),
+        ("384.703", "200", "GET /_matrix/client/r0/sync?timeout=0&filter=1", "look", "A /sync took 385 s"),
+        ("31.0", "200", "GET /favicon.ico", "normal", "A request was answered."),
+        ("0.1", "200!", "GET /_matrix/client/v3/keys", "normal", "though its client had gone away"),
+    ],
+)
+def test_a_request_that_was_answered_is_normal(
+    seconds: str, code: str, request_line: str, severity: str, said: str
+) -> None:
+    [passage] = explain(REQUEST.format(seconds, code, request_line)).passages
 
-    assert ([], 1) == (found.passages, found.unrecognized)
+    assert ("request", severity) == (passage.kind, passage.severity)
+    assert said in passage.words[0]
+
+
+def test_normal_requests_do_not_hide_those_that_failed() -> None:
+    """Not even when those that failed are of many kinds."""
+    lines = [REQUEST.format("0.1", "500", f"GET /_matrix/client/v3/x{number}") for number in range(20)]
+    lines += [REQUEST.format("0.1", "200", f"GET /x{number}") for number in range(200)]
+
+    failed, normal = explain("\n".join(lines)).passages
+
+    assert ("look", 20) == (failed.severity, failed.count)
+    assert ("normal", 200) == (normal.severity, normal.count)
 
 
 def test_the_reason_is_shown_without_the_brackets_and_quotes_around_it() -> None:
@@ -573,7 +595,7 @@ _SINCE: Final = "s36879970_272948375_38430_18234116_321641_1391_199654_1182299_4
 def test_a_token_with_which_a_client_asks_again_is_told() -> None:
     """A sync that stands still (matrix-org/synapse#7345)."""
     times = "39:59,121", "40:14,737", "40:29,227"
-    [passage] = explain("\n".join(_SYNC.format(at=one, since=_SINCE) for one in times)).passages
+    passage, _ = explain("\n".join(_SYNC.format(at=one, since=_SINCE) for one in times)).passages
 
     [told] = [one for one in passage.words if one.startswith("It was asked with")]
     assert "3 times, from 2020-04-24 23:39:59,121 to 2020-04-24 23:40:29,227" in told
@@ -647,7 +669,7 @@ def test_a_token_in_several_lines_of_one_request_was_asked_with_once() -> None:
         f"2020-04-24 23:39:{at} - synapse.rest.client.sync - 131 - DEBUG - GET-14 - /sync: '{_SINCE}'"
         for at in ("29,000", "29,001")
     ]
-    [passage] = explain("\n".join([*more, _SYNC.format(at="39:59,121", since=_SINCE)])).passages
+    passage, _ = explain("\n".join([*more, _SYNC.format(at="39:59,121", since=_SINCE)])).passages
 
     assert passage.count == 3
     assert not any("It was asked with" in one for one in passage.words)

@@ -329,6 +329,15 @@ def _fetching(match: Match, writers: Writers) -> Passage:
             ),
         ]
         step = "if it comes often, this process or the writer restarts, or loses the connection: see why"
+    elif given < current:
+        words = [
+            (
+                f"{printable(stream)} lacks nothing: this process is at {current}, {current - given:,} beyond"
+                f" what {writer} announced, {given}."
+            ),
+            "Releases before 1.96 ask for rows all the same, whenever the numbers differ: that costs load.",
+        ]
+        step = "if it comes without end and the load is high: update; 1.96 asks only for what is lacking"
     else:
         words = [
             (
@@ -340,6 +349,144 @@ def _fetching(match: Match, writers: Writers) -> Passage:
         step = match.message.do
     row = {"stream": printable(stream), "writer": writer, "this_process": current, "announced": given}
     return _passage(match, words, [step], [row])
+
+
+_UPSTREAM: Final = re.compile(
+    r'upstream: "(?:https?://)?(?P<where>[^"/\s]{1,200}|unix:[^":\s]{1,200})', re.ASCII
+)
+
+
+def _upstream(match: Match, writers: Writers) -> Passage | None:
+    """Explain that a proxy got no answer: of whom."""
+    found = _UPSTREAM.search(match.text)
+    if found is None:
+        return None
+    where = printable(found["where"])
+    what = "did not answer in time" if "timed out" in match.text else "did not answer"
+    words = [f"The process of Synapse at {where}, to which a proxy passes requests, {what}."]
+    if "no live upstreams" in match.text:
+        words = [
+            (
+                f"The proxy holds all processes of its upstream {where} for down, and asks none for"
+                " a while: requests before this one were refused, or took too long."
+            )
+        ]
+    return _passage(match, words, [match.message.do], [])
+
+
+_SEQUENCES: Final[Mapping[str, str]] = {
+    "events_stream_ordering": "events_stream_seq",
+    "state_groups_pkey": "state_group_id_seq",
+}
+"""Sequences of which a taken id tells, by the name of the constraint."""
+
+
+def _id_twice(match: Match, writers: Writers) -> Passage | None:
+    """Explain a row that is there already: by a sequence, or because it was stored twice."""
+    name = match.values[-1].split()[0].strip("\"'")
+    if name in _SEQUENCES:
+        told = f"The sequence {_SEQUENCES[name]} gives out ids that are in use: it is behind its table."
+        return _passage(match, [told], [match.message.do], [])
+    if "event_id" not in name:
+        return None
+    words = [
+        (
+            f"The database has this event already ({printable(name)}): it was stored twice at once, or"
+            " the tables of events do not agree about it. No sequence is at fault."
+        )
+    ]
+    advice = ["once: nothing to do. For the same event again and again: see which tables of events have it"]
+    return _passage(match, words, advice, [])
+
+
+def _sql(match: Match, writers: Writers) -> Passage | None:
+    """Explain a statement of a start, or one that took long."""
+    seconds = float(match.values[-1]) if match.pattern.literals[-1] == " sec" else 0.0
+    if seconds >= 1:
+        words = [f"A statement to the database took {seconds:.1f} s."]
+        advice = ["the line [SQL] before it, with the same name in braces, has it: EXPLAIN it in psql"]
+        return msgspec.structs.replace(_passage(match, words, advice, []), severity="look")
+    if "{_load_current_ids" not in match.text:
+        return None
+    told = "At its start the process reads where a stream is: how far its writers have stored it."
+    return _passage(match, [told], [], [])
+
+
+_SPAN: Final = re.compile(r" between (?P<given>.+?\)) and (?P<current>.+\))\s*\Z", re.ASCII | re.DOTALL)
+
+
+def _sync_span(match: Match, writers: Writers) -> Passage | None:
+    """Explain the span of an answer to a /sync: what is new in it."""
+    found = _SPAN.search(match.text)
+    tokens = [find_tokens(found[name], writers) for name in ("given", "current")] if found else []
+    if not tokens or not all(tokens):
+        return None
+    given, current = (one[0][1] for one in tokens)
+    news = {
+        name: place.minimum - given.positions[name].minimum
+        for name, place in current.positions.items()
+        if name in given.positions and place != given.positions[name]
+    }
+    told = "An answer to a /sync: nothing is new."
+    if news:
+        parts = ", ".join(f"{name} {'+' if moved >= 0 else ''}{moved:,}" for name, moved in news.items())
+        told = f"An answer to a /sync: new in it may be {parts} (by their ids; not all are for this user)."
+    return _passage(match, [told], [], [])
+
+
+def _fed_refused(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request that another homeserver refused."""
+    found = re.search(r"HttpResponseException\([\"'](\d{3})", match.text, re.ASCII)
+    if found is None or found[1] not in ("401", "403"):
+        return None
+    words = [
+        (
+            f"Another homeserver (the name in brackets) refused a request with {found[1]}: it does not accept"
+            " this server's signature, or does not let it take part."
+        )
+    ]
+    advice = [
+        (
+            "one homeserver: nothing is to be done here. All of them, and only from a worker: its"
+            " signing_key_path and server_name must be those of the main process: synrepl inspect --files"
+        )
+    ]
+    return _passage(match, words, advice, [])
+
+
+def _fetched(match: Match, writers: Writers) -> Passage | None:
+    """Explain an answer that Element got."""
+    if len(match.values) < 4:
+        return None
+    code, path = int(match.values[-1]), match.values[1].partition("?")[0]
+    after = f" after {int(match.values[2]) / 1000:,.0f} s" if match.values[2].isdigit() else ""
+    words = [f"Element asked {_shown(path)}, and got {code}{after}."]
+    advice = []
+    if code == HTTPStatus.UNAUTHORIZED:
+        words.append("The homeserver does not accept its access token any more: not a matter of streams.")
+        advice = ["log in again; if tokens expire too soon, look at session_lifetime and refresh tokens"]
+    elif code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        advice = ["see the log of the process that answered, or of the proxy, at that time"]
+    severity = "look" if code >= HTTPStatus.BAD_REQUEST else "normal"
+    return msgspec.structs.replace(_passage(match, words, advice, []), severity=severity)
+
+
+def _received(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request of a worker of the oldest releases, which asked for rows over HTTP."""
+    if "/_synapse/replication?" not in match.text:
+        return None
+    words = [
+        (
+            "A worker of a release before 0.21 asks for the rows of all streams after the positions in the"
+            " address: so far it is in each."
+        )
+    ]
+    fields = [
+        {"stream": printable(name), "position": int(place)}
+        for name, place in re.findall(r"[?&]([a-z_]{2,40})=(-?\d{1,19})", match.text)
+        if name != "timeout"
+    ]
+    return _passage(match, words, [], fields)
 
 
 def _connecting(match: Match, writers: Writers) -> Passage | None:
@@ -587,9 +734,38 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
                 f"see whether it went to one that `stream_writers`: {stream} names, or to the main process if"
                 " that key is missing: synrepl inspect --files"
             )
-    else:
+    elif "Processed request" not in match.text:
         return None
+    else:
+        return _answered_well(match, what, path, seconds)
     return _passage(match, words, advice, [])
+
+
+def _answered_well(match: Match, what: str, path: str, seconds: float) -> Passage:
+    """Explain a request that was answered: a /sync by how long it waited."""
+    severity, advice, words = "normal", list[str](), ["A request was answered."]
+    if path.endswith("/sync"):
+        found = re.search(r"[?&]timeout=(\d{1,9})", match.text, re.ASCII)
+        waits = int(found[1]) / 1000 if found else 0
+        if seconds > waits + SLOW_SECONDS:
+            severity = "look"
+            words = [
+                (
+                    f"A /sync took {seconds:.0f} s, though its client wanted to wait {waits:.0f} s at most:"
+                    " there was much to answer, or the process or the database was busy."
+                )
+            ]
+            advice = [
+                (
+                    "after a pause, or for a new client: common. Always: look at its load, and"
+                    " send /sync to workers of their own"
+                )
+            ]
+        else:
+            words = ["A /sync was answered: at once with what was new, or after a wait for it."]
+    elif " 200!" in match.text or " 499" in match.text:
+        words = ["A request was answered, though its client had gone away."]
+    return msgspec.structs.replace(_passage(match, words, advice, []), severity=severity)
 
 
 def _instance(match: Match, writers: Writers) -> Passage | None:
@@ -633,20 +809,29 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "request": _request,
     "proxy_request": _proxied,
     "start_name": _instance,
+    "proxy_upstream": _upstream,
+    "id_twice": _id_twice,
+    "sql_debug": _sql,
+    "sync_span": _sync_span,
+    "fed_request_failed": _fed_refused,
+    "client_fetch": _fetched,
+    "request_received": _received,
 }
 """What explains a message by its values; None: what the data says is all."""
 
 
-def explain_message(match: Match, writers: Writers, reasons: Sequence[Match | str] = ()) -> Passage | None:
+def explain_message(
+    match: Match, writers: Writers, reasons: Sequence[Match | str] = (), frames: Sequence[str] = ()
+) -> Passage | None:
     """Explain a message by its data, by its values where they say more, and by what it gives as the reason.
 
-    `reasons` are of the traceback after it. None if its text is, by its values, another message.
+    `reasons` and `frames` are of the traceback after it. None if its text is, by its values, another message.
     """
     passage = _explained(match, writers)
     if passage is None:
         return None
     if passage.severity != "normal":
-        passage = _with_reasons(passage, match, writers, reasons)
+        passage = _with_reasons(passage, match, writers, reasons, frames)
     words = list(passage.words)
     if passage.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")
@@ -666,7 +851,7 @@ def _explained(match: Match, writers: Writers) -> Passage | None:
 
 
 def _with_reasons(
-    passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
+    passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str], frames: Sequence[str]
 ) -> Passage:
     """Add what the exceptions of a message mean, or the last of them as it is."""
     if not match.pattern.is_raised and (named := find_reason(match.text[len(match.pattern.literals[0]) :])):
@@ -678,7 +863,12 @@ def _with_reasons(
             known.setdefault(found.kind, found)
     if not known:
         words = [f"The exception: {_shown(one)}" for one in reasons[-1:] if isinstance(one, str)]
-        return msgspec.structs.replace(passage, words=[*passage.words, *words])
+        if frames and not reasons:
+            words = ["The traceback after it was cut off: the last line, with the exception, is missing."]
+        if frames:
+            words += _places(frames)
+        advice = ["paste it as a whole"] if frames and not reasons else passage.advice
+        return msgspec.structs.replace(passage, words=[*passage.words, *words], advice=advice)
     # The traceback is read, so that the advice to read it goes.
     advice = [step for step in passage.advice if not step.startswith("read the ")]
     words = list(passage.words)
@@ -687,7 +877,8 @@ def _with_reasons(
         words += [f"{_shown(reason.text)}: {first}", *more]
         advice += reason.advice
     severity = min((passage.severity, *(each.severity for each in known.values())), key=SEVERITIES.index)
-    return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity)
+    cause = next(iter(known.values())).words[0]
+    return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity, cause=cause)
 
 
 _SENDS_ROWS: Final = (
@@ -709,12 +900,23 @@ PARTS: Final = {
 """What a file of Synapse in a traceback tells of what failed: the first that is in it counts."""
 
 
+def _part(frames: Sequence[str]) -> str:
+    return next((start for start in PARTS if any(frame.startswith(start) for frame in frames)), "")
+
+
+def _places(frames: Sequence[str]) -> list[str]:
+    """Say where a traceback comes from."""
+    if not frames:
+        return []
+    told = [f"The last file of Synapse in it is {printable(frames[-1])}."]
+    if part := _part(frames):
+        told.append(f"What failed is {PARTS[part]}.")
+    return told
+
+
 def explain_traceback(exceptions: Sequence[str], logger: str, frames: Sequence[str] = ()) -> Passage:
     """Explain a traceback of which no exception is known, nor the line that its `logger` wrote."""
-    place = [f"The last file of Synapse in it is {printable(frames[-1])}."] if frames else []
-    part = next((start for start in PARTS if any(frame.startswith(start) for frame in frames)), "")
-    if part:
-        place.append(f"What failed is {PARTS[part]}.")
+    place, part = _places(frames), _part(frames)
     if exceptions:
         text = _shown(exceptions[-1])
         where = (

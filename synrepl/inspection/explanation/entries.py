@@ -19,7 +19,7 @@ from synrepl.inspection.explanation.tables import PastedTable
 
 _BEGINS: Final = re.compile(
     r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):'
-    r"|[\^~]{3,}\s*\Z)"
+    r"|[\^~]{3,}\s*\Z|(?:/[\w.~-]{1,60}){1,20}\.py:\d{1,6}:[\w<>]{1,80}\s*\Z)"
 )
 _FIRST: Final = "Traceback (most recent call last):"
 _PART: Final = re.compile(
@@ -52,11 +52,21 @@ _CUT_IN_HEADER: Final = re.compile(r" - [\w.]{1,100} - \d{1,6} - [A-Z]{4,8} - [\
 """The end of a line that a terminal broke before its message."""
 _REST_OF_HEADER: Final = re.compile(r"[\w@.:/-]{0,100} ?- \S", re.ASCII)
 
-_FRAME: Final = re.compile(r'File "[^"]{0,250}?(?P<file>synapse/[\w/]{1,120}\.py)"', re.ASCII)
+_FRAME: Final = re.compile(
+    r'File "[^"]{0,250}?(?P<file>synapse/(?!synapse/|src/)[\w/]{1,120}\.py)"'
+    r"|/(?P<short>synapse/(?!synapse/|src/)[\w/]{1,120}\.py):\d",
+    re.ASCII,
+)
+
+_REQUEST_CUT: Final = re.compile(r"Processed request: (?!.{0,3000} dbevts\])", re.ASCII)
+"""A request as Synapse logs it, of which a terminal broke the line."""
 
 _MAX_EXCEPTIONS: Final = 4
 _MAX_JOINED: Final = 2000
 """The most characters to which a line that goes on in the next ones is joined."""
+
+MAX_BROKEN: Final = 5
+"""Into so many lines a line may be broken."""
 
 _MAX_FRAMES: Final = 100
 _MAX_UNKNOWN: Final = 8
@@ -104,6 +114,9 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
             continue
         begins = not exceptions and _begins(line)
         if held is not None and held.table is None and not begins and not is_logged(line):
+            if held.lines <= MAX_BROKEN and _is_cut_request(held.line):
+                held = PastedEntry(held.number, f"{held.line}{line}", held.lines + 1)
+                continue
             header, text = logged_message(line)
             if _CONTINUED.match(text) is not None:
                 held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
@@ -148,9 +161,17 @@ def _joined(before: str, text: str) -> str:
 
 def _begins(line: str) -> bool:
     """Whether a traceback begins, or goes on, in a line."""
-    if 'File "' in line or " call last):" in line or "^^^" in line or "~~~" in line:
+    if 'File "' in line or " call last):" in line or "^^^" in line or "~~~" in line or ".py:" in line:
         return _BEGINS.search(line[:1000]) is not None
     return False
+
+
+def _is_cut_request(line: str) -> bool:
+    """Whether a line of a request was broken: within quotes, or before them."""
+    if _REQUEST_CUT.search(line[:4000]) is None:
+        return False
+    quotes = line.count('"')
+    return quotes % 2 == 1 or (not quotes and line.rstrip()[-1:] in ":)(")
 
 
 def _is_failure(line: str) -> bool:
@@ -184,9 +205,9 @@ class _Traceback:
     def _is_of(self, text: str, line: str) -> bool:
         if _begins(line) or _PART.match(text) is not None:
             self._is_frame = 'File "' in line
-            if self._is_frame and (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:
-                self._frames.pop(found["file"], None)
-                self._frames[found["file"]] = None
+            if (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:
+                self._frames.pop(file := found["file"] or found["short"], None)
+                self._frames[file] = None
             self._unknown = 0
             return True
         is_source, self._is_frame = self._is_frame, False

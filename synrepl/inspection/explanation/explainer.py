@@ -7,6 +7,7 @@ the memory does not depend on the length of a log.
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -55,6 +56,8 @@ from synrepl.inspection.explanation.tokens import (
     find_positions,
     find_room_positions,
     find_tokens,
+    is_of_history,
+    is_older,
     names_advice,
     releases,
     roles_of,
@@ -72,6 +75,16 @@ _TELLS_NO_FAILURE: Final = ("DEBUG", "INFO")
 
 _REQUESTS: Final = ("request", "proxy_request")
 """Messages of a request that was answered, by Synapse and by a proxy."""
+
+_WITH_TOKENS: Final = (
+    *_REQUESTS,
+    "request_received",
+    "sync_request",
+    "response_cached",
+    "response_made",
+    "to_device_traced",
+)
+"""Messages of which the token that they have is explained too."""
 
 MAX_COMPARED: Final = 8
 """The most tokens that are compared with each other."""
@@ -165,8 +178,8 @@ class _Explainer:
     def __init__(self, state: HomeserverState) -> None:
         self._state = state
         self._writers = MappingProxyType(dict(state.writers))
-        self._groups: dict[str, _Group] = {}
-        self._tokens: dict[str, tuple[SyncToken, int]] = {}
+        self._groups: dict[tuple[str, str], _Group] = {}
+        self._tokens: dict[str, tuple[SyncToken, int, list[str]]] = {}
         self._asked: dict[str, _Asked] = {}
         self._roles: dict[str, list[str]] = {}
         self._lines = 0
@@ -182,17 +195,11 @@ class _Explainer:
         self._lines += entry.lines
         header, texts = read_line(entry.line)
         match = next((found for text in texts if (found := find_message(text))), None)
-        if match is not None:
-            group = self._groups.get(match.message.key)
-            if group is not None and group.is_full and group.whole is not None:
-                group.count(group.whole, entry.number, header.time)
-                return
-            reasons = [_reason(text) or text for text in entry.exceptions]
-            if (passage := explain_message(match, self._writers, reasons)) is not None:
-                self._add(passage, entry.number, header.time)
-                return
-        passages = self._explain_texts(texts, entry.number)
-        if all(one.kind in ("sync_token", "position") for one in passages):
+        is_told = match is not None and self._add_message(match, entry, header)
+        if match is not None and is_told and match.message.key not in _WITH_TOKENS:
+            return
+        passages = self._explain_texts(texts, entry)
+        if not is_told and all(one.kind in ("sync_token", "position") for one in passages):
             passages += self._explain_reason(entry, header)
         if not passages and not header and (changed := explain_statement(entry.line)) is not None:
             passages = [changed]
@@ -208,8 +215,22 @@ class _Explainer:
         for token in {one.text for one in passages if one.kind == "sync_token"}:
             if len(self._roles) <= MAX_EXAMPLES:
                 self._add_roles(token, entry.line)
-        if not passages:
+        if not passages and not is_told:
             self._unrecognized[header.logger] += entry.lines
+
+    def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
+        """Explain the message that a line is; False if its values say that it is none."""
+        message = match.message
+        group = self._groups.get((message.key, message.severity))
+        is_full = message.key not in _WITH_TOKENS and group is not None and group.is_full
+        if is_full and group is not None and group.whole is not None:
+            group.count(group.whole, entry.number, header.time)
+            return True
+        reasons = [_reason(text) or text for text in entry.exceptions]
+        passage = explain_message(match, self._writers, reasons, entry.frames)
+        if passage is not None:
+            self._add(passage, entry.number, header.time)
+        return passage is not None
 
     def _add_figures(self, entry: PastedEntry) -> bool:
         """Explain a table of the database, a statement, or a sample of metrics; whether it is one."""
@@ -254,7 +275,7 @@ class _Explainer:
         return []
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
-        group = self._groups.setdefault(passage.kind, _Group())
+        group = self._groups.setdefault((passage.kind, passage.severity), _Group())
         group.add(_with_state(passage, self._state), number, time)
 
     def _add_roles(self, token: str, line: str) -> None:
@@ -304,7 +325,7 @@ class _Explainer:
             ],
         )
 
-    def _explain_texts(self, texts: list[LoggedText], number: int) -> list[Passage]:
+    def _explain_texts(self, texts: list[LoggedText], entry: PastedEntry) -> list[Passage]:
         """Explain what is no message: of the texts in a line, the first in which something is known."""
         for text in texts:
             # A line that a logger wrote is none of the protocol, whatever it looks like.
@@ -313,9 +334,12 @@ class _Explainer:
         for text in texts:
             if tokens := find_tokens(text.text, self._writers):
                 for shown, token in tokens:
-                    if len(self._tokens) <= MAX_COMPARED:
-                        self._tokens.setdefault(shown, (token, number))
-                return [_explain_token(shown, token) for shown, token in tokens]
+                    if len(self._tokens) <= MAX_COMPARED and not is_of_history(shown, entry.line):
+                        self._tokens.setdefault(shown, (token, entry.number, roles_of(shown, entry.line)))
+                return [
+                    _explain_token(shown, token, is_history=is_of_history(shown, entry.line))
+                    for shown, token in tokens
+                ]
         for text in texts:
             if rooms := list(find_room_positions(text.text, self._writers)):
                 return [_explain_position(shown, "Room", position) for shown, position in rooms]
@@ -343,6 +367,7 @@ class _Explainer:
             other_loggers=dict(self._unrecognized.most_common()),
             areas={name: module.about for name, module in modules.items()},
             beside=[name for name, module in modules.items() if module.is_beside],
+            summary=_summary(passages),
         )
 
     def _with_progress(self, passage: Passage) -> Passage:
@@ -358,16 +383,37 @@ class _Explainer:
         tokens = [one for one in self._tokens.values() if one[0].positions["room"].topological is None]
         if not 2 <= len(tokens) <= MAX_COMPARED:
             return None
-        words, rows = compare([token for token, _ in tokens])
-        lines = list(dict.fromkeys(number for _, number in tokens))
+        order = "in the order in which they are in the text"
+        # Synapse logs a request after what its answer has.
+        is_reversed = tokens[0][2][:1] == ["gave"] and tokens[-1][2][:1] == ["asked"]
+        if is_reversed and all(is_older(after[0], before[0]) for before, after in pairwise(tokens)):
+            order = "from that of a request to that of its answer, which is logged first"
+            tokens.reverse()
+        words, rows = compare([token for token, _, _ in tokens])
+        lines = sorted({number for _, number, _ in tokens})
         return Passage(
             kind="compared_tokens",
             text=f"{len(tokens)} tokens",
-            words=[f"{len(tokens)} tokens, compared in the order in which they are in the text.", *words],
+            words=[f"{len(tokens)} tokens, compared {order}.", *words],
             fields=rows,
             lines=lines,
             count=len(lines),
         )
+
+
+def _summary(passages: list[Passage]) -> str:
+    """Say in a sentence what is likely wrong: what the worst message means, and its cause."""
+    told = [one for one in passages if one.severity]
+    if not told:
+        return ""
+    worst = told[0]
+    if worst.severity == "normal":
+        return "Of what is known here, nothing failed."
+    alike = [one for one in told if one.severity == worst.severity and one.kind != worst.kind]
+    # What the system or the database said is nearer to the cause than what failed for it.
+    first = " ".join([worst.words[0], *([worst.cause] if worst.cause else [])])
+    more = f" {len(alike)} more below." if alike else ""
+    return f"{first}{more}"
 
 
 def _reason(text: str) -> Match | None:
@@ -395,13 +441,18 @@ def _with_state(passage: Passage, state: HomeserverState) -> Passage:
     return msgspec.structs.replace(passage, words=list(dict.fromkeys(words)), fields=rows)
 
 
-def _explain_token(text: str, token: SyncToken) -> Passage:
+def _explain_token(text: str, token: SyncToken, *, is_history: bool) -> Passage:
     words = []
     room = token.positions["room"]
     if room.topological is not None:
         words.append(
             f"A token of a room's history: it pages back after depth {room.topological}, event"
             f" {room.minimum}; only the room counts."
+        )
+    elif is_history:
+        words.append(
+            f"A place in a room's history, as prev_batch: it pages back from event {room.minimum}. It is by"
+            " nature older than the next_batch of the same answer; only the room counts."
         )
     else:
         after = f"after event {room.minimum}, and in each other stream after the position in the table"

@@ -47,6 +47,13 @@ _FAMILIES: Final = (
     ("synapse.app.", "synapse.app.generic_worker"),
     ("synapse.access.", "synapse.access"),
     ("synapse.config.logger", "root"),
+    ("synapse.rest.client.v2_alpha.sync", "synapse.rest.client.sync"),
+    # Before 1.19 storage was divided otherwise.
+    ("synapse.storage.data_stores.main.events_worker", "synapse.storage.databases.main.events_worker"),
+    (
+        "synapse.storage.data_stores.main.event_push_actions",
+        "synapse.storage.databases.main.event_push_actions",
+    ),
     *(
         (start, "synapse.logging.context")
         for start in (

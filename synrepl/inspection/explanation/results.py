@@ -29,7 +29,8 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     of which the first is the summary. `advice` is what to do or to look at next. `fields` are the rows of a
     table: all have the same names, in snake case. `lines` are the numbers of the first `MAX_NUMBERS` lines
     that say so, from 1 on, and `count` is of all of them; `first_time` and `last_time` are the times before
-    the first and the last as they stand there, or "".
+    the first and the last as they stand there, or "". `cause` tells what the message gives as its reason,
+    or is "".
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     first_time: str = ""
     last_time: str = ""
+    cause: str = ""
 
 
 MAX_NUMBERS = 10
@@ -49,7 +51,7 @@ MAX_NUMBERS = 10
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recognized in a text, the worst first.
+    """What was recognized in a text, the worst first; `summary` is what is likely wrong in it, or "".
 
     `lines` counts the lines with text. `unrecognized` counts those that contain nothing known, and
     `other_loggers` the same by the module that logged them, or "". `areas` tells what such a module does, if
@@ -62,3 +64,4 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     other_loggers: Mapping[str, int] = {}
     areas: Mapping[str, str] = {}
     beside: Sequence[str] = ()
+    summary: str = ""

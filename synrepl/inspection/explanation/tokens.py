@@ -39,7 +39,7 @@ _KEY: Final = (
 
 _ROOM_ONLY: Final = re.compile(rf"{_KEY}(?P<token>{_ROOM})(?![\w~.-])", re.ASCII)
 _KEY_BEFORE: Final = re.compile(rf"{_KEY}\Z", re.ASCII)
-_LIKELY: Final = re.compile(r"(?<![\w~.$!@#-])(?:\d+/)?[smt]-?\d[\d~.-]*_|StreamToken\(", re.ASCII)
+_LIKELY: Final = re.compile(r"(?<![\w~.$!@#-])(?:\d+/)?[smt]-?\d[\d~.-]*_|Token\(", re.ASCII)
 
 _IN_PARENTHESES: Final = r"\([^()]*(?:\([^()]*\)[^()]*)*\)"
 VALUE: Final = rf"(?:{_NUMBER}(?!(?!quarantined_media)\w)|(?:Room|MultiWriter)StreamToken{_IN_PARENTHESES})"
@@ -47,11 +47,13 @@ VALUE: Final = rf"(?:{_NUMBER}(?!(?!quarantined_media)\w)|(?:Room|MultiWriter)St
 
 _MEMBER: Final = re.compile(
     # 1.154 to 1.158 have nothing between the number of sticky_events and the next name.
-    rf"(?:(?<!\w)|(?=quarantined_media))(?P<name>[a-z_]{{2,40}})\s*[:=]\s*(?P<value>{VALUE})",
+    rf"(?:(?<!\w)|(?=quarantined_media))(?P<name>[a-z_]{{2,40}})\s*[:=]\s*"
+    rf"(?:(?P<value>{VALUE})|u?'(?P<text>{_ROOM}|{_NUMBER})')",
     re.ASCII,
 )
 _POSITION: Final = re.compile(rf"(?<!\w)(?P<kind>Room|MultiWriter)StreamToken{_IN_PARENTHESES}", re.ASCII)
-_LOGGED_TOKEN: Final = re.compile(r"(?<!\w)StreamToken\(", re.ASCII)
+_LOGGED_TOKEN: Final = re.compile(r"(?<!\w)(?:Stream)?Token\((?=room)", re.ASCII)
+"""Of a client's token, releases before 1.13 log the fields as they were read: in quotes."""
 _STREAM: Final = re.compile(rf"\bstream\s*[:=]\s*({_NUMBER})", re.ASCII)
 _TOPOLOGICAL: Final = re.compile(rf"\btopological\s*[:=]\s*({_NUMBER})", re.ASCII)
 _INSTANCES: Final = re.compile(r"\b(?:instances|instance_map)\s*[:=][^{]{0,40}\{([^{}]*)\}", re.ASCII)
@@ -124,7 +126,9 @@ def find_tokens(text: str, writers: Writers) -> list[tuple[str, SyncToken]]:
     for match in islice(_LOGGED_TOKEN.finditer(text), MAX_TOKENS):
         end = _closing(text, match.end())
         positions = {
-            one["name"].removesuffix("_key"): read_position(one["value"])
+            one["name"].removesuffix("_key"): (
+                _from_text(one["text"], writers) if one["text"] else read_position(one["value"])
+            )
             for one in _MEMBER.finditer(text, match.end(), end)
         }
         if "room" in positions:
@@ -137,8 +141,19 @@ def find_tokens(text: str, writers: Writers) -> list[tuple[str, SyncToken]]:
 
 def roles_of(token: str, text: str) -> list[str]:
     """Return what is said of a token, in order: a request "asked" with it, an answer to a sync "gave" it."""
-    before = rf"(?<![a-z_])(since|next_batch|pos)\\?[\"']?\s{{0,8}}([=:])\s{{0,8}}\\?[\"']?{re.escape(token)}"
+    before = (
+        rf"(?<![a-z_])(since|next[_ ]batch|pos)\\?[\"']?\s{{0,8}}([=:])\s{{0,8}}\\?[\"']?{re.escape(token)}"
+    )
     return [_ROLES[key, mark] for key, mark in re.findall(before, text) if (key, mark) in _ROLES]
+
+
+def is_of_history(token: str, text: str) -> bool:
+    """Whether a text has a token as a place in a room's history, as ``prev_batch``: it is older by nature."""
+    before = text[max(0, (place := text.find(token)) - 100) : max(place, 0)]
+    return _HISTORY.search(before) is not None
+
+
+_HISTORY: Final = re.compile(r"prev_batch\W(?:(?!batch|since|s\d).){0,60}\Z|[?&]dir=b&from=\Z", re.ASCII)
 
 
 _ROLES: Final = {
@@ -147,6 +162,7 @@ _ROLES: Final = {
     ("pos", ":"): "gave",
     ("next_batch", ":"): "gave",
     ("next_batch", "="): "gave",
+    ("next batch", ":"): "gave",
 }
 
 FEW_FIELDS: Final = 5
@@ -359,11 +375,24 @@ def _number(release: Release) -> str:
     return ".".join(str(part) for part in (release if release[2] else release[:2]))
 
 
+def is_older(one: SyncToken, other: SyncToken) -> bool:
+    """Whether one token is behind another in some field, and beyond it in none."""
+    pairs = [
+        (place, other.positions[name])
+        for name, place in one.positions.items()
+        if name in other.positions and name not in ("typing", "groups")
+    ]
+    return any(place.behind(newer) for place, newer in pairs) and not any(
+        newer.behind(place) for place, newer in pairs
+    )
+
+
 def compare(tokens: Sequence[SyncToken]) -> tuple[list[str], list[dict[str, Any]]]:
     """Compare tokens in the order in which they were found: what moved, what stood still, what went back.
 
     Returns sentences, and a table with a row for each field of them all.
     """
+    words: list[str] = []
     places: dict[str, list[int]] = {}
     for name in tokens[0].positions:
         if all(name in one.positions for one in tokens):
@@ -372,7 +401,6 @@ def compare(tokens: Sequence[SyncToken]) -> tuple[list[str], list[dict[str, Any]
             for writer in dict.fromkeys(writer for one in found for writer in one.ahead):
                 places[f"{name}, {writer}"] = [one.of(writer) for one in found]
     steps = {name: [last - first for first, last in pairwise(at)] for name, at in places.items()}
-    words: list[str] = []
     for name, moved in steps.items():
         for number, step in enumerate(moved, 1):
             before = places[name][number - 1]

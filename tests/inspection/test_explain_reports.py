@@ -1,0 +1,222 @@
+"""Lines of public reports in which something other than a message of replication tells: what is said of them.
+
+The reports are named by their numbers in matrix-org/synapse, where no other project is named.
+"""
+
+import pytest
+
+from synrepl.inspection.explanation import explain
+
+HEAD = "2026-11-02 10:00:00,000 - {} - 1 - {} - GET-1 - "
+TOKENS = (
+    "s8309819_93441792_133776_10682404_669543_1254_1159557_9500936_33",
+    "s8309817_93441792_133776_10682404_669543_1254_1159557_9500936_33",
+)
+
+
+def line(logger: str, level: str, text: str) -> str:
+    return HEAD.format(f"synapse.{logger}" if logger != "twisted" else logger, level) + text
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "severity", "said"),
+    [
+        # 15980: caches, again and again
+        (
+            line(
+                "replication.tcp.handler",
+                "INFO",
+                "Fetching replication rows for 'caches' between 1847967 and 1847952",
+            ),
+            "fetching",
+            "normal",
+            "caches lacks nothing: this process is at 1847967, 15 beyond what its writer announced, 1847952.",
+        ),
+        # spantaleev/matrix-docker-ansible-deploy#2264
+        (
+            (
+                "[error] 23#23: *15 no live upstreams while connecting to upstream client:"
+                ' 1.2.3.4, request: "GET /_matrix/client/r0/sync?since=s44_12_18_49_18_25_27_39_0 HTTP/1.0",'
+                ' upstream: "http://generic_workers/_matrix/client/r0/sync?filter=3"'
+            ),
+            "proxy_upstream",
+            "error",
+            "holds all processes of its upstream generic_workers for down",
+        ),
+        (
+            'upstream timed out (110: x) while reading, request: "GET /x", upstream: "http://[::1]:8008/x"',
+            "proxy_upstream",
+            "error",
+            "The process of Synapse at [::1]:8008, to which a proxy passes requests, did not answer in time.",
+        ),
+        # 12971
+        (
+            (
+                "2022/06/18 10:18:01 [info] 23#23: *39 epoll_wait() reported that client prematurely closed"
+                ' connection, so upstream connection is closed too, request: "GET /_matrix/client/r0/sync"'
+            ),
+            "proxy_client_gone",
+            "normal",
+            "went away before the answer came",
+        ),
+        # 10718, 6692; 9344
+        (
+            'UniqueViolation: duplicate key value violates unique constraint "event_json_event_id_key"',
+            "id_twice",
+            "error",
+            "No sequence is at fault.",
+        ),
+        (
+            'UniqueViolation: duplicate key value violates unique constraint "events_stream_ordering"',
+            "id_twice",
+            "error",
+            "The sequence events_stream_seq gives out ids that are in use",
+        ),
+        # element-hq/synapse#17565
+        (
+            line("storage.SQL", "DEBUG", "[SQL values] {_load_current_ids} ['events', ['master']]"),
+            "sql_debug",
+            "normal",
+            "At its start the process reads where a stream is",
+        ),
+        (line("storage.SQL", "DEBUG", "[SQL time] {get-1} 2.500000 sec"), "sql_debug", "look", "took 2.5 s."),
+        # 6065: what a client sent, as it was read
+        (
+            line(
+                "handlers.sync",
+                "INFO",
+                "Calculating sync response for @a:b between StreamToken(room_key='s58', presence_key='631',"
+                " typing_key='120', receipt_key='30') and StreamToken(room_key='s60', presence_key=631,"
+                " typing_key=120, receipt_key=31)",
+            ),
+            "sync_span",
+            "normal",
+            "new in it may be room +2, receipt +1",
+        ),
+        # kamax-matrix/mxisd#161
+        (
+            line(
+                "handlers.sync",
+                "INFO",
+                "Calculating sync response for @a:b between Token(room_key=u's5', presence_key=u'6')"
+                " and Token(room_key='s5', presence_key=6)",
+            ),
+            "sync_span",
+            "normal",
+            "An answer to a /sync: nothing is new.",
+        ),
+        # 1658: replication in 2016
+        (
+            line(
+                "access.http.1",
+                "INFO",
+                "::1 - 1 - Received request: GET /_synapse/replication?timeout=3&events=7",
+            ),
+            "request_received",
+            "normal",
+            "asks for the rows of all streams after the positions in the address",
+        ),
+        # 8015
+        (
+            line(
+                "http.matrixfederationclient",
+                "WARNING",
+                "{PUT-O-3} [x.org] Request failed: PUT matrix://x.org/_matrix/federation/v1/send/1:"
+                " HttpResponseException(\"403: b'Forbidden'\")",
+            ),
+            "fed_request_failed",
+            "look",
+            "refused a request with 403",
+        ),
+        # element-hq/element-web#29858
+        (
+            "FetchHttpApi: <-- GET https://x/_matrix/client/v3/sync?since=x [10827730ms 401] i.js",
+            "client_fetch",
+            "look",
+            "does not accept its access token any more: not a matter of streams.",
+        ),
+        # element-hq/synapse#17047
+        (
+            "2024-02-22 16:24:01.454 CST [127] LOG:  duration: 1836.864 ms  plan:",
+            "pg_duration",
+            "look",
+            "for how long it took",
+        ),
+        (line("twisted", "INFO", "Timing out client: IPv4Address(x)"), "connection_idle", "normal", "closed"),
+    ],
+)
+def test_what_a_report_has_is_told(text: str, kind: str, severity: str, said: str) -> None:
+    [passage] = [one for one in explain(text).passages if one.kind != "sync_token"]
+
+    assert (kind, severity) == (passage.kind, passage.severity)
+    assert said in " ".join([*passage.words, *passage.advice])
+
+
+def test_a_request_that_a_terminal_broke_is_read() -> None:
+    """Within the address, as in 9613, or before what took how long."""
+    whole = line(
+        "access.http.9893",
+        "INFO",
+        "::1 - 9893 - {None} Processed request: 0.000sec/-0.000sec (0.001sec, 0.000sec) (0.00sec/0.00sec/0)"
+        ' 2B 200 "POST /_synapse/replication/presence_set_state/%40a%3Ab HTTP/1.1" "S/1.2" [0 dbevts]',
+    )
+
+    for place in (whole.index("_set"), whole.index("0.000sec")):
+        found = explain(f"{whole[:place]}\n{whole[place:]}\nhello")
+
+        [passage] = found.passages
+        assert (
+            "POST /_synapse/replication/presence_set_state/%40a%3Ab, answered with 200." in passage.words[0]
+        )
+        assert (3, 1) == (found.lines, found.unrecognized)
+
+
+def test_a_traceback_that_was_cut_off_after_a_message_is_told() -> None:
+    """With the source as Python 3.13 shortens it (element-hq/synapse#19283)."""
+    [passage] = explain(
+        line("http.server", "ERROR", "Failed handle request via 'SyncRestServlet': <x>\n")
+        + "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.13/site-packages/synapse/handlers/sync.py", line 359, in wait\n'
+        "    res = await self.cache.wrap(\n          ^^^^^^^\n    ...<7 lines>...\n    )\n    ^\n"
+    ).passages
+
+    assert (
+        "The traceback after it was cut off: the last line, with the exception, is missing." in passage.words
+    )
+    assert "What failed is the answer to a /sync." in passage.words
+
+
+def test_the_short_frames_of_twisted_are_a_traceback() -> None:
+    """In 7693."""
+    [passage] = explain(
+        "/opt/lib/python3.7/site-packages/twisted/internet/defer.py:1416:_inlineCallbacks\n"
+        "--- <exception caught here> ---\n"
+        "/opt/lib/python3.7/site-packages/synapse/replication/tcp/resource.py:152:loop\n"
+    ).passages
+
+    assert "What failed is the loop that sends the rows of streams" in " ".join(passage.words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a `next_batch` of `{}` and a `prev_batch` for that room of `{}`",
+        "GET /sync?since={}\nGET /rooms/!a:b/messages?dir=b&from={}",
+        '{{"next_batch":"{}"}}\n{{"prev_batch":"{}"}}',
+    ],
+)
+def test_a_place_in_a_rooms_history_is_not_compared(text: str) -> None:
+    found = explain(text.format(*TOKENS))
+
+    assert ["sync_token"] * 2 == [one.kind for one in found.passages]
+    assert any(one.words[0].startswith("A place in a room's history") for one in found.passages)
+
+
+def test_a_request_that_is_logged_after_its_answer_is_compared_with_it() -> None:
+    """As in 9533."""
+    answer = line("9533_debug", "DEBUG", f"Sync body generated, next batch: {TOKENS[0]}")
+    found = explain(f"{answer}\nGET /sync?since={TOKENS[1]}")
+
+    [compared] = [one for one in found.passages if one.kind == "compared_tokens"]
+    assert "from that of a request to that of its answer" in compared.words[0]
+    assert [2] == [row["moved"] for row in compared.fields if row["field"] == "room"]
