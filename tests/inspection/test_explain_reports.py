@@ -220,3 +220,66 @@ def test_a_request_that_is_logged_after_its_answer_is_compared_with_it() -> None
     [compared] = [one for one in found.passages if one.kind == "compared_tokens"]
     assert "from that of a request to that of its answer" in compared.words[0]
     assert [2] == [row["moved"] for row in compared.fields if row["field"] == "room"]
+
+
+def test_a_request_that_gave_up_is_told_with_the_stream_that_was_behind() -> None:
+    """In element-hq/synapse#18412."""
+    token = "StreamToken(room: RoomStreamToken(stream: 9, topological: None), device_list: {})"
+    waits = f"Waiting for current token to reach {token.format(24)}; currently at {token.format(17)}"
+    gave_up = "Timed out waiting for worker to catch up. Returning empty response"
+
+    found = explain(f"{line('notifier', 'INFO', waits)}\n{line('handlers.sync', 'WARNING', gave_up)}")
+
+    assert found.summary.endswith(
+        "device_list is 7 behind: the request's token is at 24, this process is at 17."
+    )
+
+
+def test_an_assertion_is_told_by_what_it_asserts() -> None:
+    """In 8325; an assertion that is not known is shown."""
+    failed = (
+        line("metrics.background_process_metrics", "ERROR", "Background process 'x' threw an exception\n")
+        + 'Traceback (most recent call last):\n  File "/a/synapse/storage/databases/main/state_deltas.py",'
+        " line 54, in get_current_state_deltas\n    assert {}\nAssertionError\n"
+    )
+
+    [known] = explain(failed.format("prev_stream_id <= max_stream_id")).passages
+    [other] = explain(failed.format("a == b")).passages
+
+    assert known.cause.startswith("Who follows the stream of events is beyond the newest event")
+    assert "The exception: AssertionError: assert a == b" in other.words
+
+
+def test_the_exception_of_a_traceback_is_never_left_out() -> None:
+    """A KeyError may be of a stream, or not (14813)."""
+    [passage] = explain(
+        line("http.server", "ERROR", "Failed handle request via 'SyncRestServlet': <x>\n")
+        + 'Traceback (most recent call last):\n  File "/a/synapse/storage/controllers/state.py", line 1\n'
+        "    event_to_state = {\nKeyError: 824591\n"
+    ).passages
+
+    assert "The exception: KeyError: 824591" in passage.words
+    assert "What failed has to do with events and the state of rooms in the database." in passage.words
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("2024-09-20T16:01:09Z ERROR matrix_sdk_ui::sync_service: Error while processing", "matrix_sdk"),
+        ("Jul 09 18:23:52 host mautrix-whatsapp[22860]: [Jul  9, 2019] Sync error: code=500", "mautrix"),
+        ("03:29:10.110 rageshake.js?16c9:65 PUT /sendToDevice/m.key", "rageshake"),
+        ("2026-02-25 08:06:06,293 - nio.responses - WARNING - Error validating response", "nio"),
+    ],
+)
+def test_lines_of_other_programs_are_told_to_be_theirs(text: str, name: str) -> None:
+    found = explain(text)
+
+    assert ([name], 1) == (list(found.beside), found.other_loggers[name])
+
+
+def test_a_request_whose_line_was_cut_off_is_none_that_failed() -> None:
+    text = line("access.http.1", "INFO", "::1 - 1 - {@a:b} Processed request: 0.024sec/0.012sec (0.004sec>")
+
+    [passage] = explain(text).passages
+
+    assert ("request", "normal") == (passage.kind, passage.severity)

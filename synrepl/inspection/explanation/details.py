@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.inspection.explanation.messages import Match, find_reason
+from synrepl.inspection.explanation.modules import module_of
 from synrepl.inspection.explanation.results import Passage
 from synrepl.inspection.explanation.tokens import (
     NUMBERED,
@@ -412,6 +413,20 @@ def _sql(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, [told], [], [])
 
 
+_OF_TABLE: Final = re.compile(r"\b(?:from|into|update)\s+(?P<table>[a-z_]\w{2,63})", re.ASCII | re.IGNORECASE)
+
+
+def _pg_duration(match: Match, writers: Writers) -> Passage:
+    """Explain how long PostgreSQL took for a statement, and for which table."""
+    found = _OF_TABLE.search(match.text)
+    where = f" on {found['table']}" if found else ""
+    words = [
+        f"PostgreSQL took {float(match.values[0]) / 1000:.1f} s for a statement{where}.",
+        match.message.means,
+    ]
+    return _passage(match, words, [match.message.do], [])
+
+
 _SPAN: Final = re.compile(r" between (?P<given>.+?\)) and (?P<current>.+\))\s*\Z", re.ASCII | re.DOTALL)
 
 
@@ -673,7 +688,8 @@ def _request(match: Match, writers: Writers) -> Passage | None:
     """Explain a request as Synapse logged it."""
     found = _REQUEST.search(match.text)
     if found is None:
-        return None
+        words = ["A request was answered; the line was cut off before it tells which, and how."]
+        return msgspec.structs.replace(_passage(match, words, [], []), severity="normal")
     seconds = max(float(found[name].rstrip(".")) for name in ("time", "sending") if found[name])
     return _answer(match, int(found["code"]), found["method"], found["path"], seconds)
 
@@ -813,6 +829,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "id_twice": _id_twice,
     "sql_debug": _sql,
     "sync_span": _sync_span,
+    "pg_duration": _pg_duration,
     "fed_request_failed": _fed_refused,
     "client_fetch": _fetched,
     "request_received": _received,
@@ -862,7 +879,11 @@ def _with_reasons(
         if found is not None and found.kind != match.message.key:
             known.setdefault(found.kind, found)
     if not known:
-        words = [f"The exception: {_shown(one)}" for one in reasons[-1:] if isinstance(one, str)]
+        words = [
+            f"The exception: {_shown(one if isinstance(one, str) else one.text)}"
+            for one in reasons[-1:]
+            if isinstance(one, str) or one.message.key in NOT_BY_DATA
+        ]
         if frames and not reasons:
             words = ["The traceback after it was cut off: the last line, with the exception, is missing."]
         if frames:
@@ -911,7 +932,18 @@ def _places(frames: Sequence[str]) -> list[str]:
     told = [f"The last file of Synapse in it is {printable(frames[-1])}."]
     if part := _part(frames):
         told.append(f"What failed is {PARTS[part]}.")
+        return told
+    # What was to be done is in the first files, how it is done in the last ones.
+    modules = (module_of(frame.removesuffix(".py").replace("/", ".")) for frame in frames)
+    if module := next((one for one in modules if one and one.name not in _OF_ALL), None):
+        told.append(f"What failed has to do with {module.about.partition(';')[0]}.")
     return told
+
+
+_OF_ALL: Final = frozenset(
+    ("synapse.http.server", "synapse.http.site", "synapse.http", "synapse.logging", "synapse.metrics")
+)
+"""Modules by way of which everything goes."""
 
 
 def explain_traceback(exceptions: Sequence[str], logger: str, frames: Sequence[str] = ()) -> Passage:

@@ -185,6 +185,7 @@ class _Traceback:
     def __init__(self) -> None:
         self._lines = self._unknown = self._last = 0
         self._is_frame = self._is_logged = False
+        self._asserted = ""
         self._exceptions: list[str] = []
         self._frames: dict[str, None] = {}
 
@@ -211,7 +212,11 @@ class _Traceback:
             self._unknown = 0
             return True
         is_source, self._is_frame = self._is_frame, False
+        if is_source and text.startswith("assert "):
+            self._asserted = text
         if (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
+            if text.rstrip(":") == "AssertionError" and self._asserted:
+                text = f"AssertionError: {self._asserted[:_MAX_JOINED]}"
             self._exceptions = [*self._exceptions, text][-_MAX_EXCEPTIONS:]
             return True
         if self._exceptions and not is_source:

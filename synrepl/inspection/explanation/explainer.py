@@ -16,7 +16,7 @@ import msgspec
 from synrepl.inspection.explanation.details import SEVERITIES, explain_message, explain_traceback
 from synrepl.inspection.explanation.entries import PastedEntry, entries
 from synrepl.inspection.explanation.messages import Match, find_message, find_reason
-from synrepl.inspection.explanation.modules import module_of
+from synrepl.inspection.explanation.modules import module_of, program_of
 from synrepl.inspection.explanation.pasted_lines import (
     Header,
     LoggedText,
@@ -216,7 +216,7 @@ class _Explainer:
             if len(self._roles) <= MAX_EXAMPLES:
                 self._add_roles(token, entry.line)
         if not passages and not is_told:
-            self._unrecognized[header.logger] += entry.lines
+            self._unrecognized[header.logger or program_of(entry.line)] += entry.lines
 
     def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
         """Explain the message that a line is; False if its values say that it is none."""
@@ -334,7 +334,9 @@ class _Explainer:
         for text in texts:
             if tokens := find_tokens(text.text, self._writers):
                 for shown, token in tokens:
-                    if len(self._tokens) <= MAX_COMPARED and not is_of_history(shown, entry.line):
+                    is_whole = "(" not in shown or shown.endswith(")")
+                    is_of_sync = is_whole and not is_of_history(shown, entry.line)
+                    if is_of_sync and len(self._tokens) <= MAX_COMPARED:
                         self._tokens.setdefault(shown, (token, entry.number, roles_of(shown, entry.line)))
                 return [
                     _explain_token(shown, token, is_history=is_of_history(shown, entry.line))
@@ -401,6 +403,10 @@ class _Explainer:
         )
 
 
+_GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
+"""Messages of a request that did not get what it waited for: another line tells which stream was behind."""
+
+
 def _summary(passages: list[Passage]) -> str:
     """Say in a sentence what is likely wrong: what the worst message means, and its cause."""
     told = [one for one in passages if one.severity]
@@ -412,6 +418,9 @@ def _summary(passages: list[Passage]) -> str:
     alike = [one for one in told if one.severity == worst.severity and one.kind != worst.kind]
     # What the system or the database said is nearer to the cause than what failed for it.
     first = " ".join([worst.words[0], *([worst.cause] if worst.cause else [])])
+    if worst.kind in _GAVE_UP:
+        waits = (one.words[0] for one in told if one.kind == "stream_wait_start" and one.fields)
+        first = " ".join([first, *list(waits)[:1]])
     more = f" {len(alike)} more below." if alike else ""
     return f"{first}{more}"
 
