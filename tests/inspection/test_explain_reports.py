@@ -283,3 +283,28 @@ def test_a_request_whose_line_was_cut_off_is_none_that_failed() -> None:
     [passage] = explain(text).passages
 
     assert ("request", "normal") == (passage.kind, passage.severity)
+
+
+def test_a_failure_beside_the_streams_is_told_as_such_and_is_not_the_summary() -> None:
+    """As YunoHost-Apps/synapse_ynh#495 has it."""
+    found = explain(
+        line(
+            "media.url_previewer",
+            "WARNING",
+            "Error downloading https://x.org: ConnectError('No route to host')",
+        )
+        + "\n"
+        + line("replication.tcp.handler", "INFO", "Caught up with stream 'events' to 5")
+    )
+
+    assert found.passages[0].words[-1].endswith("(files that users sent): not about streams.")
+    assert "Of what is known here, nothing failed." == found.summary
+
+
+def test_an_answer_that_begins_and_ends_with_a_token_is_the_end_of_a_room() -> None:
+    """In 12102."""
+    token = "t1-915_1917_28_2_75_1_1_77_1"
+
+    [passage] = explain(rf'body: b"{{\"chunk\":[],\"start\":\"{token}\",\"end\":\"{token}\"}}"').passages
+
+    assert any("in that direction the room has nothing more" in word for word in passage.words)

@@ -56,6 +56,7 @@ from synrepl.inspection.explanation.tokens import (
     find_positions,
     find_room_positions,
     find_tokens,
+    is_end_of_history,
     is_of_history,
     is_older,
     names_advice,
@@ -269,6 +270,10 @@ class _Explainer:
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
         if found is not None and (passage := explain_message(found, self._writers)) is not None:
+            module = module_of(header.logger)
+            if module is not None and module.is_beside:
+                about = f"{printable(header.logger)} logged it ({module.about.partition(';')[0]}): {BESIDE}"
+                return [msgspec.structs.replace(passage, words=[*passage.words, about])]
             return [passage]
         if entry.exceptions or entry.is_traceback:
             return [explain_traceback(entry.exceptions, header.logger, entry.frames)]
@@ -338,10 +343,7 @@ class _Explainer:
                     is_of_sync = is_whole and not is_of_history(shown, entry.line)
                     if is_of_sync and len(self._tokens) <= MAX_COMPARED:
                         self._tokens.setdefault(shown, (token, entry.number, roles_of(shown, entry.line)))
-                return [
-                    _explain_token(shown, token, is_history=is_of_history(shown, entry.line))
-                    for shown, token in tokens
-                ]
+                return [_explain_token(shown, token, entry.line) for shown, token in tokens]
         for text in texts:
             if rooms := list(find_room_positions(text.text, self._writers)):
                 return [_explain_position(shown, "Room", position) for shown, position in rooms]
@@ -403,13 +405,16 @@ class _Explainer:
         )
 
 
+BESIDE: Final = "not about streams."
+"""The end of what is said of a failure in a module that has nothing to do with streams."""
+
 _GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
 """Messages of a request that did not get what it waited for: another line tells which stream was behind."""
 
 
 def _summary(passages: list[Passage]) -> str:
     """Say in a sentence what is likely wrong: what the worst message means, and its cause."""
-    told = [one for one in passages if one.severity]
+    told = [one for one in passages if one.severity and not one.words[-1].endswith(BESIDE)]
     if not told:
         return ""
     worst = told[0]
@@ -450,7 +455,7 @@ def _with_state(passage: Passage, state: HomeserverState) -> Passage:
     return msgspec.structs.replace(passage, words=list(dict.fromkeys(words)), fields=rows)
 
 
-def _explain_token(text: str, token: SyncToken, *, is_history: bool) -> Passage:
+def _explain_token(text: str, token: SyncToken, line: str) -> Passage:
     words = []
     room = token.positions["room"]
     if room.topological is not None:
@@ -458,7 +463,7 @@ def _explain_token(text: str, token: SyncToken, *, is_history: bool) -> Passage:
             f"A token of a room's history: it pages back after depth {room.topological}, event"
             f" {room.minimum}; only the room counts."
         )
-    elif is_history:
+    elif is_of_history(text, line):
         words.append(
             f"A place in a room's history, as prev_batch: it pages back from event {room.minimum}. It is by"
             " nature older than the next_batch of the same answer; only the room counts."
@@ -466,6 +471,11 @@ def _explain_token(text: str, token: SyncToken, *, is_history: bool) -> Passage:
     else:
         after = f"after event {room.minimum}, and in each other stream after the position in the table"
         words.append(f"A sync token: what a client has received ends {after}.")
+    if is_end_of_history(text, line):
+        words.append(
+            "The answer begins and ends with it: in that direction the room has nothing more that this server"
+            " knows."
+        )
     if token.connection is not None:
         words.append(f"It is one of sliding sync: {token.connection} is the state of the connection.")
     words += releases(token)

@@ -153,6 +153,12 @@ def is_of_history(token: str, text: str) -> bool:
     return _HISTORY.search(before) is not None
 
 
+def is_end_of_history(token: str, text: str) -> bool:
+    """Whether an answer in a text has a token as its start and as its end."""
+    keys = re.findall(rf"\b(start|end)\W{{1,8}}{re.escape(token)}(?![\w~])", text)
+    return {"start", "end"} <= {*keys}
+
+
 _HISTORY: Final = re.compile(r"prev_batch\W(?:(?!batch|since|s\d).){0,60}\Z|[?&]dir=b&from=\Z", re.ASCII)
 
 
