@@ -171,3 +171,31 @@ def test_metrics_without_end_are_counted() -> None:
 )
 def test_metrics_of_others_are_none(text: str) -> None:
     assert not only(text, "metric")
+
+
+CLIENT = (
+    "id=96 addr=127.0.0.1:33322 laddr=127.0.0.1:6379 fd=37 name= age=125 idle=5 flags={} db=0 sub={} psub=0"
+    " ssub=0 multi=-1 qbuf=0 events=r cmd={} user=default redir=-1 resp=2"
+)
+
+
+def test_connections_to_redis_tell_who_receives() -> None:
+    """Where none did, nothing arrived (matrix-org/synapse#16093)."""
+    sends, receives = CLIENT.format("N", 0, "ping"), CLIENT.format("P", 1, "subscribe")
+
+    [none] = explain(f"{sends}\n{sends}").passages
+    [one] = explain(f"$ redis-cli client list\n{sends}\n{receives}").passages
+
+    assert ("error", 2) == (none.severity, none.count)
+    assert none.words[0].startswith("No process receives anything over Redis")
+    assert one.words[0].startswith("2 connections to Redis, of which 1 receive")
+
+
+def test_an_answer_of_prometheus_has_samples() -> None:
+    queue = '{{"metric":{{"__name__":"synapse_replication_tcp_command_queue","name":"{}"}},"value":[16,"5"]}}'
+    results = ",".join(queue.format(name) for name in ("w1", "w2"))
+
+    [passage] = explain(f'{{"status":"success","data":{{"result":[{results}]}}}}').passages
+
+    assert ['name="w1"', 'name="w2"'] == [row["labels"] for row in passage.fields]
+    assert not explain('{"metric":{"__name__":"node_load1"},"value":[1,"5"]}').passages

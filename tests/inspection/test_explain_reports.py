@@ -308,3 +308,29 @@ def test_an_answer_that_begins_and_ends_with_a_token_is_the_end_of_a_room() -> N
     [passage] = explain(rf'body: b"{{\"chunk\":[],\"start\":\"{token}\",\"end\":\"{token}\"}}"').passages
 
     assert any("in that direction the room has nothing more" in word for word in passage.words)
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        '{{"streams":[{{"stream":{{"job":"x"}},"values":[["17","{0}"],["18","{0}"]]}}]}}',
+        '{{"status":"success","data":{{"result":[{{"stream":{{}},"values":[["17","{0}"],["18","{0}"]]}}]}}}}',
+        'worker-1 {{"log":"{0}"}}\nworker-1 {{"log":"{0}"}}',
+        "&quot;{0}&quot;\n&#34;{0}&#34;",
+    ],
+)
+def test_lines_in_documents_of_loki_and_of_containers_are_read(wrapper: str) -> None:
+    lost = line("replication.tcp.redis", "INFO", "Lost connection to redis")
+
+    [passage] = explain(wrapper.format(lost)).passages
+
+    assert "redis_lost" == passage.kind
+
+
+def test_a_request_between_processes_in_the_log_of_a_proxy_is_told() -> None:
+    [passage] = explain(
+        '1.2.3.4 - - [02/Nov/2026:10:00:00 +0000] "POST /_synapse/replication/fed_send_edu/x/a HTTP/1.1"'
+        ' 502 0 "-" "Synapse/1.150.0"'
+    ).passages
+
+    assert "answered with 502: it failed, or was not answered." in passage.words[0]

@@ -696,7 +696,9 @@ def _request(match: Match, writers: Writers) -> Passage | None:
 
 def _proxied(match: Match, writers: Writers) -> Passage | None:
     """Explain a request as nginx or HAProxy logged it."""
-    found = re.search(r'"(?P<method>[A-Z]{1,10}) (?P<path>/_matrix/[^\s?"]{0,500})', match.text, re.ASCII)
+    found = re.search(
+        r'"(?P<method>[A-Z]{1,10}) (?P<path>/_(?:matrix|synapse)/[^\s?"]{0,500})', match.text, re.ASCII
+    )
     code = match.values[-1] if match.pattern.literals[0] else match.values[0]
     return _answer(match, int(code), found["method"], found["path"], 0.0) if found is not None else None
 

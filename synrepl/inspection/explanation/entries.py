@@ -13,6 +13,7 @@ from synrepl.inspection.explanation.pasted_lines import (
     is_logged,
     logged_message,
     split_lines,
+    spread,
     strings_of_document,
 )
 from synrepl.inspection.explanation.tables import PastedTable
@@ -65,6 +66,9 @@ _MAX_EXCEPTIONS: Final = 4
 _MAX_JOINED: Final = 2000
 """The most characters to which a line that goes on in the next ones is joined."""
 
+MAX_BEFORE: Final = 200
+"""A document begins within so many characters of a line."""
+
 MAX_BROKEN: Final = 5
 """Into so many lines a line may be broken."""
 
@@ -93,7 +97,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
     """Yield the lines that are not blank, numbered from 1, each with what belongs to it."""
     held: PastedEntry | None = None
     trace: _Traceback | None = None
-    for number, shipped in enumerate(lines, 1):
+    for number, shipped in _numbered(lines):
         if not shipped.strip():
             continue
         if held is not None and held.table is not None and held.table.takes(shipped):
@@ -136,6 +140,13 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
         yield from trace.entries(held)
     elif held is not None:
         yield held
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the lines with their numbers; a document of several has the same for all."""
+    for number, line in enumerate(lines, 1):
+        for one in spread(line) if '{"' in line[:MAX_BEFORE] else (line,):
+            yield number, one
 
 
 def _unpacked(line: str) -> tuple[str, tuple[str, ...]]:

@@ -23,6 +23,7 @@ from synrepl.inspection.explanation.pasted_lines import (
     read_line,
     split_lines,
 )
+from synrepl.inspection.explanation.redis_clients import RedisClients
 from synrepl.inspection.explanation.results import (
     MAX_NUMBERS,
     NOTHING_KNOWN,
@@ -36,7 +37,7 @@ from synrepl.inspection.explanation.samples import (
     explain_samples,
     family_of,
     is_comment,
-    read_sample,
+    read_samples,
 )
 from synrepl.inspection.explanation.tables import (
     ReadTable,
@@ -98,6 +99,7 @@ KINDS: Final = {
     "sql_table": "a table of the homeserver's database",
     "statement": "a statement to the database",
     "metric": "metrics of a process",
+    "redis_clients": "the connections to Redis",
     "protocol_line": "a line of the replication protocol (POSITION, RDATA, REPLICATE ...)",
 }
 """The kinds of passages that are no messages of a log, with a name for each."""
@@ -186,6 +188,7 @@ class _Explainer:
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
         self._statement: Statement | None = None
+        self._redis = RedisClients()
         self._places: dict[str, list[int]] = {}
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
 
@@ -245,8 +248,11 @@ class _Explainer:
             return True
         if statement is not None and entry.line.strip().lstrip("-").isdecimal():
             self._add_table(explain_count(entry.line, statement), entry.number)
-        elif (sample := read_sample(entry.line)) is not None:
-            self._add_sample(sample, entry.number)
+        elif samples := read_samples(entry.line):
+            for sample in samples:
+                self._add_sample(sample, entry.number)
+        elif self._redis.takes(entry.line, entry.number):
+            pass
         elif not is_comment(entry.line) and not is_footer(entry.line):
             return False
         self._lines += entry.lines
@@ -358,6 +364,8 @@ class _Explainer:
         for samples, lines, count in self._samples.values():
             passage = explain_samples(samples, count)
             passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
+        if clients := self._redis.passage():
+            passages.append(clients)
         if compared := self._compared():
             passages.append(compared)
         passages.sort(

@@ -8,6 +8,7 @@ the texts in which something may be recognized, the whole message first.
 import json
 import re
 from collections.abc import Iterator
+from html import unescape
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -133,6 +134,35 @@ def strings_of_document(line: str) -> list[str]:
     return [*([": ".join(raised)] if raised[1] else []), *_strings(document)]
 
 
+def spread(line: str) -> list[str]:
+    """Return the lines in a line: those of an answer of Loki, or a logged document without its prefix."""
+    place = line.find('{"', 0, _MAX_SHIPPED)
+    if place < 0 or not line.rstrip().endswith("}"):
+        return [line]
+    document = _document(line[place:MAX_LINE].strip())
+    if not isinstance(document, dict):
+        return [line]
+    found = [text for stream in _streams(document) for text in stream]
+    # A row of the protocol ends with a document too.
+    is_logged_so = any(isinstance(document.get(key), str) for key in _TEXT_KEYS[:4]) and (
+        document.keys() & {"namespace", "level", "severity", "stream", "time", "log"}
+    )
+    return found or [line[place:] if is_logged_so else line]
+
+
+def _streams(document: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield the lines of each stream in an answer of Loki."""
+    data = document.get("data")
+    document = data if isinstance(data, dict) else document
+    for key in ("streams", "result"):
+        streams = document.get(key)
+        for stream in streams if isinstance(streams, list) else ():
+            values = stream.get("values") if isinstance(stream, dict) and "stream" in stream else None
+            if isinstance(values, list):
+                pairs = [one for one in values if isinstance(one, list) and len(one) >= 2]
+                yield [one[1] for one in pairs if isinstance(one[1], str)]
+
+
 def is_logged(line: str) -> bool:
     """Whether a line has the header of Synapse's own log."""
     return _OWN.search(line, 0, _MAX_SHIPPED + 200) is not None
@@ -193,6 +223,8 @@ def _inside(text: str) -> Iterator[str]:
         yield _ESCAPE.sub(r"\1", text)
     if "%" in text:
         yield unquote(text)
+    if "&" in text and ";" in text:
+        yield unescape(text)
 
 
 def _unescaped(quoted: str) -> Iterator[str]:

@@ -51,6 +51,33 @@ def read_sample(line: str) -> Sample | None:
     return None if found is None else Sample(found["name"], found["labels"] or "", found["value"])
 
 
+def read_samples(line: str) -> list[Sample]:
+    """Return the samples in a line: one, or those of an answer of Prometheus."""
+    if '"__name__"' not in line:
+        sample = read_sample(line)
+        return [] if sample is None else [sample]
+    try:
+        document = msgspec.json.decode(line[line.index("{") :].strip())
+    except ValueError:
+        return []
+    found: list[Sample] = []
+    _collect(document, found)
+    return found
+
+
+def _collect(value: Any, found: list[Sample], depth: int = 6) -> None:
+    if isinstance(value, dict) and isinstance(value.get("metric"), dict):
+        labels = {str(name): str(label) for name, label in value["metric"].items()}
+        at = value.get("value")
+        name = labels.pop("__name__", "")
+        if isinstance(at, list) and len(at) == 2 and name.startswith(("synapse_", "python_", "process_")):
+            shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
+            found.append(Sample(name[:160], shown[:1000], str(at[1])[:30]))
+    elif depth:
+        for member in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            _collect(member, found, depth - 1)
+
+
 def is_comment(line: str) -> bool:
     """Whether a line says of a metric what it is."""
     found = _HELP.match(line)
