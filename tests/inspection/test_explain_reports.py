@@ -334,3 +334,25 @@ def test_a_request_between_processes_in_the_log_of_a_proxy_is_told() -> None:
     ).passages
 
     assert "answered with 502: it failed, or was not answered." in passage.words[0]
+
+
+def test_how_a_step_of_twisted_ends_is_no_exception_that_tells() -> None:
+    """In syslog, a line of the traceback in each (6405)."""
+    step = (
+        "Jan  9 19:43:40 kolab python: Traceback (most recent call last):\n"
+        'Jan  9 19:43:40 kolab python: File "/a/twisted/internet/defer.py", line 1418, in _inlineCallbacks\n'
+        "Jan  9 19:43:40 kolab python: result = g.send(result)\nJan  9 19:43:40 kolab python: {}\n"
+    )
+    failed = line(
+        "metrics.background_process_metrics", "ERROR", "Background process 'x' threw an exception\n"
+    )
+
+    [cut] = explain(f"Jan  9 19:43:40 kolab python: {failed}{step.format('StopIteration: set()')}").passages
+    [told] = explain(
+        f"Jan  9 19:43:40 kolab python: {failed}{step.format('ValueError: x')}"
+        f"Jan  9 19:43:40 kolab python: During handling of the above exception, another exception occurred:\n"
+        f"{step.format('StopIteration: set()')}"
+    ).passages
+
+    assert "The traceback after it was cut off: the last line, with the exception, is missing." in cut.words
+    assert "The exception: ValueError: x" in told.words

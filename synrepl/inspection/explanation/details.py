@@ -840,17 +840,25 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
 
 
 def explain_message(
-    match: Match, writers: Writers, reasons: Sequence[Match | str] = (), frames: Sequence[str] = ()
+    match: Match,
+    writers: Writers,
+    reasons: Sequence[Match | str] = (),
+    frames: Sequence[str] = (),
+    *,
+    is_cut: bool = False,
 ) -> Passage | None:
     """Explain a message by its data, by its values where they say more, and by what it gives as the reason.
 
-    `reasons` and `frames` are of the traceback after it. None if its text is, by its values, another message.
+    `reasons` and `frames` are of the traceback after it, of which the end is missing if it `is_cut`. None if
+    its text is, by its values, another message.
     """
     passage = _explained(match, writers)
     if passage is None:
         return None
     if passage.severity != "normal":
-        passage = _with_reasons(passage, match, writers, reasons, frames)
+        passage = _with_reasons(passage, match, writers, reasons)
+        if not passage.cause:
+            passage = _with_frames(passage, frames, is_cut=is_cut)
     words = list(passage.words)
     if passage.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")
@@ -870,7 +878,7 @@ def _explained(match: Match, writers: Writers) -> Passage | None:
 
 
 def _with_reasons(
-    passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str], frames: Sequence[str]
+    passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
 ) -> Passage:
     """Add what the exceptions of a message mean, or the last of them as it is."""
     if not match.pattern.is_raised and (named := find_reason(match.text[len(match.pattern.literals[0]) :])):
@@ -886,12 +894,7 @@ def _with_reasons(
             for one in reasons[-1:]
             if isinstance(one, str) or one.message.key in NOT_BY_DATA
         ]
-        if frames and not reasons:
-            words = ["The traceback after it was cut off: the last line, with the exception, is missing."]
-        if frames:
-            words += _places(frames)
-        advice = ["paste it as a whole"] if frames and not reasons else passage.advice
-        return msgspec.structs.replace(passage, words=[*passage.words, *words], advice=advice)
+        return msgspec.structs.replace(passage, words=[*passage.words, *words])
     # The traceback is read, so that the advice to read it goes.
     advice = [step for step in passage.advice if not step.startswith("read the ")]
     words = list(passage.words)
@@ -902,6 +905,15 @@ def _with_reasons(
     severity = min((passage.severity, *(each.severity for each in known.values())), key=SEVERITIES.index)
     cause = next(iter(known.values())).words[0]
     return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity, cause=cause)
+
+
+def _with_frames(passage: Passage, frames: Sequence[str], *, is_cut: bool) -> Passage:
+    """Add where a traceback comes from of which the exception is not known, or missing."""
+    words, advice = [*passage.words], passage.advice
+    if is_cut:
+        words.append("The traceback after it was cut off: the last line, with the exception, is missing.")
+        advice = ["paste it as a whole"]
+    return msgspec.structs.replace(passage, words=[*words, *_places(frames)], advice=advice)
 
 
 _SENDS_ROWS: Final = (

@@ -81,7 +81,8 @@ class PastedEntry(msgspec.Struct, frozen=True):
     """A line and its number, or a line with the traceback after it: `lines` in all, and its `exceptions`.
 
     Of a traceback that no line logged, the line is the last exception, or "". The `frames` are the files of
-    Synapse in it, each once, the last one last. Of a table that psql printed, the line is its first.
+    Synapse in it, each once, the last one last; `is_cut`: the exception is missing. Of a table
+    that psql printed, the line is its first.
     """
 
     number: int
@@ -91,6 +92,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     is_traceback: bool = False
     frames: tuple[str, ...] = ()
     table: PastedTable | None = None
+    is_cut: bool = False
 
 
 def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
@@ -240,15 +242,25 @@ class _Traceback:
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """The last exceptions, in the order in which they were raised."""
-        return tuple(self._exceptions)
+        """The last exceptions, in the order in which they were raised: those that tell something, if any."""
+        return self._telling or tuple(self._exceptions)
+
+    @property
+    def _telling(self) -> tuple[str, ...]:
+        # A StopIteration is how a step of Twisted ends.
+        return tuple(one for one in self._exceptions if not one.startswith("StopIteration"))
 
     def entries(self, held: PastedEntry | None) -> Iterator[PastedEntry]:
         """Yield the line before the traceback, with it, or each by itself."""
         found = self.exceptions
         if held is not None and not self._is_logged and logged_message(_unpacked(held.line)[0])[0].logger:
             yield PastedEntry(
-                held.number, held.line, held.lines + self._lines, found, frames=tuple(self._frames)
+                held.number,
+                held.line,
+                held.lines + self._lines,
+                found,
+                frames=tuple(self._frames),
+                is_cut=not self._telling,
             )
             return
         if held is not None:

@@ -230,8 +230,8 @@ class _Explainer:
         if is_full and group is not None and group.whole is not None:
             group.count(group.whole, entry.number, header.time)
             return True
-        reasons = [_reason(text) or text for text in entry.exceptions]
-        passage = explain_message(match, self._writers, reasons, entry.frames)
+        reasons = [] if entry.is_cut else [_reason(text) or text for text in entry.exceptions]
+        passage = explain_message(match, self._writers, reasons, entry.frames, is_cut=entry.is_cut)
         if passage is not None:
             self._add(passage, entry.number, header.time)
         return passage is not None

@@ -45,7 +45,7 @@ _HEADER: Final = re.compile(
     | (?P<logger>(?:synapse(?:_port_db)?|twisted|txredisapi)(?:\._?[a-z0-9]\w*|\.[A-Z]{2,8}\b)*(?=[\s:\]\-(])
         | root(?=:|\ -\ |\(\d))
     | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
-    | [\w.-]{1,80}\ (?:matrix|synapse)[\w./@-]{0,80}:(?=\ )
+    | [\w.-]{1,80}\ (?:matrix|synapse|python)[\w./@-]{0,80}:(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
     | (?:Info|Warning|Error):(?=\ [A-Z][a-z]{2}\ )
     | \[\d{1,10}(?:-\d{1,6})?\](?=\ ) | \(\d{1,6}\)(?=\ )
