@@ -1,5 +1,7 @@
 """Tables of the database, statements and metrics, as people paste them."""
 
+import time
+
 import pytest
 
 from synrepl.inspection.explanation import Passage, explain
@@ -199,3 +201,34 @@ def test_an_answer_of_prometheus_has_samples() -> None:
 
     assert ['name="w1"', 'name="w2"'] == [row["labels"] for row in passage.fields]
     assert not explain('{"metric":{"__name__":"node_load1"},"value":[1,"5"]}').passages
+
+
+def test_a_password_in_a_statement_is_not_shown() -> None:
+    [passage] = only("psql postgresql://u:hunter2@h/s -c 'DELETE FROM stream_positions'", "statement")
+
+    assert "hunter2" not in str(passage)
+    assert "DELETE FROM stream_positions" in passage.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select " * 9_000,
+        "select count(*) from " * 3_000,
+        "delete" + " " * 60_000 + "from",
+        "-" * 60_000,
+        "a|" * 30_000 + "\n" + "-+" * 30_000,
+        "synapse_" * 8_000,
+        "synapse_x{" + "a" * 60_000,
+        "id=1 addr=x " + "sub=1 " * 10_000,
+        '{"a":' * 10_000 + "}" * 10_000,
+        "/a" * 30_000 + ".py:1:x",
+        'Processed request: "' * 3_000,
+        "prev_batch " * 6_000 + "s1_2_3_4_5_6_7_8",
+    ],
+)
+def test_a_hostile_text_of_figures_takes_no_long_time(text: str) -> None:
+    began = time.process_time()
+    explain(f"{text}\n{text}")
+
+    assert time.process_time() - began < 5

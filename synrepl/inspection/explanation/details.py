@@ -989,7 +989,7 @@ SEVERITIES: Final = ("error", "look", "", "normal")
 
 def _shown(text: str) -> str:
     """Return the beginning of an exception's text, for a sentence."""
-    text = printable(_without_secrets(" ".join(text[:MAX_TEXT].split())))
+    text = printable(without_secrets(" ".join(text[:MAX_TEXT].split())))
     if len(text) > MAX_REASON:
         return f"{text[:MAX_REASON]} ..."
     text = text.rstrip(".: ")
@@ -1021,7 +1021,7 @@ _SECRETS: Final = re.compile(
 )
 
 
-def _without_secrets(text: str) -> str:
+def without_secrets(text: str) -> str:
     """Return a text without the access tokens and passwords in it."""
     return _SECRETS.sub(lambda found: f"{found[found.lastgroup] if found.lastgroup else ''}(not shown)", text)
 
@@ -1030,7 +1030,7 @@ def _passage(match: Match, words: list[str], advice: list[str], fields: list[dic
     return Passage(
         kind=match.message.key,
         severity=match.message.severity,
-        text=printable(_without_secrets(" ".join(match.text[:MAX_TEXT].split()))),
+        text=printable(without_secrets(" ".join(match.text[:MAX_TEXT].split()))),
         words=words,
         advice=advice,
         fields=fields,

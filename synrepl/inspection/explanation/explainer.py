@@ -13,7 +13,13 @@ from typing import Final
 
 import msgspec
 
-from synrepl.inspection.explanation.details import SEVERITIES, explain_message, explain_traceback
+from synrepl.inspection.explanation.details import (
+    MAX_TEXT,
+    SEVERITIES,
+    explain_message,
+    explain_traceback,
+    without_secrets,
+)
 from synrepl.inspection.explanation.entries import PastedEntry, entries
 from synrepl.inspection.explanation.messages import Match, find_message, find_reason
 from synrepl.inspection.explanation.modules import module_of, program_of
@@ -206,7 +212,8 @@ class _Explainer:
         if not is_told and all(one.kind in ("sync_token", "position") for one in passages):
             passages += self._explain_reason(entry, header)
         if not passages and not header and (changed := explain_statement(entry.line)) is not None:
-            passages = [changed]
+            shown = printable(without_secrets(entry.line.strip())[:MAX_TEXT])
+            passages = [msgspec.structs.replace(changed, text=shown)]
         if not header and (statement := find_statement(entry.line)) is not None:
             self._statement = statement
             if statement.verb == "select" and not passages:

@@ -130,14 +130,14 @@ def explain_statement(text: str) -> Passage | None:
             "run it only while no process of Synapse runs",
             "then see whether all sequences fit: synrepl doctor --homeserver HOMESERVER.YAML",
         ]
-        return Passage(kind="statement", text=printable(text.strip()[:300]), words=[told], advice=advice)
+        return Passage(kind="statement", text="a statement", words=[told], advice=advice)
     statement = find_statement(text)
     if statement is None or statement.verb == "select":
         return None
     table = statement.table
     words = [f"A statement that changes {table.table}. {table.about}"]
     advice = [] if statement.verb == "insert" else [table.by_hand]
-    return Passage(kind="statement", text=printable(text.strip()[:300]), words=words, advice=advice)
+    return Passage(kind="statement", text="a statement", words=words, advice=advice)
 
 
 class ReadTable(msgspec.Struct, frozen=True):
