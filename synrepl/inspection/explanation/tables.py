@@ -232,7 +232,7 @@ def _explain_positions(known: KnownTable, rows: list[dict[str, str]]) -> Passage
         words.append(
             f"The writers of {printable(', '.join(several))} differ: one that has written nothing since is"
             " behind the others, and that is normal. Its position counts only while it is a writer: a row of"
-            " a process that is none any more holds nothing up, and is removed at the next start of a writer."
+            " a process that is none any more holds nothing up, and is removed at the next start of a process."
         )
     return Passage(
         kind="sql_table", text="stream_positions", words=words, advice=[known.do], fields=fields[:MAX_ROWS]
