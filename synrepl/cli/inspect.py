@@ -88,7 +88,9 @@ def _inspect_files(homeserver: "Homeserver", output: Output) -> int:
     """Show what the files say, and return the exit code."""
     # Imported on use, as the reader of the files was.
     from synrepl.inspection.file_findings import find_in_files, unseen_in_files
+    from synrepl.inspection.work_findings import notes_on_work
 
+    notes = [*homeserver.notes, *notes_on_work(homeserver)]
     findings = list(find_in_files(homeserver))
     # A database is not looked at.
     unseen = [one for one in unseen_in_files(homeserver) if one.what != "database"]
@@ -108,10 +110,10 @@ def _inspect_files(homeserver: "Homeserver", output: Output) -> int:
         ],
         "redis": _redis(homeserver),
         "findings": msgspec.to_builtins(findings),
-        "notes": msgspec.to_builtins(list(homeserver.notes)),
+        "notes": msgspec.to_builtins(notes),
         "unseen": msgspec.to_builtins(unseen),
     }
-    output.show(result, _file_lines(homeserver, result, findings, unseen, output))
+    output.show(result, _file_lines(homeserver, result, findings, notes, unseen, output))
     return 1 if findings else 3 if unseen else 0
 
 
@@ -134,6 +136,7 @@ def _file_lines(
     homeserver: "Homeserver",
     result: dict[str, Any],
     findings: "Sequence[Finding]",
+    notes: "Sequence[Finding]",
     unseen: "Sequence[Unseen]",
     output: Output,
 ) -> Iterator[str]:
@@ -163,7 +166,7 @@ def _file_lines(
     # If the main process' file was read as another's, the findings are of that one.
     yield from _other_lines((), [one for one in unseen if one.what == MAIN])
     yield from _finding_lines(findings, output)
-    yield from _other_lines(homeserver.notes, [one for one in unseen if one.what != MAIN])
+    yield from _other_lines(notes, [one for one in unseen if one.what != MAIN])
     if not findings:
         yield click.style("nothing is wrong in the files" + (" as far as seen" if unseen else ""), "green")
 
@@ -227,14 +230,16 @@ def _finding_lines(findings: "Sequence[Finding]", output: Output) -> Iterator[st
 
 def _other_lines(notes: "Sequence[Finding]", unseen: "Sequence[Unseen]") -> Iterator[str]:
     # The same of many processes is one line.
-    same: dict[tuple[str, str, str, str], list[str]] = {}
+    same: dict[tuple[str, str, str, str, str], list[str]] = {}
     for note in notes:
         why = note.why.replace(f"{note.process}=", "NAME=") if note.process else note.why
-        same.setdefault((note.kind, note.stream, note.writer, why), []).append(note.process)
-    for (kind, stream, writer, why), names in same.items():
+        same.setdefault((note.kind, note.stream, note.writer, why, note.remedy), []).append(note.process)
+    for (kind, stream, writer, why, remedy), names in same.items():
         told = why if len(names) > 1 else why.replace("NAME=", f"{names[0]}=")
         of = ", ".join(filter(None, (stream, several(names) or writer)))
         yield click.style(shown(f"note: {kind} ({of}): {told}" if of else f"note: {kind}: {told}"), "yellow")
+        if remedy:
+            yield f"    {shown(remedy)}"
     for missed in unseen:
         yield click.style(shown(f"not seen: {missed.what}: {missed.why}"), "yellow")
 

@@ -31,7 +31,8 @@ from synrepl.inspection.addresses import (
     match_targets,
     metrics_of,
 )
-from synrepl.inspection.duties import DUTIES, http_listeners, stream_writers, writes
+from synrepl.inspection.duties import BY_NAME as DUTY
+from synrepl.inspection.duties import DUTIES, has_media, http_listeners, stream_writers, writer_names, writes
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.merging import (
     MAIN,
@@ -82,7 +83,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     `file` is where it is configured; empty if only another one's keys name it. `metrics` is None if they are
     not known, and `unmeasured` says why, and what to give. `host` is where other processes reach it; None if
     the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes. `listens`
-    are the ports and paths of its listeners for replication; None if that is not known. `secret_mark` tells
+    are the ports and paths of its listeners for replication, and `serves` the resources of all its listeners;
+    None if that is not known. `shares_not` are the duties that it does whole, as no list of names is set.
+    `has_media` says whether it loads the media repository, and `is_for_media` that it has no other work.
+    `secret_mark` tells
     equal replication secrets from different ones; it is empty without a secret, and None if it cannot be
     read. `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in them.
     """
@@ -95,6 +99,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     duties: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     listens: tuple[int | str, ...] | None = None
+    serves: frozenset[str] | None = None
+    shares_not: tuple[str, ...] = ()
+    has_media: bool = False
+    is_for_media: bool = False
     has_redis: bool = True
     secret_mark: str | None = ""
     writers: Mapping[str, tuple[str, ...]] = {}
@@ -134,8 +142,8 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     `writers` are the configured writers of each stream, by the name in `stream_writers`; a stream that is not
     there is written by the main process. `named` are the names that duties, `stream_writers` and
     `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path of
-    the processes in `instance_map`. `appservices` are the ids of configured application services, and None if
-    not all of them are known. `pushes` says whether any process does.
+    the processes in `instance_map`. `proxies` are those through which others talk to other servers.
+    `appservices` are the ids of configured application services, and None if not all of them are known. `pushes` says whether any process does.
     `twice` are files that have a process' name in common, by the name. `unnamed` are files without a
     `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two
     processes on one machine: the port, the first process, the second, and its file. `misspelled` are keys
@@ -153,6 +161,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     writers: Mapping[str, tuple[str, ...]] = {}
     named: Mapping[str, tuple[str, ...]] = {}
     instances: Mapping[str, int | str] = {}
+    proxies: frozenset[str] = frozenset()
     appservices: tuple[str, ...] | None = ()
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
@@ -169,6 +178,11 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     def process(self, name: str) -> Process | None:
         """The process of this name."""
         return next((one for one in self.processes if one.name == name), None)
+
+    def is_main_doing(self, duty: str) -> bool:
+        """Whether the main process has this duty."""
+        main = self.process(MAIN)
+        return main is not None and duty in main.duties
 
 
 def read_homeserver(
@@ -273,6 +287,11 @@ class _ConfigurationLoader:
             writers=writers,
             named={name: tuple(of) for name, of in named.items()},
             instances=self._instances(),
+            proxies=frozenset(
+                name
+                for config in self._configs
+                for name in writer_names(config.get("outbound_federation_restricted_to"))
+            ),
             appservices=self._appservices(),
             pushes=self._is_done("pushers"),
             twice={name: tuple(of) for name, of in files.items() if len(of) > 1},
@@ -322,6 +341,14 @@ class _ConfigurationLoader:
             duties=tuple(sorted(duty.name for duty in DUTIES if duty.has(config, self._release))),
             writes=tuple(writes(name, stream_writers(config), self._release)),
             listens=self._listens(config),
+            serves=self._serves(config),
+            shares_not=tuple(
+                duty.name
+                for duty in DUTIES
+                if not duty.is_of_one and not config.get(duty.names) and duty.has(config, self._release)
+            ),
+            has_media=has_media(config),
+            is_for_media=config.app == DUTY["media"].app,
             has_redis=bool(config.mapping("redis").get("enabled")),
             secret_mark=self._secret_mark(config),
             writers=stream_writers(config),
@@ -379,6 +406,13 @@ class _ConfigurationLoader:
             if "replication" in names and isinstance(where, int | str):
                 found.append(where)
         return tuple(found)
+
+    def _serves(self, config: ProcessConfig) -> frozenset[str] | None:
+        """The resources of its listeners; None if one is not known."""
+        key = "listeners" if config.is_main else "worker_listeners"
+        found = [name for _, names in http_listeners(config) for name in names]
+        is_unknown = isinstance(config.get(key), Template) or any(isinstance(one, Template) for one in found)
+        return None if is_unknown or (config.is_main and key not in config) else frozenset(found)
 
     def _instances(self) -> dict[str, int | str]:
         found: dict[str, int | str] = {}

@@ -90,6 +90,12 @@ def switched_here(duty: Duty, config: ProcessConfig) -> bool | None:
     return (config.worker_name is None and is_on) or (config.app == duty.app and not is_on)
 
 
+def has_media(config: ProcessConfig) -> bool:
+    """Whether this process loads the media repository."""
+    media = BY_NAME["media"]
+    return config.app == media.app or bool(config.get(media.switch, True))
+
+
 def _media(duty: Duty, config: ProcessConfig, release: Release) -> bool:
     """What the media repository does by itself: a named process, or all that have the repository."""
     if name := config.get(duty.names):

@@ -6,15 +6,12 @@ from typing import Final
 from synrepl.errors import suggest
 from synrepl.html.humanize import counted, several
 from synrepl.inspection.configuration import Homeserver, Process
-from synrepl.inspection.duties import DOES, DUTIES
-from synrepl.inspection.findings import Finding, Unseen
+from synrepl.inspection.findings import RESTART_ALL, RESTART_ONE, Finding, Unseen
 from synrepl.inspection.merging import MAIN
 from synrepl.inspection.refusals import Refusal, refused_by
+from synrepl.inspection.work_findings import find_in_work
 from synrepl.wire.dialect import NEWEST, Release, Span
 from synrepl.wire.text import printable
-
-RESTART_ALL: Final = "a restart of all processes: clients reconnect, and nothing is lost"
-RESTART_ONE: Final = "a restart of that process alone"
 
 
 def find_in_files(
@@ -29,7 +26,7 @@ def find_in_files(
     if releases is not None:
         yield from _refused(homeserver, releases or [homeserver.release or NEWEST.release])
     yield from _twice(homeserver)
-    yield from _done_twice(homeserver)
+    yield from find_in_work(homeserver)
     if homeserver.has_workers and not homeserver.has_unknown_names:
         yield from _nobody(homeserver, there)
     yield from _misspelled(homeserver)
@@ -145,24 +142,6 @@ def _nobody(homeserver: Homeserver, there: Collection[str]) -> Iterator[Finding]
             remedy=f"correct the name, start {printable(name)}, or give its file with --worker",
             cost=RESTART_ALL,
         )
-
-
-def _done_twice(homeserver: Homeserver) -> Iterator[Finding]:
-    """What one process does for all, and several do: the files of each leave it to that process."""
-    for duty in (one for one in DUTIES if one.is_of_one):
-        names = [one.name for one in homeserver.processes if one.file and duty.name in one.duties]
-        if len(names) > 1:
-            is_named = (homeserver.release or NEWEST.release) in duty.named
-            key = f"`{duty.names}: NAME`" if is_named else f"`{duty.switch}: false`"
-            yield Finding(
-                kind="done_twice",
-                count=len(names),
-                why=f"each of {several([printable(one) for one in names])} {DOES[duty.name]}: it is done"
-                f" {len(names)} times, and one process does it for all",
-                remedy=f"set {key} in the shared file"
-                + (f", and remove `{duty.switch}` from all files" if is_named and duty.switch else ""),
-                cost=RESTART_ALL,
-            )
 
 
 def _meant(homeserver: Homeserver, name: str) -> str:

@@ -6,6 +6,9 @@ from typing import Final
 
 import msgspec
 
+RESTART_ALL: Final = "a restart of all processes: clients reconnect, and nothing is lost"
+RESTART_ONE: Final = "a restart of that process alone"
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong.
@@ -57,7 +60,9 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "no_redis": "a worker's configuration has no Redis",
         "name_twice": "two processes have one name",
         "unknown_process": "a duty, a stream or `instance_map` names a process that no file is of",
-        "done_twice": "several processes do what one does for all",
+        "done_twice": "several processes do what one does for all, or what they do not share",
+        "does_nothing": "a process is named for work that no key leaves to it; of another name it is a note",
+        "media_not_served": "a process has media and no listener for it, or a listener for it and no media",
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
         "port_twice": "two processes of one machine listen at one port",
         "no_main": "the `instance_map` of a worker has no `main`",
@@ -119,6 +124,9 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
         "loopback_only": "a process listens for replication at loopback, and others go to another host",
+        "does_nothing": "a process has no duty, no stream, and no listener for requests",
+        "media_jobs_twice": "several processes run the background jobs of media",
+        "media_not_served": "no process that was given has media",
         "unread_registration": "the file of an application service that cannot be read",
         "pushers_failing": "pushers of one gateway fail, while others succeed",
     }
