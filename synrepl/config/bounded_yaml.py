@@ -20,6 +20,28 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
 
+class LayeredLoader(BoundedLoader):
+    """Reads a mapping as several, if keys at its top are repeated: each such key begins a new one."""
+
+    def get_single_data(self) -> list[Any]:
+        """The values, in order; later ones count more."""
+        node = self.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            return [None if node is None else self.construct_document(node)]
+        layers: list[dict[Any, tuple[yaml.Node, yaml.Node]]] = [{}]
+        for at, (key, value) in enumerate(node.value):
+            # "<<" merges, and may be there more than once.
+            is_name = isinstance(key, yaml.ScalarNode) and key.value != "<<"
+            name = key.value if is_name else at
+            if name in layers[-1]:
+                layers.append({})
+            layers[-1][name] = key, value
+        ends = node.start_mark, node.end_mark
+        return [
+            self.construct_document(yaml.MappingNode(node.tag, list(one.values()), *ends)) for one in layers
+        ]
+
+
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
     """The values in a node, itself and the keys of mappings included."""
     if isinstance(node, yaml.ScalarNode):

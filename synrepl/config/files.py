@@ -36,17 +36,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def load_yaml(path: Path) -> Any:
     """Read a YAML file of at most a mebibyte, whatever is in it. Raises `ConfigError`."""
-    import yaml  # Imported late: large, and needed only with a file.
-
     from synrepl.config.bounded_yaml import BoundedLoader
+
+    return _load(path, BoundedLoader)
+
+
+def load_layers(path: Path) -> list[Any]:
+    """Read a YAML file as `load_yaml` does, as several values if keys at its top are repeated."""
+    from synrepl.config.bounded_yaml import LayeredLoader
+
+    found: list[Any] = _load(path, LayeredLoader)
+    return found
+
+
+def _load(path: Path, loader: Any) -> Any:
+    import yaml  # Imported late: large, and needed only with a file.
 
     content = read_small_file(path)
     try:
-        return yaml.load(content, BoundedLoader)  # noqa: S506 (it is a SafeLoader)
+        return yaml.load(content, loader)  # noqa: S506 (it is a SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         why = getattr(error, "problem", None) or " ".join(str(error).split())
+        if why == "mapping values are not allowed here":
+            why += " (two settings in one line, or a text with a colon, which needs quotes)"
         if b"{{" in content or b"{%" in content:
             why += " (it has marks of a template: give the file that was made from it)"
         raise ConfigError(f"{path}{where}: not YAML: {why}") from error

@@ -136,10 +136,13 @@ def _metrics(
 ) -> Iterator[MetricsAddress | None]:
     for listener in map(as_mapping, config.list("listeners" if config.is_main else "worker_listeners")):
         if _shows_metrics(listener):
-            yield from _addresses(listener, host, away=away, paths=paths)
+            # A worker shows them by a listener of type http although they are switched off.
+            is_off = not config.get("enable_metrics") and (config.is_main or listener.get("type") != "http")
+            yield from [None] if is_off else _addresses(listener, host, away=away, paths=paths)
     if (port := config.get("metrics_port")) and config.is_main:
         bind = config.get("metrics_bind_host") or "127.0.0.1"
-        yield from _addresses({"port": port, "bind_addresses": [bind]}, host, away=away, paths=paths)
+        found = _addresses({"port": port, "bind_addresses": [bind]}, host, away=away, paths=paths)
+        yield from found if config.get("enable_metrics") else [None]
 
 
 def binds_of(listener: Mapping[str, Any]) -> list[str]:

@@ -32,18 +32,27 @@ from synrepl.inspection.addresses import (
     metrics_of,
 )
 from synrepl.inspection.duties import BY_NAME as DUTY
-from synrepl.inspection.duties import DUTIES, has_media, http_listeners, stream_writers, writer_names, writes
+from synrepl.inspection.duties import (
+    DOES,
+    DUTIES,
+    has_media,
+    http_listeners,
+    stream_writers,
+    writer_names,
+    writes,
+)
 from synrepl.inspection.findings import Finding, Unseen
 from synrepl.inspection.merging import (
     MAIN,
     MergedFiles,
     ProcessConfig,
+    Replaced,
     Template,
     as_list,
     as_mapping,
     merge_files,
 )
-from synrepl.inspection.refusals import Refusal, find_refusals
+from synrepl.inspection.refusals import NewerKey, Refusal, find_refusals, newer_keys
 from synrepl.ports.secret import Secret
 from synrepl.small_files import read_small_file
 from synrepl.wire.dialect import NEWEST, Release, span
@@ -81,12 +90,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the homeserver.
 
     `file` is where it is configured; empty if only another one's keys name it. `metrics` is None if they are
-    not known, and `unmeasured` says why, and what to give. `host` is where other processes reach it; None if
-    the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes. `listens`
-    are the ports and paths of its listeners for replication, and `serves` the resources of all its listeners;
-    None if that is not known. `shares_not` are the duties that it does whole, as no list of names is set.
-    `has_media` says whether it loads the media repository, and `is_for_media` that it has no other work.
-    `secret_mark` tells
+    not known, and `unmeasured` says why, and what to give. `host` is where other processes reach it; None
+    if the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes.
+    `listens` are the ports and paths of its listeners for replication, and `serves` the resources of all
+    its listeners; None if that is not known. `listens_tcp` are those of the older type, `listens_tls` those
+    with TLS. `shares_not` are the duties that it does whole, as no list of names is set. `has_media` says
+    whether it loads the media repository, and `is_for_media` that it has no other work. `secret_mark` tells
     equal replication secrets from different ones; it is empty without a secret, and None if it cannot be
     read. `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in them.
     """
@@ -99,6 +108,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     duties: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     listens: tuple[int | str, ...] | None = None
+    listens_tcp: tuple[int, ...] = ()
+    listens_tls: frozenset[int] = frozenset()
     serves: frozenset[str] | None = None
     shares_not: tuple[str, ...] = ()
     has_media: bool = False
@@ -141,17 +152,20 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
 
     `writers` are the configured writers of each stream, by the name in `stream_writers`; a stream that is not
     there is written by the main process. `named` are the names that duties, `stream_writers` and
-    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path of
-    the processes in `instance_map`. `proxies` are those through which others talk to other servers.
-    `appservices` are the ids of configured application services, and None if not all of them are known. `pushes` says whether any process does.
-    `twice` are files that have a process' name in common, by the name. `unnamed` are files without a
-    `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two
-    processes on one machine: the port, the first process, the second, and its file. `misspelled` are keys
-    that are no settings, with the file, and the setting that each is like. `left_in` is a worker's file
-    with the listeners of the main process, and the key that makes it a worker's, if no file is the main
-    process'. `unread` is what could not be read of the files, and `notes` what is worth a note. `release`
-    is the one that was given, and `has_workers` says whether the file of a worker was, and
-    `has_unknown_names` whether a template's mark was left in the name of one.
+    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path
+    of the processes in `instance_map`. `proxies` are those through which others talk to other servers,
+    `calls_tls` those that others go to by TLS. `old_ports` are ports of the main process by a worker's
+    older keys: its name, the key, the port. `replaced` are keys that say nothing, as another file has them
+    again, and `newer` those that not all releases know. `appservices` are the ids of configured application
+    services, and None if not all of them are known. `pushes` says whether any process does. `twice` are
+    files that have a process' name in common, by the name. `unnamed` are files without a `worker_name`, by
+    the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two processes on one
+    machine: the port, the first process, the second, and its file. `misspelled` are keys that are no
+    settings, with the file, and the setting that each is like. `left_in` is a worker's file with the
+    listeners of the main process, and the key that makes it a worker's, if no file is the main process'.
+    `unread` is what could not be read of the files, and `notes` what is worth a note. `release` is the one
+    that was given, and `has_workers` says whether the file of a worker was, and `has_unknown_names` whether
+    a template's mark was left in the name of one.
     """
 
     server_name: str
@@ -162,6 +176,10 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     named: Mapping[str, tuple[str, ...]] = {}
     instances: Mapping[str, int | str] = {}
     proxies: frozenset[str] = frozenset()
+    calls_tls: frozenset[str] = frozenset()
+    old_ports: tuple[tuple[str, str, int], ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+    newer: tuple[NewerKey, ...] = ()
     appservices: tuple[str, ...] | None = ()
     pushes: bool = True
     twice: Mapping[str, tuple[str, ...]] = {}
@@ -242,6 +260,9 @@ class _ConfigurationLoader:
                 f"{one.file}: {one.key} has the variable {one.variable} left in: its value is not known;"
                 " give the file as the process has it",
             )
+        for lost in self._merged.replaced:
+            if not self._is_wrong(lost):
+                self._note("replaced_key", lost.why, lost.remedy)
         named = self._named()
         files: dict[str, list[str]] = {}
         unnamed: dict[str, list[str]] = {}
@@ -287,6 +308,10 @@ class _ConfigurationLoader:
             writers=writers,
             named={name: tuple(of) for name, of in named.items()},
             instances=self._instances(),
+            calls_tls=frozenset(self._calls_tls()),
+            old_ports=tuple(self._old_ports()),
+            replaced=tuple(filter(self._is_wrong, self._merged.replaced)),
+            newer=tuple(dict.fromkeys(one for config in self._configs for one in newer_keys(config))),
             proxies=frozenset(
                 name
                 for config in self._configs
@@ -341,6 +366,16 @@ class _ConfigurationLoader:
             duties=tuple(sorted(duty.name for duty in DUTIES if duty.has(config, self._release))),
             writes=tuple(writes(name, stream_writers(config), self._release)),
             listens=self._listens(config),
+            listens_tcp=tuple(
+                one["port"]
+                for one in map(as_mapping, config.list("listeners"))
+                if one.get("type") == "replication" and isinstance(one.get("port"), int)
+            ),
+            listens_tls=frozenset(
+                where
+                for listener, _ in http_listeners(config)
+                if listener.get("tls") and isinstance(where := listener.get("port"), int)
+            ),
             serves=self._serves(config),
             shares_not=tuple(
                 duty.name
@@ -367,13 +402,17 @@ class _ConfigurationLoader:
         give = f"give --metrics {printable(name)}=URL, or --targets FILE"
         if not listens:
             why = f"its files name no metrics (a listener of type metrics, and enable_metrics: true); {give}"
-        elif not config.get("enable_metrics"):
-            metrics, why = None, "it has a listener for metrics, and enable_metrics is not true in its files"
+        elif metrics is None and not (config.get("enable_metrics") or self._shows_by_http(config)):
+            why = "it has a listener for metrics, and enable_metrics is not true in its files"
         elif metrics is None:
             why = f"it shows metrics, and the files do not say on which host it runs; {give}"
         else:
             why = ""
         return metrics, why
+
+    def _shows_by_http(self, config: ProcessConfig) -> bool:
+        """Whether it is a worker that shows metrics by a listener of type http: it does so in any case."""
+        return not config.is_main and any("metrics" in names for _, names in http_listeners(config))
 
     def _without_doubles(self, processes: Sequence[Process]) -> Iterator[Process]:
         """No two processes are at one address: then neither is known."""
@@ -417,10 +456,33 @@ class _ConfigurationLoader:
     def _instances(self) -> dict[str, int | str]:
         found: dict[str, int | str] = {}
         for config in self._configs:
-            for name, (_, where) in instances_of(config, self._release).items():
+            for name, (_, where) in instances_of(config, NEWEST.release).items():
                 if isinstance(where, int | str) and not isinstance(where, Template):
                     found.setdefault(name, where)
         return found
+
+    def _is_wrong(self, lost: Replaced) -> bool:
+        """Whether what was lost is needed. Workers may serve what the main process does not."""
+        has_workers = any(not config.is_main for config in self._configs)
+        return lost.is_wrong and not (lost.key == "listeners" and has_workers)
+
+    def _calls_tls(self) -> Iterator[str]:
+        """Processes that others go to by TLS, as `instance_map` says."""
+        for config in self._configs:
+            for name, entry in config.mapping("instance_map").items():
+                if as_mapping(entry).get("tls"):
+                    yield MAIN if name == "main" else str(name)
+
+    def _old_ports(self) -> Iterator[tuple[str, str, int]]:
+        """Workers with a port of the main process by an older key that counts: name, key, port."""
+        tcp = "worker_replication_port"
+        # Lines go over TCP where Redis does not take them.
+        by_tcp = self._release in TCP and not self._main.mapping("redis").get("enabled")
+        for config in self._configs:
+            keys = [] if "main" in config.mapping("instance_map") else ["worker_replication_http_port"]
+            for key in keys + [tcp] * by_tcp:
+                if not config.is_main and isinstance(port := config.get(key), int) and port:
+                    yield config.name, key, port
 
     def _named(self) -> dict[str, list[str]]:
         """The names that keys give, each with those keys and the files that have them."""
@@ -466,9 +528,15 @@ class _ConfigurationLoader:
             key = one.names if self._main.get(one.names) is not None else one.switch
             self._note(
                 "check_switched_off",
-                f"{what} is not checked: `{key}` in {self._main.origin(key)} leaves it to no process that"
-                " was given",
-                f"if a process does it, give its file with --worker, or name it in `{one.names}`",
+                f"no process that was given {DOES[duty]}, and {what} is not checked: `{key}` in"
+                f" {self._main.origin(key)} leaves it to none",
+                "if a process is meant to, set"
+                + (
+                    f" `{one.names}: [NAME]` in the shared file"
+                    if self._release in one.named
+                    else f" `worker_app: {one.app}` in its file"
+                )
+                + "; if one does, give its file with --worker",
             )
 
     def _say_what_is_not_reached(self) -> None:
@@ -588,7 +656,11 @@ class _ConfigurationLoader:
         redis = self._main.mapping("redis")
         if found is None:
             if not redis.get("enabled") and len(self._configs) > 1 and not self._is_over_tcp():
-                self._miss("Redis", "`redis` is not enabled in the files: name the file that has it")
+                self._miss(
+                    "Redis",
+                    "`redis` is not enabled in the files: without it workers hear of nothing: set"
+                    " `redis: {enabled: true}` in the shared file, or name the file that has it",
+                )
             return None
         password = self._secret(redis, "password", "password_path", self._main.origin("redis"))
         return msgspec.structs.replace(

@@ -5,7 +5,9 @@ from typing import Final
 
 from synrepl.errors import suggest
 from synrepl.html.humanize import counted, several
+from synrepl.inspection.addresses import LOOPBACK
 from synrepl.inspection.configuration import Homeserver, Process
+from synrepl.inspection.duties import DUTIES
 from synrepl.inspection.findings import RESTART_ALL, RESTART_ONE, Finding, Unseen
 from synrepl.inspection.merging import MAIN
 from synrepl.inspection.refusals import Refusal, refused_by
@@ -24,13 +26,17 @@ def find_in_files(
     `there` are processes that were heard or measured.
     """
     if releases is not None:
-        yield from _refused(homeserver, releases or [homeserver.release or NEWEST.release])
+        asked = releases or [homeserver.release or NEWEST.release]
+        yield from _refused(homeserver, asked)
+        yield from _ignored(homeserver, min(asked))
     yield from _twice(homeserver)
+    yield from _replaced(homeserver)
     yield from find_in_work(homeserver)
     if homeserver.has_workers and not homeserver.has_unknown_names:
         yield from _nobody(homeserver, there)
     yield from _misspelled(homeserver)
     yield from _wrong_ports(homeserver)
+    yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
     yield from _contradictions(homeserver)
 
@@ -100,11 +106,38 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             stream=one.stream,
             process=names[0] if len(names) == 1 else "",
             count=len(names),
-            why=f"{one.why}: {_refuse(one.span)} it, and {several([*map(printable, names)])} {does} not start"
+            why=f"{one.why}: {_refuse(one.span)} {'them' if ' are no ' in one.why else 'it'}, and {several([*map(printable, names)])} {does} not start"
             " there",
             remedy=one.remedy,
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
         )
+
+
+def _ignored(homeserver: Homeserver, release: Release) -> Iterator[Finding]:
+    """Keys that this release does not read yet."""
+    for one in homeserver.newer:
+        # What is below a key that is ignored is not told again.
+        if release >= one.since or (one.key != "redis" and "redis." in one.key and release < (1, 13, 0)):
+            continue
+        duty = next((duty for duty in DUTIES if duty.names == one.key and duty.switch), None)
+        yield Finding(
+            kind="ignored_key",
+            why=f"`{one.key}` is of {_text(one.since)} and newer: {_text(release)} ignores it in"
+            f" {one.file}, and says nothing",
+            remedy="upgrade, or remove it"
+            + (
+                f" and set `{duty.switch}: false` in the shared file and `worker_app: {duty.app}` in the"
+                " worker's"
+                if duty
+                else ""
+            ),
+            cost=RESTART_ALL,
+        )
+
+
+def _replaced(homeserver: Homeserver) -> Iterator[Finding]:
+    for one in homeserver.replaced:
+        yield Finding(kind="replaced_key", why=one.why, remedy=one.remedy, cost=RESTART_ALL)
 
 
 def _refuse(span: Span) -> str:
@@ -188,7 +221,10 @@ def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
 def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
     for name, where in homeserver.instances.items():
         process = homeserver.process(name)
-        if process is None or process.listens is None or where in process.listens:
+        if process is None or process.listens is None:
+            continue
+        if where in process.listens:
+            yield from _wrong_tls(homeserver, process, where)
             continue
         listens = ", ".join(printable(str(one)) for one in process.listens)
         entry = "main" if name == MAIN else printable(name)
@@ -203,6 +239,50 @@ def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
             else f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
             " replication",
             cost=RESTART_ALL if listens else RESTART_ONE,
+        )
+
+
+def _wrong_tls(homeserver: Homeserver, process: Process, where: int | str) -> Iterator[Finding]:
+    """Of TLS at one end. At another host a proxy may take it off."""
+    listens, calls = where in process.listens_tls, process.name in homeserver.calls_tls
+    if listens == calls or (calls and process.host not in LOOPBACK) or not isinstance(where, int):
+        return
+    entry = "main" if process.name == MAIN else printable(process.name)
+    yield Finding(
+        kind="wrong_port",
+        process=process.name,
+        why=f"the listener of {entry} at {where} speaks {'TLS' if listens else 'no TLS'}, and `instance_map`"
+        f" says {'TLS' if calls else 'nothing of TLS'}: requests of other processes to it fail",
+        remedy=f"set `tls: {str(listens).lower()}` at instance_map.{entry} in the shared file",
+        cost=RESTART_ALL,
+    )
+
+
+def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
+    """Ports of the main process by older keys, at which it does not listen."""
+    main = homeserver.process(MAIN)
+    if main is None or not main.file or main.listens is None:
+        return
+    grouped: dict[tuple[str, int], list[str]] = {}
+    for name, key, port in homeserver.old_ports:
+        if port not in (main.listens if "http" in key else main.listens_tcp):
+            grouped.setdefault((key, port), []).append(name)
+    for (key, port), names in grouped.items():
+        is_http = "http" in key
+        listens = ", ".join(printable(str(one)) for one in (main.listens if is_http else main.listens_tcp))
+        what = "the resource replication" if is_http else "the type replication"
+        yield Finding(
+            kind="wrong_port",
+            process=names[0] if len(names) == 1 else "",
+            count=len(names),
+            why=f"`{key}` is {port} for {several([*map(printable, names)])}, and {main.file} has"
+            + (f" {what} at {listens}" if listens else f" no listener with {what}")
+            + ": the main process is not reached",
+            remedy=f"set `{key}: {listens}`"
+            if listens
+            else f"add to {main.file}: listeners: [{{port: {port}, type: "
+            + ("http, resources: [{names: [replication]}]}]" if is_http else "replication}]"),
+            cost=RESTART_ALL,
         )
 
 

@@ -64,6 +64,8 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "does_nothing": "a process is named for work that no key leaves to it; of another name it is a note",
         "media_not_served": "a process has media and no listener for it, or a listener for it and no media",
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
+        "replaced_key": "a key that another file, or the same, has again: what is lost makes it say nothing",
+        "ignored_key": "a key that the release does not read yet",
         "port_twice": "two processes of one machine listen at one port",
         "no_main": "the `instance_map` of a worker has no `main`",
         "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
@@ -122,6 +124,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that holds no settings, which Synapse ignores",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
+        "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
         "loopback_only": "a process listens for replication at loopback, and others go to another host",
         "does_nothing": "a process has no duty, no stream, and no listener for requests",

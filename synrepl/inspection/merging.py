@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.config.files import load_yaml
+from synrepl.config.files import load_layers
 from synrepl.errors import ConfigError
 from synrepl.wire.text import printable
 
@@ -26,6 +26,8 @@ OWN_KEYS: Final = (
 )
 """Keys of one process, and not of all."""
 
+MAX_LOST: Final = 5
+"""The most names of a replaced key that are told."""
 MAX_MARKS: Final = 100
 """The most places with a template's mark that are told."""
 _TEMPLATE: Final = re.compile(r"\$\{\s*(\w{1,100})[^}]*\}|\{\{\s*([\w.]{1,100})[^}]*\}\}")
@@ -43,6 +45,38 @@ class Unfilled(msgspec.Struct, frozen=True):
     file: str
     key: str
     variable: str
+
+
+class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+    """A key at the top of a file that a later one (`by`), or the same again, replaces: what is lost with it.
+
+    `is_wrong`: without that the key says nothing.
+    """
+
+    key: str
+    file: str
+    by: str
+    lost: tuple[str, ...]
+    is_wrong: bool = False
+
+    @property
+    def why(self) -> str:
+        """What happened, in words."""
+        lost = [printable(one) for one in self.lost[:MAX_LOST]]
+        listed = " and ".join(filter(None, (", ".join(lost[:-1]), lost[-1])))
+        what = f"what listens at {listed}" if self.key == "listeners" else f"{listed} of it"
+        is_one = len(lost) == 1 or self.key == "listeners"
+        how = (
+            f"is there twice in {self.file}, and the last replaces the first whole"
+            if self.file == self.by
+            else f"in {self.by} replaces that of {self.file} whole"
+        )
+        return f"`{self.key}` {how}: {what} {'does' if is_one else 'do'} not count"
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return f"keep one `{self.key}`, with all that is meant in it"
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +139,7 @@ class MergedFiles(msgspec.Struct, frozen=True, kw_only=True):
     ignored: Sequence[str] = ()
     around: Sequence[tuple[str, str]] = ()
     unfilled: Sequence[Unfilled] = ()
+    replaced: Sequence[Replaced] = ()
 
 
 def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
@@ -114,13 +149,17 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
     """
     given = list(paths)
     keys, ignored, unfilled = frozenset(read_keys), list[str](), list[Unfilled]()
-    around = list[tuple[str, str]]()
+    around, replaced = list[tuple[str, str]](), list[Replaced]()
     shared, own = _Merge(), list[_Merge]()
-    seen = set[Path]()
+    seen, read = set[Path](), set[Path]()
     for path in given:
         contents = {}
         for file in _files(path):
-            content = load_yaml(file)
+            layers = load_layers(file)
+            content = layers[0]
+            for layer in layers[1:]:
+                replaced += _replaced(content, dict.fromkeys(content, str(file)), str(file), layer)
+                content = {**content, **layer}
             if isinstance(content, dict) and (kind := _kind_around(content)):
                 around.append((str(file), kind))
             elif isinstance(content, dict):
@@ -133,6 +172,9 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
         groups = _groups(contents)
         for file, content in contents.items():
             if not any(file in group for group in groups):
+                if file.resolve() not in read:
+                    replaced += _replaced(shared.values, shared.origins, str(file), content)
+                read.add(file.resolve())
                 shared = shared.over(file, content)
         for group in groups:
             # The same file may be named by itself, and be in a folder as well.
@@ -147,7 +189,49 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
         names = ", ".join(str(path) for path in given)
         without = f" ({', '.join(ignored)} has no settings at its top)" if ignored else ""
         raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver{without}")
-    return MergedFiles(processes=processes, ignored=ignored, around=around, unfilled=unfilled)
+    return MergedFiles(
+        processes=processes, ignored=ignored, around=around, unfilled=unfilled, replaced=replaced
+    )
+
+
+COLLECTIONS: Final = ("listeners", "redis", "database", "instance_map", "stream_writers")
+"""Keys of which a part may be lost, when another file has the key again."""
+
+
+def _replaced(
+    values: Mapping[str, Any], origins: Mapping[str, str], by: str, content: Mapping[str, Any]
+) -> Iterator[Replaced]:
+    """What is lost of `values`, as this file has the key again."""
+    for key in COLLECTIONS:
+        if key not in values or key not in content:
+            continue
+        before, after = _parts(values[key]), _parts(content[key])
+        if lost := [name for name in before if name not in after]:
+            yield Replaced(
+                key=key,
+                file=origins.get(key, by),
+                by=by,
+                lost=tuple(lost),
+                is_wrong=_says(key, values[key]) and not _says(key, content[key]),
+            )
+
+
+def _parts(value: Any) -> list[str]:
+    """The names in a mapping; the ports and paths in a list of listeners."""
+    if isinstance(value, dict):
+        return [str(name) for name in value]
+    listeners = map(as_mapping, as_list(value))
+    return [str(one.get("path") or one.get("port")) for one in listeners]
+
+
+def _says(key: str, value: Any) -> bool:
+    """Whether this key does at all what it is for."""
+    if key == "listeners":
+        resources = [one for each in as_list(value) for one in as_list(as_mapping(each).get("resources"))]
+        names = {str(name) for one in resources for name in as_list(as_mapping(one).get("names"))}
+        return bool(names & {"client", "federation"})
+    needed = {"redis": "enabled", "database": "name"}.get(key)
+    return needed is not None and bool(as_mapping(value).get(needed))
 
 
 def _kind_around(content: Mapping[Any, Any]) -> str:

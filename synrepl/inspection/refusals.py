@@ -46,6 +46,47 @@ def refused_by(
     return [one for one in refusals if release in one.span]
 
 
+# -- newer keys ----------------------------------------------------------------------------------------------
+
+
+class NewerKey(msgspec.Struct, frozen=True):
+    """A key, the file that has it, and the first release that reads it: older ones ignore it."""
+
+    key: str
+    file: str
+    since: Release
+
+
+NEWER: Final[Mapping[str, Release]] = {
+    "redis": (1, 13, 0),
+    "redis.dbid": (1, 78, 0),
+    "redis.use_tls": (1, 84, 0),
+    "redis.path": (1, 85, 0),
+    "redis.password_path": (1, 117, 0),
+    "redis.username": (1, 162, 0),
+    "instance_map": (1, 14, 0),
+    "stream_writers": (1, 14, 0),
+    "media_instance_running_background_jobs": (1, 16, 0),
+    "federation_sender_instances": (1, 18, 0),
+    "pusher_instances": (1, 18, 0),
+    "run_background_tasks_on": (1, 22, 0),
+    "worker_replication_secret": (1, 25, 0),
+    "notify_appservices_from_worker": (1, 59, 0),
+    "update_user_directory_from_worker": (1, 59, 0),
+    "outbound_federation_restricted_to": (1, 89, 0),
+    "worker_replication_secret_path": (1, 126, 0),
+}
+"""Keys that older releases ignore, by the first that reads them."""
+
+
+def newer_keys(config: ProcessConfig) -> Iterator[NewerKey]:
+    """The keys of a process that not all releases read."""
+    for key, since in NEWER.items():
+        top, _, below = key.partition(".")
+        if config.mapping(top).get(below) if below else config.get(top):
+            yield NewerKey(key, config.origin(top), since)
+
+
 # -- whole keys ----------------------------------------------------------------------------------------------
 
 
@@ -69,12 +110,32 @@ def _mappings(config: ProcessConfig) -> Found:
         )
 
 
-OLD_KEYS: Final = (
-    ("worker_replication_host", "1.88"),
-    ("worker_replication_http_port", "1.88"),
-    ("worker_replication_http_tls", "1.88"),
-)
-"""Keys of a worker that are gone, and the first release that refuses them."""
+OLD_KEYS: Final = ("worker_replication_host", "worker_replication_http_port", "worker_replication_http_tls")
+"""Keys of a worker that 1.88 and newer refuse."""
+
+
+def _main_entry(config: ProcessConfig) -> str:
+    """The statement that names the main process, as far as a worker's merged files say where it is."""
+    listener: Mapping[str, Any] = next(
+        (
+            one
+            for one in map(as_mapping, config.list("listeners"))
+            for resource in as_list(one.get("resources"))
+            if "replication" in as_list(as_mapping(resource).get("names"))
+        ),
+        {},
+    )
+    binds = [*as_list(listener.get("bind_addresses")), listener.get("bind_address")]
+    is_local = {one for one in binds if one} in ({"127.0.0.1"}, {"::1"}, {"127.0.0.1", "::1"})
+    host = config.get("worker_replication_host") or ("localhost" if is_local else "HOST")
+    port = config.get("worker_replication_http_port") or listener.get("port") or "PORT"
+    tls = ", tls: true" * bool(config.get("worker_replication_http_tls"))
+    entry = f"main: {{host: {printable(str(host))}, port: {printable(str(port))}{tls}}}"
+    return (
+        f"add `{entry}` to instance_map"
+        if config.mapping("instance_map")
+        else f"set `instance_map: {{{entry}}}` in the shared file"
+    ) + (", with HOST and PORT of its listener for replication" if "HOST" in entry or "PORT" in entry else "")
 
 
 def _old_keys(config: ProcessConfig) -> Found:
@@ -83,22 +144,24 @@ def _old_keys(config: ProcessConfig) -> Found:
             span=span("1.67"),
             key="worker_replication_port",
             why="`worker_replication_port` is of replication over TCP, which is gone",
-            remedy="remove it, and set `redis: {enabled: true}` for all processes",
+            remedy="remove it: what went that way goes by Redis, which is enabled"
+            if config.mapping("redis").get("enabled")
+            else "remove it, and set `redis: {enabled: true}` for all processes",
         )
     remedy = (
-        "remove it: instance_map has the main process already"
+        ": instance_map has the main process already"
         if "main" in config.mapping("instance_map")
-        else "remove it, and name the main process in the shared file: instance_map: {main: {host: HOST,"
-        " port: PORT}}"
+        else f", and name the main process for all: {_main_entry(config)}"
     )
-    for key, since in OLD_KEYS if not config.is_main else ():
-        if config.get(key):
-            yield Refusal(
-                span=span(since),
-                key=key,
-                why=f"`{key}` is no setting any more",
-                remedy=remedy,
-            )
+    keys = [f"`{key}`" for key in OLD_KEYS if config.get(key)]
+    if keys and not config.is_main:
+        listed = " and ".join(filter(None, (", ".join(keys[:-1]), keys[-1])))
+        yield Refusal(
+            span=span("1.88"),
+            key=OLD_KEYS[0],
+            why=f"{listed} {'are no settings' if len(keys) > 1 else 'is no setting'} any more",
+            remedy=f"remove {'them' if len(keys) > 1 else 'it'}{remedy}",
+        )
 
 
 APPS: Final = (
@@ -191,8 +254,7 @@ def _no_main(config: ProcessConfig) -> Found:
             span=one,
             key="instance_map",
             why="`instance_map` has no `main`: this worker does not know where the main process is",
-            remedy="add to the shared file: instance_map: {main: {host: HOST, port: PORT of its replication"
-            " listener}}",
+            remedy=_main_entry(config),
         )
 
 

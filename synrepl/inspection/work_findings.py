@@ -146,30 +146,30 @@ def _named_for_work(homeserver: Homeserver) -> Iterator[Finding]:
             idle.setdefault(meant, []).append(process.name)
     release = homeserver.release or NEWEST.release
     for meant, names in idle.items():
-        key, remedy = _left_to(homeserver, meant, names, release)
-        does = "do" if len(names) > 1 else "does"
+        does, them, have = ("do", "them", "they have") if len(names) > 1 else ("does", "it", "it has")
+        what = DOES.get(meant, f"writes the stream {meant}")
         yield Finding(
             kind="does_nothing",
             process=names[0] if len(names) == 1 else "",
             count=len(names),
-            why=f"{several([*map(printable, names)])} {does} nothing: no key leaves it a duty or a stream,"
-            f" and it has no listener for clients, other servers or media; by its name `{key}` is meant to",
-            remedy=remedy,
+            why=f"{several([*map(printable, names)])} {does} nothing: no key leaves {them} a duty or a"
+            f" stream, and {have} no listener for clients, other servers or media; who has such a name {what}",
+            remedy=_leave(homeserver, meant, names, release),
             cost=RESTART_ALL,
         )
 
 
-def _left_to(homeserver: Homeserver, meant: str, names: list[str], release: Release) -> tuple[str, str]:
-    """The key that would leave them this work, and what to do."""
+def _leave(homeserver: Homeserver, meant: str, names: list[str], release: Release) -> str:
+    """What leaves them this work."""
     shown = [*map(printable, names)]
     if (duty := BY_NAME.get(meant)) is not None:
         if release not in duty.named:
             off = (
                 f", and `{duty.switch}: false` in the shared file" if homeserver.is_main_doing(meant) else ""
             )
-            return "worker_app", f"write `worker_app: {duty.app}` in its file{off}"
+            return f"write `worker_app: {duty.app}` in its file{off}"
         value = f"[{', '.join(shown)}]" if duty.takes_list else shown[0]
-        return duty.names, f"set `{duty.names}: {value}` in the shared file"
+        return f"set `{duty.names}: {value}` in the shared file"
     one = STREAM_WRITERS[meant].one
     takes_one = one is not None and release in one
     writers = (
@@ -184,7 +184,7 @@ def _left_to(homeserver: Homeserver, meant: str, names: list[str], release: Rele
         if mapped
         else ""
     )
-    return f"stream_writers.{meant}", f"set `stream_writers: {{{meant}: {value}}}` in the shared file{also}"
+    return f"set `stream_writers: {{{meant}: {value}}}` in the shared file{also}"
 
 
 # -- media ---------------------------------------------------------------------------------------------------
