@@ -100,13 +100,13 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
                     processes.append(process)
     for one, processes in grouped.values():
         names = [process.name for process in processes]
-        does = "do" if len(names) > 1 else "does"
+        does, it = "do" if len(names) > 1 else "does", "them" if " are no " in one.why else "it"
         yield Finding(
             kind=one.kind,
             stream=one.stream,
             process=names[0] if len(names) == 1 else "",
             count=len(names),
-            why=f"{one.why}: {_refuse(one.span)} {'them' if ' are no ' in one.why else 'it'}, and {several([*map(printable, names)])} {does} not start"
+            why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not start"
             " there",
             remedy=one.remedy,
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,

@@ -153,7 +153,8 @@ def _named_for_work(homeserver: Homeserver) -> Iterator[Finding]:
             process=names[0] if len(names) == 1 else "",
             count=len(names),
             why=f"{several([*map(printable, names)])} {does} nothing: no key leaves {them} a duty or a"
-            f" stream, and {have} no listener for clients, other servers or media; who has such a name {what}",
+            f" stream, and {have} no listener for clients, other servers or media;"
+            f" who has such a name {what}",
             remedy=_leave(homeserver, meant, names, release),
             cost=RESTART_ALL,
         )
