@@ -34,6 +34,30 @@ ROOM_ALIASES: Final = ("dr_cache_fake", "cs_cache_fake")
 OF_MODULES: Final = span(since="1.69")
 """Releases in which a row can name a function of a module: ``module.function``."""
 
+_OTHERS: Final = (
+    (
+        r"_?\w*_stream(_change)?_cache|\w+ChangeCache",
+        "it remembers what changed up to which position, from the rows of its stream",
+    ),
+    (
+        r"\*?getEvent\*?|_?get_event(_cache)?",
+        "it has events, which no row names; since 1.86 --room ROOM drops all cached events",
+    ),
+    (
+        r"\*?stateGroup(Members)?Cache\*?|state_cache|_state_group(_members)?_cache",
+        "groups of states never change once they are written",
+    ),
+    (
+        r"sync|state(_ids)?_resp|(remote_)?room_list|initial_sync_cache|room_upgrade|\w+_hierarchy|repl\.\w+",
+        "it is an answer that this process keeps for seconds or minutes",
+    ),
+    (
+        r"lazy_loaded_\w+|get_pdu_cache|url_previews|last_device_delete_cache|device_update_edu|sync_valid_filter",
+        "it is kept by one process for a time, and runs out",
+    ),
+)
+"""Caches of other kinds, as metrics and logs call them, and why no row drops them."""
+
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+", re.ASCII)
 _ALIASES: Final = {
     "cs_cache_fake": (span(since="0.99.2"), ("room_id", "user_id...")),
@@ -153,6 +177,10 @@ def find_name(name: str, release: Release) -> CacheName:
         kin = next((one for one in names if name.strip("_") in one or one.strip("_") in name), "")
         hint = f"; did you mean {kin}?" if kin else ""
         raise ConfigError(f"Synapse {which} has no cache {name} ({has}), and keeps no such answer{hint}")
+    if why := next((why for pattern, why in _OTHERS if re.fullmatch(pattern, name)), ""):
+        raise ConfigError(
+            f"no row drops {name} of Synapse {which}: {why}; a restart of the process makes it begin anew"
+        )
     hint = suggest(name, list(names)) or suggest(name, list(all_names()))
     raise ConfigError(f"Synapse {which} has no cache {name}{hint}")
 

@@ -106,8 +106,8 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             stream=one.stream,
             process=names[0] if len(names) == 1 else "",
             count=len(names),
-            why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not start"
-            " there",
+            why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not"
+            " start there",
             remedy=one.remedy,
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
         )

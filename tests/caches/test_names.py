@@ -124,6 +124,27 @@ def test_a_name_that_the_release_lacks(release: Release, name: str, why: str) ->
         find_name(name, release)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("_membership_stream_cache", "remembers what changed up to which position"),
+        ("MembershipStreamChangeCache", "remembers what changed up to which position"),
+        ("ReceiptsRoomChangeCache", "remembers what changed up to which position"),
+        ("*getEvent*", "--room ROOM drops all cached events"),
+        ("_get_event_cache", "--room ROOM drops all cached events"),
+        ("*stateGroupCache*", "groups of states never change"),
+        ("sync", "an answer that this process keeps for seconds or minutes"),
+        ("lazy_loaded_members_cache", "kept by one process for a time"),
+    ],
+)
+def test_a_cache_that_no_row_names(name: str, why: str) -> None:
+    """As metrics show them, and logs and threads call them: none is proposed in its place."""
+    with pytest.raises(ConfigError, match=re.escape(why)) as refused:
+        find_name(name, (1, 163))
+    assert "did you mean" not in str(refused.value)
+    assert "restart" in str(refused.value)
+
+
 def test_a_mistyped_name() -> None:
     """The nearest is proposed."""
     with pytest.raises(ConfigError, match=r"has no cache get_user_by_ids; did you mean get_user_by_id\?"):
