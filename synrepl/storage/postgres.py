@@ -50,6 +50,10 @@ HOLDER = """
 """
 
 
+LOCKED_SECONDS: Final = 10
+"""How long a table that another session keeps locked is waited for."""
+
+
 class PostgresConnection:
     """An `SQLConnection` over `raw`, a connection of psycopg in autocommit mode."""
 
@@ -213,6 +217,8 @@ class PostgresDatabase(LogDatabase):
         try:
             with self._address.map_errors(op, tried=False):
                 connection.execute(f"SET search_path = {self._schema}")
+                # What waits for longer fails, is told, and is tried again.
+                connection.execute(f"SET lock_timeout = {LOCKED_SECONDS * 1000}")
                 if self._schema == STAGED:
                     # The transaction that adopts the copy makes all earlier ones durable.
                     connection.execute("SET synchronous_commit = off")
@@ -245,7 +251,7 @@ class PostgresDatabase(LogDatabase):
                 retryable=is_own,
                 tried=False,
             ) from error
-        connection.execute("SET lock_timeout = 0")
+        connection.execute(f"SET lock_timeout = {LOCKED_SECONDS * 1000}")
         self._backend = connection.raw.info.backend_pid
 
     def _check_unchanged(self, connection: PostgresConnection, op: str) -> None:

@@ -29,6 +29,8 @@ _LIMITS: Final = """
     WHERE name = ANY(%s) AND setting <> '0' ORDER BY name
 """
 
+FOREIGN_LIMITS: Final = [*(name for name in LIMITS if name != "lock_timeout"), "statement_timeout"]
+"""The limits that a session has none of. How long it waits for a lock is its own."""
 KEEP_ALL_NAMES: Final = ("UTF8", "SQL_ASCII")
 """The encodings of databases that keep every name as it is."""
 
@@ -69,5 +71,5 @@ def hindrances(database: "Connection", schema: str) -> Iterator[str]:
             f"the database has the encoding {encoding}, which does not have all names: make one with"
             " ENCODING 'UTF8' TEMPLATE template0"
         )
-    if limits := database.execute(_LIMITS, ([*LIMITS, "statement_timeout"],)).fetchall():
+    if limits := database.execute(_LIMITS, (FOREIGN_LIMITS,)).fetchall():
         yield f"time-outs that the session could not switch off: {', '.join(limit for (limit,) in limits)}"

@@ -4,6 +4,7 @@ psycopg is an extra; it is imported for the first connection.
 """
 
 import os
+import re
 import select
 import socket
 import struct
@@ -71,7 +72,12 @@ ROLE_SETS: Final = (
     "give the role such settings (ALTER ROLE ... SET), or name the server itself; with"
     " ignore_startup_parameters the pooler drops them in silence"
 )
-POOLER_HINTS: Final = {
+NO_CONNECTION: Final = (
+    "the server has no connections left: end some, raise max_connections (or the limit of this role or"
+    " database), or put a pooler before it that gives whole sessions"
+)
+NOT_READY: Final = "the server is starting, stopping or recovering: it is tried again"
+REFUSALS: Final = {
     "unsupported startup parameter: options": "a pooler before the server (PgBouncer) does not pass `options`"
     f" on, of the address or of PGOPTIONS: leave them out, and {ROLE_SETS}",
     "unsupported startup parameter": "a pooler before the server (PgBouncer) does not pass this parameter on:"
@@ -81,8 +87,23 @@ POOLER_HINTS: Final = {
     "server conn crashed": SERVER_AWAY,
     "query_wait_timeout": "the pooler (PgBouncer) has no session left to give: raise its default_pool_size",
     "max_client_conn": "the pooler (PgBouncer) takes no more clients: raise its max_client_conn",
+    "too many clients already": NO_CONNECTION,
+    "remaining connection slots": NO_CONNECTION,
+    "too many connections for": NO_CONNECTION,
+    "password authentication failed": "check the user, and its password in the pgpass file",
+    "no password supplied": "write the password into a pgpass file, of this user alone (chmod 600)",
+    "no pg_hba.conf entry": "the server lets this user not in from here: add a line for it to its"
+    " pg_hba.conf, and reload it",
+    "the database system is": NOT_READY,
+    "could not translate host name": "no address is known for this name: correct it, or look at the resolver",
+    "server does not support SSL": "the server has no TLS: sslmode=prefer, or switch ssl on there",
+    "certificate verify failed": "the certificate's CA is not trusted: name it with sslrootcert",
+    "is not permitted to log in": "ALTER ROLE of this user LOGIN",
 }
-"""What a pooler refuses with, and what helps. All of it has one SQLSTATE, or from libpq none."""
+"""What a server or a pooler refuses a connection with, and what helps. From libpq it has no SQLSTATE, and of
+a pooler one for all.
+"""
+_ABSENT: Final = re.compile(r'FATAL: (database|role) "[^"]*" does not exist')
 
 READ_ONLY: Final = "25006"
 """The SQLSTATE of a write that a standby, or a server that is read only, refuses."""
@@ -100,6 +121,9 @@ HINTS: Final = {
     "53": "the server has run out of a resource; free some",
     "53100": "the server's disk is full; free some space",
     "53300": "the server has too many connections; close some, or raise max_connections",
+    "55P03": "another session keeps a table of the log locked: SELECT pid, application_name, query FROM"
+    " pg_stat_activity WHERE pid IN (SELECT pid FROM pg_locks WHERE granted AND mode = 'AccessExclusiveLock')"
+    " shows it, and SELECT pg_terminate_backend(PID) ends it",
     "57P": "the server is stopping or starting; try again later",
     "58": "the server's disk or system failed; check its log",
     "XX001": DAMAGED.format(database="database"),
@@ -200,13 +224,15 @@ class PostgresAddress:
             state = error.sqlstate or ("08" if isinstance(error, _psycopg().OperationalError) else "")
             why = _without(self._secrets, " ".join(str(error).split())) or type(error).__name__
             why = printable(why, limit=len(why))  # the server quotes names, and rows
-            of_pooler = next((hint for words, hint in POOLER_HINTS.items() if words in why), "")
+            refusal = next((hint for words, hint in REFUSALS.items() if words in why), "")
+            if absent := _ABSENT.search(why):
+                refusal = f"create the {absent[1]}, or correct its name"
             if state == OUT_OF_RANGE or (not state and isinstance(error, _psycopg().DataError)):
                 raise InvalidValue(op=op, why=why, stream=stream) from error
             raise StorageError(
                 op=op,
                 why=f"{self.name}: {why}",
-                hint=(of_pooler if state[:2] == "08" else "")
+                hint=(refusal if state[:2] == "08" else "")
                 or HINTS.get(state)
                 or HINTS.get(state[:3])
                 or HINTS.get(state[:2], ""),

@@ -167,6 +167,15 @@ def test_a_pooler_that_shares_sessions_is_refused() -> None:
         ("server conn crashed?", "the server behind it"),
         ("query_wait_timeout", "default_pool_size"),
         ("no more connections allowed (max_client_conn)", "max_client_conn"),
+        # brianc/node-postgres#1643: of the server itself; psycopg has no SQLSTATE of a connection
+        ("sorry, too many clients already", "no connections left"),
+        ("remaining connection slots are reserved for roles with SUPERUSER", "no connections left"),
+        ('too many connections for role "ada"', "no connections left"),
+        ('password authentication failed for user "ada"', "pgpass"),
+        ('no pg_hba.conf entry for host "10.0.0.1", user "ada", no encryption', "pg_hba.conf"),
+        ('database "log" does not exist', "create the database"),
+        ('role "ada" does not exist', "create the role"),
+        ("the database system is starting up", "tried again"),
         ("something of a later release", "check that the server runs"),
     ],
 )

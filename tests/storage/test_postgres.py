@@ -215,7 +215,23 @@ class StartTests(PostgresCase):
             for name in ("synchronous_commit", "statement_timeout", "idle_session_timeout", "lock_timeout")
         ]
 
-        self.assertEqual(["on", "0", "0", "0"], found)
+        self.assertEqual(["on", "0", "0", "10s"], found)
+
+    def test_a_table_that_somebody_keeps_locked_is_told(self) -> None:
+        """An append waited for ever, without a word, and the daemon called itself ready."""
+        engine = self.opened()
+        database = of_postgres(engine)
+        for connection in (database.writer("test"), database.reader("test")):
+            connection.execute("SET lock_timeout = 50")
+        with psycopg.connect(self.url) as other:
+            other.execute("LOCK TABLE synrepl.facts IN ACCESS EXCLUSIVE MODE")
+            refused = self.error(lambda: engine.commit(facts_after(None, ("events", "w", 0, 1)), []))
+            other.rollback()
+        engine.commit(facts_after(None, ("events", "w", 0, 1)), [])
+
+        self.assertTrue(refused.retryable)
+        self.assertIn("keeps a table of the log locked", refused.hint)
+        self.assertIn("pg_terminate_backend", refused.hint)
 
     def test_what_others_have_set_does_not_change_what_is_stored(self) -> None:
         """Rows were acknowledged and stored as the text of an escape: they and the log were lost."""
@@ -266,7 +282,7 @@ class StartTests(PostgresCase):
         error = self.error(self.again().open)
 
         self.assertIn("does not exist", error.why)
-        self.assertIn("lets this user into this database", error.hint)
+        self.assertIn("create the database", error.hint)
 
     def test_a_password_is_shown_nowhere(self) -> None:
         """Log lines end up in tickets."""
