@@ -20,7 +20,7 @@ from synrepl.errors import LocalProtocolError
 from synrepl.ports.limited_logger import MAX_LINES
 from synrepl.ports.metrics import Metrics
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.connections import RedisRefused
+from synrepl.transports.redis.connections import RedisRefused, explain
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Server
 from synrepl.wire.session import KEEPALIVE
@@ -613,3 +613,27 @@ def test_a_publisher_that_leaves_reads_the_replies_to_its_last_messages() -> Non
     connection.dataReceived(b":1\r\n")
 
     assert transport.disconnecting
+
+
+@pytest.mark.parametrize(
+    ("refusal", "command", "right"),
+    [
+        # redis/redis#13074: users who may read, or subscribe, and no more
+        ("NOPERM this user has no permissions to run the 'publish' command", "PUBLISH", "USER +publish ("),
+        # redis/redis#12418, redis/redis-py#2707: since Redis 7 all commands are not all channels
+        (
+            "NOPERM this user has no permissions to access one of the channels used as arguments",
+            "SUBSCRIBE",
+            "not allow this user this channel: grant it with ACL SETUSER USER &* (",
+        ),
+        ("NOPERM No permissions to access a channel", "SUBSCRIBE", "USER &* ("),
+        (
+            "NOPERM this user has no permissions to access one of the keys used as arguments",
+            "GET",
+            "USER ~* (",
+        ),
+    ],
+)
+def test_what_a_user_of_redis_lacks_is_told(refusal: str, command: str, right: str) -> None:
+    """With what grants it."""
+    assert right in explain(refusal, command=command)

@@ -390,7 +390,10 @@ class Replica:
         """Refuse an upstream that follows this daemon, also through others: neither would get any fact."""
         where, uuid = self.upstream.where.words, self.log.uuid
         if welcome.uuid == uuid:
-            why = f"{where} is this daemon itself"
+            why = (
+                f"{where} is this daemon itself, or has a copy of its log: a replica begins without a log,"
+                " and fills its own"
+            )
         elif uuid in welcome.path:
             between = welcome.path.index(uuid)
             through = f", through {counted(between, 'other daemon')}" if between else ""

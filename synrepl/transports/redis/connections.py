@@ -61,6 +61,15 @@ def tls_words(words: RedisWords) -> TlsWords:
     )
 
 
+_RIGHTS: Final = (
+    ("of the channels", "&*"),
+    ("access a channel", "&*"),
+    ("of the keys", "~*"),
+    ("access a key", "~*"),
+)
+"""What a user lacks, by Redis' words, and what grants it. Since 7 a new user may use no channel."""
+
+
 def explain(refusal: str, words: RedisWords = URL_WORDS, *, command: str = "") -> str:
     """Describe an error of Redis, and its remedy."""
     for beginning, text in _EXPLANATIONS:
@@ -70,7 +79,10 @@ def explain(refusal: str, words: RedisWords = URL_WORDS, *, command: str = "") -
     line = printable(" ".join(refusal.partition(", with args")[0].split()), limit=300)
     if refusal.startswith("NOPERM"):
         denied = command or "a command"
-        return f"Redis does not allow this user {denied}: grant it with ACL SETUSER ({line})"
+        right = next((right for words, right in _RIGHTS if words in line), f"+{denied.lower()}")
+        what = "this channel" if right == "&*" else "this key" if right == "~*" else denied
+        given = right if command or right in ("&*", "~*") else "+COMMAND"
+        return f"Redis does not allow this user {what}: grant it with ACL SETUSER USER {given} ({line})"
     return f"Redis answers {line}"
 
 

@@ -143,7 +143,7 @@ def test_a_list_of_other_logs_stops_it() -> None:
 @pytest.mark.parametrize(
     ("upstream", "whys"),
     [
-        ("b", ["b is this daemon itself"]),
+        ("b", ["b is this daemon itself, or has a copy of its log"]),
         ("c", ["c follows this daemon:", "b follows this daemon:"]),
         ("d", [f"{name} follows this daemon, through 1 other daemon" for name in "bd"]),
     ],
