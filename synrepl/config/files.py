@@ -49,6 +49,19 @@ def load_layers(path: Path) -> list[Any]:
     return found
 
 
+NO_YAML: Final = {
+    ".nix": "give the files that the units of NixOS name (systemctl cat matrix-synapse)",
+    ".md": "give each block as a file of its own",
+}
+"""What other files are in which settings are written, by how their names end."""
+YAML_HINTS: Final = {
+    "mapping values are not allowed here": "two settings in one line, or a text with a colon, which needs"
+    " quotes",
+    "character '\\t'": "spaces in place of tabs",
+}
+"""What is meant by words of the YAML reader."""
+
+
 def _load(path: Path, loader: Any) -> Any:
     import yaml  # Imported late: large, and needed only with a file.
 
@@ -59,8 +72,14 @@ def _load(path: Path, loader: Any) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         why = getattr(error, "problem", None) or " ".join(str(error).split())
-        if why == "mapping values are not allowed here":
-            why += " (two settings in one line, or a text with a colon, which needs quotes)"
+        if path.suffix in NO_YAML:
+            raise ConfigError(f"{path} is no YAML: {NO_YAML[path.suffix]}") from error
+        if "another document" in why:
+            at = where.removeprefix(",")
+            raise ConfigError(
+                f"{path} has several documents, and the next begins at{at}: give each as a file of its own"
+            ) from error
+        why += next((f" ({hint})" for words, hint in YAML_HINTS.items() if words in why), "")
         if b"{{" in content or b"{%" in content:
             why += " (it has marks of a template: give the file that was made from it)"
         raise ConfigError(f"{path}{where}: not YAML: {why}") from error

@@ -464,7 +464,7 @@ class _ConfigurationLoader:
     def _is_wrong(self, lost: Replaced) -> bool:
         """Whether what was lost is needed. Workers may serve what the main process does not."""
         has_workers = any(not config.is_main for config in self._configs)
-        return lost.is_wrong and not (lost.key == "listeners" and has_workers)
+        return bool(lost.times) or (lost.is_wrong and not (lost.key == "listeners" and has_workers))
 
     def _calls_tls(self) -> Iterator[str]:
         """Processes that others go to by TLS, as `instance_map` says."""

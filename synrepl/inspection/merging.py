@@ -50,18 +50,25 @@ class Unfilled(msgspec.Struct, frozen=True):
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
     """A key at the top of a file that a later one (`by`), or the same again, replaces: what is lost with it.
 
-    `is_wrong`: without that the key says nothing.
+    `is_wrong`: without that the key says nothing. `times`: how often a file has it that is of several
+    processes.
     """
 
     key: str
     file: str
     by: str
-    lost: tuple[str, ...]
+    lost: tuple[str, ...] = ()
     is_wrong: bool = False
+    times: int = 0
 
     @property
     def why(self) -> str:
         """What happened, in words."""
+        if self.times:
+            return (
+                f"`{self.key}` is there {self.times} times in {self.file}, as if it were the files of so many"
+                " workers: the last alone counts"
+            )
         lost = [printable(one) for one in self.lost[:MAX_LOST]]
         listed = " and ".join(filter(None, (", ".join(lost[:-1]), lost[-1])))
         what = f"what listens at {listed}" if self.key == "listeners" else f"{listed} of it"
@@ -76,6 +83,8 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def remedy(self) -> str:
         """What to do."""
+        if self.times:
+            return "give the file of each worker as a file of its own"
         return f"keep one `{self.key}`, with all that is meant in it"
 
 
@@ -157,6 +166,8 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
         for file in _files(path):
             layers = load_layers(file)
             content = layers[0]
+            if (count := sum("worker_name" in one for one in layers if isinstance(one, dict))) > 1:
+                replaced.append(Replaced(key="worker_name", file=str(file), by=str(file), times=count))
             for layer in layers[1:]:
                 replaced += _replaced(content, dict.fromkeys(content, str(file)), str(file), layer)
                 content = {**content, **layer}
@@ -187,6 +198,11 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
     processes = sorted(_processes(shared, own), key=lambda one: not one.is_main)
     if not any(isinstance(one.get("server_name"), str) for one in processes):
         names = ", ".join(str(path) for path in given)
+        if around:
+            raise ConfigError(
+                "; ".join(f"{file} is {kind}" for file, kind in around)
+                + ": give the files that Synapse gets, with server_name in one"
+            )
         without = f" ({', '.join(ignored)} has no settings at its top)" if ignored else ""
         raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver{without}")
     return MergedFiles(
@@ -239,8 +255,18 @@ def _kind_around(content: Mapping[Any, Any]) -> str:
     if "server_name" in content or "worker_app" in content:
         return ""
     if "apiVersion" in content and isinstance(kind := content.get("kind"), str):
-        return f"a manifest of Kubernetes ({printable(kind)})"
-    return "a file of Docker Compose" if isinstance(content.get("services"), dict) else ""
+        names = [
+            str(name) for name in as_mapping(content.get("data")) if str(name).endswith((".yaml", ".yml"))
+        ]
+        inside = f", with {printable(', '.join(names), limit=200)} in it" if names else ""
+        return f"a manifest of Kubernetes ({printable(kind)}){inside}"
+    if isinstance(content.get("services"), dict):
+        return "a file of Docker Compose"
+    of_chart = ("replicaCount", "image", "ingress", "synapse", "fullnameOverride")
+    if any(isinstance(content.get(key), dict | int) for key in of_chart):
+        return "values of a Helm chart"
+    of_role = [key for key in content if str(key).startswith(("matrix_", "synapse_"))]
+    return "variables of Ansible" if len(of_role) > 1 else ""
 
 
 def _groups(contents: Mapping[Path, Mapping[str, Any]]) -> list[list[Path]]:
