@@ -11,7 +11,7 @@ from synrepl.inspection.duties import DUTIES
 from synrepl.inspection.findings import RESTART_ALL, RESTART_ONE, Finding, Unseen
 from synrepl.inspection.merging import MAIN
 from synrepl.inspection.refusals import Refusal, refused_by
-from synrepl.inspection.work_findings import find_in_work
+from synrepl.inspection.work_findings import find_in_work, find_without_work
 from synrepl.wire.dialect import NEWEST, Release, Span
 from synrepl.wire.text import printable
 
@@ -34,6 +34,9 @@ def find_in_files(
     yield from find_in_work(homeserver)
     if homeserver.has_workers and not homeserver.has_unknown_names:
         yield from _nobody(homeserver, there)
+    if not homeserver.has_unknown_names:
+        missing = [name for name in homeserver.named if _is_missing(homeserver, name)]
+        yield from find_without_work(homeserver, missing)
     yield from _misspelled(homeserver)
     yield from _wrong_ports(homeserver)
     yield from _wrong_old_ports(homeserver)

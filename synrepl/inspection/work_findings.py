@@ -1,6 +1,6 @@
 """Finds work that nobody does, that several do, and processes without any; without I/O."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from synrepl.html.humanize import several
@@ -8,6 +8,7 @@ from synrepl.inspection.configuration import Homeserver, Process
 from synrepl.inspection.duties import BY_NAME, DOES, DUTIES, STREAM_WRITERS, Duty
 from synrepl.inspection.findings import RESTART_ALL, RESTART_ONE, Finding
 from synrepl.inspection.merging import MAIN
+from synrepl.inspection.refusals import refused_by
 from synrepl.wire.dialect import NEWEST, Release
 from synrepl.wire.text import printable
 
@@ -34,8 +35,6 @@ def find_in_work(homeserver: Homeserver) -> Iterator[Finding]:
     yield from _done_twice(homeserver)
     yield from _shared_by_nobody(homeserver)
     yield from _media_not_served(homeserver)
-    if not homeserver.has_unknown_names:
-        yield from _named_for_work(homeserver)
 
 
 def notes_on_work(homeserver: Homeserver) -> Iterator[Finding]:
@@ -95,7 +94,13 @@ def _done_twice(homeserver: Homeserver) -> Iterator[Finding]:
 def _shared_by_nobody(homeserver: Homeserver) -> Iterator[Finding]:
     """What is shared by a list of names, and several do without one: each does all of it."""
     for duty in (one for one in DUTIES if one.takes_list):
-        names = [one.name for one in _given(homeserver) if duty.name in one.shares_not]
+        release = homeserver.release or NEWEST.release
+        names = [
+            one.name
+            for one in _given(homeserver)
+            if duty.name in one.shares_not
+            and not any(refusal.key == duty.switch for refusal in refused_by(one.refusals, release))
+        ]
         if len(names) > 1:
             listed = ", ".join(map(printable, names))
             yield _twice(
@@ -133,16 +138,21 @@ def _idle(homeserver: Homeserver) -> list[Process]:
     ]
 
 
+def _key(meant: str) -> str:
+    return BY_NAME[meant].names if meant in BY_NAME else f"stream_writers.{meant}"
+
+
 def _meant(name: str) -> str | None:
     spelled = name.lower().replace("-", "_")
     return next((what for parts, what in MEANT.items() if any(part in spelled for part in parts)), None)
 
 
-def _named_for_work(homeserver: Homeserver) -> Iterator[Finding]:
-    """Processes that are named for work, and have none."""
+def find_without_work(homeserver: Homeserver, missing: Collection[str]) -> Iterator[Finding]:
+    """Find processes named for work that have none. Names that are `missing` may be theirs, spelled otherwise."""
     idle: dict[str, list[str]] = {}
     for process in _idle(homeserver):
-        if meant := _meant(process.name):
+        meant = _meant(process.name)
+        if meant and not any(_key(meant) in key for name in missing for key in homeserver.named[name]):
             idle.setdefault(meant, []).append(process.name)
     release = homeserver.release or NEWEST.release
     for meant, names in idle.items():
@@ -193,6 +203,7 @@ def _leave(homeserver: Homeserver, meant: str, names: list[str], release: Releas
 
 def _media_not_served(homeserver: Homeserver) -> Iterator[Finding]:
     given = _given(homeserver)
+    is_served = any(one.has_media and (one.serves is None or "media" in one.serves) for one in given)
     for process in given:
         if process.serves is None or process.name == MAIN:
             continue
@@ -206,7 +217,7 @@ def _media_not_served(homeserver: Homeserver) -> Iterator[Finding]:
                 remedy=f"set `enable_media_repo: true` in {process.file}, or remove media from that listener",
                 cost=RESTART_ONE,
             )
-        elif process.is_for_media and "media" not in process.serves:
+        elif process.is_for_media and not is_served:
             yield Finding(
                 kind="media_not_served",
                 process=process.name,

@@ -108,6 +108,32 @@ def test_two_senders_that_share_nothing(tmp_path: Path, release: str) -> None:
     assert [] == kinds(run(*write(tmp_path, homeserver=shared, **own), "--synapse", release, code=WELL))
 
 
+def test_a_name_that_is_spelled_otherwise_is_the_cause(tmp_path: Path) -> None:
+    """Then it is told which name nobody has, and no other key is proposed."""
+    shared = {**WHOLE, "federation_sender_instances": ["federation-sender-1"]}
+    found = run(*write(tmp_path, homeserver=shared, w=worker("federation_sender1")), code=UNWELL)
+    assert [("unknown_process", "federation-sender-1")] == kinds(found)
+
+
+def test_a_sender_that_does_not_start_sends_nothing_twice(tmp_path: Path) -> None:
+    found = run(*write(tmp_path, homeserver=WHOLE, s=worker("s1", app="federation_sender")), code=UNWELL)
+    assert [("refused_key", "s1")] == kinds(found)
+
+
+def test_a_process_for_background_jobs_of_media_serves_none(tmp_path: Path) -> None:
+    """(code-tool/matrix-stack) Another one serves media."""
+    shared = {
+        **WHOLE,
+        "enable_media_repo": False,
+        "media_instance_running_background_jobs": "jobs",
+    }
+    own = {
+        "a": worker("jobs", app="media_repository"),
+        "b": worker("media1", listener("media"), app="media_repository"),
+    }
+    assert [] == run(*write(tmp_path, homeserver=shared, **own), code=WELL)["findings"]
+
+
 def test_background_jobs_of_media_in_two_processes(tmp_path: Path) -> None:
     """A note: nothing is lost by it."""
     shared = {**WHOLE, "listeners": [listener("client", "replication", port=9093)]}
