@@ -78,7 +78,14 @@ MEANT: Final = (
 )
 """Keys that say who does what: written wrong, they leave it to another process, and nobody says so."""
 
+OF_WORKERS: Final = (
+    *("worker_replication_host", "worker_replication_http_port", "worker_listeners", "worker_main_http_uri"),
+)
+"""Keys that the main process does not read."""
+
 REDIS: Final = span("1.13")
+BY_PORT: Final = span("0.27", "1.84")
+"""The releases in which a worker has the main process' port in its own file."""
 TCP: Final = span("0.1", "1.67")
 """The releases that exchange lines by way of Redis, and those that do so over TCP."""
 
@@ -94,7 +101,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     if the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes.
     `listens` are the ports and paths of its listeners for replication, and `serves` the resources of all
     its listeners; None if that is not known. `listens_tcp` are those of the older type, `listens_tls` those
-    with TLS. `shares_not` are the duties that it does whole, as no list of names is set. `has_media` says
+    with TLS. `lacks_main_port`: it does not know the port of the main process. `shares_not` are the duties that it does whole, as no list of names is set. `has_media` says
     whether it loads the media repository, and `is_for_media` that it has no other work. `secret_mark` tells
     equal replication secrets from different ones; it is empty without a secret, and None if it cannot be
     read. `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in them.
@@ -111,6 +118,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     listens_tcp: tuple[int, ...] = ()
     listens_tls: frozenset[int] = frozenset()
     serves: frozenset[str] | None = None
+    lacks_main_port: bool = False
     shares_not: tuple[str, ...] = ()
     has_media: bool = False
     is_for_media: bool = False
@@ -296,6 +304,7 @@ class _ConfigurationLoader:
         ]
         processes = list(self._without_doubles(processes))
         self._say_what_is_off()
+        self._say_what_workers_lack(unnamed)
         self._say_what_is_not_reached()
         for process in processes:
             if process.file and process.unmeasured:
@@ -319,7 +328,11 @@ class _ConfigurationLoader:
             ),
             appservices=self._appservices(),
             pushes=self._is_done("pushers"),
-            twice={name: tuple(of) for name, of in files.items() if len(of) > 1},
+            twice={
+                name: tuple(of)
+                for name, of in files.items()
+                if len(of) > 1 and not any(isinstance(config.name, Template) for config in self._configs)
+            },
             unnamed={name: tuple(of) for name, of in unnamed.items()},
             shared_ports=tuple(self._shared_ports(away)),
             misspelled=tuple(dict.fromkeys(self._misspelled())),
@@ -377,6 +390,9 @@ class _ConfigurationLoader:
                 if listener.get("tls") and isinstance(where := listener.get("port"), int)
             ),
             serves=self._serves(config),
+            lacks_main_port=not config.is_main
+            and self._release in BY_PORT
+            and not config.get("worker_replication_http_port"),
             shares_not=tuple(
                 duty.name
                 for duty in DUTIES
@@ -528,7 +544,7 @@ class _ConfigurationLoader:
             key = one.names if self._main.get(one.names) is not None else one.switch
             self._note(
                 "check_switched_off",
-                f"no process that was given {DOES[duty]}, and {what} is not checked: `{key}` in"
+                f"no process that was given {DOES[duty]}, and {what} not checked: `{key}` in"
                 f" {self._main.origin(key)} leaves it to none",
                 "if a process is meant to, set"
                 + (
@@ -538,6 +554,26 @@ class _ConfigurationLoader:
                 )
                 + "; if one does, give its file with --worker",
             )
+
+    def _say_what_workers_lack(self, unnamed: Mapping[str, Sequence[str]]) -> None:
+        """Name keys of workers where there is none, and files of workers without a name."""
+        keys = [key for key in OF_WORKERS if self._main.get(key)]
+        if keys and len(self._configs) == 1 and self._main.is_main:
+            self._note(
+                "ignored_key",
+                f"{' and '.join(f'`{key}`' for key in keys)} in {self._main.origin(keys[0])}: workers read"
+                " it, and no worker was given; the main process ignores it",
+                "remove it, or give the files of the workers",
+            )
+        for app, files in unnamed.items():
+            if len(files) == 1:
+                self._note(
+                    "no_name",
+                    f"{files[0]} has no `worker_name`, and Synapse calls the process {printable(app)}: all"
+                    " that are started with this file have one name",
+                    "give each process a file with a `worker_name` of its own",
+                    process=app,
+                )
 
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""
@@ -697,7 +733,7 @@ class _ConfigurationLoader:
         self._notes.append(Finding(kind=kind, process=str(process), why=why, remedy=remedy))
 
 
-CHECKS: Final = {"federation": "federation", "pushers": "the pushers"}
+CHECKS: Final = {"federation": "federation is", "pushers": "the pushers are"}
 """The duties whose progress is checked, as a person calls them."""
 
 REDIS_PATHS: Final = ("path", "ca_file", "ca_path", "certificate_file", "private_key_file")

@@ -283,8 +283,8 @@ def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
             + ": the main process is not reached",
             remedy=f"set `{key}: {listens}`"
             if listens
-            else f"add to {main.file}: listeners: [{{port: {port}, type: "
-            + ("http, resources: [{names: [replication]}]}]" if is_http else "replication}]"),
+            else f"add to `listeners` in {main.file}: {{port: {port}, type: "
+            + ("http, resources: [{names: [replication]}]}" if is_http else "replication}"),
             cost=RESTART_ALL,
         )
 

@@ -35,10 +35,27 @@ def find_in_work(homeserver: Homeserver) -> Iterator[Finding]:
     yield from _done_twice(homeserver)
     yield from _shared_by_nobody(homeserver)
     yield from _media_not_served(homeserver)
+    yield from _without_port(homeserver, is_serving=True)
+
+
+def _without_port(homeserver: Homeserver, *, is_serving: bool) -> Iterator[Finding]:
+    """Workers that cannot reach the main process. What sends alone may do without."""
+    for process in _given(homeserver):
+        if process.lacks_main_port and bool(process.serves) == is_serving:
+            yield Finding(
+                kind="no_main_port",
+                process=process.name,
+                why=f"{process.file} has no `worker_replication_http_port`: {printable(process.name)} cannot"
+                " reach the main process, and requests that need it fail",
+                remedy="set `worker_replication_http_port` to the port of the main process' listener with the"
+                " resource replication (worker_replication_port is of another protocol)",
+                cost=RESTART_ONE,
+            )
 
 
 def notes_on_work(homeserver: Homeserver) -> Iterator[Finding]:
     """What may be meant so."""
+    yield from _without_port(homeserver, is_serving=False)
     for process in _idle(homeserver):
         if not homeserver.has_unknown_names and _meant(process.name) is None:
             yield Finding(
@@ -148,7 +165,7 @@ def _meant(name: str) -> str | None:
 
 
 def find_without_work(homeserver: Homeserver, missing: Collection[str]) -> Iterator[Finding]:
-    """Find processes named for work that have none. Names that are `missing` may be theirs, spelled otherwise."""
+    """Find processes named for work that have none. Names that are `missing` may be theirs, misspelled."""
     idle: dict[str, list[str]] = {}
     for process in _idle(homeserver):
         meant = _meant(process.name)

@@ -94,7 +94,7 @@ def test_a_key_that_the_release_has_not_yet(
     files = write(
         tmp_path,
         homeserver={"server_name": "x", "redis": {"enabled": True}, **keys},
-        w=worker("w1", listener("client")),
+        w=worker("w1", listener("client"), **OLD),
     )
     found = run(*files, "--synapse", release, code=UNWELL if said else WELL)
     if said:
@@ -199,3 +199,54 @@ def test_two_settings_in_one_line(tmp_path: Path) -> None:
     assert 2 == result.exit_code
     assert "line 2" in result.output
     assert "two settings in one line" in result.output
+
+
+def test_a_workers_key_where_there_is_no_worker(tmp_path: Path) -> None:
+    """A guide sets it for more processes (a public capacity note); it does nothing."""
+    shared = {"server_name": "x", "worker_replication_http_port": 9093}
+    found = run(*write(tmp_path, homeserver=shared), code=WELL)
+    assert "`worker_replication_http_port`" in one(found, "ignored_key", "notes")["why"]
+
+    # With workers it is read by those.
+    both = run(*write(tmp_path, homeserver={**WHOLE, **OLD}, w=worker("w1", listener("client"))), code=UNWELL)
+    assert [] == [note for note in both["notes"] if note["kind"] == "ignored_key"]
+
+
+@pytest.mark.parametrize(
+    ("app", "serves", "release", "where"),
+    [
+        ("generic_worker", ["client"], "1.40", "findings"),
+        ("federation_sender", [], "1.40", "notes"),
+        ("federation_sender", [], "1.84", ""),
+    ],
+)
+def test_a_worker_without_a_port_of_the_main_process(
+    tmp_path: Path, app: str, serves: list[str], release: str, where: str
+) -> None:
+    """(matrix-org/synapse#9185 has it as the port of TCP)"""
+    shared = {"server_name": "x", "redis": {"enabled": True}, "send_federation": False}
+    own = worker("s1", *[listener(name) for name in serves], app=app, worker_replication_host="127.0.0.1")
+    found = run(
+        *write(tmp_path, homeserver=shared, s=own),
+        "--synapse",
+        release,
+        code=UNWELL if where == "findings" else WELL,
+    )
+    told = [at for at in ("findings", "notes") for n in found[at] if n["kind"] == "no_main_port"]
+    assert [where] * bool(where) == told
+    if where:
+        assert "worker_replication_http_port" in one(found, "no_main_port", where)["why"]
+
+
+def test_a_worker_without_a_name_may_be_started_once(tmp_path: Path) -> None:
+    """(matrix-org/synapse#13555: four containers of one file)"""
+    files = write(tmp_path, homeserver=WHOLE, w={"worker_app": "synapse.app.generic_worker"})
+    note = one(run(*files, code=WELL), "no_name", "notes")
+    assert "no `worker_name`" in note["why"]
+    assert "one name" in note["why"]
+
+
+def test_a_name_that_is_not_known_is_not_there_twice(tmp_path: Path) -> None:
+    """Each pod fills in its own."""
+    own = {key: worker("${POD_NAME}", listener("client")) for key in ("a", "b")}
+    assert [] == run(*write(tmp_path, homeserver=WHOLE, **own), code=PARTLY)["findings"]
