@@ -101,10 +101,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     if the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes.
     `listens` are the ports and paths of its listeners for replication, and `serves` the resources of all
     its listeners; None if that is not known. `listens_tcp` are those of the older type, `listens_tls` those
-    with TLS. `lacks_main_port`: it does not know the port of the main process. `shares_not` are the duties that it does whole, as no list of names is set. `has_media` says
-    whether it loads the media repository, and `is_for_media` that it has no other work. `secret_mark` tells
-    equal replication secrets from different ones; it is empty without a secret, and None if it cannot be
-    read. `writers` are the `stream_writers` in its files, and `refusals` what any release refuses in them.
+    with TLS. `lacks_main_port`: it does not know the port of the main process. `shares_not` are the duties
+    that it does whole, as no list of names is set. `has_media` says whether it loads the media repository,
+    and `is_for_media` that it has no other work. `secret_mark` tells equal replication secrets from
+    different ones; it is empty without a secret, and None if it cannot be read. `writers` are the
+    `stream_writers` in its files, and `refusals` what any release refuses in them.
     """
 
     name: str
