@@ -567,7 +567,7 @@ class _ConfigurationLoader:
                 "remove it, or give the files of the workers",
             )
         for app, files in unnamed.items():
-            if len(files) == 1:
+            if len(files) == 1 and (self._main.is_main or not self._left_in()):
                 self._note(
                     "no_name",
                     f"{files[0]} has no `worker_name`, and Synapse calls the process {printable(app)}: all"

@@ -40,6 +40,8 @@ def find_in_work(homeserver: Homeserver) -> Iterator[Finding]:
 
 def _without_port(homeserver: Homeserver, *, is_serving: bool) -> Iterator[Finding]:
     """Workers that cannot reach the main process. What sends alone may do without."""
+    main = homeserver.process(MAIN)
+    ports = [one for one in (main.listens if main else None) or () if isinstance(one, int)]
     for process in _given(homeserver):
         if process.lacks_main_port and bool(process.serves) == is_serving:
             yield Finding(
@@ -47,8 +49,9 @@ def _without_port(homeserver: Homeserver, *, is_serving: bool) -> Iterator[Findi
                 process=process.name,
                 why=f"{process.file} has no `worker_replication_http_port`: {printable(process.name)} cannot"
                 " reach the main process, and requests that need it fail",
-                remedy="set `worker_replication_http_port` to the port of the main process' listener with the"
-                " resource replication (worker_replication_port is of another protocol)",
+                remedy=f"set `worker_replication_http_port: {ports[0] if ports else 'PORT'}`, the port of the"
+                f" main process' listener with the resource replication, in {process.file}"
+                " (worker_replication_port is of another protocol)",
                 cost=RESTART_ONE,
             )
 

@@ -224,7 +224,12 @@ def test_a_worker_without_a_port_of_the_main_process(
     tmp_path: Path, app: str, serves: list[str], release: str, where: str
 ) -> None:
     """(matrix-org/synapse#9185 has it as the port of TCP)"""
-    shared = {"server_name": "x", "redis": {"enabled": True}, "send_federation": False}
+    shared = {
+        "server_name": "x",
+        "redis": {"enabled": True},
+        "send_federation": False,
+        "listeners": [listener("replication", port=9093)],
+    }
     own = worker("s1", *[listener(name) for name in serves], app=app, worker_replication_host="127.0.0.1")
     found = run(
         *write(tmp_path, homeserver=shared, s=own),
@@ -236,6 +241,7 @@ def test_a_worker_without_a_port_of_the_main_process(
     assert [where] * bool(where) == told
     if where:
         assert "worker_replication_http_port" in one(found, "no_main_port", where)["why"]
+        assert "`worker_replication_http_port: 9093`" in one(found, "no_main_port", where)["remedy"]
 
 
 def test_a_worker_without_a_name_may_be_started_once(tmp_path: Path) -> None:
