@@ -16,7 +16,7 @@ from synrepl.inspection.explanation.pasted_lines import (
     spread,
     strings_of_document,
 )
-from synrepl.inspection.explanation.tables import PastedTable
+from synrepl.inspection.explanation.psql import PsqlOutput
 
 _BEGINS: Final = re.compile(
     r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):'
@@ -91,7 +91,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     exceptions: tuple[str, ...] = ()
     is_traceback: bool = False
     frames: tuple[str, ...] = ()
-    table: PastedTable | None = None
+    table: PsqlOutput | None = None
     is_cut: bool = False
 
 
@@ -115,7 +115,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
                 held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1
             )
             continue
-        if held is not None and held.table is None and (table := PastedTable.begin(held.line, shipped)):
+        if held is not None and held.table is None and (table := PsqlOutput.begin(held.line, shipped)):
             held = PastedEntry(held.number, held.line, table=table)
             continue
         begins = not exceptions and _begins(line)

@@ -29,6 +29,16 @@ from synrepl.inspection.explanation.pasted_lines import (
     read_line,
     split_lines,
 )
+from synrepl.inspection.explanation.psql import (
+    ExplainedOutput,
+    Statement,
+    explain_count,
+    explain_statement,
+    explain_table,
+    find_statement,
+    is_footer,
+    progress_sentence,
+)
 from synrepl.inspection.explanation.redis_clients import RedisClients
 from synrepl.inspection.explanation.results import (
     MAX_NUMBERS,
@@ -44,16 +54,6 @@ from synrepl.inspection.explanation.samples import (
     family_of,
     is_comment,
     read_samples,
-)
-from synrepl.inspection.explanation.tables import (
-    ReadTable,
-    Statement,
-    explain_count,
-    explain_statement,
-    explain_table,
-    find_statement,
-    is_footer,
-    progress_sentence,
 )
 from synrepl.inspection.explanation.tokens import (
     FieldPosition,
@@ -272,7 +272,7 @@ class _Explainer:
             lines.append(number)
         self._samples[family] = (samples, lines, count + 1)
 
-    def _add_table(self, read: ReadTable, number: int) -> None:
+    def _add_table(self, read: ExplainedOutput, number: int) -> None:
         self._add(read.passage, number, "")
         self._places.setdefault(read.table, []).extend(read.places)
         self._statement = None

@@ -1,6 +1,6 @@
 """Tables of a homeserver's database as psql prints them, and the statements before them.
 
-``tables.json`` says what a table of Synapse's is, by its name or its columns. Docs: docs/howto/explain.md.
+``relations.json`` says what a table of Synapse's is, by its name or its columns. Docs: docs/howto/explain.md.
 """
 
 import re
@@ -31,7 +31,7 @@ _SETVAL: Final = re.compile(r"\bsetval\s?\(\s?'(?P<sequence>\w{1,63})'", re.ASCI
 _NUMBER: Final = re.compile(r"-?\d{1,19}", re.ASCII)
 
 
-class KnownTable(msgspec.Struct, frozen=True):
+class KnownRelation(msgspec.Struct, frozen=True):
     """A table: what it is, what to do next, and what a change by hand does.
 
     `columns` are those that no other table has, if it can be told by them. `follows` is the stream whose
@@ -46,13 +46,13 @@ class KnownTable(msgspec.Struct, frozen=True):
     follows: str = ""
 
 
-SEQUENCE: Final = KnownTable(table="a sequence", columns=[], about="A sequence.", do="", by_hand="")
+SEQUENCE: Final = KnownRelation(table="a sequence", columns=[], about="A sequence.", do="", by_hand="")
 
 
 @cache
-def _tables() -> dict[str, KnownTable]:
-    data = resources.files(__package__).joinpath("tables.json").read_bytes()
-    return {one.table: one for one in msgspec.json.decode(data, type=list[KnownTable])}
+def _tables() -> dict[str, KnownRelation]:
+    data = resources.files(__package__).joinpath("relations.json").read_bytes()
+    return {one.table: one for one in msgspec.json.decode(data, type=list[KnownRelation])}
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -60,10 +60,10 @@ class Statement(msgspec.Struct, frozen=True):
 
     verb: str
     what: str
-    table: KnownTable
+    table: KnownRelation
 
 
-class PastedTable(msgspec.Struct):
+class PsqlOutput(msgspec.Struct):
     """A table in a text: its columns, and its rows so far."""
 
     columns: list[str]
@@ -72,7 +72,7 @@ class PastedTable(msgspec.Struct):
     is_closed: bool = False
 
     @classmethod
-    def begin(cls, header: str, rule: str) -> "PastedTable | None":
+    def begin(cls, header: str, rule: str) -> "PsqlOutput | None":
         """Return the table that begins with this header, if this is the line below it."""
         if ("--" not in rule and "──" not in rule) or _RULE.fullmatch(rule[:2000]) is None:
             return None
@@ -140,7 +140,7 @@ def explain_statement(text: str) -> Passage | None:
     return Passage(kind="statement", text="a statement", words=words, advice=advice)
 
 
-class ReadTable(msgspec.Struct, frozen=True):
+class ExplainedOutput(msgspec.Struct, frozen=True):
     """A table that was explained. `places` are the positions in it, of the table that it is of."""
 
     passage: Passage
@@ -148,7 +148,7 @@ class ReadTable(msgspec.Struct, frozen=True):
     places: Sequence[int] = ()
 
 
-def explain_table(table: PastedTable, statement: Statement | None) -> ReadTable | None:
+def explain_table(table: PsqlOutput, statement: Statement | None) -> ExplainedOutput | None:
     """Explain a table that psql printed, after a statement if one is known; None if it is no known one."""
     columns = [one.lower() for one in table.columns]
     if columns in (["last_value", "is_called"], ["last_value"]):
@@ -161,7 +161,7 @@ def explain_table(table: PastedTable, statement: Statement | None) -> ReadTable 
         known = max(fitting, key=lambda one: len(one.columns))
     rows = [dict(zip(columns, row, strict=False)) for row in table.rows]
     if known.table == "stream_positions" and {"stream_name", "instance_name", "stream_id"} <= {*columns}:
-        return ReadTable(_explain_positions(known, rows), known.table)
+        return ExplainedOutput(_explain_positions(known, rows), known.table)
     words = [f"The table {known.table}. {known.about}"]
     places = []
     for row in rows:
@@ -180,18 +180,18 @@ def explain_table(table: PastedTable, statement: Statement | None) -> ReadTable 
         advice=advice,
         fields=shown if len({*columns}) == len(columns) else [],
     )
-    return ReadTable(passage, known.table, places)
+    return ExplainedOutput(passage, known.table, places)
 
 
-def explain_count(number: str, statement: Statement) -> ReadTable:
+def explain_count(number: str, statement: Statement) -> ExplainedOutput:
     """Explain the number that SQLite printed after a statement."""
     column = "count" if "count" in statement.what.lower() else "max"
-    read = explain_table(PastedTable([column], [[number.strip()]]), statement)
+    read = explain_table(PsqlOutput([column], [[number.strip()]]), statement)
     assert read is not None
     return read
 
 
-def _explain_sequence(table: PastedTable) -> ReadTable:
+def _explain_sequence(table: PsqlOutput) -> ExplainedOutput:
     values = [row[0] for row in table.rows if _NUMBER.fullmatch(row[0])]
     words = ["A sequence: the last id that was given out" + (f" is {values[0]}." if values else ".")]
     words.append(
@@ -203,10 +203,10 @@ def _explain_sequence(table: PastedTable) -> ReadTable:
             " synrepl doctor --homeserver HOMESERVER.YAML compares all"
         )
     ]
-    return ReadTable(Passage(kind="sql_table", text="a sequence", words=words, advice=advice), "")
+    return ExplainedOutput(Passage(kind="sql_table", text="a sequence", words=words, advice=advice), "")
 
 
-def _explain_positions(known: KnownTable, rows: list[dict[str, str]]) -> Passage:
+def _explain_positions(known: KnownRelation, rows: list[dict[str, str]]) -> Passage:
     """Explain stored positions: which writer of each stream is the last one."""
     streams: dict[str, dict[str, int]] = {}
     for row in rows:
@@ -232,7 +232,7 @@ def _explain_positions(known: KnownTable, rows: list[dict[str, str]]) -> Passage
         words.append(
             f"The writers of {printable(', '.join(several))} differ: one that has written nothing since is"
             " behind the others, and that is normal. Its position counts only while it is a writer: a row of"
-            " a process that is none any more holds nothing up, and is removed at the next start of a process."
+            " a process that is none any more holds nothing up, and is removed when a process starts."
         )
     return Passage(
         kind="sql_table", text="stream_positions", words=words, advice=[known.do], fields=fields[:MAX_ROWS]
