@@ -84,6 +84,27 @@ def test_promoted_in_order_nothing_is_left_behind() -> None:
         cluster.wrote(a)
 
 
+def test_a_copy_without_its_upstream_is_no_primary() -> None:
+    """Its folder was started by itself: as a primary it would write serials that the primary has too."""
+    cluster = FakeCluster()
+    a, b, _ = cluster.chain()
+    cluster.wrote(a, 3)
+    cluster.pass_(0.5)
+    cluster.done(Deferred.fromCoroutine(b.log.note(upstream_at="a -", primary_at="a -")))
+    b.kill()
+    b.upstream = None
+    cluster.start(b)
+
+    assert ["primary", "fenced"] == roles(a, b)
+    assert "another daemon is primary since epoch 1: a -" == b.roles.why
+    with pytest.raises(StorageError, match="another daemon is primary"):
+        cluster.wrote(b)
+    cluster.promote(b, force=True)
+    restarted(cluster, b)
+    assert ["fenced", "primary"] == roles(a, b)
+    assert 2 == b.log.head.epoch
+
+
 def test_a_fenced_daemon_told_to_resync_is_a_replica_again() -> None:
     """It had nothing of its own, so that nothing is named."""
     cluster = FakeCluster()

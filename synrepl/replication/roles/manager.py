@@ -150,12 +150,12 @@ class RoleManager:
     def start(self) -> None:
         """Assume the role that the log remembers, or else that of the settings: an upstream, or none.
 
-        A fenced daemon with an upstream in its settings becomes a replica. A replica whose primary is unknown
-        is fenced.
+        A fenced daemon with an upstream in its settings becomes a replica. A replica whose primary is
+        unknown, or that is started without its upstream, is fenced.
         A primary refuses facts until the daemons that it lists had time to say that they are primary
         (`started`).
         """
-        record = self._store.load()
+        record, notes = self._store.load(), self.log.notes
         epoch = self.log.head.epoch
         if self.has_upstream and record is not None and record.role == PRIMARY:
             self._logger.warn(
@@ -172,6 +172,9 @@ class RoleManager:
         elif record is not None and record.role == REPLICA:
             # It was a replica, and nobody says of whom: to be primary it takes a promotion.
             self._become_fenced(RoleEvent.START, record)
+        elif record is None and (copied := notes.get("primary_at") or notes.get("upstream_at")):
+            # A copy, started without its upstream: as a primary it would write serials that another one has.
+            self._become_fenced(RoleEvent.START, RoleRecord(FENCED, epoch, address=copied))
         else:
             self._become_primary(RoleEvent.START)
         self.handover.resume()
