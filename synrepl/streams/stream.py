@@ -488,10 +488,8 @@ class Stream(Generic[R]):
             value = msgspec.json.decode(data)
         except RecursionError:
             why = "nested too deeply"
-        except UnicodeDecodeError:
-            why = "not UTF-8"
         except undecodable as error:
-            why = f"not JSON: {jsontext.why_refused(data, error)}"
+            why = "not UTF-8" if not _is_utf8(data) else f"not JSON: {jsontext.why_refused(data, error)}"
             if b"NaN" in data or b"Infinity" in data:
                 why += " (NaN and Infinity are not JSON)"
         else:
@@ -531,6 +529,15 @@ def _misfit(values: list[Any], shapes: Shapes, release: Release) -> str:
     except undecodable as error:
         return str(error)
     return f"does not fit the fields {', '.join(field.name for field in fitting[0])}"
+
+
+def _is_utf8(data: bytes) -> bool:
+    """Whether the data is UTF-8: msgspec raises an error of its own if not, since 0.23."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _items(count: int) -> str:

@@ -257,7 +257,8 @@ def test_a_client_that_waits_for_100_continue_goes_on(behind: Behind) -> None:
         with connection.sock.makefile("rb") as answer:
             status = int(answer.readline().split()[1])
             if status == 100:
-                assert answer.readline() == b"\r\n"
+                while answer.readline() != b"\r\n":
+                    pass  # Caddy may put its Alt-Svc into it
                 connection.sock.sendall(body)
                 while status == 100:
                     # A second one does no harm.

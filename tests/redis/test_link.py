@@ -624,7 +624,7 @@ def test_a_publisher_that_leaves_reads_the_replies_to_its_last_messages() -> Non
         (
             "NOPERM this user has no permissions to access one of the channels used as arguments",
             "SUBSCRIBE",
-            "not allow this user this channel: grant it with ACL SETUSER USER &* (",
+            "not allow this user SUBSCRIBE on this channel: grant it with ACL SETUSER USER &* (",
         ),
         ("NOPERM No permissions to access a channel", "SUBSCRIBE", "USER &* ("),
         (

@@ -80,7 +80,7 @@ def explain(refusal: str, words: RedisWords = URL_WORDS, *, command: str = "") -
     if refusal.startswith("NOPERM"):
         denied = command or "a command"
         right = next((right for words, right in _RIGHTS if words in line), f"+{denied.lower()}")
-        what = "this channel" if right == "&*" else "this key" if right == "~*" else denied
+        what = denied + {"&*": " on this channel", "~*": " on this key"}.get(right, "")
         given = right if command or right in ("&*", "~*") else "+COMMAND"
         return f"Redis does not allow this user {what}: grant it with ACL SETUSER USER {given} ({line})"
     return f"Redis answers {line}"
