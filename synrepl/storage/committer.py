@@ -50,6 +50,10 @@ RETRY_SECONDS = 1.0
 """Delay before the outcome of an uncertain commit is looked up again, unless a write does so earlier."""
 
 
+TRY_SECONDS = 5.0
+"""Delay before a log that has refused a commit is tried, unless an append does so earlier."""
+
+
 class Committer:
     """Commits requests in groups, one commit at a time.
 
@@ -77,7 +81,10 @@ class Committer:
     ) -> None:
         self.is_open = False
         self.problem = ""
-        """Why the last commit of a group failed (`InvalidValue` apart), or the log is lost; else empty."""
+        """Why the last commit of a group failed (`InvalidValue` apart), or the log is lost; else empty.
+
+        It is empty again once facts are committed, or a trial shows that they could be.
+        """
         self.committed_at = 0.0
         self.pending_bytes = 0
         """The approximate size of the appends that are not answered yet, in bytes."""
@@ -103,6 +110,7 @@ class Committer:
         # apply it.
         self._uncertain_write: tuple[str, Callable[[], None]] | None = None
         self._timer = Timer(clock, self._start_writing)
+        self._trial = Timer(clock, self._start_trial)
 
     def open(self) -> None:
         """Accept requests: the engine is open."""
@@ -114,6 +122,7 @@ class Committer:
         self.is_open = False
         await self._wait_until_idle()
         self._timer.stop()
+        self._trial.stop()
 
     def abandon(self) -> object:
         """Stop as a killed process does, for simulations. Returns what was waiting, which must stay alive:
@@ -121,6 +130,7 @@ class Committer:
         """
         self.is_open = False
         self._timer.stop()
+        self._trial.stop()
         waiting = self._queue, self._idle
         self._queue, self._idle = deque(), Gate(is_open=self._idle.is_open)
         return waiting
@@ -227,6 +237,34 @@ class Committer:
         if self.is_open:
             self._timer.start_within(seconds)
 
+    def _try_later(self) -> None:
+        if self.is_open:
+            self._trial.start_within(TRY_SECONDS)
+
+    def _start_trial(self) -> None:
+        if not self.problem or self.lost is not None:
+            return
+        if not self._idle.is_open or self._uncertain_commit is not None:
+            self._try_later()
+            return
+        self._idle.close()
+        self._tasks.start(self._try_to_write(), "trying to write")
+
+    async def _try_to_write(self) -> None:
+        try:
+            await self._thread.run(self._engine.try_write)
+        except Exception as error:
+            failure = _as_storage_error(error)
+            self.problem = str(failure)
+            if isinstance(failure, LogLost):
+                self.set_lost(failure)
+            self._try_later()
+        else:
+            self.problem = ""
+            self._logger.info("the log takes appends again")
+        finally:
+            self._include()
+
     async def _write(self) -> None:
         try:
             while self._queue or self._uncertain_commit is not None:
@@ -257,6 +295,7 @@ class Committer:
         if error is not None:
             if not isinstance(error, InvalidValue):
                 self.problem = str(error)
+                self._try_later()
             if isinstance(error, LogLost):
                 self.set_lost(error)
                 # The group's outcome no longer matters: the database is not this process's any more.
@@ -344,6 +383,8 @@ class Committer:
             )
             self.set_lost(lost)
             return lost
+        else:
+            self._try_later()
         return None
 
     def set_lost(self, lost: LogLost) -> None:

@@ -240,6 +240,16 @@ class SQLEngine:
 
     # -- appending -----------------------------------------------------------------------------------------
 
+    def try_write(self) -> None:
+        """Write a fact, read it back and delete it in one transaction, as at the start.
+
+        Raises `StorageError` if the log takes no facts now, and `LogLost` if another process wrote to it.
+        """
+        with self.database.transaction("try to write") as connection:
+            serial, digest, _ = end_of_log(connection, self._current_bounds(connection))
+            self._ownership.check_sole_writer("try to write", serial, digest)
+            check_writes(connection, self._dialect, self.database.name)
+
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
     ) -> None:

@@ -17,6 +17,7 @@ from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 
 A = rows("a")
 DAMAGED = StorageError(op="read", why="a page is damaged")
+GONE = StorageError(op="receipt", why="the server is away", retryable=True)
 BUSY = StorageError(op="read", why="somebody has it", retryable=True)
 LOST = LogLost(op="check", why="somebody else writes to it", retryable=True, tried=False)
 
@@ -29,6 +30,8 @@ class Damaged(FaultyEngine):
         self.unreadable: dict[int, StorageError] = {}
         self.untrimmable: StorageError | None = None
         self.lost: LogLost | None = None
+        self.unwritable: StorageError | None = None
+        self.trials = 0
         self.reads: list[int] = []
         self._read = self.pages.facts
         self.pages.facts = self.read  # type: ignore[method-assign]
@@ -38,6 +41,12 @@ class Damaged(FaultyEngine):
         if after in self.unreadable:
             raise self.unreadable[after]
         return self._read(after=after, **options)
+
+    def try_write(self) -> None:
+        self.trials += 1
+        if self.unwritable is not None:
+            raise self.unwritable
+        super().try_write()
 
     def trim(self, upto: int, keys: KeysOf, limit: int) -> Any:
         if self.untrimmable is not None:
@@ -83,6 +92,69 @@ class HealthCase(LogCase):
     def check_unwell(self, why: str) -> None:
         is_healthy, told = self.health.healthy
         self.assertEqual((False, True), (is_healthy, why in told), told)
+
+
+class WriteTests(HealthCase):
+    """A failed append makes the log unhealthy until it takes appends again, whether or not one comes."""
+
+    def fail_append(self, error: StorageError, *, kept: bool = False, silent: int | None = None) -> None:
+        self.engine.fail_next(error, kept=kept, silent=silent)
+        self.failureResultOf(self.tried(), StorageError)
+
+    def tried(self) -> "Deferred[Any]":
+        append = self.health.append("events", "w1", [A])
+        self.pass_seconds(0.1)
+        return append
+
+    def test_a_log_that_takes_appends_again_says_so_before_one_comes(self) -> None:
+        """A load balancer that asks for health sends no append to a daemon that is not ready."""
+        self.fail_append(GONE)
+        self.check_unwell("the server is away")
+
+        self.pass_seconds(6)
+
+        self.check_well()
+        self.assertEqual(9, self.health.position.serial)
+        self.assertEqual(9, self.engine.facts[-1].serial)
+        self.assertIn("the log takes appends again", [event["log_format"] for event in self.told])
+
+    def test_a_log_that_takes_none_yet_stays_unhealthy_with_the_newest_reason(self) -> None:
+        """A disk that was full and is read only now needs another cure."""
+        self.fail_append(GONE)
+        self.engine.unwritable = DISK_FULL
+
+        self.pass_seconds(30)
+
+        self.check_unwell("the disk is full")
+        self.engine.unwritable = None
+        self.pass_seconds(6)
+        self.check_well()
+
+    def test_an_append_that_was_not_stored_after_all_is_no_reason_for_ever(self) -> None:
+        """Its outcome was unknown at first, while nobody could ask the server."""
+        self.fail_append(GONE, silent=3)
+
+        self.pass_seconds(12)
+
+        self.check_well()
+
+    def test_an_append_is_not_held_up_by_the_trial(self) -> None:
+        """It comes in its turn, and its own commit is trial enough."""
+        self.fail_append(GONE)
+
+        self.assertEqual(10, self.successResultOf(self.tried()).first_serial)
+        self.check_well()
+        self.pass_seconds(20)
+        self.assertEqual(0, self.engine.trials)
+
+    def test_a_log_that_is_not_ours_is_not_tried(self) -> None:
+        """Only a restart gives it back."""
+        self.fail_append(LOST)
+
+        self.pass_seconds(30)
+
+        self.check_unwell("somebody else writes to it")
+        self.assertEqual(0, self.engine.trials)
 
 
 class ReadTests(HealthCase):
