@@ -171,6 +171,37 @@ def test_a_request_that_a_terminal_broke_is_read() -> None:
         assert (3, 1) == (found.lines, found.unrecognized)
 
 
+def test_a_message_that_was_broken_within_brackets_is_read() -> None:
+    """As in matrix-org/synapse#8747; what belongs to nothing is not taken for the rest."""
+    whole = line(
+        "federation.sender.transaction_manager",
+        "INFO",
+        "TX [matrix.org] {1605094380906} Sending transaction [1605094380906], (PDUs: 3, EDUs: 0)",
+    )
+
+    for place in (whole.index("1605094380906]"), whole.index(" EDUs")):
+        found = explain(f"{whole[:place]}\n{whole[place:]}\nhello")
+
+        assert ["fed_tx"] == [one.kind for one in found.passages]
+        assert (3, 1) == (found.lines, found.unrecognized)
+
+    # What has no bracket open is whole, and a line of the log is never the rest of another.
+    found = explain(f"{whole}\nhello\n{whole[:-1]}\n{whole}")
+    assert (4, 2) == (found.lines, found.unrecognized)
+
+
+def test_messages_that_a_viewer_put_into_one_line_are_told_apart() -> None:
+    """K9s shows the log between bars (matrix-org/synapse#15477)."""
+    lost = line("replication.tcp.redis", "INFO", "Lost connection to redis")
+    gone = line("http.server", "WARNING", "Not sending response to request <x>, already disconnected.")
+
+    found = explain(f"ry-encoded macaroon.    ││ {lost}       ││ {gone}  ││")
+
+    assert {"redis_lost", "client_gone_early"} <= {one.kind for one in found.passages}
+    assert all(one.lines == [1] for one in found.passages)
+    assert 1 == found.unrecognized
+
+
 def test_a_traceback_that_was_cut_off_after_a_message_is_told() -> None:
     """With the source as Python 3.13 shortens it (element-hq/synapse#19283)."""
     [passage] = explain(

@@ -66,6 +66,9 @@ _MAX_EXCEPTIONS: Final = 4
 _MAX_JOINED: Final = 2000
 """The most characters to which a line that goes on in the next ones is joined."""
 
+_BAR: Final = "\u2502\u2502"
+"""What k9s puts between the lines of a log, at the edges of its window."""
+
 MAX_BEFORE: Final = 200
 """A document begins within so many characters of a line."""
 
@@ -128,6 +131,9 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
                 held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
                 continue
             begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
+            if not begins and not header and held.lines <= MAX_BROKEN and _is_open(held.line):
+                held = PastedEntry(held.number, f"{held.line}{line}", held.lines + 1)
+                continue
             is_cut = not begins and _REST_OF_HEADER.match(line) is not None
             if is_cut and _CUT_IN_HEADER.search(held.line.rstrip(), max(0, len(held.line) - 300)):
                 held = PastedEntry(held.number, held.line.rstrip() + line, held.lines + 1)
@@ -145,10 +151,12 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines with their numbers; a document of several has the same for all."""
+    """Yield the lines with their numbers: the same for all of a document, or of a line of a viewer."""
     for number, line in enumerate(lines, 1):
-        for one in spread(line) if '{"' in line[:MAX_BEFORE] else (line,):
-            yield number, one
+        if '{"' in line[:MAX_BEFORE]:
+            yield from ((number, one) for one in spread(line))
+        else:
+            yield from ((number, one.rstrip(" ") if _BAR in line else one) for one in line.split(_BAR))
 
 
 def _unpacked(line: str) -> tuple[str, tuple[str, ...]]:
@@ -185,6 +193,12 @@ def _is_cut_request(line: str) -> bool:
         return False
     quotes = line.count('"')
     return quotes % 2 == 1 or (not quotes and line.rstrip()[-1:] in ":)(")
+
+
+def _is_open(line: str) -> bool:
+    """Whether a line that was logged ends within brackets: the paste broke it there."""
+    text = logged_message(line)[1]
+    return is_logged(line) and any(text.count(one) > text.count(other) for one, other in ("[]", "()"))
 
 
 def _is_failure(line: str) -> bool:
