@@ -413,12 +413,20 @@ def _old_apps(config: ProcessConfig) -> Found:
             or not config.get(duty.switch, True)
         ):
             continue
+        why = f"a worker of the kind {duty.app} does not start while `{duty.switch}` is not false"
+        yield Refusal(
+            kind="refused_at_start",
+            span=Span(until=duty.named.since),
+            key=duty.switch,
+            why=why,
+            remedy=f"set `{duty.switch}: false` in the shared file",
+        )
         if duty.takes_list and config.get(duty.names) is not None:
             continue
         yield Refusal(
             span=duty.named,
             key=duty.switch,
-            why=f"a worker of the kind {duty.app} does not start while `{duty.switch}` is not false",
+            why=why,
             remedy=_new_form(duty, config),
         )
 

@@ -311,6 +311,9 @@ def test_loopback_is_a_default_on_one_host_only(
     assert metrics == process(run("--homeserver", file, code=WELL), "master")["metrics"]
 
 
+SENDER = "worker_app: synapse.app.federation_sender"
+
+
 @pytest.mark.parametrize(
     ("line", "release", "kind"),
     [
@@ -322,6 +325,14 @@ def test_loopback_is_a_default_on_one_host_only(
         ("worker_listeners: [{type: replication, port: 1}]", "1.67", "refused_key"),
         ("stream_writers: {thread_subscriptions: w1}", "1.134", "refused_key"),
         ("instance_map:", "1.163", "refused_key"),
+        # The worker ended itself before federation_sender_instances said who sends.
+        (f"{SENDER}\nfederation_sender_instances: [w1]", "1.24", "refused_at_start"),
+        (f"{SENDER}\nsend_federation: false", "1.24", None),
+        (SENDER, "1.28", "refused_at_start"),
+        (SENDER, "1.29", "refused_key"),
+        ("worker_app: synapse.app.pusher", "1.0", "refused_at_start"),
+        ("worker_app: synapse.app.user_dir", "1.58", "refused_at_start"),
+        ("worker_app: synapse.app.appservice", "1.59", "refused_key"),
     ],
 )
 def test_keys_that_a_release_refuses(tmp_path: Path, line: str, release: str, kind: str | None) -> None:
