@@ -244,7 +244,9 @@ class Committer:
     def _start_trial(self) -> None:
         if not self.problem or self.lost is not None:
             return
-        if not self._idle.is_open or self._uncertain_commit is not None:
+        is_certain = self._uncertain_commit is None and self._uncertain_write is None
+        if not self._idle.is_open or not is_certain:
+            # What may have been stored would look like another process' write.
             self._try_later()
             return
         self._idle.close()

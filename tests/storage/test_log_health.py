@@ -147,6 +147,16 @@ class WriteTests(HealthCase):
         self.pass_seconds(20)
         self.assertEqual(0, self.engine.trials)
 
+    def test_a_log_is_not_tried_while_it_is_uncertain_what_it_has(self) -> None:
+        """What this daemon may have stored itself would look like the write of another one."""
+        self.fail_append(GONE)
+        self.health._committer.doubt("0" * 64, lambda: None)
+
+        self.pass_seconds(30)
+
+        self.check_unwell("the server is away")
+        self.assertEqual(0, self.engine.trials)
+
     def test_a_log_that_is_not_ours_is_not_tried(self) -> None:
         """Only a restart gives it back."""
         self.fail_append(LOST)
