@@ -32,7 +32,7 @@ def describe_failure(failure: Failure) -> str:
             return "connection refused"
         case error.DNSLookupError():
             return "no such host"
-        case error.TimeoutError() | error.TCPTimedOutError():
+        case error.TimeoutError() | error.TCPTimedOutError() | error.ConnectingCancelledError():
             return "no answer"
         case error.ConnectionDone():
             return PEER_CLOSED

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from twisted.internet import error
+from twisted.internet.address import HostnameAddress
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublisher
@@ -165,6 +166,8 @@ def test_a_peer_cannot_fill_the_log_with_new_reasons(monitored: Monitored) -> No
         (error.DNSLookupError("no results for hostname lookup: x."), "no such host"),
         (error.TimeoutError(), "no answer"),
         (error.ConnectionDone(), "the peer closed the connection"),
+        # A connection that was given up before there was an answer, as to a host that drops packets.
+        (error.ConnectingCancelledError(HostnameAddress(b"10.0.0.2", 9093)), "no answer"),
         (ValueError("a\nb"), "a b"),
         (ValueError(), "ValueError"),
     ],
