@@ -202,6 +202,19 @@ def test_messages_that_a_viewer_put_into_one_line_are_told_apart() -> None:
     assert 1 == found.unrecognized
 
 
+def test_a_message_that_a_window_cut_within_its_value_is_told() -> None:
+    """Only where a quote or a bracket is open, and by the module that logs it (matrix-org/synapse#15477)."""
+    gone = "Not sending response to request "
+
+    for cut in ("<XForwardedForRequest at 0x7f method='GET' uri='/_matrix/client/r0/login&filter ", "[a, b"):
+        [passage] = explain(line("http.server", "WARNING", gone + cut)).passages
+        assert ("client_gone_early", "normal") == (passage.kind, passage.severity)
+
+    for logger, rest in (("http.server", "what it is"), ("handlers.x", "<x uri='/_matrix")):
+        found = explain(line(logger, "WARNING", gone + rest))
+        assert (0, 1) == (len(found.passages), found.unrecognized)
+
+
 def test_a_traceback_that_was_cut_off_after_a_message_is_told() -> None:
     """With the source as Python 3.13 shortens it (element-hq/synapse#19283)."""
     [passage] = explain(

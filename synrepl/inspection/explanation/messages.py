@@ -43,6 +43,9 @@ DISTINCT: Final = 30
 TELLING: Final = 8
 """A form with fewer letters is recognized only after its logger, or as the whole text."""
 
+CUT: Final = 20
+"""A form with so many letters before its only place is recognized if it was cut off in that place."""
+
 _FAMILIES: Final = (
     ("synapse.app.", "synapse.app.generic_worker"),
     ("synapse.access.", "synapse.access"),
@@ -114,6 +117,15 @@ class _Pattern:
         if self._compiled is None:
             self._compiled = re.compile(self.body, re.DOTALL | re.ASCII)
         return self._compiled.match(text)
+
+    def match_cut(self, text: str) -> tuple[str, ...] | None:
+        """Return the value of a text that was cut off within it: the only one, with a quote or a bracket open."""
+        beginning = self.literals[0]
+        if self._kinds != ["s"] or sum(map(str.isalpha, beginning)) < CUT or not text.startswith(beginning):
+            return None
+        value = text.removeprefix(beginning)
+        is_open = any(value.count(one) > value.count(other) for one, other in ("[]", "()", "<>"))
+        return (value,) if is_open or value.count("'") % 2 or value.count('"') % 2 else None
 
     def search(self, text: str) -> re.Match[str] | None:
         """Return where a text has this pattern."""
@@ -270,6 +282,9 @@ def find_message(logged: LoggedText) -> Match | None:
             for pattern in patterns.by_logger.get(logger, ()):
                 if found := pattern.match(text):
                     return Match(pattern, logged.text, found.groups(), header.level, header.logger)
+        for pattern in patterns.by_logger.get(header.logger, ()):
+            if (values := pattern.match_cut(text)) is not None:
+                return Match(pattern, logged.text, values, header.level, header.logger)
     index = patterns.of_other_logger if header.logger else patterns.without_logger
     for pattern in index[text] if text else ():
         if pattern.message.key == "unknown_stream_position" and logged.exception != "KeyError":
