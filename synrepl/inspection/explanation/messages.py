@@ -119,7 +119,7 @@ class _Pattern:
         return self._compiled.match(text)
 
     def match_cut(self, text: str) -> tuple[str, ...] | None:
-        """Return the value of a text that was cut off within it: the only one, with a quote or a bracket open."""
+        """Return the value of a text that was cut off within it: the only one, with something open."""
         beginning = self.literals[0]
         if self._kinds != ["s"] or sum(map(str.isalpha, beginning)) < CUT or not text.startswith(beginning):
             return None
