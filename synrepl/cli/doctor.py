@@ -266,6 +266,8 @@ def _conclusion(diagnosis: "Diagnosis", again: str) -> str:
         parts.append(f"the ids of {ids}")
     if diagnosis.facts_checked is not None:
         parts.append(f"{counted(diagnosis.facts_checked, 'fact')} of the log")
+    if diagnosis.unique_tables:
+        parts.append(f"the unique indexes of {counted(len(diagnosis.unique_tables), 'table')}")
     return f"nothing is wrong{again} with {', and '.join(parts)}" if parts else "there was nothing to examine"
 
 

@@ -118,6 +118,7 @@ def test_the_shape_of_the_json(place: Place) -> None:
         ],
         "facts_checked": 1,
         "sequences": [],
+        "unique_tables": [],
         "healthy": False,
     }
     assert result.exit_code == 1
@@ -237,6 +238,7 @@ def test_the_shape_of_the_json_before_a_start(homeserver: Place, tmp_path: Path)
         "streams": ["receipts"],
         "facts_checked": None,
         "sequences": [],
+        "unique_tables": [],
     }
     seen = json.loads(found.stdout)
     assert ["sequence_behind_positions"] == [one["kind"] for one in seen.pop("complaints")]

@@ -23,6 +23,7 @@ from synrepl.storage.doctor.examination import (
 )
 from synrepl.storage.doctor.statements import raise_sequence_sql
 from synrepl.storage.doctor.synapse import is_homeservers, raises_at_start, read_catalog
+from synrepl.storage.doctor.unique_indexes import KIND as UNIQUE
 from synrepl.storage.id_tables import IdStream
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.startup import examine
@@ -157,6 +158,9 @@ class StartCheck:
                 is_raised = raises_at_start(catalog) and one.stream not in refused and one.kind != KIND
                 severity: Severity = "note" if is_raised else "error"
                 complaints.append(msgspec.structs.replace(one, severity=severity, remedy=REMEDY))
+            elif one.kind == UNIQUE:
+                # It starts all the same.
+                complaints.append(msgspec.structs.replace(one, severity="note"))
             elif one.kind in NOT_LOOKED_AT or one.kind == "not_looked_at":
                 complaints.append(one)
         return self._diagnosis(found.streams, complaints, found.sequences)

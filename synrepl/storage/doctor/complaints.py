@@ -30,6 +30,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     a log of synrepl) or ``other``.
 
     `streams` are those with ids to examine, and `sequences` those of no stream that were examined.
+    `unique_tables` are those whose unique indexes were compared with what the homeserver makes.
     `facts_checked` is None if there is no log, or it was unreadable.
     """
 
@@ -39,6 +40,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     complaints: list[Complaint]
     facts_checked: int | None = None
     sequences: list[str] = []
+    unique_tables: list[str] = []
 
     @property
     def is_healthy(self) -> bool:

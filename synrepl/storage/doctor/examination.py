@@ -24,6 +24,7 @@ from synrepl.storage.doctor.holds import Hold, holds_in
 from synrepl.storage.doctor.log_check import check_log, repair_positions
 from synrepl.storage.doctor.statements import quoted, raise_sequence_sql
 from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, is_homeservers, read_catalog
+from synrepl.storage.doctor.unique_indexes import check_unique_indexes, tables_with_unique_indexes
 from synrepl.storage.id_tables import IdStream, IdTable
 from synrepl.storage.ids.database import IdDatabase
 from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
@@ -140,6 +141,14 @@ class Doctor:
         sequences = [counter.sequence for counter in counters]
         for counter in counters:
             look(counter.sequence, partial(self._check_counter, counter))
+        unique: list[str] = []
+
+        def look_at_unique_indexes(cursor: Any) -> list[Complaint]:
+            unique[:] = tables_with_unique_indexes(cursor, catalog)
+            return check_unique_indexes(cursor, catalog)
+
+        if has_numbers:
+            look("the unique indexes", look_at_unique_indexes)
         if has_numbers and self.only_indexed:
             complaints += without_index(catalog, streams, sequences)
         elif has_numbers:
@@ -176,6 +185,7 @@ class Doctor:
             complaints=_ordered(complaints),
             facts_checked=checked,
             sequences=sequences,
+            unique_tables=unique,
         )
 
     def _check_counter(self, counter: IdStream, cursor: Any) -> list[Complaint]:
