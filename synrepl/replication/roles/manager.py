@@ -459,7 +459,7 @@ class RoleManager:
         """Ask those who are believed, when they say it of themselves, about a claim that is not."""
         await self.rivals.look(claim.uuid)
         where = self.handover.confirmed_at(claim.uuid)
-        if not where or claim.epoch > self._store.seen_epoch + 1 or self._is_followed(claim):
+        if not where or self._is_followed(claim):
             return
         try:
             status = await ask(self.peers, self.clock, where)

@@ -8,7 +8,8 @@ A daemon is believed in three cases, and nobody else ever changes a role:
 * A daemon that the operator has listed (`--upstream`) says of itself, when this one asks it there, that it is
   primary of this history. The operator chose the address, so that any plausible epoch counts.
 * Without keys: the replica to which this primary has agreed to hand over (`handover.py`) says so of itself,
-  where it confirmed the hand-over, in an epoch that is at most one above those known here.
+  where it confirmed the hand-over. Any plausible epoch counts: several may have begun there meanwhile, one
+  with each loss of ephemeral facts.
 
 Any other sign of another primary is reported to the operator, and makes this daemon ask those that are listed
 (`rivals.py`). Addresses that peers have told are told who is primary (`notifier.py`), and never asked.
