@@ -145,7 +145,7 @@ class Doctor:
 
         def look_at_unique_indexes(cursor: Any) -> list[Complaint]:
             unique[:] = tables_with_unique_indexes(cursor, catalog)
-            return check_unique_indexes(cursor, catalog)
+            return check_unique_indexes(cursor, catalog, unique)
 
         if has_numbers:
             look("the unique indexes", look_at_unique_indexes)

@@ -3,6 +3,7 @@
 The homeserver starts without it. Each `INSERT ... ON CONFLICT` of that table then fails, as at a login.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -41,9 +42,8 @@ def tables_with_unique_indexes(cursor: Any, catalog: Catalog) -> list[str]:
     return [name for name in _known() if name in catalog.tables] if cursor.fetchone()[0] in SCHEMAS else []
 
 
-def check_unique_indexes(cursor: Any, catalog: Catalog) -> list[Complaint]:
-    """Compare the unique indexes with those that the homeserver makes."""
-    tables = tables_with_unique_indexes(cursor, catalog)
+def check_unique_indexes(cursor: Any, catalog: Catalog, tables: Iterable[str]) -> list[Complaint]:
+    """Compare the unique indexes of these tables with those that the homeserver makes."""
     cursor.execute(_UNIQUE)
     found = {(table, frozenset(columns)) for table, columns in cursor.fetchall()}
     return [
