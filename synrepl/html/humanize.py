@@ -20,6 +20,15 @@ def number(count: float) -> str:
     return f"{count:.3g}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """List all names in a sentence; there is at least one.
+
+    >>> listed(["a"]), listed(["a", "b", "c", "d"])
+    ('a', 'a, b, c and d')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def several(names: Sequence[str]) -> str:
     """List names in a sentence: the first three of many.
 
@@ -27,7 +36,7 @@ def several(names: Sequence[str]) -> str:
     ('a and b', 'a, b, c and 1 more')
     """
     if len(names) <= LISTED:
-        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return listed(names)
     return f"{', '.join(names[:LISTED])} and {len(names) - LISTED} more"
 
 

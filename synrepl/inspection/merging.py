@@ -15,6 +15,7 @@ import msgspec
 
 from synrepl.config.files import load_layers
 from synrepl.errors import ConfigError
+from synrepl.html.humanize import listed
 from synrepl.wire.text import printable
 
 MAIN: Final = "master"
@@ -70,8 +71,7 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
                 " workers: the last alone counts"
             )
         lost = [printable(one) for one in self.lost[:MAX_LOST]]
-        listed = " and ".join(filter(None, (", ".join(lost[:-1]), lost[-1])))
-        what = f"what listens at {listed}" if self.key == "listeners" else f"{listed} of it"
+        what = f"what listens at {listed(lost)}" if self.key == "listeners" else f"{listed(lost)} of it"
         is_one = len(lost) == 1 or self.key == "listeners"
         how = (
             f"is there twice in {self.file}, and the last replaces the first whole"

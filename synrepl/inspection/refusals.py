@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.html.humanize import listed
 from synrepl.inspection.duties import BY_NAME as DUTY
 from synrepl.inspection.duties import DUTIES, STREAM_WRITERS, Duty, named_here, switched_here, writer_names
 from synrepl.inspection.merging import MAIN, ProcessConfig, Template, as_list, as_mapping
@@ -155,11 +156,10 @@ def _old_keys(config: ProcessConfig) -> Found:
     )
     keys = [f"`{key}`" for key in OLD_KEYS if config.get(key)]
     if keys and not config.is_main:
-        listed = " and ".join(filter(None, (", ".join(keys[:-1]), keys[-1])))
         yield Refusal(
             span=span("1.88"),
             key=OLD_KEYS[0],
-            why=f"{listed} {'are no settings' if len(keys) > 1 else 'is no setting'} any more",
+            why=f"{listed(keys)} {'are no settings' if len(keys) > 1 else 'is no setting'} any more",
             remedy=f"remove {'them' if len(keys) > 1 else 'it'}{remedy}",
         )
 

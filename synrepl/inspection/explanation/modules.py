@@ -1,7 +1,7 @@
 """What the modules of Synapse do, by the names of their loggers: ``modules.json``."""
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Final, NamedTuple
 
@@ -29,7 +29,7 @@ def _modules() -> tuple[Module, ...]:
     return tuple(sorted(msgspec.json.decode(data, type=list[Module]), key=lambda one: -len(one.name)))
 
 
-@cache
+@lru_cache(maxsize=1_000)
 def module_of(logger: str) -> Module | None:
     """Return what is known of the module that has this logger: the narrowest that fits."""
     # Before 1.19 modules of storage were called otherwise, so that a name may go on within a word.

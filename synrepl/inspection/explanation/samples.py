@@ -4,7 +4,7 @@ Docs: docs/howto/explain.md.
 """
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
@@ -89,7 +89,7 @@ def family_of(name: str) -> str:
     return _metric(name).name
 
 
-@cache
+@lru_cache(maxsize=1_000)
 def _metric(name: str) -> _Metric:
     return next(one for one in _metrics() if name.startswith(one.name))
 
