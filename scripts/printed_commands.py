@@ -3,10 +3,11 @@
 Each page is a story in an empty folder, on machines of its own: namespaces of Linux with a network, processes
 and names of hosts, so that the commands run as printed, on the ports of the manual.
 
-    printed_commands.py [--list] [--bin FOLDER] [--path FOLDER] [PAGE...]
+    printed_commands.py [--list] [--bin FOLDER] [--path FOLDER] [--jobs N] [PAGE...]
 
 `--list` says which commands are not run, and why. `--bin` has the programs to try (default: of this Python),
-`--path` is the PYTHONPATH of further packages. Ends with 77 if this system allows no namespaces.
+`--path` is the PYTHONPATH of further packages, `--jobs` the pages that run at a time (default: one more than
+there are processors). Ends with 77 if this system allows no namespaces.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -366,6 +368,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="say what is not run, and why")
     parser.add_argument("--bin", type=Path, default=Path(sys.executable).parent, help="the programs to try")
     parser.add_argument("--path", default="", help="the PYTHONPATH of further packages")
+    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="pages at a time")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all of them")
     options = parser.parse_args()
@@ -383,19 +386,18 @@ def main() -> int:
     if tried.returncode:
         print(f"the manual's commands were not run: no namespaces: {tried.stderr.strip()}", file=sys.stderr)
         return NO_NAMESPACES
+
+    def run(page: str) -> "subprocess.CompletedProcess[str]":
+        inside = [sys.executable, __file__, "--inside", "--bin", str(options.bin), "--path", options.path, page]
+        return subprocess.run(
+            [*NAMESPACES, *inside], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+
     failed = 0
-    for page in options.pages or pages():
-        command = [
-            sys.executable,
-            __file__,
-            "--inside",
-            "--bin",
-            str(options.bin),
-            "--path",
-            options.path,
-            page,
-        ]
-        failed += bool(subprocess.run([*NAMESPACES, *command], check=False).returncode)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for ended in pool.map(run, options.pages or pages()):
+            failed += bool(ended.returncode)
+            print(ended.stdout, end="", flush=True)
     return 1 if failed else 0
 
 
