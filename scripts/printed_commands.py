@@ -3,11 +3,11 @@
 Each page is a story in an empty folder, on machines of its own: namespaces of Linux with a network, processes
 and names of hosts, so that the commands run as printed, on the ports of the manual.
 
-    printed_commands.py [--list] [--bin FOLDER] [--path FOLDER] [--jobs N] [PAGE...]
+    printed_commands.py [--list] [--bin FOLDER] [--path FOLDER] [--jobs N] [--skip PAGE] [PAGE...]
 
 `--list` says which commands are not run, and why. `--bin` has the programs to try (default: of this Python),
 `--path` is the PYTHONPATH of further packages, `--jobs` the pages that run at a time (default: one more than
-there are processors). Ends with 77 if this system allows no namespaces.
+there are processors), `--skip` a page of all that is not run. Ends with 77 if this system allows no namespaces.
 """
 
 import argparse
@@ -369,6 +369,7 @@ def main() -> int:
     parser.add_argument("--bin", type=Path, default=Path(sys.executable).parent, help="the programs to try")
     parser.add_argument("--path", default="", help="the PYTHONPATH of further packages")
     parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="pages at a time")
+    parser.add_argument("--skip", action="append", default=[], metavar="PAGE", help="not this one")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all of them")
     options = parser.parse_args()
@@ -395,7 +396,7 @@ def main() -> int:
 
     failed = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        for ended in pool.map(run, options.pages or pages()):
+        for ended in pool.map(run, options.pages or [page for page in pages() if page not in options.skip]):
             failed += bool(ended.returncode)
             print(ended.stdout, end="", flush=True)
     return 1 if failed else 0
