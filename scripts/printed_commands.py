@@ -7,7 +7,7 @@ and names of hosts, so that the commands run as printed, on the ports of the man
 
 `--list` says which commands are not run, and why. `--bin` has the programs to try (default: of this Python),
 `--path` is the PYTHONPATH of further packages, `--jobs` the pages that run at a time (default: one more than
-there are processors), `--skip` a page of all that is not run. Ends with 77 if this system allows no namespaces.
+there are processors), `--skip` a page that is not run. Ends with 77 if this system allows no namespaces.
 """
 
 import argparse
@@ -389,9 +389,13 @@ def main() -> int:
         return NO_NAMESPACES
 
     def run(page: str) -> "subprocess.CompletedProcess[str]":
-        inside = [sys.executable, __file__, "--inside", "--bin", str(options.bin), "--path", options.path, page]
+        inside = ["--inside", "--bin", str(options.bin), "--path", options.path, page]
         return subprocess.run(
-            [*NAMESPACES, *inside], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            [*NAMESPACES, sys.executable, __file__, *inside],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
 
     failed = 0
