@@ -57,7 +57,8 @@ setup(
     install_requires=[
         "Twisted[tls]>=24.7",
         "treq>=24.9",
-        "msgspec>=0.19",
+        # Before, two threads that use a type for the first time end the process.
+        "msgspec>=0.23",
         "PyYAML>=6.0",
         "prometheus-client>=0.20",
         "click>=8.1",
