@@ -206,7 +206,11 @@ class StartTests(PostgresCase):
     def test_what_others_have_set_does_not_weaken_a_commit(self) -> None:
         """A homeserver may choose speed for itself; acknowledged is durable all the same."""
         name = self.url.partition("?")[0].rpartition("/")[2]
-        for setting in ("synchronous_commit = off", "statement_timeout = 9000", "idle_session_timeout = 9000"):
+        for setting in (
+            "synchronous_commit = off",
+            "statement_timeout = 9000",
+            "idle_session_timeout = 9000",
+        ):
             shared_server().execute(f"ALTER DATABASE {name} SET {setting}")
         engine = self.opened()
 

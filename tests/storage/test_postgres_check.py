@@ -38,9 +38,9 @@ CASES: Final = {
     "time-outs of others": (
         [
             MAY_MAKE,
-            "ALTER ROLE {user} SET statement_timeout = 5",
-            "ALTER DATABASE {database} SET lock_timeout = 7",
-            "ALTER ROLE {user} SET idle_in_transaction_session_timeout = 9",
+            "ALTER ROLE {user} SET statement_timeout = 5000",
+            "ALTER DATABASE {database} SET lock_timeout = 7000",
+            "ALTER ROLE {user} SET idle_in_transaction_session_timeout = 9000",
         ],
         [],
     ),
