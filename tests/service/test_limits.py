@@ -5,6 +5,7 @@ import json
 import resource
 import signal
 import socket
+from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def ask(daemon: Daemon, method: str, path: str, body: bytes | None = None) -> in
         return 0
     finally:
         connection.close()
+
+
+def greeting(stack: ExitStack, address: str, request: bytes = b"") -> bytes:
+    """The first line on a connection that stays open: once read, the daemon has taken or rejected it."""
+    host, port = address.split(":")
+    connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+    connection.sendall(request)
+    return stack.enter_context(connection.makefile("rb")).readline()
 
 
 def test_without_memory_for_a_body_the_daemon_goes_on_or_ends(tmp_path: Path) -> None:
@@ -61,11 +70,13 @@ def test_files_can_be_opened_when_no_connection_can(tmp_path: Path) -> None:
         kept = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
         kept.request("GET", "/livez")
         kept.getresponse().read()
-        for address in (daemon.follow, daemon.url.removeprefix("http://")):
-            host, port = address.split(":")
-            for _ in range(60):
-                with suppress(OSError):
-                    stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+        http_address = daemon.url.removeprefix("http://")
+        lines = [greeting(stack, daemon.follow) for _ in range(60)]
+        assert {b"SERVER": 16, b"ERROR": 44} == Counter(line.split()[0] for line in lines)
+        asking = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+        answers = [greeting(stack, http_address, asking) for _ in range(15)]
+        answers += [greeting(stack, http_address) for _ in range(45)]
+        assert {b"200": 15, b"503": 45} == Counter(line.split()[1] for line in answers)
 
         for path in ("/livez", "/status", "/v1/changelog", "/metrics"):
             kept.request("GET", path)
