@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -480,15 +480,3 @@ class Homeserver:
         if name == MAIN:
             return {}
         return {"run_background_tasks_on": name, "update_user_directory_from_worker": name}
-
-
-def trouble_in(log: str, about: tuple[str, ...] = ("replication", "redis", "stream")) -> Iterator[str]:
-    """What a process complained of: every error, and the warnings about these matters."""
-    for line in log.splitlines():
-        level, _, rest = line.partition(",")[2].partition(" ")[2].partition(" ")
-        if (
-            level in ("ERROR", "CRITICAL")
-            or line.startswith("Traceback")
-            or (level == "WARNING" and any(word in rest.lower() for word in about))
-        ):
-            yield line

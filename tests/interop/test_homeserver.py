@@ -20,7 +20,8 @@ import pytest
 
 from tests.interop.drive import DRIVEN, Driver, Driving, drive
 from tests.interop.harness import Program, peer_python
-from tests.interop.homeserver import MAIN, PERSISTER, PROCESSES, WORKER, Homeserver, trouble_in
+from tests.interop.homeserver import MAIN, PERSISTER, PROCESSES, WORKER, Homeserver
+from tests.interop.logs import trouble_in
 from tests.interop.observer import Observer
 from tests.interop.recorder import Fact, Recorder, canonical, table
 from tests.servers.redis import RedisServer

@@ -17,7 +17,8 @@ import pytest
 from tests.interop.client import CLIENT, Client, Refused
 from tests.interop.drive import Driver, Driving
 from tests.interop.harness import peer_python
-from tests.interop.homeserver import PROCESSES, WORKER, Homeserver, trouble_in
+from tests.interop.homeserver import PROCESSES, WORKER, Homeserver
+from tests.interop.logs import trouble_in
 from tests.interop.test_inspect import inspect, watching
 from tests.processes.channel import eventually
 from tests.processes.loading import size

@@ -25,7 +25,8 @@ from twisted.python.failure import Failure
 from synrepl import IdStream, IdTable, InvalidationWriter, MultiWriterIdGenerator, transact
 from tests.interop.client import Client, Refused
 from tests.interop.harness import peer_python
-from tests.interop.homeserver import MAIN, PERSISTER, PROCESSES, WORKER, Homeserver, trouble_in
+from tests.interop.homeserver import MAIN, PERSISTER, PROCESSES, WORKER, Homeserver
+from tests.interop.logs import trouble_in
 from tests.interop.observer import Observer
 from tests.interop.recorder import Recorder
 from tests.servers.ports import free_port
