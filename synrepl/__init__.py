@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from synrepl.replication.follower.updates import FollowerEvent, Updates
     from synrepl.replication.publisher import Publisher
     from synrepl.services import connect, serve
-    from synrepl.storage.id_tables import IdStream, IdTable
-    from synrepl.storage.ids.generator import (
+    from synrepl.ids.id_tables import IdStream, IdTable
+    from synrepl.ids.generator import (
         AllocatedIds,
         MultiWriterIdGenerator,
         NotAWriter,
         StreamIdGenerator,
     )
-    from synrepl.storage.ids.transactions import transact
-    from synrepl.storage.ids.writer_session import WriterSession
-    from synrepl.storage.invalidations import InvalidationWriter
+    from synrepl.ids.transactions import transact
+    from synrepl.ids.writer_session import WriterSession
+    from synrepl.ids.invalidations import InvalidationWriter
     from synrepl.storage.position_files import FilePositions
     from synrepl.storage.sql_positions import SQLPositions
     from synrepl.streams.positions import VClock
@@ -64,11 +64,11 @@ _NAMES = {
     "synrepl.replication.follower.updates": "FollowerEvent Updates",
     "synrepl.replication.publisher": "Publisher",
     "synrepl.services": "connect serve",
-    "synrepl.storage.id_tables": "IdStream IdTable",
-    "synrepl.storage.ids.generator": "AllocatedIds MultiWriterIdGenerator NotAWriter StreamIdGenerator",
-    "synrepl.storage.ids.transactions": "transact",
-    "synrepl.storage.ids.writer_session": "WriterSession",
-    "synrepl.storage.invalidations": "InvalidationWriter",
+    "synrepl.ids.id_tables": "IdStream IdTable",
+    "synrepl.ids.generator": "AllocatedIds MultiWriterIdGenerator NotAWriter StreamIdGenerator",
+    "synrepl.ids.transactions": "transact",
+    "synrepl.ids.writer_session": "WriterSession",
+    "synrepl.ids.invalidations": "InvalidationWriter",
     "synrepl.storage.position_files": "FilePositions",
     "synrepl.storage.sql_positions": "SQLPositions",
     "synrepl.streams.positions": "VClock",

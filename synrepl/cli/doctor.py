@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from synrepl.storage.databases import Database
     from synrepl.storage.doctor.before_start import StartReport
     from synrepl.storage.doctor.complaints import Diagnosis
-    from synrepl.storage.id_tables import IdStream
+    from synrepl.ids.id_tables import IdStream
 
 COLORS: Final = {"error": "red", "warning": "yellow", "mended": "green"}
 WHAT: Final = {

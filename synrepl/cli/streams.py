@@ -65,7 +65,7 @@ def _from_database(url: str) -> StuckStream:
 
 def _from_status(status: dict[str, Any]) -> StuckStream:
     from synrepl.storage.doctor.holds import holds
-    from synrepl.storage.ids.writers import WriterState
+    from synrepl.ids.writers import WriterState
 
     if not status.get("tables") and not status.get("writers"):
         return StuckStream(

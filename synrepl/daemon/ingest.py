@@ -20,7 +20,7 @@ from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
     from synrepl.ingest.source_manager import SourceManager
-    from synrepl.storage.ids.writers import WriterState
+    from synrepl.ids.writers import WriterState
     from synrepl.storage.tables.layout import TableStream
     from synrepl.storage.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
@@ -113,7 +113,7 @@ class IngestServices:
             return
         # Imported on use: a daemon without tables need not load it.
         from synrepl.storage.databases import Database
-        from synrepl.storage.ids.generator import CHANNEL
+        from synrepl.ids.generator import CHANNEL
         from synrepl.storage.tables.source import POLL_SECONDS, TableSource
         from synrepl.storage.wakeups import Wakeups
 

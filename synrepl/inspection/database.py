@@ -24,8 +24,8 @@ from synrepl.storage.databases import Database
 from synrepl.storage.doctor.examination import is_locked_out, present_streams, reason_of
 from synrepl.storage.doctor.holds import read_positions
 from synrepl.storage.doctor.synapse import MARKS, Catalog, read_catalog
-from synrepl.storage.id_tables import IdStream
-from synrepl.storage.ids.database import IdDatabase
+from synrepl.ids.id_tables import IdStream
+from synrepl.ids.database import IdDatabase
 from synrepl.wire.text import printable
 
 STATEMENT_SECONDS: Final = 2.0

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from synrepl.errors import ConfigError
 from synrepl.ports.interfaces import SaveablePosition
-from synrepl.storage.id_tables import identifier
-from synrepl.storage.ids.database import lock_table_creation
-from synrepl.storage.ids.transactions import ICursor
+from synrepl.ids.id_tables import identifier
+from synrepl.ids.database import lock_table_creation
+from synrepl.ids.transactions import ICursor
 from synrepl.storage.sql import Flavor, execute
 
 SAVEPOINT: Final = "synrepl_effects"

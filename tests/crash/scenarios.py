@@ -23,9 +23,9 @@ from synrepl.files.store import FileStore
 from synrepl.ports.history import AppendKey, Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.generator import MultiWriterIdGenerator
-from synrepl.storage.ids.transactions import transact
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.transactions import transact
 from synrepl.storage.log import Log
 from synrepl.storage.position_files import FilePositions
 from synrepl.storage.postgres import PostgresDatabase
@@ -290,7 +290,7 @@ class IdScenario(Scenario):
                 acknowledge(("position", [writer, generator.minimal_token]))
 
     def _generator(self, pool: DirectPool, writer: str) -> MultiWriterIdGenerator:
-        from synrepl.storage.id_tables import IdStream, IdTable
+        from synrepl.ids.id_tables import IdStream, IdTable
 
         stream = IdStream(
             name="things", sequence="things_sequence", tables=(IdTable(name="things"),), writers=("w1", "w2")

@@ -1,7 +1,7 @@
 """Bugs of the generators of ids, at a start and in between."""
 
 from synrepl.errors import NeverAllocated
-from synrepl.storage.ids.writer_session import WriterSession
+from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.threads import ImmediateThread
 from tests.replication.follower.test_apply_queue import Waiting
 from tests.storage.ids.databases import IdCase

@@ -18,10 +18,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger, globalLogBeginner, textFileLogObserver
 
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.generator import MultiWriterIdGenerator
-from synrepl.storage.ids.transactions import transact
-from synrepl.storage.ids.writer_session import WriterSession
+from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.transactions import transact
+from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.threads import ReactorThread
 
 __all__ = ["INSERT", "STREAM", "WRITERS", "receipts_of"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 
-from synrepl.storage.ids.database import IdDatabase
+from synrepl.ids.database import IdDatabase
 from tests.processes.channel import Listener, eventually, on_redis, status
 from tests.processes.loading import Recorder, report
 from tests.processes.receipts_writer import STREAM

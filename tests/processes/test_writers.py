@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 import psycopg
 import pytest
 
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.writers import WriterState, read_writers
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.writers import WriterState, read_writers
 from synrepl.streams.digest import EMPTY, verify
 from tests.processes.channel import status
 from tests.processes.loading import (

@@ -19,11 +19,11 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.generator import MultiWriterIdGenerator
-from synrepl.storage.ids.transactions import transact
-from synrepl.storage.ids.writer_session import WriterSession
+from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.transactions import transact
+from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource

@@ -3,10 +3,10 @@
 from typing import Any
 
 from synrepl.caches.registry import CacheRegistry
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.transactions import transact
-from synrepl.storage.invalidations import InvalidationWriter
+from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.transactions import transact
+from synrepl.ids.invalidations import InvalidationWriter
 from tests.storage.ids.databases import IdCase
 
 

@@ -24,9 +24,9 @@ from synrepl.storage.doctor.examination import (
 from synrepl.storage.doctor.statements import raise_sequence_sql
 from synrepl.storage.doctor.synapse import is_homeservers, raises_at_start, read_catalog
 from synrepl.storage.doctor.unique_indexes import KIND as UNIQUE
-from synrepl.storage.id_tables import IdStream
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.startup import examine
+from synrepl.ids.id_tables import IdStream
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.startup import examine
 from synrepl.wire.text import printable
 
 APPLY_LOCK: Final = 0x5359_4E44

@@ -25,9 +25,9 @@ from synrepl.storage.doctor.log_check import check_log, repair_positions
 from synrepl.storage.doctor.statements import quoted, raise_sequence_sql
 from synrepl.storage.doctor.synapse import MARKS, STREAMS, Catalog, is_homeservers, read_catalog
 from synrepl.storage.doctor.unique_indexes import check_unique_indexes, tables_with_unique_indexes
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair
+from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.startup import IdProblem, IdProblems, examine, repair
 from synrepl.storage.schema import OLDER_LOG_HINT
 
 ORDER: Final = ("error", "warning", "note")

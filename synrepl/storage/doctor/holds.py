@@ -9,8 +9,8 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
 from synrepl.storage.doctor.synapse import read_catalog
-from synrepl.storage.ids.writer_session import STUCK_SECONDS
-from synrepl.storage.ids.writers import WriterState, read_writers
+from synrepl.ids.writer_session import STUCK_SECONDS
+from synrepl.ids.writers import WriterState, read_writers
 
 SILENT_SECONDS: Final = 15.0
 """A writer that stored no status for so many seconds is gone, or cannot reach its database."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 from synrepl.ports.history import EpochStart
 from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.doctor.complaints import Complaint
-from synrepl.storage.ids.database import Flavor
+from synrepl.ids.database import Flavor
 from synrepl.storage.provenance import NAMED, MarkCheck, unproven
 from synrepl.storage.schema import COLUMNS, EPOCH_START_COLUMNS, VERSION, load_bounds
 from synrepl.storage.sql import execute

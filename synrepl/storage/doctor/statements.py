@@ -1,6 +1,6 @@
 """The SQL statements that an operator runs to repair something."""
 
-from synrepl.storage.id_tables import IdStream
+from synrepl.ids.id_tables import IdStream
 from synrepl.storage.sql import Flavor
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.storage.id_tables import IdStream, IdTable, identifier
+from synrepl.ids.id_tables import IdStream, IdTable, identifier
 from synrepl.streams.catalog import takes
 from synrepl.streams.origin import Origin
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.startup import IdProblems, examine, tracker_start
-from synrepl.storage.ids.transactions import ICursor
+from synrepl.ids.database import Flavor, IdDatabase
+from synrepl.ids.startup import IdProblems, examine, tracker_start
+from synrepl.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 from synrepl.storage.tables.layout import SourceTable, TableStream, Template, columns_of
 

@@ -26,9 +26,9 @@ from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
-from synrepl.storage.ids.database import Flavor
-from synrepl.storage.ids.startup import IdProblems
-from synrepl.storage.ids.writers import WriterState, read_writers
+from synrepl.ids.database import Flavor
+from synrepl.ids.startup import IdProblems
+from synrepl.ids.writers import WriterState, read_writers
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import TableStream
 from synrepl.storage.tables.scan import TablePage, TableScan

@@ -8,9 +8,9 @@ from typing import Any
 from synrepl.storage.databases import Database, engine_for
 from synrepl.storage.doctor.complaints import Diagnosis
 from synrepl.storage.doctor.examination import Doctor
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.writers import Unfinished, create_writers, store_status
+from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.writers import Unfinished, create_writers, store_status
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
 from tests.storage.builders import NOW, facts_after

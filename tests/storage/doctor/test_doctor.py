@@ -12,8 +12,8 @@ from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.databases import Database, engine_for
 from synrepl.storage.doctor.complaints import Diagnosis
 from synrepl.storage.doctor.holds import holds
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.writers import WriterState
+from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.ids.writers import WriterState
 from tests.postgres import shared_server
 from tests.storage.builders import facts_after
 from tests.storage.doctor.places import FLAVORS, Place, things

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from synrepl.errors import StorageError
-from synrepl.storage.ids.generator import MultiWriterIdGenerator
-from synrepl.storage.ids.tracker import Tracker, TrackerStart
-from synrepl.storage.ids.transactions import transact
-from synrepl.storage.ids.writer_session import WriterSession
+from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.tracker import Tracker, TrackerStart
+from synrepl.ids.transactions import transact
+from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
 

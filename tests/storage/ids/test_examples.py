@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 import synrepl
-from synrepl.storage.ids import writer_session
+from synrepl.ids import writer_session
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import DirectPool
 

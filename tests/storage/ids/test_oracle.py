@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from synrepl.storage.ids.generator import MultiWriterIdGenerator, NotAWriter
-from synrepl.storage.ids.transactions import transact
+from synrepl.ids.generator import MultiWriterIdGenerator, NotAWriter
+from synrepl.ids.transactions import transact
 from tests.storage.ids.databases import IdCase
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ids"

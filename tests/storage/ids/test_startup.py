@@ -10,9 +10,9 @@ from typing import Any
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
-from synrepl.storage.ids.generator import AllocatedIds, MultiWriterIdGenerator, StreamIdGenerator
-from synrepl.storage.ids.startup import IdProblems, examine, repair
-from synrepl.storage.ids.writer_session import WriterSession
+from synrepl.ids.generator import AllocatedIds, MultiWriterIdGenerator, StreamIdGenerator
+from synrepl.ids.startup import IdProblems, examine, repair
+from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
 

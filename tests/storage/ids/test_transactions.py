@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
 
-from synrepl.storage.ids.transactions import Transaction, transact
+from synrepl.ids.transactions import Transaction, transact
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from twisted.logger import LogEvent, Logger
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ports.metrics import Metrics
-from synrepl.storage.id_tables import IdStream
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.generator import MultiWriterIdGenerator, NotAWriter
-from synrepl.storage.ids.transactions import transact
-from synrepl.storage.ids.writer_session import WriterSession
-from synrepl.storage.ids.writers import WriterState, create_writers, read_writers
+from synrepl.ids.id_tables import IdStream
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.generator import MultiWriterIdGenerator, NotAWriter
+from synrepl.ids.transactions import transact
+from synrepl.ids.writer_session import WriterSession
+from synrepl.ids.writers import WriterState, create_writers, read_writers
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
 

@@ -7,7 +7,7 @@ from shutil import rmtree
 
 from synrepl.config import Settings
 from synrepl.daemon.ingest import IngestServices
-from synrepl.storage.ids.writers import create_writers
+from synrepl.ids.writers import create_writers
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.source import TableSource
 from synrepl.storage.threads import ImmediateThread

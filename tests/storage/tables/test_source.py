@@ -10,8 +10,8 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger, formatEvent
 
-from synrepl.storage.ids.transactions import transact
-from synrepl.storage.ids.writers import create_writers
+from synrepl.ids.transactions import transact
+from synrepl.ids.writers import create_writers
 from synrepl.storage.log import Log
 from synrepl.storage.tables.layout import table_streams
 from synrepl.storage.tables.scan import TableScan

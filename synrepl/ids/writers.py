@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from synrepl.storage.ids.database import Flavor, IdDatabase, lock_table_creation
-from synrepl.storage.ids.transactions import ICursor
+from synrepl.ids.database import Flavor, IdDatabase, lock_table_creation
+from synrepl.ids.transactions import ICursor
 from synrepl.storage.sql import execute
 
 WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (

@@ -13,9 +13,9 @@ import msgspec
 
 from synrepl.caches.changes import Changes
 from synrepl.caches.registry import CacheRegistry
-from synrepl.storage.id_tables import identifier
-from synrepl.storage.ids.generator import MultiWriterIdGenerator
-from synrepl.storage.ids.transactions import ITransaction
+from synrepl.ids.id_tables import identifier
+from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.transactions import ITransaction
 from synrepl.storage.sql import execute
 
 TABLE: Final = "cache_invalidation_stream_by_instance"

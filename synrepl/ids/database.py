@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from synrepl.errors import StorageError
-from synrepl.storage.id_tables import IdStream
-from synrepl.storage.ids.transactions import ICursor
+from synrepl.ids.id_tables import IdStream
+from synrepl.ids.transactions import ICursor
 from synrepl.storage.sql import Flavor, execute
 
 __all__ = ["Flavor", "IdDatabase", "lock_table_creation"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from synrepl.errors import StorageError
-from synrepl.storage.ids.transactions import ICursor
+from synrepl.ids.transactions import ICursor
 from synrepl.storage.lock import FileLock
 
 NAMES: Final = 0x5359_4E57

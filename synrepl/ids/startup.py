@@ -20,9 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.tracker import TrackerStart
-from synrepl.storage.ids.transactions import ICursor
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.tracker import TrackerStart
+from synrepl.ids.transactions import ICursor
 
 Kind = Literal[
     "sequence_behind_tables", "sequence_behind_positions", "sequence_unused", "unknown_writer", "history_lost"

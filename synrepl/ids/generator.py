@@ -16,12 +16,12 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Backoff, doubling, sleep
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.startup import IdProblem, IdProblems, examine, repair, tracker_start
-from synrepl.storage.ids.tracker import Tracker, TrackerStart
-from synrepl.storage.ids.transactions import ICursor, IPool, ITransaction, transact
-from synrepl.storage.ids.writers import Unfinished
+from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.ids.database import Flavor, IdDatabase
+from synrepl.ids.startup import IdProblem, IdProblems, examine, repair, tracker_start
+from synrepl.ids.tracker import Tracker, TrackerStart
+from synrepl.ids.transactions import ICursor, IPool, ITransaction, transact
+from synrepl.ids.writers import Unfinished
 
 T = TypeVar("T")
 
