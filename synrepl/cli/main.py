@@ -39,7 +39,7 @@ from synrepl.cli.command import CONTEXTS_GONE, MainGroup
             "Make stale caches of a live homeserver right.",
         ),
         "caches": ("synrepl.cli.caches:caches", "Check the caches of a worker."),
-        "pipeline": ("synrepl.cli.jobs:pipeline", "Run Spark jobs on the streams."),
+        "pipeline": ("synrepl.pipeline.commands.jobs:pipeline", "Run Spark jobs on the streams."),
         "completion": ("synrepl.cli.completion:completion", "Print the completion script of a shell."),
     },
     headings={

@@ -331,7 +331,7 @@ class Daemon(Service):
     async def _restore(self, log: Log, location: str) -> None:
         try:
             # Imported on use: it needs the pipeline's libraries.
-            from synrepl.daemon.restore import restore_snapshot
+            from synrepl.pipeline.restore import restore_snapshot
         except ImportError as error:
             raise ConfigError(f"a snapshot needs pyarrow ({error}): run {install('arrow')}") from error
         await restore_snapshot(

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from synrepl.cli import main
 from synrepl.cli.command import LazyGroup
-from synrepl.cli.jobs import _compact_lines, pipeline
+from synrepl.pipeline.commands.jobs import _compact_lines, pipeline
 
 COMMANDS = sorted(main.places)
 NOBODY = "http://127.0.0.1:1"

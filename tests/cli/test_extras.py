@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from synrepl.cli import main
-from synrepl.cli.jobs import pipeline
+from synrepl.pipeline.commands.jobs import pipeline
 from synrepl.extras import EXTRAS
 
 PROGRAM: Final = """

@@ -12,7 +12,9 @@ import click
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.cli import append, jobs, tables
+from synrepl.cli import append, tables
+
+from synrepl.pipeline.commands import jobs
 from synrepl.cli.append import post_facts
 from synrepl.cli.command import CliError
 from synrepl.cli.json_lines import JsonLines

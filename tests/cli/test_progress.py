@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synrepl.cli import progress
-from synrepl.cli.pipeline_job import UNITS, show_progress
+from synrepl.pipeline.commands.pipeline_job import UNITS, show_progress
 from tests.service.processes import ROOT
 
 

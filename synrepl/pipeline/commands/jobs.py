@@ -21,8 +21,8 @@ from synrepl.cli.options import (
     speed_option,
     stream_option,
 )
-from synrepl.cli.output_folder import output_folder
-from synrepl.cli.pipeline_job import json_option, pipeline_job, stop_on_signal
+from synrepl.pipeline.commands.output_folder import output_folder
+from synrepl.pipeline.commands.pipeline_job import json_option, pipeline_job, stop_on_signal
 from synrepl.cli.tables import table
 from synrepl.html.humanize import counted, size
 from synrepl.pipeline.tables.declarations import TABLES
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from synrepl.pipeline.store import Store
 
 
-JOBS: Final = "synrepl.cli.jobs"
+JOBS: Final = "synrepl.pipeline.commands.jobs"
 
 
 @click.group(

@@ -15,7 +15,7 @@ import msgspec
 
 from synrepl.cli.command import CliError, Option
 from synrepl.cli.options import Command, DaemonTarget, Output, output_option, with_options
-from synrepl.cli.output_folder import output_folder
+from synrepl.pipeline.commands.output_folder import output_folder
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError
 from synrepl.extras import install

@@ -26,7 +26,7 @@ PROGRESS_SECONDS: Final = 5.0
 FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
 """The columns of a snapshot's file that facts are made of."""
 
-_logger = Logger(namespace="synrepl.daemon.restore")
+_logger = Logger(namespace="synrepl.pipeline.restore")
 
 
 async def restore_snapshot(
