@@ -14,7 +14,7 @@ import psycopg
 
 from scripts.bench_parts.measuring import Options, Result, ask, cpu_seconds, daemon
 from synrepl.http_api.routes import STATUS
-from synrepl.storage.doctor.synapse import STREAMS
+from synrepl.homeserver.doctor.synapse import STREAMS
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 

@@ -16,7 +16,7 @@ from synrepl.errors import ReplicationError
 from synrepl.http_api.routes import DECLARE
 
 if TYPE_CHECKING:
-    from synrepl.storage.doctor.holds import Hold
+    from synrepl.homeserver.doctor.holds import Hold
 
 
 class TableProgress(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
 def _from_database(url: str) -> StuckStream:
     # Imported on use, also below: these imports take longer than the rest of the command.
     from synrepl.storage.databases import Database
-    from synrepl.storage.doctor.holds import read_holds
+    from synrepl.homeserver.doctor.holds import read_holds
 
     try:
         database = Database(url, what="synrepl streams", statement_seconds=0.0)
@@ -64,7 +64,7 @@ def _from_database(url: str) -> StuckStream:
 
 
 def _from_status(status: dict[str, Any]) -> StuckStream:
-    from synrepl.storage.doctor.holds import holds
+    from synrepl.homeserver.doctor.holds import holds
     from synrepl.ids.writers import WriterState
 
     if not status.get("tables") and not status.get("writers"):

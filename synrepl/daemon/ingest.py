@@ -21,8 +21,8 @@ from synrepl.transports.credentials import Credentials
 if TYPE_CHECKING:
     from synrepl.ingest.source_manager import SourceManager
     from synrepl.ids.writers import WriterState
-    from synrepl.storage.tables.layout import TableStream
-    from synrepl.storage.tables.source import TableSource
+    from synrepl.homeserver.tables.layout import TableStream
+    from synrepl.homeserver.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
     from synrepl.transports.resp.server import RespServer
 
@@ -114,7 +114,7 @@ class IngestServices:
         # Imported on use: a daemon without tables need not load it.
         from synrepl.storage.databases import Database
         from synrepl.ids.generator import CHANNEL
-        from synrepl.storage.tables.source import POLL_SECONDS, TableSource
+        from synrepl.homeserver.tables.source import POLL_SECONDS, TableSource
         from synrepl.storage.wakeups import Wakeups
 
         for one in followed:

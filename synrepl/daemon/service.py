@@ -36,8 +36,8 @@ from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
     from synrepl.daemon.channel import ChannelServices
-    from synrepl.inspection.invalidation import Invalidator
-    from synrepl.inspection.watch import HomeserverWatch
+    from synrepl.homeserver.invalidation import Invalidator
+    from synrepl.homeserver.watch import HomeserverWatch
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
 """The settings that `Daemon.reload` applies."""
@@ -297,9 +297,9 @@ class Daemon(Service):
         if not self.settings.homeserver:
             return None, None
         # Imported on use: most daemons watch no homeserver.
-        from synrepl.inspection.configuration import read_homeserver
-        from synrepl.inspection.invalidation import Invalidator
-        from synrepl.inspection.watch import HomeserverWatch
+        from synrepl.homeserver.configuration import read_homeserver
+        from synrepl.homeserver.invalidation import Invalidator
+        from synrepl.homeserver.watch import HomeserverWatch
 
         homeserver = read_homeserver(self.settings.homeserver, self.settings.homeserver_workers)
         watch = HomeserverWatch(self.reactor, homeserver, self.metrics)

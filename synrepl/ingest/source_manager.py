@@ -24,8 +24,8 @@ from synrepl.replication.stalled_writers import StalledWriters
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.databases import Database
 from synrepl.storage.log import Log
-from synrepl.storage.tables.layout import TableStream
-from synrepl.storage.tables.scan import TablePage, TableScan
+from synrepl.homeserver.tables.layout import TableStream
+from synrepl.homeserver.tables.scan import TablePage, TableScan
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials

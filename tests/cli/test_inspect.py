@@ -4,11 +4,11 @@ from typing import Any
 
 import click
 
-from synrepl.cli.inspect import report_lines
+from synrepl.homeserver.commands.inspect import report_lines
 from synrepl.cli.options import Output
-from synrepl.inspection.configuration import Homeserver
-from synrepl.inspection.findings import Finding, Unseen
-from synrepl.inspection.inspection import InspectionReport
+from synrepl.homeserver.configuration import Homeserver
+from synrepl.homeserver.findings import Finding, Unseen
+from synrepl.homeserver.inspection import InspectionReport
 
 FINDING = Finding(
     kind="federation_behind",

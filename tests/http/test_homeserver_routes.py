@@ -52,7 +52,7 @@ class InvalidateTests(SiteCase):
         self.addCleanup(globalLogPublisher.removeObserver, observer)
 
     def _observe(self, event: Any) -> None:
-        if event["log_namespace"] == "synrepl.transports.http.homeserver_routes":
+        if event["log_namespace"] == "synrepl.homeserver.handlers":
             self.logged.append(event["log_format"].format(**event))
 
     def request_it(self, body: Any, secret: str = "o" * 32) -> Answer:

@@ -20,7 +20,7 @@ from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.roles.messages import PRIMARY
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.storage.tables.layout import table_streams
+from synrepl.homeserver.tables.layout import table_streams
 from synrepl.streams.facts import NO_ROWS
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.resp.server import RespServer

@@ -25,8 +25,8 @@ from synrepl.ids.generator import MultiWriterIdGenerator
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.log import Log
-from synrepl.storage.tables.layout import table_streams
-from synrepl.storage.tables.source import TableSource
+from synrepl.homeserver.tables.layout import table_streams
+from synrepl.homeserver.tables.source import TableSource
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
 from synrepl.testing.heap_clock import HeapClock

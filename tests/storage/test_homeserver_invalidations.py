@@ -5,7 +5,7 @@ import pytest
 
 from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
-from synrepl.storage.homeserver_invalidations import SEQUENCE, HomeserverInvalidations, Standing
+from synrepl.homeserver.homeserver_invalidations import SEQUENCE, HomeserverInvalidations, Standing
 from synrepl.ids.invalidations import TABLE
 from synrepl.streams.catalog import CacheInvalidation
 from tests.postgres import new_database

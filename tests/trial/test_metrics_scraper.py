@@ -12,11 +12,11 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from synrepl.inspection import metrics
-from synrepl.inspection.addresses import MetricsAddress
-from synrepl.inspection.configuration import Process
-from synrepl.inspection.looks import MetricsLook
-from synrepl.inspection.metrics import MetricsScraper
+from synrepl.homeserver import metrics
+from synrepl.homeserver.addresses import MetricsAddress
+from synrepl.homeserver.configuration import Process
+from synrepl.homeserver.looks import MetricsLook
+from synrepl.homeserver.metrics import MetricsScraper
 
 PATH = "/_synapse/metrics"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from synrepl.storage.databases import Database, engine_for
-from synrepl.storage.doctor.complaints import Diagnosis
-from synrepl.storage.doctor.examination import Doctor
+from synrepl.homeserver.doctor.complaints import Diagnosis
+from synrepl.homeserver.doctor.examination import Doctor
 from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.writers import Unfinished, create_writers, store_status

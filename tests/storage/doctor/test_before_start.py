@@ -12,7 +12,7 @@ import pytest
 
 from synrepl.errors import StorageError
 from synrepl.storage.databases import Database
-from synrepl.storage.doctor.before_start import (
+from synrepl.homeserver.doctor.before_start import (
     APPLY_LOCK,
     BATCH,
     OTHERS,

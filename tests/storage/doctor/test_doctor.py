@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.databases import Database, engine_for
-from synrepl.storage.doctor.complaints import Diagnosis
-from synrepl.storage.doctor.holds import holds
+from synrepl.homeserver.doctor.complaints import Diagnosis
+from synrepl.homeserver.doctor.holds import holds
 from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.writers import WriterState
 from tests.postgres import shared_server
@@ -400,7 +400,7 @@ def test_a_log_that_lost_history_is_whole(place: Place) -> None:
 def test_late_facts_leave_positions_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last fact of an unordered stream need not be the one that its position is from."""
     place.make_log(("backfill", "A", 0, 9), ("backfill", "A", 8, 8), ("backfill", "A", 7, 7))
-    monkeypatch.setattr("synrepl.storage.doctor.log_check.NEWEST", 2)
+    monkeypatch.setattr("synrepl.homeserver.doctor.log_check.NEWEST", 2)
 
     assert [] == place.examine(whole_log=True).complaints
     assert [] == place.examine(whole_log=False).complaints
@@ -421,7 +421,7 @@ def test_a_quick_look_checks_the_newest(place: Place, monkeypatch: pytest.Monkey
     """What is older is not read."""
     place.make_log(*FACTS)
     place.do(f"UPDATE {place.schema}facts SET writer = 'X' WHERE serial = 2")
-    monkeypatch.setattr("synrepl.storage.doctor.log_check.NEWEST", 2)
+    monkeypatch.setattr("synrepl.homeserver.doctor.log_check.NEWEST", 2)
 
     quick = place.examine(whole_log=False)
 
@@ -431,7 +431,7 @@ def test_a_quick_look_checks_the_newest(place: Place, monkeypatch: pytest.Monkey
 def test_progress_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many more, of how many."""
     place.make_log(*FACTS)
-    monkeypatch.setattr("synrepl.storage.doctor.log_check.AT_ONCE", 3)
+    monkeypatch.setattr("synrepl.homeserver.doctor.log_check.AT_ONCE", 3)
     told: list[tuple[int, int]] = []
 
     place.doctor(progress=lambda more, total: told.append((more, total))).examine()
@@ -442,7 +442,7 @@ def test_progress_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
 def test_facts_that_arrive_meanwhile(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon runs beside: what is looked at is one moment."""
     facts = place.make_log(*FACTS)
-    monkeypatch.setattr("synrepl.storage.doctor.log_check.AT_ONCE", 1)
+    monkeypatch.setattr("synrepl.homeserver.doctor.log_check.AT_ONCE", 1)
     engine = engine_for(place.url)
     engine.open()
     last = [facts[-1]]

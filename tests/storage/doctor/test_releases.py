@@ -1,7 +1,7 @@
 """The doctor knows the sequences of every release, or asks the database for them."""
 
-from synrepl.storage.doctor.counters import BY_CODE, USER_IDS
-from synrepl.storage.doctor.synapse import STREAMS
+from synrepl.homeserver.doctor.counters import BY_CODE, USER_IDS
+from synrepl.homeserver.doctor.synapse import STREAMS
 from tests.releases import facts
 
 SEQUENCES = facts("sequences")["sequences"]

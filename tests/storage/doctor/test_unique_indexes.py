@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from synrepl.storage.doctor.before_start import StartCheck
-from synrepl.storage.doctor.complaints import Complaint
-from synrepl.storage.doctor.examination import Doctor
+from synrepl.homeserver.doctor.before_start import StartCheck
+from synrepl.homeserver.doctor.complaints import Complaint
+from synrepl.homeserver.doctor.examination import Doctor
 from tests.storage.doctor.places import Place
 
 DEVICES = "CREATE TABLE devices (user_id TEXT NOT NULL, device_id TEXT NOT NULL, display_name TEXT)"

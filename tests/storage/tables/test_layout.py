@@ -8,7 +8,7 @@ import yaml
 
 from synrepl.config import Settings
 from synrepl.errors import ConfigError
-from synrepl.storage.tables.layout import table_streams
+from synrepl.homeserver.tables.layout import table_streams
 
 RECEIPTS = {"stream": "receipts", "table": "receipts_linearized", "row": ["room_id"]}
 
