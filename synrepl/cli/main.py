@@ -19,7 +19,7 @@ from synrepl.cli.command import CONTEXTS_GONE, MainGroup
         "replicas": ("synrepl.cli.status:replicas", "Show the replicas of a daemon."),
         "tail": ("synrepl.cli.tail:tail", "Follow a server, a Redis or the changelog of a daemon."),
         "append": ("synrepl.cli.append:append", "Append rows from standard input."),
-        "files": ("synrepl.cli.files:files", "List the names of files, and get a file by its name."),
+        "files": ("synrepl.files.commands:files", "List the names of files, and get a file by its name."),
         "refused": ("synrepl.cli.refused:refused", "List and replay facts that could not be read."),
         "replay": ("synrepl.cli.replay:replay", "Append the rows of a recorded session."),
         "leases": ("synrepl.cli.status:leases", "List, add and drop leases of replicas."),

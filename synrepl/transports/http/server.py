@@ -35,7 +35,7 @@ from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, enco
 from synrepl.transports.http.authorization import AccessCheck, check_route
 from synrepl.transports.http.body_stream import BodyStream
 from synrepl.transports.http.channel import ApiChannel
-from synrepl.transports.http.uploads import Upload, is_upload
+from synrepl.files.uploads import Upload, is_upload
 from synrepl.transports.settings import ApiSettings
 from synrepl.wire.text import printable
 

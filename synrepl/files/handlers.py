@@ -17,7 +17,7 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
-from synrepl.transports.http.uploads import Upload
+from synrepl.files.uploads import Upload
 from synrepl.wire.text import printable
 
 BLOCK: Final = 256 * 1024
