@@ -1,8 +1,8 @@
 """Target of the RESP port: the requests of a Redis client, and the lines that it publishes."""
 
 from scripts.fuzz_parts.target import Target, conversed, words
-from synrepl.wire import resp
-from tests.resp.test_connection import FULL, Site
+from synrepl.channel import resp_codec as resp
+from tests.channel.test_connection import FULL, Site
 
 __all__ = ["RespTarget"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from synrepl.homeserver.tables.layout import TableStream
     from synrepl.homeserver.tables.source import TableSource
     from synrepl.storage.wakeups import Wakeups
-    from synrepl.transports.resp.server import RespServer
+    from synrepl.channel.resp.server import RespServer
 
 
 class IngestServices:

@@ -25,7 +25,7 @@ from synrepl.transports.send_buffer import unsent_bytes
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 
 if TYPE_CHECKING:
-    from synrepl.transports.resp.server import RespServer
+    from synrepl.channel.resp.server import RespServer
     from synrepl.transports.tls import ServerTls
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
@@ -92,8 +92,8 @@ class Listeners:
 
     async def _open_resp(self, server: "RespServer", most: int) -> None:
         # Imported on use: most daemons have no such port.
-        from synrepl.transports.resp.server import RespFactory
-        from synrepl.wire.resp import error
+        from synrepl.channel.resp.server import RespFactory
+        from synrepl.channel.resp_codec import error
 
         refusal = error(f"ERR max number of clients reached: this listener has {most} connections")
         for description in self._settings.resp:

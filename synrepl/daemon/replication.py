@@ -45,7 +45,7 @@ from synrepl.transports.http.peer_clients import HttpFiles, PeerClient, PeerHttp
 if TYPE_CHECKING:
     from synrepl.replication.replica.conversation import IUpstream
     from synrepl.replication.replica.replica import Replica
-    from synrepl.transports.resp.server import RespServer
+    from synrepl.channel.resp.server import RespServer
 
 STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
 """States of a replica whose reason is worth telling to whoever waits for its copy."""

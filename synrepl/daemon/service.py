@@ -35,7 +35,7 @@ from synrepl.transports.http.server import Services
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
-    from synrepl.daemon.channel import ChannelServices
+    from synrepl.channel.services import ChannelServices
     from synrepl.homeserver.invalidation import Invalidator
     from synrepl.homeserver.watch import HomeserverWatch
 
@@ -151,7 +151,7 @@ class Daemon(Service):
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
         if settings.resp:
             # Imported on use: most daemons have no such port.
-            from synrepl.transports.resp.server import RespServer
+            from synrepl.channel.resp.server import RespServer
 
             listeners.resp = RespServer(
                 reactor, keys=self.keyring, metrics=self.metrics, addresses=settings.resp
@@ -214,7 +214,7 @@ class Daemon(Service):
         log.copies.on_replaced(replication.files.rebuild)
         if listeners.resp is not None:
             # Imported on use: most daemons have no such port.
-            from synrepl.daemon.channel import ChannelServices
+            from synrepl.channel.services import ChannelServices
 
             self._channel = ChannelServices(
                 settings,

@@ -35,8 +35,8 @@ from synrepl.wire import jsontext
 
 if TYPE_CHECKING:
     from synrepl.ingest.redis import RedisSource
-    from synrepl.ingest.resp import RespSource
-    from synrepl.transports.resp.server import RespServer
+    from synrepl.channel.source import RespSource
+    from synrepl.channel.resp.server import RespServer
 
 C = TypeVar("C", bound=ChannelSource)
 
@@ -171,7 +171,7 @@ class SourceManager:
         # Imported on use: Redis is an extra, and most daemons have no RESP port.
         try:
             if self.resp_server is not None:
-                from synrepl.ingest.resp import RespSource
+                from synrepl.channel.source import RespSource
 
                 self.resp = self._channel_source(RespSource, server=self.resp_server)
             elif self.settings.redis is not None:

@@ -12,7 +12,7 @@ from synrepl.wire.commands import FORWARDED, ClearUserSync, Replicate
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from tests.http.builders import SiteCase
-from tests.resp.test_connection import Site
+from tests.channel.test_connection import Site
 
 
 class Sample(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from synrepl.transports.resp.commands import COMMANDS
+from synrepl.channel.resp.commands import COMMANDS
 from tests.processes.resp_clients import COMMON, SECRETS, run, serving
 
 PROGRAM = (sys.executable, "-m")

@@ -1,6 +1,6 @@
 """What a subscriber of a served channel was sent, as lines."""
 
-from synrepl.wire.resp import message
+from synrepl.channel.resp_codec import message
 
 MAIN = b"hs"
 

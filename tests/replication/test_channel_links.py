@@ -10,13 +10,16 @@ from twisted.logger import Logger
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import channel_downlink, channel_ends, channel_uplink, publisher_limits
-from synrepl.replication.broker.channel_downlink import ChannelDownlink
-from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
-from synrepl.replication.broker.channel_uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
-from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.channel import downlink as channel_downlink
+from synrepl.channel import ends as channel_ends
+from synrepl.channel import uplink as channel_uplink
+from synrepl.channel import publisher_limits
+from synrepl.channel.downlink import ChannelDownlink
+from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
+from synrepl.channel.uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.wire.native import Channel, Publish, PublisherLost
-from synrepl.wire.resp import message
+from synrepl.channel.resp_codec import message
 from tests.replication.channel_lines import MAIN, Subscription
 
 

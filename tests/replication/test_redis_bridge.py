@@ -5,10 +5,10 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
-from synrepl.replication.broker.redis_bridge import SWITCH_SECONDS, RedisBridge
-from synrepl.replication.broker.served_channel import ServedChannel
-from synrepl.wire.resp import message
+from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
+from synrepl.channel.redis_bridge import SWITCH_SECONDS, RedisBridge
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.resp_codec import message
 from tests.replication.channel_lines import MAIN, Subscription
 
 
@@ -201,7 +201,7 @@ def test_a_line_with_a_line_break_is_counted(setup: Setup) -> None:
 def test_a_writer_whose_batch_has_no_end_does_not_stop_the_bridge(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("synrepl.replication.broker.served_channel.MAX_MESSAGE", 60)
+    monkeypatch.setattr("synrepl.channel.served_channel.MAX_MESSAGE", 60)
     setup.there("POSITION events b 5 5")
     setup.there(*["RDATA events b batch [1234567890]"] * 3)
     setup.there("POSITION events b 5 5", "RDATA events b 6 [1]")

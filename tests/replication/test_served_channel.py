@@ -8,9 +8,11 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import channel_ends, publisher_limits, served_channel
-from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
-from synrepl.replication.broker.served_channel import CATCH_UP_SECONDS, ServedChannel
+from synrepl.channel import ends as channel_ends
+from synrepl.channel import publisher_limits
+from synrepl.channel import served_channel
+from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
+from synrepl.channel.served_channel import CATCH_UP_SECONDS, ServedChannel
 from tests.replication.channel_lines import MAIN, Subscription
 
 

@@ -9,11 +9,11 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker import served_link
-from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
+from synrepl.channel import served_link
+from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.replication.broker.peer import BrokerPeer
-from synrepl.replication.broker.served_channel import ServedChannel
-from synrepl.replication.broker.served_link import GATHER_SECONDS, HOLD_SECONDS, REJOIN_SECONDS, ServedLink
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.served_link import GATHER_SECONDS, HOLD_SECONDS, REJOIN_SECONDS, ServedLink
 from synrepl.wire.commands import RemoteServerUp, Replicate, UserIp
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun

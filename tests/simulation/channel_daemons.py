@@ -14,12 +14,12 @@ from synrepl.ingest.redis_connections import BridgeConnections
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker.channel_downlink import ChannelDownlink
-from synrepl.replication.broker.channel_uplink import ChannelUplink, Sent
-from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.channel.downlink import ChannelDownlink
+from synrepl.channel.uplink import ChannelUplink, Sent
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.resp.server import RespFactory, RespServer
+from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.wire import native
 from synrepl.wire.codec import codec_of
 from synrepl.wire.dialect import NATIVE

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from synrepl.replication.broker.channel_ends import ChannelSubscriber
-from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.channel.ends import ChannelSubscriber
+from synrepl.channel.served_channel import ServedChannel
 from tests.simulation.channel import ChannelSimulation
 from tests.simulation.seeded import Broken
 from tests.simulation.seeds import seeds

@@ -15,8 +15,8 @@ from zope.interface import implementer
 from synrepl.ports.access import Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.addresses import Address
-from synrepl.replication.broker.served_channel import ServedChannel
-from synrepl.replication.broker.served_link import ServedLink
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.served_link import ServedLink
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.replica.conversation import IUpstream
 from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
@@ -28,7 +28,7 @@ from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.native_endpoint import NativeHttpEndpoint
 from synrepl.transports.http.server import Services
 from synrepl.transports.native import NativeUpstream
-from synrepl.transports.resp.server import RespFactory, RespServer
+from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
 from tests.redis.daemon import OnFakeRedis, RedisDaemon

@@ -22,7 +22,7 @@ from synrepl.wire.blocks import (
     encode_blocks,
 )
 from synrepl.wire.codec import MAX_LENGTH
-from synrepl.wire.resp import message
+from synrepl.channel.resp_codec import message
 from tests.operations import count_operations
 
 STREAM = b"SERVER hs\n" + encode_block("facts", 2, b"one\ntwo\n") + encode_block("held", 0, b"") + b"PING 5\n"

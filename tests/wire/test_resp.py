@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.wire import resp
-from synrepl.wire.resp import (
+from synrepl.channel import resp_codec as resp
+from synrepl.channel.resp_codec import (
     PUBLISHER,
     READER,
     STRANGER,

@@ -19,7 +19,7 @@ from synrepl.ports.time import ExpiryClock
 from synrepl.replication.acknowledgements import Acknowledgements
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
-from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.issued_keys import IssuedKeys, keys_block
 from synrepl.replication.promises import PromisedReplica, PromiseKeeper

@@ -10,8 +10,8 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.rights import command_operation, is_told, refusal
 from synrepl.ports.time import Timer
-from synrepl.replication.broker.channel_downlink import ChannelDownlink
-from synrepl.replication.broker.publish_rights import line_refusal
+from synrepl.channel.downlink import ChannelDownlink
+from synrepl.channel.publish_rights import line_refusal
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.issued_keys import keys_block
 from synrepl.replication.log_waiters import Interest
@@ -30,7 +30,7 @@ from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.resp import split_messages
+from synrepl.channel.resp_codec import split_messages
 from synrepl.wire.text import printable
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})

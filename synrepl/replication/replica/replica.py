@@ -17,7 +17,7 @@ from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replication.addresses import Address
-from synrepl.replication.broker.channel_uplink import ChannelUplink
+from synrepl.channel.uplink import ChannelUplink
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
 from synrepl.replication.machine import Machine

@@ -11,7 +11,7 @@ from synrepl.ports.history import BEGINNING, LogSnapshot
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
 from synrepl.replication import text_pages as pages_module
-from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.replication.relay import relay as relay_module
 from synrepl.replication.relay.relay import Relay, attach
 from synrepl.replication.relay.snapshot_codec import snapshot_block

@@ -15,13 +15,13 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.ports.turn_queue import TurnQueue
-from synrepl.replication.broker.channel_uplink import ChannelUplink
-from synrepl.replication.broker.served_channel import ServedChannel
-from synrepl.replication.broker.served_link import ServedLink
-from synrepl.transports.resp.cache import ExpiringCache
-from synrepl.transports.resp.client import MAX_LISTED, RespClient
-from synrepl.transports.resp.connection import RespConnection
-from synrepl.wire.resp import PushEncoder
+from synrepl.channel.uplink import ChannelUplink
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.served_link import ServedLink
+from synrepl.channel.resp.cache import ExpiringCache
+from synrepl.channel.resp.client import MAX_LISTED, RespClient
+from synrepl.channel.resp.connection import RespConnection
+from synrepl.channel.resp_codec import PushEncoder
 
 ALONE_SECONDS: Final = 5.0
 """How long a replica's port may be without the channel of an upstream before that is a problem."""

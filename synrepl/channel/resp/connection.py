@@ -17,10 +17,10 @@ from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
-from synrepl.transports.resp.client import IClientServer, RespClient
-from synrepl.transports.resp.commands import COMMANDS, answer
+from synrepl.channel.resp.client import IClientServer, RespClient
+from synrepl.channel.resp.commands import COMMANDS, answer
 from synrepl.transports.send_buffer import immediate_write
-from synrepl.wire import resp
+from synrepl.channel import resp_codec as resp
 
 ABORT_SECONDS: Final = 5.0
 """Time between our close and the abort of the connection, for a client that does not read the rest."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
-from synrepl.replication.broker.channel_ends import ChannelSubscriber, Source
+from synrepl.channel.ends import ChannelSubscriber, Source
 
 POSITIONS_AT_ONCE: Final = 500
 """The most positions that are sent in a turn."""

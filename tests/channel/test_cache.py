@@ -2,7 +2,7 @@
 
 from twisted.internet.task import Clock
 
-from synrepl.transports.resp.cache import DEFAULT_MS, ENTRY_BYTES, ExpiringCache
+from synrepl.channel.resp.cache import DEFAULT_MS, ENTRY_BYTES, ExpiringCache
 
 
 def test_a_value_is_kept_until_its_time_is_over() -> None:

@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 from synrepl.ports.access import Right
 from synrepl.ports.rights import Operation, refusal
-from synrepl.transports.resp import cache_commands as cache
-from synrepl.transports.resp import connection_commands as connection
-from synrepl.transports.resp.cache import MAX_BYTES
-from synrepl.transports.resp.client import RefusedRequest, RespClient, shown_word
-from synrepl.wire import resp
+from synrepl.channel.resp import cache_commands as cache
+from synrepl.channel.resp import connection_commands as connection
+from synrepl.channel.resp.cache import MAX_BYTES
+from synrepl.channel.resp.client import RefusedRequest, RespClient, shown_word
+from synrepl.channel import resp_codec as resp
 from synrepl.wire.scope import ALL_STREAMS
 
 Words = Sequence[bytes]

@@ -10,9 +10,9 @@ import hiredis
 import pytest
 
 from synrepl.ports.access import Key, Right
-from synrepl.transports.resp import cache_commands
-from synrepl.transports.resp.commands import COMMANDS, RespCommand
-from tests.resp.test_connection import FULL, PART, READER, WRITER, Client, Site
+from synrepl.channel.resp import cache_commands
+from synrepl.channel.resp.commands import COMMANDS, RespCommand
+from tests.channel.test_connection import FULL, PART, READER, WRITER, Client, Site
 
 PAGE = Path(__file__).parents[2] / "docs/howto/replace-redis.md"
 REPLICA = Key(name="replica", secret="c", rights=frozenset({Right.REPLICATE}))

@@ -5,8 +5,8 @@ from itertools import islice
 from typing import Final
 
 from synrepl.ports.version import daemon_version
-from synrepl.transports.resp.client import MAX_LISTED, RefusedRequest, RespClient, shown_word, whole_number
-from synrepl.wire import resp
+from synrepl.channel.resp.client import MAX_LISTED, RefusedRequest, RespClient, shown_word, whole_number
+from synrepl.channel import resp_codec as resp
 
 DATABASES: Final = 16
 MAX_NAME: Final = 100

@@ -10,7 +10,7 @@ from typing import Final
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.problems import Problem
-from synrepl.replication.broker.channel_ends import ChannelPublisher, Source
+from synrepl.channel.ends import ChannelPublisher, Source
 from synrepl.wire.text import printable
 
 MAX_SOURCES: Final = 10_000

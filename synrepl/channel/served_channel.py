@@ -29,7 +29,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.run_owners import RunOwners
 from synrepl.ports.time import Timer
-from synrepl.replication.broker.channel_ends import (
+from synrepl.channel.ends import (
     ChannelPublisher,
     ChannelSubscriber,
     Passed,
@@ -37,13 +37,13 @@ from synrepl.replication.broker.channel_ends import (
     Source,
 )
 from synrepl.replication.broker.position_query import PositionQuery
-from synrepl.replication.broker.position_teller import PositionTeller
-from synrepl.replication.broker.publisher_limits import MAX_SOURCES, PublisherLimits
+from synrepl.channel.position_teller import PositionTeller
+from synrepl.channel.publisher_limits import MAX_SOURCES, PublisherLimits
 from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER
-from synrepl.wire.resp import message
+from synrepl.channel.resp_codec import message
 
 ASK_SECONDS: Final = 1.0
 """The shortest time between two questions for all positions."""

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ports.problems import Problem
-from synrepl.replication.broker.channel_ends import Source as Pair
-from synrepl.replication.broker.served_link import ServedLink
-from synrepl.transports.resp.server import RespServer
+from synrepl.channel.ends import Source as Pair
+from synrepl.channel.served_link import ServedLink
+from synrepl.channel.resp.server import RespServer
 
 if TYPE_CHECKING:
     from synrepl.ingest.redis_connections import BridgeConnections

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from synrepl.ports.version import daemon_version
-from synrepl.wire import resp
-from tests.resp.test_connection import FULL, READER, Client, Site
+from synrepl.channel import resp_codec as resp
+from tests.channel.test_connection import FULL, READER, Client, Site
 
 
 def bulk(*words: str) -> str:

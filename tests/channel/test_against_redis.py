@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.wire.resp import READER, RequestParser
-from tests.resp.test_connection import Site
+from synrepl.channel.resp_codec import READER, RequestParser
+from tests.channel.test_connection import Site
 from tests.servers.redis import RedisServer
 
 SECONDS: Final = 20.0

@@ -6,16 +6,16 @@ from synrepl.config import Settings
 from synrepl.daemon.replication import ReplicationServices
 from synrepl.ingest.settings import DURABLE_ONLY, SENT
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker.channel_ends import Source
-from synrepl.replication.broker.channel_uplink import ChannelUplink
-from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.channel.ends import Source
+from synrepl.channel.uplink import ChannelUplink
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import takes
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
-from synrepl.transports.resp.server import RespServer
+from synrepl.channel.resp.server import RespServer
 
 FENCED_WHY = "this daemon is fenced: another one is primary"
 NAMELESS_WHY = "this replica does not know its homeserver before it has reached its upstream"

@@ -7,8 +7,8 @@ from twisted.logger import Logger
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.replication.broker.channel_ends import ChannelPublisher, ChannelSubscriber
-from synrepl.replication.broker.served_channel import ServedChannel
+from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.wire.native import ALL_PUBLISHERS, Publish, PublisherLost, PublishTo
 
 MAX_PUBLISHERS: Final = 10_000
