@@ -14,7 +14,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, Network
-from synrepl.transports.native import NativeConversation, NativeUpstream
+from synrepl.replicas.native_client import NativeConversation, NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.blocks import BlockBuffer

@@ -3,14 +3,14 @@
 from typing import Any
 
 from synrepl.config import Settings
-from synrepl.daemon.replication import ReplicationServices
+from synrepl.replicas.services import ReplicationServices
 from synrepl.ingest.settings import DURABLE_ONLY, SENT
 from synrepl.ports.metrics import Metrics
 from synrepl.channel.ends import Source
 from synrepl.channel.uplink import ChannelUplink
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA
+from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import takes
 from synrepl.streams.origin import Origin

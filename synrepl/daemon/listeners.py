@@ -15,7 +15,7 @@ from synrepl.ports.time import sleep
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
-from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response

@@ -15,7 +15,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.relay.leases import WARN_AT
+from synrepl.replicas.relay.leases import WARN_AT
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext

@@ -38,8 +38,8 @@ from synrepl.wire.text import MAX_ADDRESS, printable
 if TYPE_CHECKING:
     # Imported for types only: a daemon without followers should not load these modules.
     from synrepl.replication.follower.follower import Follower
-    from synrepl.replication.relay.registry import ReplicaRegistry
-    from synrepl.replication.relay.relay import Relay
+    from synrepl.replicas.relay.registry import ReplicaRegistry
+    from synrepl.replicas.relay.relay import Relay
 
 MAX_CONNECTIONS: Final = 10_000
 """Limit of connections per listener: far more than the largest deployment has workers, and few enough to
@@ -74,7 +74,7 @@ class _ServerSide(ConnectionOwner):
         else:
             self._owner.lost("the peer is a replica")
             # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
-            from synrepl.replication.relay.relay import attach
+            from synrepl.replicas.relay.relay import attach
 
             self._owner = attach(self._factory.relays(), self._protocol)
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 
 from scripts.staging import Stage
 from synrepl.cli import main
-from synrepl.cli.roles import WHAT_TO_DO
-from synrepl.replication.relay.registry import REPLICA_STATES
-from synrepl.replication.relay.states import RelayState
-from synrepl.replication.replica.states import ReplicaState
+from synrepl.replicas.commands.roles import WHAT_TO_DO
+from synrepl.replicas.relay.registry import REPLICA_STATES
+from synrepl.replicas.relay.states import RelayState
+from synrepl.replicas.replica.states import ReplicaState
 from synrepl.replication.status import STATES
 from synrepl.wire.error_codes import REFUSALS
 from tests.service.processes import ROOT, Daemon, Process

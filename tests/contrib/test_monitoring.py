@@ -12,7 +12,7 @@ import yaml
 
 from scripts import docs
 from synrepl.ports.metrics import TURN_SECONDS
-from synrepl.replication.relay.registry import REPLICA_STATES
+from synrepl.replicas.relay.registry import REPLICA_STATES
 from tests.http.builders import SiteCase
 
 ROOT = Path(__file__).resolve().parents[2]

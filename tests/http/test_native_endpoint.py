@@ -16,20 +16,20 @@ from synrepl.ports.history import EMPTY, LogPosition
 from synrepl.ports.response_errors import NeverSent
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.replication.replica.conversation import RefusedByUpstream
-from synrepl.replication.replica.replica import Replica
+from synrepl.replicas.replica.conversation import RefusedByUpstream
+from synrepl.replicas.replica.replica import Replica
 from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.native_endpoint import (
+from synrepl.replicas.http.native_endpoint import (
     LAST_WORDS_SECONDS,
     PAUSE_SECONDS,
     PROXY_SUSPICION,
     NativeHttpEndpoint,
 )
-from synrepl.transports.native import NativeConversation, NativeUpstream
+from synrepl.replicas.native_client import NativeConversation, NativeUpstream
 from synrepl.wire.commands import FederationAck, RemoteServerUp
 from synrepl.wire.native import Subscribe
 from tests.http.builders import receipt, typing

@@ -20,7 +20,7 @@ from synrepl.ports.history import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.response_errors import NeverSent
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.write_forwarder import WriteForwarder
+from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import msgspec
 import pytest
 
-from synrepl.replication.relay.leases import MAX_ANONYMOUS
+from synrepl.replicas.relay.leases import MAX_ANONYMOUS
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.transports.http.append_routes import MAX_WRITERS

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import pytest
 
-from synrepl.replication.relay.leases import MAX_LEASES_OF_KEY
+from synrepl.replicas.relay.leases import MAX_LEASES_OF_KEY
 from tests.processes.channel import eventually
 from tests.processes.loading import report
 from tests.processes.replica_line import open_line
@@ -26,7 +26,7 @@ KEYS: Final = f"paris {PARIS} all\nmallory {MALLORY} replicate push_rules\n"
 INQUIRY_SECONDS: Final = 0.3
 QUICK: Final = (
     "-c",
-    "import synrepl.replication.roles.rivals as rivals;"
+    "import synrepl.replicas.roles.rivals as rivals;"
     f"rivals.INQUIRY_INTERVAL = {INQUIRY_SECONDS};" + TWISTD[1],
     *TWISTD[2:],
 )

@@ -2,7 +2,7 @@
 
 from twisted.internet.task import Clock
 
-from synrepl.daemon.peer_addresses import PeerAddresses
+from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.ports.access import Keyring
 from synrepl.transports.credentials import Credentials
 

@@ -22,13 +22,13 @@ from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.relay.leases import Leases
-from synrepl.replication.relay.registry import ReplicaRegistry
-from synrepl.replication.relay.relay import Relay
-from synrepl.replication.replica.conversation import IUpstream
-from synrepl.replication.replica.replica import Replica
-from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
+from synrepl.replicas.relay.leases import Leases
+from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.relay import Relay
+from synrepl.replicas.replica.conversation import IUpstream
+from synrepl.replicas.replica.replica import Replica
+from synrepl.replicas.roles.manager import RoleManager
+from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams
@@ -37,8 +37,8 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.replica_routes import describe_log
-from synrepl.transports.native import NativeUpstream
+from synrepl.replicas.http.replica_handlers import describe_log
+from synrepl.replicas.native_client import NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire import jsontext

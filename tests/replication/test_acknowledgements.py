@@ -9,8 +9,8 @@ from twisted.internet.defer import Deferred
 
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import NotForwarded
-from synrepl.replication import acknowledgements
-from synrepl.replication.roles.messages import CannotPromote
+from synrepl.replicas import acknowledgements
+from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
 from synrepl.wire.native import Subscribe

@@ -9,8 +9,8 @@ from twisted.logger import Logger
 
 from synrepl.ports.history import BEGINNING, LogPosition
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.replication.relay.registry import ReplicaRegistry
-from synrepl.replication.relay.relay import attach
+from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.relay import attach
 from synrepl.replication.settings import RelaySettings
 from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.grammar import Command

@@ -11,7 +11,7 @@ from synrepl.ports.access import Access, Right
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.command_forwarder import CommandForwarder, Numbered
 from synrepl.replication.command_receiver import EXPIRY_SECONDS, CommandReceiver
-from synrepl.replication.replica.conversation import IConversation
+from synrepl.replicas.replica.conversation import IConversation
 from synrepl.wire.commands import RemovePusher, UserSync
 from synrepl.wire.grammar import Command
 

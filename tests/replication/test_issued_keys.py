@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
 from synrepl.ports.access import Access, IssuedKey, Keyring, Right
 from synrepl.ports.key_records import make_record
-from synrepl.replication.issued_keys import MAX_KEYS, IssuedKeys, keys_block, read_keys_block
+from synrepl.replicas.issued_keys import MAX_KEYS, IssuedKeys, keys_block, read_keys_block
 from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.native import CAPABILITIES, OWN_CAPABILITIES
 from tests.ports.test_key_records import OLD, SECRET

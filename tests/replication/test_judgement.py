@@ -3,9 +3,9 @@
 import pytest
 
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.judgement import ClaimVerdict, RoleState, judge
-from synrepl.replication.roles.messages import FENCED, PRIMARY, REPLICA, Claim
-from synrepl.replication.roles.record import RoleRecord
+from synrepl.replicas.roles.judgement import ClaimVerdict, RoleState, judge
+from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim
+from synrepl.replicas.roles.record import RoleRecord
 
 OWN, SUPERSEDED, KNOWN, FOLLOW, ADDRESS, FENCE = ClaimVerdict
 HTTP = "- http://b:9093"

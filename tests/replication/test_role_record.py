@@ -5,8 +5,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.messages import FENCED, PRIMARY
-from synrepl.replication.roles.record import RoleRecord, RoleStore
+from synrepl.replicas.roles.messages import FENCED, PRIMARY
+from synrepl.replicas.roles.record import RoleRecord, RoleStore
 
 HERE, THERE = Address.parse("tcp:here:1 -"), Address.parse("tcp:there:1 -")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.replication.roles.states import TRANSITIONS, Role, RoleEvent
+from synrepl.replicas.roles.states import TRANSITIONS, Role, RoleEvent
 from tests.replication.clusters import FakeCluster
 from tests.replication.machine_steps import allowed_steps, check_every_event, taken_steps
 from tests.replication.nodes import FakeNode

@@ -13,9 +13,9 @@ from twisted.logger import formatEvent, globalLogPublisher
 from synrepl.errors import NotConnected, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replication.addresses import Address
-from synrepl.replication.replica.replica import RESYNC, WAYS_OUT
-from synrepl.replication.roles.handover import HANDOVER_SECONDS
-from synrepl.replication.roles.messages import (
+from synrepl.replicas.replica.replica import RESYNC, WAYS_OUT
+from synrepl.replicas.roles.handover import HANDOVER_SECONDS
+from synrepl.replicas.roles.messages import (
     CannotPromote,
     Claim,
     ClaimRefused,
@@ -24,8 +24,8 @@ from synrepl.replication.roles.messages import (
     ReadOnlyHere,
     parse_peer_address,
 )
-from synrepl.replication.roles.record import RoleRecord
-from synrepl.replication.roles.rivals import INQUIRY_INTERVAL
+from synrepl.replicas.roles.record import RoleRecord
+from synrepl.replicas.roles.rivals import INQUIRY_INTERVAL
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 

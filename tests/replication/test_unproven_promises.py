@@ -8,7 +8,7 @@ from twisted.logger import ILogObserver, LogEvent, Logger
 from zope.interface import implementer
 
 from synrepl.replication.own_facts import warn_of_unproven
-from synrepl.replication.roles.messages import CannotPromote
+from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.streams.origin import Origin
 from tests.replication.nodes import FakeNode
 from tests.replication.test_acknowledgements import Setup

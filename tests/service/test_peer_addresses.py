@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.daemon.peer_addresses import KIND, PeerAddresses
+from synrepl.replicas.peer_addresses import KIND, PeerAddresses
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.response_errors import NeverSent
 from synrepl.replication.addresses import Address

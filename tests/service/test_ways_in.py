@@ -18,7 +18,7 @@ from synrepl.channel.served_channel import ServedChannel
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.roles.messages import PRIMARY
+from synrepl.replicas.roles.messages import PRIMARY
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.homeserver.tables.layout import table_streams
 from synrepl.streams.facts import NO_ROWS

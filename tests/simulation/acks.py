@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.errors import ReplicationError
-from synrepl.replication.roles.messages import CannotPromote
+from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.testing.network import Network
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks

@@ -20,7 +20,7 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.ingester import Ingester
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.roles.messages import CannotPromote
+from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.testing.network import Network
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.errors import StorageError
-from synrepl.storage.diverged_facts import DivergedFacts
+from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact, decode_facts
 from tests.storage.builders import facts_after
@@ -46,7 +46,7 @@ def test_the_name_is_durable_before_it_is_reported(tmp_path: Path, monkeypatch: 
     def sync(folder: Path) -> None:
         synced.append((folder, sorted(folder.iterdir())))
 
-    monkeypatch.setattr("synrepl.storage.diverged_facts.sync_directory", sync)
+    monkeypatch.setattr("synrepl.replicas.diverged_facts.sync_directory", sync)
     path = kept(tmp_path / "synrepl.db", FACTS)
 
     assert [(tmp_path, [path])] == synced

@@ -18,16 +18,16 @@ from synrepl.replication.addresses import Address
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import ServedLink
 from synrepl.replication.follower.updates import FollowerEvent
-from synrepl.replication.replica.conversation import IUpstream
+from synrepl.replicas.replica.conversation import IUpstream
 from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
 from synrepl.testing.cluster import DirectCatchUp
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import MemoryLink
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.native_endpoint import NativeHttpEndpoint
+from synrepl.replicas.http.native_endpoint import NativeHttpEndpoint
 from synrepl.transports.http.server import Services
-from synrepl.transports.native import NativeUpstream
+from synrepl.replicas.native_client import NativeUpstream
 from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine

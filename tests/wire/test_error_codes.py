@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from synrepl.http_api.routes import ROUTES
-from synrepl.replication.roles.messages import CannotPromote, ClaimRefused
+from synrepl.replicas.roles.messages import CannotPromote, ClaimRefused
 from synrepl.transports.http.api_error import ApiError
 from synrepl.wire.error_codes import ERROR_CODES, REFUSALS
 

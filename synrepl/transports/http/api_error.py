@@ -9,7 +9,7 @@ from twisted.web.http import RESPONSES
 from synrepl.errors import StorageError, UnknownStream
 from synrepl.files.store import ChecksumMismatch
 from synrepl.ports.response_errors import NotForwarded
-from synrepl.replication.roles.messages import CannotPromote, ClaimRefused, ReadOnlyHere
+from synrepl.replicas.roles.messages import CannotPromote, ClaimRefused, ReadOnlyHere
 from synrepl.storage.append_errors import GivenElsewhere, KeyReused
 from synrepl.storage.private_files import DiskFull
 from synrepl.wire.error_codes import ERROR_CODES

@@ -16,8 +16,8 @@ from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.rights import NAME_OWNERS, refusal
-from synrepl.replication.acknowledgements import Source
-from synrepl.replication.write_forwarder import Posted, PostedPart
+from synrepl.replicas.acknowledgements import Source
+from synrepl.replicas.write_forwarder import Posted, PostedPart
 from synrepl.storage.group_commit import parts_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.stream import Stream

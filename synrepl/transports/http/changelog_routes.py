@@ -21,7 +21,7 @@ from synrepl.transports.http.changelog_query import (
 )
 from synrepl.transports.http.endless_changelog import EndlessChangelog
 from synrepl.transports.http.handlers import handles
-from synrepl.transports.http.replica_routes import renew_lease
+from synrepl.replicas.http.replica_handlers import renew_lease
 
 MAX_FACTS: Final = 2**62
 

@@ -24,10 +24,10 @@ from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.relay.registry import ReplicaRegistry
-from synrepl.replication.roles.manager import RoleManager
+from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replication.status import FactReceiver, StatusSection
-from synrepl.replication.write_forwarder import WriteForwarder
+from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable

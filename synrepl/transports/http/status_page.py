@@ -6,8 +6,8 @@ from hashlib import sha256
 from typing import Any, Final
 
 from synrepl.html.templates import load_template
-from synrepl.replication.relay.registry import REPLICA_STATES
-from synrepl.replication.relay.states import RelayState
+from synrepl.replicas.relay.registry import REPLICA_STATES
+from synrepl.replicas.relay.states import RelayState
 from synrepl.replication.status import STATES
 
 KINDS: Final = {

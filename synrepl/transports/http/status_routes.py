@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.ports.version import daemon_version
-from synrepl.replication.relay.registry import REPLICA_STATES
+from synrepl.replicas.relay.registry import REPLICA_STATES
 from synrepl.replication.status import build_status, recent_facts
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles

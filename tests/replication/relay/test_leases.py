@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 
 from synrepl.ports.history import Lease
 from synrepl.ports.time import ExpiryClock
-from synrepl.replication.relay.leases import (
+from synrepl.replicas.relay.leases import (
     ENDED_SLACK,
     MAX_ANONYMOUS,
     MAX_ENDED,

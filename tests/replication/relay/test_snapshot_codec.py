@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
-from synrepl.replication.relay import snapshot_codec as meta_module
-from synrepl.replication.relay.snapshot_codec import (
+from synrepl.replicas.relay import snapshot_codec as meta_module
+from synrepl.replicas.relay.snapshot_codec import (
     SnapshotDecoder,
     meta_block,
     read_meta,

@@ -12,10 +12,10 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
 from synrepl.replication import text_pages as pages_module
 from synrepl.channel.served_channel import ServedChannel
-from synrepl.replication.relay import relay as relay_module
-from synrepl.replication.relay.relay import Relay, attach
-from synrepl.replication.relay.snapshot_codec import snapshot_block
-from synrepl.replication.relay.states import TRANSITIONS, RelayEvent, RelayState
+from synrepl.replicas.relay import relay as relay_module
+from synrepl.replicas.relay.relay import Relay, attach
+from synrepl.replicas.relay.snapshot_codec import snapshot_block
+from synrepl.replicas.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
     VERSION,

@@ -4,8 +4,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
 from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
-from synrepl.replication.replica.conversation import Facts, SnapshotMeta
-from synrepl.replication.replica.join import FactBatcher
+from synrepl.replicas.replica.conversation import Facts, SnapshotMeta
+from synrepl.replicas.replica.join import FactBatcher
 from synrepl.storage.log_copies import LogCopies
 from synrepl.streams.facts import Fact
 from synrepl.wire.native import Heartbeat

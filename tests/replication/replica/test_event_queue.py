@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from synrepl.errors import NotConnected
-from synrepl.transports.event_queue import EventQueue
+from synrepl.replicas.event_queue import EventQueue
 
 
 class Setup:

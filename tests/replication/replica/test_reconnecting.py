@@ -6,7 +6,7 @@ from typing import Any
 from twisted.internet.protocol import Factory, Protocol
 
 from synrepl.replication.addresses import Address
-from synrepl.replication.replica.conversation import IConversation, IUpstream
+from synrepl.replicas.replica.conversation import IConversation, IUpstream
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 

@@ -7,11 +7,11 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import NotConnected
 from synrepl.ports.history import LogSnapshot
-from synrepl.replication.relay import relay as relay_module
-from synrepl.replication.relay.snapshot_codec import snapshot_block
-from synrepl.replication.replica.conversation import IConversation, IUpstream, RefusedByUpstream
-from synrepl.replication.replica.replica import Replica
-from synrepl.replication.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
+from synrepl.replicas.relay import relay as relay_module
+from synrepl.replicas.relay.snapshot_codec import snapshot_block
+from synrepl.replicas.replica.conversation import IConversation, IUpstream, RefusedByUpstream
+from synrepl.replicas.replica.replica import Replica
+from synrepl.replicas.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.wire.native import refusal
 from tests.replication.clusters import FakeCluster
 from tests.replication.machine_steps import Steps, allowed_steps, taken_steps
