@@ -31,7 +31,7 @@ from scripts.lib.manual import BUILT, DOCS  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
-from synrepl.http_api.routes import ROUTES  # noqa: E402
+from synrepl.http_api.all_routes import all_routes  # noqa: E402
 from synrepl.ports.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
 from synrepl.ports.rights import command_operation  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
@@ -470,7 +470,7 @@ def contract() -> str:
         flags = sorted(flag for one in _options(command) for flag in (*one.opts, *one.secondary_opts))
         lines.append(" ".join([name, *arguments, *flags]))
     lines += ["", "[HTTP]"]
-    for route in ROUTES:
+    for route in all_routes():
         names = [*(one.name for one in route.query), *(f"{one.name}:" for one in route.headers)]
         lines.append(" ".join([route.method, route.path, *names]))
     lines += ["", "[metrics]", *(" ".join(cells[:3]) for cells in _rows(metrics()))]

@@ -27,6 +27,16 @@ if TYPE_CHECKING:
         UnknownStream,
         WaitTimeout,
     )
+    from synrepl.ids.generator import (
+        AllocatedIds,
+        MultiWriterIdGenerator,
+        NotAWriter,
+        StreamIdGenerator,
+    )
+    from synrepl.ids.id_tables import IdStream, IdTable
+    from synrepl.ids.invalidations import InvalidationWriter
+    from synrepl.ids.transactions import transact
+    from synrepl.ids.writer_session import WriterSession
     from synrepl.ports.caches import Caches
     from synrepl.ports.interfaces import IPositionStore
     from synrepl.ports.metrics import Metrics
@@ -34,16 +44,6 @@ if TYPE_CHECKING:
     from synrepl.replication.follower.updates import FollowerEvent, Updates
     from synrepl.replication.publisher import Publisher
     from synrepl.services import connect, serve
-    from synrepl.ids.id_tables import IdStream, IdTable
-    from synrepl.ids.generator import (
-        AllocatedIds,
-        MultiWriterIdGenerator,
-        NotAWriter,
-        StreamIdGenerator,
-    )
-    from synrepl.ids.transactions import transact
-    from synrepl.ids.writer_session import WriterSession
-    from synrepl.ids.invalidations import InvalidationWriter
     from synrepl.storage.position_files import FilePositions
     from synrepl.storage.sql_positions import SQLPositions
     from synrepl.streams.positions import VClock

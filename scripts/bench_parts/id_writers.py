@@ -14,9 +14,9 @@ from twisted.enterprise.adbapi import ConnectionPool
 from twisted.internet.defer import Deferred, gatherResults
 
 from scripts.bench_parts.children import print_and_stop, reactor
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.database import Flavor, IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import ICursor, transact
 
 CONCURRENT: Final = 8

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, pieces
 from synrepl.errors import NotConnected
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.messages import HandOver
+from synrepl.replication.addresses import Address
 from tests.http.builders import CATCH_UP, Talk
 from tests.http.files_builders import DATA, PLACE, FilesSiteCase
 from tests.http.test_replica_routes import CopiesCase, Nobody

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import Example, Parameter, Route
-from synrepl.http_api.routes import ROUTES
 from synrepl.ports.rights import Operation, route_operation
 from synrepl.transports.http import api as _ties_handlers  # noqa: F401
 from synrepl.transports.http.openapi_routes import build_description
@@ -27,7 +27,7 @@ _MARK: Final = re.compile(r"<!-- (endpoints|errors|route: (\S+)) -->")
 def http_reference() -> list[str]:
     """Return the lines of the page, without its title. Routes that the prose does not mention come last."""
     schemas = build_description()["components"]["schemas"]
-    routes = {route.name: route for route in ROUTES}
+    routes = {route.name: route for route in all_routes()}
     lines: list[str] = []
     for line in PROSE.read_text("utf-8").splitlines():
         match = _MARK.fullmatch(line)
@@ -45,7 +45,7 @@ def http_reference() -> list[str]:
 def _endpoints() -> Iterator[str]:
     yield "| endpoint | right | streams | effect |"
     yield "|---|---|---|---|"
-    for route in ROUTES:
+    for route in all_routes():
         title = _title(route)
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         takes = f"{route.right or 'none'} | {streams_of(route_operation(route))}"

@@ -5,10 +5,10 @@ from typing import Final
 
 from twisted.logger import Logger
 
-from synrepl.errors import RemoteProtocolError
-from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.wire.native import ALL_PUBLISHERS, Publish, PublisherLost, PublishTo
 
 MAX_PUBLISHERS: Final = 10_000

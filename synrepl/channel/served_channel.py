@@ -24,11 +24,6 @@ from typing import Final, Protocol
 
 from twisted.logger import Logger
 
-from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.run_owners import RunOwners
-from synrepl.ports.time import Timer
 from synrepl.channel.ends import (
     ChannelPublisher,
     ChannelSubscriber,
@@ -36,14 +31,19 @@ from synrepl.channel.ends import (
     Run,
     Source,
 )
-from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.channel.position_teller import PositionTeller
 from synrepl.channel.publisher_limits import MAX_SOURCES, PublisherLimits
+from synrepl.channel.resp_codec import message
+from synrepl.errors import RemoteProtocolError
+from synrepl.ports.interfaces import IClock
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.run_owners import RunOwners
+from synrepl.ports.time import Timer
+from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER
-from synrepl.channel.resp_codec import message
 
 ASK_SECONDS: Final = 1.0
 """The shortest time between two questions for all positions."""

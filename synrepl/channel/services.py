@@ -2,20 +2,20 @@
 
 from typing import Any
 
+from synrepl.channel.ends import Source
+from synrepl.channel.resp.server import RespServer
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.uplink import ChannelUplink
 from synrepl.config import Settings
-from synrepl.replicas.services import ReplicationServices
 from synrepl.ingest.settings import DURABLE_ONLY, SENT
 from synrepl.ports.metrics import Metrics
-from synrepl.channel.ends import Source
-from synrepl.channel.uplink import ChannelUplink
-from synrepl.channel.served_channel import ServedChannel
-from synrepl.replication.publisher import Publisher
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA
+from synrepl.replicas.services import ReplicationServices
+from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import takes
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
-from synrepl.channel.resp.server import RespServer
 
 FENCED_WHY = "this daemon is fenced: another one is primary"
 NAMELESS_WHY = "this replica does not know its homeserver before it has reached its upstream"

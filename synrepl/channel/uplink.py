@@ -12,14 +12,14 @@ from typing import Final, NamedTuple, Protocol
 
 from twisted.logger import Logger
 
+from synrepl.channel.ends import ChannelPublisher
+from synrepl.channel.resp_codec import read_messages
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.channel.ends import ChannelPublisher
-from synrepl.channel.served_channel import ServedChannel
 from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
-from synrepl.channel.resp_codec import read_messages
 
 MAX_WAITING: Final = 8 * 1024 * 1024
 """The bytes that wait for an upstream that does not read. Beyond it all of them are dropped."""

@@ -146,6 +146,8 @@ class LazyGroup(CliGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lists of commands, without importing them."""
         for heading, names in self.headings.items():
+            if not names:
+                continue
             with formatter.section(heading):
                 formatter.write_dl([(name, self.places[name][1]) for name in names.split()])
 

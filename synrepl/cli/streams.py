@@ -53,8 +53,8 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
 
 def _from_database(url: str) -> StuckStream:
     # Imported on use, also below: these imports take longer than the rest of the command.
-    from synrepl.storage.databases import Database
     from synrepl.homeserver.doctor.holds import read_holds
+    from synrepl.storage.databases import Database
 
     try:
         database = Database(url, what="synrepl streams", statement_seconds=0.0)

@@ -6,6 +6,7 @@ this daemon, unless `insecure` is set.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from synrepl.ports.access import Key, Keyring
 from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
 from synrepl.replication.strategies import serving
+from synrepl.rooms import rooms
 from synrepl.streams.declaration import Declaration
 from synrepl.streams.declared import parse_declarations
 from synrepl.transports.endpoints import LOCAL_TYPES, is_private, split
@@ -217,7 +219,7 @@ class Settings(
         parsed["table_streams"] = tuple(
             msgspec.structs.replace(one, default_writer=instance) for one in parsed["table_streams"]
         )
-        built = cls(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
+        built = settings_class()(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
         notes = plain_passwords(
             redis=built.redis,
             databases={"database": built.database, "tables_database": built.tables_database},
@@ -247,19 +249,33 @@ class Settings(
         return Credentials(self.secret, files, insecure=self.insecure)
 
 
+@cache
+def settings_class() -> type[Settings]:
+    """Return the class of the settings of the core and of all installed rooms."""
+    others = [one for room in rooms() if (one := room.settings_class()) is not None]
+    made = type("Settings", (Settings, *others), {"__doc__": Settings.__doc__, "__module__": __name__})
+    return dataclasses.dataclass(frozen=True, kw_only=True)(made)
+
+
 def settings() -> list[Setting]:
-    """Return every setting, in the order of the manual."""
-    declared = {field.name: field.metadata for field in dataclasses.fields(Settings)}
+    """Return every setting of the core and of all installed rooms, in the order of the manual."""
+    declared = {field.name: field.metadata for field in dataclasses.fields(settings_class())}
+    groups: dict[str, list[str]] = {heading: names.split() for heading, names in GROUPS.items()}
+    for room in rooms():
+        for heading, names in room.headings.items():
+            groups.setdefault(heading, []).extend(names.split())
     return [
         Setting(name=name, group=group, **declared[name]["setting"])
-        for group, names in GROUPS.items()
-        for name in names.split()
+        for group, names in groups.items()
+        for name in names
     ]
 
 
 def validate(built: Settings) -> None:
     """Raise `ConfigError` if settings contradict each other, or open an unauthenticated listener to other
     machines although `insecure` is not set."""
+    for room in rooms():
+        room.check_settings(built)
     _check_open(built)
     _check_private(built)
     _check_name(built)

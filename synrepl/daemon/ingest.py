@@ -19,12 +19,12 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
-    from synrepl.ingest.source_manager import SourceManager
-    from synrepl.ids.writers import WriterState
+    from synrepl.channel.resp.server import RespServer
     from synrepl.homeserver.tables.layout import TableStream
     from synrepl.homeserver.tables.source import TableSource
+    from synrepl.ids.writers import WriterState
+    from synrepl.ingest.source_manager import SourceManager
     from synrepl.storage.wakeups import Wakeups
-    from synrepl.channel.resp.server import RespServer
 
 
 class IngestServices:
@@ -112,9 +112,9 @@ class IngestServices:
         if not followed:
             return
         # Imported on use: a daemon without tables need not load it.
-        from synrepl.storage.databases import Database
-        from synrepl.ids.generator import CHANNEL
         from synrepl.homeserver.tables.source import POLL_SECONDS, TableSource
+        from synrepl.ids.generator import CHANNEL
+        from synrepl.storage.databases import Database
         from synrepl.storage.wakeups import Wakeups
 
         for one in followed:

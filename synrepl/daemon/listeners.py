@@ -13,9 +13,9 @@ from synrepl.errors import ConfigError
 from synrepl.ports.access import Keyring
 from synrepl.ports.time import sleep
 from synrepl.ports.turn_queue import TurnQueue
+from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
-from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response

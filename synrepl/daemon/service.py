@@ -14,16 +14,16 @@ from synrepl.config import Settings
 from synrepl.config import settings as all_settings
 from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.listeners import Listeners
-from synrepl.replicas.services import ReplicationServices
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.extras import install
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
+from synrepl.replicas.roles.messages import PRIMARY, REPLICA
+from synrepl.replicas.services import ReplicationServices
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replicas.roles.messages import PRIMARY, REPLICA
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread

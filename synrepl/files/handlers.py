@@ -10,6 +10,7 @@ from zope.interface import implementer
 from synrepl.errors import ReplicationError
 from synrepl.files.files import Files
 from synrepl.files.store import StoredFile
+from synrepl.files.uploads import Upload
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import GET_FILE, GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, PUT_FILE
 from synrepl.ports.gate import Gate
@@ -17,7 +18,6 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
-from synrepl.files.uploads import Upload
 from synrepl.wire.text import printable
 
 BLOCK: Final = 256 * 1024

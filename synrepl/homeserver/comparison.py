@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from synrepl.html.humanize import counted
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.consumers import find_consumers
 from synrepl.homeserver.duties import DOES
@@ -31,6 +30,7 @@ from synrepl.homeserver.transactions import (
     find_lock_waits,
     oldest_transaction,
 )
+from synrepl.html.humanize import counted
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import declared_commands

@@ -16,7 +16,6 @@ import msgspec
 
 from synrepl.config.files import read_yaml
 from synrepl.errors import ConfigError, suggest
-from synrepl.html.humanize import counted
 from synrepl.homeserver.addresses import (
     LOOPBACK,
     Elsewhere,
@@ -53,6 +52,7 @@ from synrepl.homeserver.merging import (
     merge_files,
 )
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
+from synrepl.html.humanize import counted
 from synrepl.ports.secret import Secret
 from synrepl.small_files import read_small_file
 from synrepl.wire.dialect import NEWEST, Release, span

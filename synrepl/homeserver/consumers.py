@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from synrepl.html.humanize import counted
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.duties import BY_NAME
 from synrepl.homeserver.findings import Finding
 from synrepl.homeserver.looks import Consumers, EventsProgress, Look
+from synrepl.html.humanize import counted
 
 BEHIND_EVENTS: Final = 1_000
 """A consumer so many ids behind the events, and not moving, is behind."""

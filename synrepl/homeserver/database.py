@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 
 from synrepl.errors import StorageError
 from synrepl.homeserver.configuration import DatabaseSettings
+from synrepl.homeserver.doctor.examination import is_locked_out, present_streams, reason_of
+from synrepl.homeserver.doctor.holds import read_positions
+from synrepl.homeserver.doctor.synapse import MARKS, Catalog, read_catalog
 from synrepl.homeserver.explanation import HomeserverState
 from synrepl.homeserver.looks import (
     Appservice,
@@ -20,12 +23,9 @@ from synrepl.homeserver.looks import (
 )
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.transactions import MAX_STATEMENT, ROW, statement_head
-from synrepl.storage.databases import Database
-from synrepl.homeserver.doctor.examination import is_locked_out, present_streams, reason_of
-from synrepl.homeserver.doctor.holds import read_positions
-from synrepl.homeserver.doctor.synapse import MARKS, Catalog, read_catalog
-from synrepl.ids.id_tables import IdStream
 from synrepl.ids.database import IdDatabase
+from synrepl.ids.id_tables import IdStream
+from synrepl.storage.databases import Database
 from synrepl.wire.text import printable
 
 STATEMENT_SECONDS: Final = 2.0

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from synrepl.errors import suggest
-from synrepl.html.humanize import counted, several
 from synrepl.homeserver.addresses import LOOPBACK
 from synrepl.homeserver.configuration import Homeserver, Process
 from synrepl.homeserver.duties import DUTIES
@@ -12,6 +11,7 @@ from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding, Unsee
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
 from synrepl.homeserver.work_findings import find_in_work, find_without_work
+from synrepl.html.humanize import counted, several
 from synrepl.wire.dialect import NEWEST, Release, Span
 from synrepl.wire.text import printable
 

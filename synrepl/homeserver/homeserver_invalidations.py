@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.databases import Database
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.database import IdDatabase
-from synrepl.ids.names import SessionNames
+from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.invalidations import TABLE
+from synrepl.ids.names import SessionNames
+from synrepl.storage.databases import Database
 from synrepl.streams.catalog import CacheInvalidation
 
 SEQUENCE: Final = "cache_invalidation_stream_seq"

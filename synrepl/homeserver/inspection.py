@@ -13,12 +13,12 @@ from synrepl.homeserver.comparison import compare, unseen
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.consumers import remarks
 from synrepl.homeserver.database import DatabaseViewer, open_database
+from synrepl.homeserver.doctor.complaints import Complaint
+from synrepl.homeserver.doctor.examination import Doctor
 from synrepl.homeserver.findings import Finding, Unseen, with_cost
 from synrepl.homeserver.looks import DatabaseLook, Look, MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
 from synrepl.homeserver.streams import WIRE
-from synrepl.homeserver.doctor.complaints import Complaint
-from synrepl.homeserver.doctor.examination import Doctor
 from synrepl.transports.redis.connections import RedisRefused
 
 SHORT_SECONDS: Final = 5.0

@@ -28,6 +28,7 @@ from synrepl.errors import ConfigError, LocalProtocolError
 from synrepl.homeserver.channel import announcements, redis_address
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.database import open_database
+from synrepl.homeserver.homeserver_invalidations import HomeserverInvalidations
 from synrepl.homeserver.looks import MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
 from synrepl.ports.invalidations import (
@@ -39,7 +40,6 @@ from synrepl.ports.invalidations import (
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import shielded
 from synrepl.replication.broker.member import ChannelMember
-from synrepl.homeserver.homeserver_invalidations import HomeserverInvalidations
 from synrepl.streams.catalog import CACHES, CacheInvalidation
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.html.humanize import listed
 from synrepl.homeserver.duties import BY_NAME as DUTY
 from synrepl.homeserver.duties import DUTIES, STREAM_WRITERS, Duty, named_here, switched_here, writer_names
 from synrepl.homeserver.merging import MAIN, ProcessConfig, Template, as_list, as_mapping
 from synrepl.homeserver.streams import WRITER_KEYS
+from synrepl.html.humanize import listed
 from synrepl.wire.dialect import ALWAYS, NEWEST, Release, Span, span
 from synrepl.wire.text import printable
 

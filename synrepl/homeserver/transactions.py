@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from synrepl.html.humanize import counted
+from synrepl.homeserver.doctor.synapse import STREAMS
 from synrepl.homeserver.findings import Finding
 from synrepl.homeserver.looks import Look, OpenTransaction
 from synrepl.homeserver.streams import WIRE
-from synrepl.homeserver.doctor.synapse import STREAMS
+from synrepl.html.humanize import counted
 from synrepl.wire.text import printable
 
 HELD_SECONDS: Final = 10.0

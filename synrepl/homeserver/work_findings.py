@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from synrepl.html.humanize import several
 from synrepl.homeserver.configuration import Homeserver, Process
 from synrepl.homeserver.duties import BY_NAME, DOES, DUTIES, STREAM_WRITERS, Duty
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import refused_by
+from synrepl.html.humanize import several
 from synrepl.wire.dialect import NEWEST, Release
 from synrepl.wire.text import printable
 

@@ -20,7 +20,6 @@ from synrepl.http_api.route import (
     Parameter,
     ReaderName,
     Route,
-    Router,
     Seconds,
     SynapseToken,
     Text,
@@ -815,4 +814,4 @@ OPENAPI: Final = Route(
 )
 
 ROUTES: Final = tuple(value for value in globals().values() if isinstance(value, Route))
-ROUTER: Final = Router(ROUTES)
+"""The routes of the core."""

@@ -13,8 +13,8 @@ import msgspec
 
 from synrepl.caches.changes import Changes
 from synrepl.caches.registry import CacheRegistry
-from synrepl.ids.id_tables import identifier
 from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.id_tables import identifier
 from synrepl.ids.transactions import ITransaction
 from synrepl.storage.sql import execute
 

@@ -8,12 +8,12 @@ import msgspec
 from twisted.internet import defer
 from twisted.internet.interfaces import IStreamClientEndpoint
 
+from synrepl.channel.redis_bridge import RedisBridge
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.ingest.redis import redis_silence
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.replication.broker.member import ChannelMember
-from synrepl.channel.redis_bridge import RedisBridge
-from synrepl.channel.served_channel import ServedChannel
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.link import RedisChannels
 

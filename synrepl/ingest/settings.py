@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from synrepl.errors import ConfigError
+from synrepl.homeserver.tables.layout import TableStream, table_streams
 from synrepl.ports.settings import setting, text, word
 from synrepl.replication.write_policy import StreamWrite, read_writes
 from synrepl.storage.settings import LogSettings, parse_database
-from synrepl.homeserver.tables.layout import TableStream, table_streams
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.settings import ConnectionSettings, client_endpoints, endpoints
 

@@ -9,6 +9,8 @@ import msgspec
 
 from synrepl.errors import ConfigError, NotConnected, RowError
 from synrepl.extras import install
+from synrepl.homeserver.tables.layout import TableStream
+from synrepl.homeserver.tables.scan import TablePage, TableScan
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import ServerSource, Source
@@ -24,8 +26,6 @@ from synrepl.replication.stalled_writers import StalledWriters
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.databases import Database
 from synrepl.storage.log import Log
-from synrepl.homeserver.tables.layout import TableStream
-from synrepl.homeserver.tables.scan import TablePage, TableScan
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
@@ -34,9 +34,9 @@ from synrepl.transports.http.http_client import HttpClient
 from synrepl.wire import jsontext
 
 if TYPE_CHECKING:
-    from synrepl.ingest.redis import RedisSource
-    from synrepl.channel.source import RespSource
     from synrepl.channel.resp.server import RespServer
+    from synrepl.channel.source import RespSource
+    from synrepl.ingest.redis import RedisSource
 
 C = TypeVar("C", bound=ChannelSource)
 

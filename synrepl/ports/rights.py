@@ -115,10 +115,10 @@ def _speaks_for_another(access: Access, whom: str) -> str:
 
 def operations() -> Iterator[Operation]:
     """Return the whole table: routes, parameters with rights of their own, then commands, then the rest."""
-    from synrepl.http_api.routes import ROUTES
+    from synrepl.http_api.all_routes import all_routes
     from synrepl.wire.commands import declared_commands
 
-    for route in ROUTES:
+    for route in all_routes():
         yield route_operation(route)
         yield from (parameter_operation(route, one) for one in route.query if one.right)
     for command in declared_commands():

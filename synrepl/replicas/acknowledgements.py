@@ -28,8 +28,8 @@ from synrepl.html.humanize import counted
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.log_waiters import MAX_WAITERS
 from synrepl.replicas.promises import IPromised, PromiseKeeper
+from synrepl.replication.log_waiters import MAX_WAITERS
 from synrepl.wire.acks import Acks
 
 Source = tuple[str, str]

@@ -16,8 +16,7 @@ from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.addresses import Address
-from synrepl.replication.command_forwarder import Numbered
+from synrepl.replicas.event_queue import EventQueue
 from synrepl.replicas.issued_keys import read_keys_block
 from synrepl.replicas.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replicas.relay.snapshot_codec import SnapshotDecoder, read_meta
@@ -30,10 +29,11 @@ from synrepl.replicas.replica.conversation import (
     SnapshotMeta,
     UpstreamKeys,
 )
+from synrepl.replication.addresses import Address
+from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import decode_facts
 from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
 from synrepl.transports.credentials import Credentials, is_local
-from synrepl.replicas.event_queue import EventQueue
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire import native
 from synrepl.wire.blocks import Payload

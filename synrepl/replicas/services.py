@@ -11,7 +11,6 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.config import Settings
-from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.errors import StorageError
 from synrepl.files.files import Files
 from synrepl.files.store import FileStore
@@ -21,31 +20,32 @@ from synrepl.ports.problems import Problem
 from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
+from synrepl.replicas.diverged_facts import DivergedFacts
+from synrepl.replicas.http.peer_clients import HttpFiles, PeerClient, PeerHttp
+from synrepl.replicas.peer_addresses import PeerAddresses
+from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.replica.states import ReplicaState
+from synrepl.replicas.replica.upstreams import NoUpstream
+from synrepl.replicas.roles.manager import RoleManager
+from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, ReadOnlyHere
+from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replication.publisher import Publisher
-from synrepl.replicas.relay.registry import ReplicaRegistry
-from synrepl.replicas.replica.states import ReplicaState
-from synrepl.replicas.replica.upstreams import NoUpstream
 from synrepl.replication.retention import Retention, keys_of
-from synrepl.replicas.roles.manager import RoleManager
-from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, ReadOnlyHere
-from synrepl.replicas.write_forwarder import WriteForwarder
-from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_private
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.replicas.http.peer_clients import HttpFiles, PeerClient, PeerHttp
 
 if TYPE_CHECKING:
+    from synrepl.channel.resp.server import RespServer
     from synrepl.replicas.replica.conversation import IUpstream
     from synrepl.replicas.replica.replica import Replica
-    from synrepl.channel.resp.server import RespServer
 
 STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
 """States of a replica whose reason is worth telling to whoever waits for its copy."""

@@ -13,9 +13,9 @@ from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.problems import Problem
+from synrepl.replicas.relay.leases import WARN_AT
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replicas.relay.leases import WARN_AT
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext

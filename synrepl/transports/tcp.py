@@ -37,9 +37,9 @@ from synrepl.wire.text import MAX_ADDRESS, printable
 
 if TYPE_CHECKING:
     # Imported for types only: a daemon without followers should not load these modules.
-    from synrepl.replication.follower.follower import Follower
     from synrepl.replicas.relay.registry import ReplicaRegistry
     from synrepl.replicas.relay.relay import Relay
+    from synrepl.replication.follower.follower import Follower
 
 MAX_CONNECTIONS: Final = 10_000
 """Limit of connections per listener: far more than the largest deployment has workers, and few enough to

@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from synrepl.errors import RemoteProtocolError
 from synrepl.channel.resp_codec import READER, RequestParser
+from synrepl.errors import RemoteProtocolError
 from tests.channel.test_connection import Site
 from tests.servers.redis import RedisServer
 

@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from synrepl.cli import main
-from synrepl.pipeline.commands.jobs import pipeline
 from synrepl.extras import EXTRAS
+from synrepl.pipeline.commands.jobs import pipeline
 
 PROGRAM: Final = """
 import json, sys

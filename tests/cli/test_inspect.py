@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from synrepl.homeserver.commands.inspect import report_lines
 from synrepl.cli.options import Output
+from synrepl.homeserver.commands.inspect import report_lines
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.findings import Finding, Unseen
 from synrepl.homeserver.inspection import InspectionReport

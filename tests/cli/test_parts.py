@@ -13,8 +13,6 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.cli import append, tables
-
-from synrepl.pipeline.commands import jobs
 from synrepl.cli.append import post_facts
 from synrepl.cli.command import CliError
 from synrepl.cli.json_lines import JsonLines
@@ -22,6 +20,7 @@ from synrepl.cli.options import DaemonTarget
 from synrepl.cli.output import TailOutput
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_client import ConnectError
+from synrepl.pipeline.commands import jobs
 
 
 class Daemon:

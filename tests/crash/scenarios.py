@@ -20,12 +20,12 @@ from twisted.python.failure import Failure
 
 from synrepl.files.names import FileQueue, LogProgress, NamedFile
 from synrepl.files.store import FileStore
-from synrepl.ports.history import AppendKey, Lease
-from synrepl.replication.retention import keys_of
-from synrepl.storage.engine import SQLEngine
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator
 from synrepl.ids.transactions import transact
+from synrepl.ports.history import AppendKey, Lease
+from synrepl.replication.retention import keys_of
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log
 from synrepl.storage.position_files import FilePositions
 from synrepl.storage.postgres import PostgresDatabase

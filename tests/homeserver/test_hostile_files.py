@@ -14,19 +14,19 @@ from click.testing import CliRunner, Result
 from synrepl import small_files
 from synrepl.cli import main
 from synrepl.cli.command import MAX_LINE
-from synrepl.homeserver.commands.doctor import _lines as doctor_lines
-from synrepl.homeserver.commands.inspect import report_lines
-from synrepl.homeserver.commands.invalidate import _lines as invalidate_lines
 from synrepl.cli.options import Output
 from synrepl.config.bounded_yaml import MAX_VALUES
 from synrepl.errors import ConfigError, StorageError
+from synrepl.homeserver.commands.doctor import _lines as doctor_lines
+from synrepl.homeserver.commands.inspect import report_lines
+from synrepl.homeserver.commands.invalidate import _lines as invalidate_lines
 from synrepl.homeserver.configuration import read_homeserver
+from synrepl.homeserver.doctor.complaints import Complaint, Diagnosis
 from synrepl.homeserver.findings import Finding, Unseen
 from synrepl.homeserver.inspection import InspectionReport
 from synrepl.ports.invalidations import InvalidationReport, ProcessReport
 from synrepl.small_files import MAX_BYTES, read_small_file
 from synrepl.storage.databases import Database
-from synrepl.homeserver.doctor.complaints import Complaint, Diagnosis
 from synrepl.transports.redis.connections import explain
 from tests.postgres import new_database
 

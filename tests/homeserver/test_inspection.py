@@ -12,9 +12,9 @@ from twisted.python.failure import Failure
 from synrepl.errors import StorageError
 from synrepl.homeserver import inspection
 from synrepl.homeserver.configuration import DatabaseSettings, Homeserver, Process, RedisSettings
+from synrepl.homeserver.doctor.complaints import Complaint
 from synrepl.homeserver.inspection import Inspection, InspectionReport
 from synrepl.homeserver.looks import DatabaseLook, Heard, MetricsLook, OpenTransaction
-from synrepl.homeserver.doctor.complaints import Complaint
 from synrepl.transports.redis.connections import RedisRefused
 
 SERVER = Homeserver(

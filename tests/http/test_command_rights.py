@@ -11,8 +11,8 @@ from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, ClearUserSync, Replicate
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from tests.http.builders import SiteCase
 from tests.channel.test_connection import Site
+from tests.http.builders import SiteCase
 
 
 class Sample(NamedTuple):

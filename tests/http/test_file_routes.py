@@ -13,10 +13,10 @@ from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
 from synrepl.errors import NotConnected
+from synrepl.files import uploads
 from synrepl.files.store import Spool, StoredFile
 from synrepl.http_api.request_errors import HttpError
 from synrepl.replication.holdings import Holdings
-from synrepl.files import uploads
 from tests.files.builders import checksum
 from tests.http.builders import Answer
 from tests.http.files_builders import DATA, PLACE, SHA, FilesSiteCase, Upstream

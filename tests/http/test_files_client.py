@@ -15,8 +15,8 @@ from twisted.web.resource import Resource
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.files.store import StoredFile
 from synrepl.http_api.request_errors import HttpError
-from synrepl.transports.http.http_client import HttpClient
 from synrepl.replicas.http.peer_clients import HttpFiles
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.response_body import MAX_BUFFERED_BYTES
 from tests.files.builders import checksum
 from tests.files.setup import missing

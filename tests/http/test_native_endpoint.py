@@ -14,15 +14,6 @@ from synrepl.http_api.routes import OFFSET
 from synrepl.ports.access import Keyring
 from synrepl.ports.history import EMPTY, LogPosition
 from synrepl.ports.response_errors import NeverSent
-from synrepl.replication.command_forwarder import CommandForwarder
-from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.replicas.replica.conversation import RefusedByUpstream
-from synrepl.replicas.replica.replica import Replica
-from synrepl.replication.settings import CopySettings
-from synrepl.storage.log import Log
-from synrepl.storage.threads import ImmediateThread
-from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import HttpClient
 from synrepl.replicas.http.native_endpoint import (
     LAST_WORDS_SECONDS,
     PAUSE_SECONDS,
@@ -30,6 +21,15 @@ from synrepl.replicas.http.native_endpoint import (
     NativeHttpEndpoint,
 )
 from synrepl.replicas.native_client import NativeConversation, NativeUpstream
+from synrepl.replicas.replica.conversation import RefusedByUpstream
+from synrepl.replicas.replica.replica import Replica
+from synrepl.replication.command_forwarder import CommandForwarder
+from synrepl.replication.follower_commands import FollowerCommands
+from synrepl.replication.settings import CopySettings
+from synrepl.storage.log import Log
+from synrepl.storage.threads import ImmediateThread
+from synrepl.transports.credentials import Credentials
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.wire.commands import FederationAck, RemoteServerUp
 from synrepl.wire.native import Subscribe
 from tests.http.builders import receipt, typing

@@ -10,11 +10,11 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import ConfigError, NotConnected, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.problems import Problem
-from synrepl.replication.addresses import Address
 from synrepl.replicas.relay.leases import DROPPED, MAX_ANONYMOUS
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
+from synrepl.replication.addresses import Address
 from synrepl.replication.settings import RelaySettings, stream_acks
 from synrepl.replication.status import NO_REPLICATION, SHOWN
 from synrepl.transports.settings import UpstreamSettings

@@ -6,7 +6,7 @@ from base64 import b64encode
 from hashlib import sha256
 from typing import Any
 
-from synrepl.http_api.routes import ROUTES
+from synrepl.http_api.all_routes import all_routes
 from synrepl.replicas.relay.registry import REPLICA_STATES
 from synrepl.replication.status import STATES, WHAT_TO_DO
 from synrepl.transports.http.status_page import KINDS, POLICY, page
@@ -171,7 +171,7 @@ class StatusPageTests(SiteCase):
         self.assertTrue(text.startswith("<!DOCTYPE html>"), text[:20])
         links = re.findall(r'<a href="([^"]*)"', text)
         self.assertEqual({"v1/status", "metrics", "v1/openapi.json"}, set(links))
-        self.assertLessEqual({f"/{one}" for one in links}, {route.path for route in ROUTES})
+        self.assertLessEqual({f"/{one}" for one in links}, {route.path for route in all_routes()})
 
     def test_names_from_peers_are_escaped(self) -> None:
         """Names of replicas, writers and files come over the wire."""

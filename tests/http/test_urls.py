@@ -14,8 +14,8 @@ from zope.interface import implementer
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import BlockingClient, NotADaemon
-from synrepl.transports.http.http_client import HttpClient
 from synrepl.replicas.http.peer_clients import HttpFiles
+from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.settings import parse_upstream as upstream
 
 SHA256 = "a" * 64

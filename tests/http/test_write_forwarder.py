@@ -19,8 +19,8 @@ from synrepl.ports.access import Key, Keyring
 from synrepl.ports.history import Appended
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.response_errors import NeverSent
-from synrepl.replication.publisher import Publisher
 from synrepl.replicas.write_forwarder import WriteForwarder
+from synrepl.replication.publisher import Publisher
 from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD

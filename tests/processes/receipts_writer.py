@@ -18,8 +18,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger, globalLogBeginner, textFileLogObserver
 
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.threads import ReactorThread

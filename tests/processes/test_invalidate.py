@@ -13,8 +13,8 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from synrepl.ids.names import NAMES
 from synrepl.ids.invalidations import TABLE
+from synrepl.ids.names import NAMES
 from tests.interop.recorder import Recorder
 from tests.servers.ports import free_port
 from tests.servers.redis import RedisServer

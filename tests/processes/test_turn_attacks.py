@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from synrepl.channel.resp_codec import MAX_PUBLISHED
 from synrepl.channel.served_channel import MAX_BATCH_LINES
 from synrepl.transports.http.channel import PROGRESS_SECONDS
-from synrepl.channel.resp_codec import MAX_PUBLISHED
 from tests.processes.channel import eventually
 from tests.processes.loading import MIB, NO_HEADERS, Asker, Refused, memory, report
 from tests.processes.test_flood_attacks import LIVE_SECONDS, SEND_SECONDS, TURN_SECONDS, longest_turn, send

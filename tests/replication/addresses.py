@@ -2,8 +2,8 @@
 
 from twisted.internet.task import Clock
 
-from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.ports.access import Keyring
+from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.transports.credentials import Credentials
 
 __all__ = ["open_addresses"]

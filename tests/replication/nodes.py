@@ -17,11 +17,8 @@ from synrepl.ports.history import Appended, LogPosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
-from synrepl.replication.addresses import Address
-from synrepl.replication.command_forwarder import CommandForwarder
-from synrepl.replication.declared_streams import DeclaredStreams
-from synrepl.replication.holdings import Holdings
-from synrepl.replication.publisher import Publisher
+from synrepl.replicas.http.replica_handlers import describe_log
+from synrepl.replicas.native_client import NativeUpstream
 from synrepl.replicas.relay.leases import Leases
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.relay import Relay
@@ -29,6 +26,11 @@ from synrepl.replicas.replica.conversation import IUpstream
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
+from synrepl.replication.addresses import Address
+from synrepl.replication.command_forwarder import CommandForwarder
+from synrepl.replication.declared_streams import DeclaredStreams
+from synrepl.replication.holdings import Holdings
+from synrepl.replication.publisher import Publisher
 from synrepl.replication.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams
@@ -37,8 +39,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.credentials import Credentials
-from synrepl.replicas.http.replica_handlers import describe_log
-from synrepl.replicas.native_client import NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire import jsontext

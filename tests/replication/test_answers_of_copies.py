@@ -9,13 +9,13 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.replicas.services import make_write_forwarder
 from synrepl.files.files import Files
 from synrepl.files.store import FileStore
 from synrepl.ports.access import LOCAL
+from synrepl.replicas.http.peer_clients import PeerHttp
+from synrepl.replicas.services import make_write_forwarder
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.http.api import make_site
-from synrepl.replicas.http.peer_clients import PeerHttp
 from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory

@@ -7,19 +7,19 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
+from synrepl.channel import downlink as channel_downlink
+from synrepl.channel import ends as channel_ends
+from synrepl.channel import publisher_limits
+from synrepl.channel import uplink as channel_uplink
+from synrepl.channel.downlink import ChannelDownlink
+from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
+from synrepl.channel.resp_codec import message
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.channel import downlink as channel_downlink
-from synrepl.channel import ends as channel_ends
-from synrepl.channel import uplink as channel_uplink
-from synrepl.channel import publisher_limits
-from synrepl.channel.downlink import ChannelDownlink
-from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
-from synrepl.channel.uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
-from synrepl.channel.served_channel import ServedChannel
 from synrepl.wire.native import Channel, Publish, PublisherLost
-from synrepl.channel.resp_codec import message
 from tests.replication.channel_lines import MAIN, Subscription
 
 

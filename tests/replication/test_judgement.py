@@ -2,10 +2,10 @@
 
 import pytest
 
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.judgement import ClaimVerdict, RoleState, judge
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim
 from synrepl.replicas.roles.record import RoleRecord
+from synrepl.replication.addresses import Address
 
 OWN, SUPERSEDED, KNOWN, FOLLOW, ADDRESS, FENCE = ClaimVerdict
 HTTP = "- http://b:9093"

@@ -4,9 +4,9 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
 from synrepl.replicas.roles.record import RoleRecord, RoleStore
+from synrepl.replication.addresses import Address
 
 HERE, THERE = Address.parse("tcp:here:1 -"), Address.parse("tcp:there:1 -")
 

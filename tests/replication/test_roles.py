@@ -12,7 +12,6 @@ from twisted.logger import formatEvent, globalLogPublisher
 
 from synrepl.errors import NotConnected, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.replication.addresses import Address
 from synrepl.replicas.replica.replica import RESYNC, WAYS_OUT
 from synrepl.replicas.roles.handover import HANDOVER_SECONDS
 from synrepl.replicas.roles.messages import (
@@ -26,6 +25,7 @@ from synrepl.replicas.roles.messages import (
 )
 from synrepl.replicas.roles.record import RoleRecord
 from synrepl.replicas.roles.rivals import INQUIRY_INTERVAL
+from synrepl.replication.addresses import Address
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 

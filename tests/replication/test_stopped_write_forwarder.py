@@ -7,11 +7,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from synrepl.replicas.services import make_write_forwarder
+from synrepl.replicas.http.peer_clients import PeerHttp
 from synrepl.replicas.replica.replica import RESYNC
 from synrepl.replicas.roles.messages import ReadOnlyHere
+from synrepl.replicas.services import make_write_forwarder
 from synrepl.replicas.write_forwarder import Posted, PostedPart, WriteForwarder
-from synrepl.replicas.http.peer_clients import PeerHttp
 from tests.replication.addresses import open_addresses
 from tests.replication.clusters import FakeCluster
 

@@ -7,8 +7,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import ILogObserver, LogEvent, Logger
 from zope.interface import implementer
 
-from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replicas.roles.messages import CannotPromote
+from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.streams.origin import Origin
 from tests.replication.nodes import FakeNode
 from tests.replication.test_acknowledgements import Setup

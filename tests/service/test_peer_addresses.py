@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.replicas.peer_addresses import KIND, PeerAddresses
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.response_errors import NeverSent
+from synrepl.replicas.peer_addresses import KIND, PeerAddresses
 from synrepl.replication.addresses import Address
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.tls import TlsFiles

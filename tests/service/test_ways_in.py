@@ -9,27 +9,27 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any, Final
 
-from synrepl.config import Settings
+from synrepl.channel.resp.server import RespServer
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.services import ChannelServices
+from synrepl.config import Settings
 from synrepl.errors import ConfigError, StorageError
+from synrepl.homeserver.tables.layout import table_streams
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.access import Keyring
-from synrepl.channel.served_channel import ServedChannel
+from synrepl.replicas.roles.messages import PRIMARY
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replicas.roles.messages import PRIMARY
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.homeserver.tables.layout import table_streams
 from synrepl.streams.facts import NO_ROWS
 from synrepl.transports.credentials import Credentials
-from synrepl.channel.resp.server import RespServer
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.rdata_runs import RdataRun
+from tests.channel.test_connection import Client
 from tests.http.builders import SiteCase
 from tests.replication.test_ingester import Line
-from tests.channel.test_connection import Client
 
 FORGED: Final[dict[str, list[Any]]] = {
     "promises": ["acks", ["1"], []],

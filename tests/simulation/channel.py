@@ -21,10 +21,8 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
 from synrepl.channel import ends as channel_ends
-
-from synrepl.channel import uplink as channel_uplink
-
 from synrepl.channel import served_channel
+from synrepl.channel import uplink as channel_uplink
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from tests.redis.fake_redis import FakeRedis
 from tests.simulation.channel_daemons import Daemon

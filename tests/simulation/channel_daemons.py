@@ -9,17 +9,17 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.channel.downlink import ChannelDownlink
+from synrepl.channel.resp.server import RespFactory, RespServer
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.uplink import ChannelUplink, Sent
 from synrepl.errors import RemoteProtocolError
 from synrepl.ingest.redis_connections import BridgeConnections
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.channel.downlink import ChannelDownlink
-from synrepl.channel.uplink import ChannelUplink, Sent
-from synrepl.channel.served_channel import ServedChannel
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.wire import native
 from synrepl.wire.codec import codec_of
 from synrepl.wire.dialect import NATIVE

@@ -17,10 +17,10 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import ReplicationError
 from synrepl.ports.metrics import Metrics
+from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.ingester import Ingester
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.testing.network import Network
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks

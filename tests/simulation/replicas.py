@@ -20,17 +20,17 @@ from twisted.python.failure import Failure
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ports.access import LOCAL, Right
 from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.replication import feed as feed_module
-from synrepl.replication import text_pages as pages_module
 from synrepl.replicas.relay import leases as leases_module
 from synrepl.replicas.replica import join as joining_module
 from synrepl.replicas.replica import replica as replica_module
-from synrepl.replication.retention import keys_of
 from synrepl.replicas.roles.asking import ANSWER_SECONDS as ASKING_SECONDS
 from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replicas.roles.notifier import MAX_NOTIFY_RETRY_SECONDS
 from synrepl.replicas.roles.rivals import INQUIRY_INTERVAL
 from synrepl.replicas.roles.states import Role
+from synrepl.replication import feed as feed_module
+from synrepl.replication import text_pages as pages_module
+from synrepl.replication.retention import keys_of
 from synrepl.storage.schema import end_of_log
 from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.declaration import stream_of

@@ -4,9 +4,9 @@ import psycopg
 import pytest
 
 from synrepl.errors import StorageError
-from synrepl.storage.databases import Database
 from synrepl.homeserver.homeserver_invalidations import SEQUENCE, HomeserverInvalidations, Standing
 from synrepl.ids.invalidations import TABLE
+from synrepl.storage.databases import Database
 from synrepl.streams.catalog import CacheInvalidation
 from tests.postgres import new_database
 

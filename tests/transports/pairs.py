@@ -12,23 +12,23 @@ from twisted.web.client import URI, Agent, FileBodyProducer, HTTPConnectionPool
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from synrepl.ports.access import Keyring
-from synrepl.ports.metrics import Metrics
-from synrepl.replication.addresses import Address
+from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import ServedLink
-from synrepl.replication.follower.updates import FollowerEvent
+from synrepl.ports.access import Keyring
+from synrepl.ports.metrics import Metrics
+from synrepl.replicas.http.native_endpoint import NativeHttpEndpoint
+from synrepl.replicas.native_client import NativeUpstream
 from synrepl.replicas.replica.conversation import IUpstream
+from synrepl.replication.addresses import Address
+from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
 from synrepl.testing.cluster import DirectCatchUp
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import MemoryLink
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.replicas.http.native_endpoint import NativeHttpEndpoint
 from synrepl.transports.http.server import Services
-from synrepl.replicas.native_client import NativeUpstream
-from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
 from tests.redis.daemon import OnFakeRedis, RedisDaemon

@@ -9,8 +9,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from synrepl.http_api.request_errors import HttpError
-from synrepl.transports.http.http_client import HttpClient
 from synrepl.replicas.http.peer_clients import BLOCK, HttpFiles
+from synrepl.transports.http.http_client import HttpClient
 from tests.trial.waiting import eventually
 
 SIZE = 8 * 1024 * 1024

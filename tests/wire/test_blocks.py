@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synrepl.channel.resp_codec import message
 from synrepl.errors import RemoteProtocolError
 from synrepl.wire import blocks as blocks_module
 from synrepl.wire.blocks import (
@@ -22,7 +23,6 @@ from synrepl.wire.blocks import (
     encode_blocks,
 )
 from synrepl.wire.codec import MAX_LENGTH
-from synrepl.channel.resp_codec import message
 from tests.operations import count_operations
 
 STREAM = b"SERVER hs\n" + encode_block("facts", 2, b"one\ntwo\n") + encode_block("held", 0, b"") + b"PING 5\n"

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synrepl.errors import RemoteProtocolError
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.resp_codec import (
     PUBLISHER,
@@ -19,6 +18,7 @@ from synrepl.channel.resp_codec import (
     read_messages,
     split_messages,
 )
+from synrepl.errors import RemoteProtocolError
 
 GET = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
+from synrepl.channel import resp_codec as resp
 from synrepl.channel.resp.cache import DEFAULT_MS, MAX_VALUE
 from synrepl.channel.resp.client import RefusedRequest, RespClient, whole_number
-from synrepl.channel import resp_codec as resp
 
 MAX_MS: Final = 10 * 365 * 86_400_000
 """The longest expiry, in milliseconds."""

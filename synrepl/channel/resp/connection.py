@@ -10,6 +10,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.channel import resp_codec as resp
+from synrepl.channel.resp.client import IClientServer, RespClient
+from synrepl.channel.resp.commands import COMMANDS, answer
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import LOCAL, REMOTE, Access
 from synrepl.ports.metrics import Metrics
@@ -17,10 +20,7 @@ from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
-from synrepl.channel.resp.client import IClientServer, RespClient
-from synrepl.channel.resp.commands import COMMANDS, answer
 from synrepl.transports.send_buffer import immediate_write
-from synrepl.channel import resp_codec as resp
 
 ABORT_SECONDS: Final = 5.0
 """Time between our close and the abort of the connection, for a client that does not read the rest."""

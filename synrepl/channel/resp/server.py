@@ -9,19 +9,19 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 
+from synrepl.channel.resp.cache import ExpiringCache
+from synrepl.channel.resp.client import MAX_LISTED, RespClient
+from synrepl.channel.resp.connection import RespConnection
+from synrepl.channel.resp_codec import PushEncoder
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.served_link import ServedLink
+from synrepl.channel.uplink import ChannelUplink
 from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.ports.turn_queue import TurnQueue
-from synrepl.channel.uplink import ChannelUplink
-from synrepl.channel.served_channel import ServedChannel
-from synrepl.channel.served_link import ServedLink
-from synrepl.channel.resp.cache import ExpiringCache
-from synrepl.channel.resp.client import MAX_LISTED, RespClient
-from synrepl.channel.resp.connection import RespConnection
-from synrepl.channel.resp_codec import PushEncoder
 
 ALONE_SECONDS: Final = 5.0
 """How long a replica's port may be without the channel of an upstream before that is a problem."""

@@ -10,18 +10,18 @@ import click
 import msgspec
 
 from synrepl.cli.command import CliCommand, CliError, Option, shown
-from synrepl.homeserver.commands.homeserver import files_option
 from synrepl.cli.options import Output, duration_option, output_option
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError, ReplicationError
+from synrepl.homeserver.commands.homeserver import files_option
 from synrepl.html.humanize import counted
 
 if TYPE_CHECKING:
     from synrepl.homeserver.configuration import DatabaseSettings
-    from synrepl.storage.databases import Database
     from synrepl.homeserver.doctor.before_start import StartReport
     from synrepl.homeserver.doctor.complaints import Diagnosis
     from synrepl.ids.id_tables import IdStream
+    from synrepl.storage.databases import Database
 
 COLORS: Final = {"error": "red", "warning": "yellow", "mended": "green"}
 WHAT: Final = {
@@ -134,8 +134,8 @@ def doctor(
     if applies or wait is not None:
         raise click.UsageError(f"{'--apply' if applies else '--wait'} needs --before-start")
     # Imported on use, also below: these load Twisted.
-    from synrepl.storage.databases import Database
     from synrepl.homeserver.doctor.examination import Doctor
+    from synrepl.storage.databases import Database
 
     try:
         database = (

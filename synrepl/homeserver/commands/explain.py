@@ -10,14 +10,14 @@ import click
 import msgspec
 
 from synrepl.cli.command import CliCommand, CliError, shown
-from synrepl.homeserver.commands.homeserver import files_option
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
 from synrepl.errors import ConfigError, ReplicationError
-from synrepl.html.humanize import counted
+from synrepl.homeserver.commands.homeserver import files_option
 from synrepl.homeserver.explanation import KINDS, Explanation, HomeserverState, Passage, explain_lines
 from synrepl.homeserver.explanation.pasted_lines import MAX_LINE, split_lines
 from synrepl.homeserver.explanation.results import NOTHING_KNOWN
+from synrepl.html.humanize import counted
 from synrepl.wire.text import printable
 
 COUNTS = frozenset({"behind", "ahead", "moved"})

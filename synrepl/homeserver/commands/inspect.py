@@ -8,10 +8,10 @@ import click
 import msgspec
 
 from synrepl.cli.command import CliCommand, shown
-from synrepl.homeserver.commands.homeserver import homeserver_options
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import table
+from synrepl.homeserver.commands.homeserver import homeserver_options
 from synrepl.html.humanize import counted, several, span
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import click
 import msgspec
 
 from synrepl.cli.command import CliCommand, shown
-from synrepl.homeserver.commands.homeserver import homeserver_options
 from synrepl.cli.options import Output, confirm, output_option
 from synrepl.errors import ConfigError
+from synrepl.homeserver.commands.homeserver import homeserver_options
 from synrepl.html.humanize import counted
 from synrepl.wire.text import printable
 

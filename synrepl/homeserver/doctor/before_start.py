@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.databases import Database
 from synrepl.homeserver.doctor.complaints import Complaint, Diagnosis, Severity
 from synrepl.homeserver.doctor.counters import KIND, CounterProblem, counters_in, examine_counter
 from synrepl.homeserver.doctor.examination import (
@@ -24,9 +23,10 @@ from synrepl.homeserver.doctor.examination import (
 from synrepl.homeserver.doctor.statements import raise_sequence_sql
 from synrepl.homeserver.doctor.synapse import is_homeservers, raises_at_start, read_catalog
 from synrepl.homeserver.doctor.unique_indexes import KIND as UNIQUE
-from synrepl.ids.id_tables import IdStream
 from synrepl.ids.database import IdDatabase
+from synrepl.ids.id_tables import IdStream
 from synrepl.ids.startup import examine
+from synrepl.storage.databases import Database
 from synrepl.wire.text import printable
 
 APPLY_LOCK: Final = 0x5359_4E44

@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.databases import Database
 from synrepl.homeserver.doctor.synapse import read_catalog
 from synrepl.ids.writer_session import STUCK_SECONDS
 from synrepl.ids.writers import WriterState, read_writers
+from synrepl.storage.databases import Database
 
 SILENT_SECONDS: Final = 15.0
 """A writer that stored no status for so many seconds is gone, or cannot reach its database."""

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.database import Flavor
+from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.storage.schema import is_older_log
 
 LOG: Final = {"facts", "log_header", "positions"}

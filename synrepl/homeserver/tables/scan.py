@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from synrepl.errors import StorageError
+from synrepl.homeserver.tables.layout import SourceTable, TableStream, Template, columns_of
 from synrepl.ids.database import Flavor, IdDatabase
 from synrepl.ids.startup import IdProblems, examine, tracker_start
 from synrepl.ids.transactions import ICursor
 from synrepl.storage.sql import execute
-from synrepl.homeserver.tables.layout import SourceTable, TableStream, Template, columns_of
 
 
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,10 +21,10 @@ from synrepl.cli.options import (
     speed_option,
     stream_option,
 )
-from synrepl.pipeline.commands.output_folder import output_folder
-from synrepl.pipeline.commands.pipeline_job import json_option, pipeline_job, stop_on_signal
 from synrepl.cli.tables import table
 from synrepl.html.humanize import counted, size
+from synrepl.pipeline.commands.output_folder import output_folder
+from synrepl.pipeline.commands.pipeline_job import json_option, pipeline_job, stop_on_signal
 from synrepl.pipeline.tables.declarations import TABLES
 
 # The jobs are imported by their commands, once it is known that the optional libraries are there.

@@ -15,12 +15,12 @@ import msgspec
 
 from synrepl.cli.command import CliError, Option
 from synrepl.cli.options import Command, DaemonTarget, Output, output_option, with_options
-from synrepl.pipeline.commands.output_folder import output_folder
 from synrepl.cli.progress import Advance
 from synrepl.errors import ConfigError
 from synrepl.extras import install
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_client import ConnectError
+from synrepl.pipeline.commands.output_folder import output_folder
 from synrepl.pipeline.jobs import explain_failure
 from synrepl.pipeline.session import session as start_session
 

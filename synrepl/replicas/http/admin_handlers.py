@@ -7,13 +7,13 @@ import msgspec
 
 from synrepl.http_api.routes import ADD_LEASE, CLAIM, DROP_LEASE, HANDOVER, LEASES, PROMOTE, RESYNC
 from synrepl.ports.history import LogPosition
+from synrepl.replicas.http.replica_handlers import refusal_error
 from synrepl.replicas.roles.handover import MAX_HANDOVER_SECONDS
 from synrepl.replicas.roles.messages import Claim, HandOver
 from synrepl.replication.status import own_readers
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
-from synrepl.replicas.http.replica_handlers import refusal_error
 
 
 class PromoteBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -16,8 +16,8 @@ from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import CLAIM, GET_FILE, HANDOVER, PUT_FILE, REPLICATION
 from synrepl.ports.gate import Gate
 from synrepl.ports.history import LogPosition
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
+from synrepl.replication.addresses import Address
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import MAX_ERROR_BYTES, NO_HEADERS, HttpClient
 from synrepl.transports.http.response_body import BodyChunks

@@ -4,8 +4,8 @@ from typing import Protocol
 
 from synrepl.ports.history import LogPosition
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.replication.connection import Connection
 from synrepl.replicas.relay.states import RelayState
+from synrepl.replication.connection import Connection
 from synrepl.wire.grammar import Command
 
 

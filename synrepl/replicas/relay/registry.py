@@ -8,6 +8,7 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import LocalProtocolError, StorageError
 from synrepl.ports import rights
 from synrepl.ports.access import Access, Keyring, Right
@@ -17,18 +18,17 @@ from synrepl.ports.rights import command_operation
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replicas.acknowledgements import Acknowledgements
-from synrepl.replication.addresses import Address
-from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
-from synrepl.channel.served_channel import ServedChannel
-from synrepl.replication.command_forwarder import line_of
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
-from synrepl.replication.publisher import Publisher
 from synrepl.replicas.relay.interfaces import IRelay
 from synrepl.replicas.relay.leases import MAX_LEASES, Leases
 from synrepl.replicas.relay.states import RelayState
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
+from synrepl.replication.addresses import Address
+from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
+from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.publisher import Publisher
 from synrepl.replication.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import ATOMIC_APPENDS

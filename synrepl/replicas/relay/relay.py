@@ -6,16 +6,14 @@ from typing import Any, Final
 
 from twisted.internet.defer import CancelledError
 
+from synrepl.channel.downlink import ChannelDownlink
+from synrepl.channel.publish_rights import line_refusal
+from synrepl.channel.resp_codec import split_messages
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.rights import command_operation, is_told, refusal
 from synrepl.ports.time import Timer
-from synrepl.channel.downlink import ChannelDownlink
-from synrepl.channel.publish_rights import line_refusal
-from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replicas.issued_keys import keys_block
-from synrepl.replication.log_waiters import Interest
-from synrepl.replication.machine import Machine, states_of
 from synrepl.replicas.relay.authenticator import Authenticator
 from synrepl.replicas.relay.block_encoder import OPEN, BlockEncoder
 from synrepl.replicas.relay.handshake import make_welcome, start_snapshot
@@ -23,6 +21,9 @@ from synrepl.replicas.relay.interfaces import RelayConnection
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
 from synrepl.replicas.relay.states import TRANSITIONS, RelayEvent, RelayState
+from synrepl.replication.feed import EphemeralMode, Feed, Stop
+from synrepl.replication.log_waiters import Interest
+from synrepl.replication.machine import Machine, states_of
 from synrepl.replication.sender import Sender
 from synrepl.wire import native
 from synrepl.wire.blocks import MAX_BLOCK, encode_block
@@ -30,7 +31,6 @@ from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.channel.resp_codec import split_messages
 from synrepl.wire.text import printable
 
 LEASE_ENDING: Final = frozenset({"trimmed", "ahead", "fork", "other_history"})

@@ -8,6 +8,7 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
+from synrepl.channel.uplink import ChannelUplink
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.ports.access import IssuedKey
@@ -16,11 +17,6 @@ from synrepl.ports.notes import YES
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
-from synrepl.replication.addresses import Address
-from synrepl.channel.uplink import ChannelUplink
-from synrepl.replication.command_forwarder import CommandForwarder, command_of
-from synrepl.replication.holdings import held
-from synrepl.replication.machine import Machine
 from synrepl.replicas.replica.conversation import (
     Ephemeral,
     Event,
@@ -36,6 +32,10 @@ from synrepl.replicas.replica.freshness import Freshness
 from synrepl.replicas.replica.join import FactBatcher, JoinAttempt, Progress, facts_after, last_common
 from synrepl.replicas.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.replica.upstreams import Upstreams
+from synrepl.replication.addresses import Address
+from synrepl.replication.command_forwarder import CommandForwarder, command_of
+from synrepl.replication.holdings import held
+from synrepl.replication.machine import Machine
 from synrepl.replication.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact

@@ -5,8 +5,8 @@ from typing import Final
 
 from synrepl.errors import NotConnected
 from synrepl.ports.time import Backoff, doubling
-from synrepl.replication.addresses import Address
 from synrepl.replicas.replica.conversation import IConversation, IUpstream
+from synrepl.replication.addresses import Address
 from synrepl.wire.address_list import AddressList, Fault
 
 FIRST_RETRY_SECONDS: Final = 0.2

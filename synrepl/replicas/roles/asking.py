@@ -8,8 +8,8 @@ from twisted.internet.defer import TimeoutError as TimedOut
 
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.messages import IPeerClient, PeerStatus
+from synrepl.replication.addresses import Address
 from synrepl.wire.text import printable
 
 ANSWER_SECONDS: Final = 5.0

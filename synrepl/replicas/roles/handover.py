@@ -12,7 +12,6 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer, sleep
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.messages import (
     PRIMARY,
@@ -23,6 +22,7 @@ from synrepl.replicas.roles.messages import (
     IPeerClient,
     parse_peer_address,
 )
+from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log
 from synrepl.wire.text import printable
 

@@ -3,9 +3,9 @@
 from enum import Enum
 from typing import NamedTuple
 
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, plausible_epoch
 from synrepl.replicas.roles.record import RoleRecord
+from synrepl.replication.addresses import Address
 
 
 class ClaimVerdict(Enum):

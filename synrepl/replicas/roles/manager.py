@@ -13,9 +13,6 @@ from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
-from synrepl.replication.addresses import Address
-from synrepl.replication.holdings import ReadRefusal
-from synrepl.replication.machine import Machine
 from synrepl.replicas.replica.states import ReplicaState
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.handover import HandOverCandidate, HandOverPrimary
@@ -41,6 +38,9 @@ from synrepl.replicas.roles.record import RoleRecord, RoleStore
 from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
 from synrepl.replicas.roles.states import TRANSITIONS, Role, RoleEvent
 from synrepl.replicas.roles.trust import claim_of, doubt_of_claim
+from synrepl.replication.addresses import Address
+from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.machine import Machine
 from synrepl.storage.log import Log
 from synrepl.wire.text import identity_error, printable
 

@@ -8,8 +8,8 @@ import msgspec
 
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.states import Role
+from synrepl.replication.addresses import Address
 from synrepl.wire.error_codes import ERROR_CODES
 from synrepl.wire.text import MAX_ADDRESS, printable
 

@@ -10,8 +10,8 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.messages import Claim, IPeerClient
+from synrepl.replication.addresses import Address
 
 NOTIFY_RETRY_SECONDS: Final = 5.0
 """First delay before an unreachable daemon is notified of a new epoch again; it grows with each retry."""

@@ -21,10 +21,10 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.ports.interfaces import IClock
-from synrepl.replication.addresses import Address
 from synrepl.replicas.promises import PromisedReplica, StoredPromise, newest_promises
 from synrepl.replicas.roles.asking import ask_all
 from synrepl.replicas.roles.messages import CannotPromote, IPeerClient, NewerFact, PeerStatus
+from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log
 from synrepl.wire.acks import Acks
 from synrepl.wire.text import printable

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.messages import PRIMARY, plausible_epoch
+from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log
 
 MAX_KNOWN: Final = 20

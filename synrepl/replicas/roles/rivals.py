@@ -20,7 +20,6 @@ from synrepl.ports.limited_logger import RepeatLimit
 from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.messages import (
     MAX_EPOCH,
@@ -32,6 +31,7 @@ from synrepl.replicas.roles.messages import (
 )
 from synrepl.replicas.roles.states import Role
 from synrepl.replicas.roles.trust import claim_of
+from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log
 from synrepl.wire.text import printable
 

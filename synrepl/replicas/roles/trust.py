@@ -15,8 +15,8 @@ Any other sign of another primary is reported to the operator, and makes this da
 (`rivals.py`). Addresses that peers have told are told who is primary (`notifier.py`), and never asked.
 """
 
-from synrepl.replication.addresses import Address
 from synrepl.replicas.roles.messages import PRIMARY, Claim, ClaimRefused, PeerStatus, plausible_epoch
+from synrepl.replication.addresses import Address
 
 
 def doubt_of_claim(claim: Claim, *, is_proven: bool, seen_epoch: int) -> ClaimRefused | None:

@@ -14,25 +14,20 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from synrepl.errors import suggest
-from synrepl.http_api.route import BadParameter, Parameter, Route
-from synrepl.http_api.routes import ROUTER
+from synrepl.http_api.all_routes import all_routes
+from synrepl.http_api.route import BadParameter, Parameter, Route, Router
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.rights import parameter_operation
 from synrepl.ports.turn_queue import TurnQueue
+from synrepl.rooms import rooms
 from synrepl.transports.http import (
-    admin_routes,
     append_routes,
     append_stream_routes,
     changelog_routes,
     command_routes,
-    file_routes,
-    homeserver_routes,
-    key_routes,
-    native_routes,
     openapi_routes,
     refused_routes,
-    replica_routes,
     row_routes,
     status_routes,
     stream_routes,
@@ -57,23 +52,17 @@ from synrepl.wire import jsontext
 T = TypeVar("T")
 
 ROUTE_MODULES: Final = (
-    admin_routes,
     append_routes,
     append_stream_routes,
     changelog_routes,
     command_routes,
-    file_routes,
-    homeserver_routes,
-    key_routes,
-    native_routes,
     openapi_routes,
     refused_routes,
-    replica_routes,
     row_routes,
     status_routes,
     stream_routes,
 )
-"""The modules whose functions handle the routes."""
+"""The modules whose functions handle the routes of the core."""
 
 UNAUTHORIZED: Final = 401
 SYNAPSE: Final = b"/_synapse/"
@@ -124,7 +113,7 @@ class Api(Resource):
     async def _serve(self, request: Any) -> bytes | None:
         """Return the body of the response; None if the handler wrote the response itself."""
         method = request.method.decode("ascii")
-        routes, variables = ROUTER.find_path(request.path)
+        routes, variables = request.channel.site.router.find_path(request.path)
         route = routes.get("GET" if method == "HEAD" else method)
         try:
             if route is None:
@@ -227,7 +216,9 @@ def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
         keys if keys is not None else Keyring(), lambda: services.settings.hosts(services.log.notes)
     )
     queue = TurnQueue(services.clock)
-    return ApiSite(Api(services, guard, queue), services, guard, queue)
+    for room in rooms():
+        room.import_handlers()
+    return ApiSite(Api(services, guard, queue), services, guard, queue, Router(all_routes()))
 
 
 def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiError:

@@ -7,6 +7,7 @@ import msgspec
 
 from synrepl.http_api.routes import CHANGELOG, DIGESTS, EXTENT, READER_HEADER
 from synrepl.ports.history import LogRange
+from synrepl.replicas.http.replica_handlers import renew_lease
 from synrepl.replication.feed import Stop
 from synrepl.streams.positions import VClock
 from synrepl.transports.http.arrow import arrow_encoder
@@ -21,7 +22,6 @@ from synrepl.transports.http.changelog_query import (
 )
 from synrepl.transports.http.endless_changelog import EndlessChangelog
 from synrepl.transports.http.handlers import handles
-from synrepl.replicas.http.replica_handlers import renew_lease
 
 MAX_FACTS: Final = 2**62
 

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import JSON, Parameter, Route
-from synrepl.http_api.routes import OCTETS, OPENAPI, ROUTES
+from synrepl.http_api.routes import OCTETS, OPENAPI
 from synrepl.ports.version import daemon_version
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import Handler, handler_of, handles
@@ -48,12 +49,12 @@ def _encoded_description() -> bytes:
 @cache
 def build_description() -> dict[str, Any]:
     """Build the OpenAPI document."""
-    handlers = [handler_of(route.name) for route in ROUTES]
+    handlers = [handler_of(route.name) for route in all_routes()]
     kinds = {kind for handler in handlers for kind in (handler.body, handler.answer)} - {None, bytes}
     ordered = [ErrorAnswer, SynapseError, *sorted(kinds, key=lambda kind: kind.__name__)]
     _, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
-    for route, handler in zip(ROUTES, handlers, strict=True):
+    for route, handler in zip(all_routes(), handlers, strict=True):
         paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, handler)
     return {
         "openapi": "3.1.0",

@@ -13,21 +13,21 @@ from twisted.python.failure import Failure
 from twisted.web.server import Request, Site
 
 from synrepl.files.files import Files
-from synrepl.http_api.route import Route
-from synrepl.http_api.routes import ROUTER
+from synrepl.files.uploads import Upload, is_upload
+from synrepl.http_api.route import Route, Router
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.invalidations import IInvalidator
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
+from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.roles.manager import RoleManager
+from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replicas.relay.registry import ReplicaRegistry
-from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replication.status import FactReceiver, StatusSection
-from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
@@ -35,7 +35,6 @@ from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, enco
 from synrepl.transports.http.authorization import AccessCheck, check_route
 from synrepl.transports.http.body_stream import BodyStream
 from synrepl.transports.http.channel import ApiChannel
-from synrepl.files.uploads import Upload, is_upload
 from synrepl.transports.settings import ApiSettings
 from synrepl.wire.text import printable
 
@@ -97,7 +96,9 @@ class ApiSite(Site):
     noisy = False
     protocol = ApiChannel  # type: ignore[assignment]  # the stubs know only the class that speaks HTTP/2 too
 
-    def __init__(self, resource: Any, services: Services, guard: AccessCheck, queue: TurnQueue) -> None:
+    def __init__(
+        self, resource: Any, services: Services, guard: AccessCheck, queue: TurnQueue, router: Router
+    ) -> None:
         super().__init__(
             resource,
             requestFactory=ApiRequest,
@@ -110,6 +111,7 @@ class ApiSite(Site):
         self.clock = services.clock
         self.guard = guard
         self.queue = queue
+        self.router = router
 
     def recheck(self) -> None:
         """Abort the requests of peers whose key was revoked."""
@@ -200,7 +202,7 @@ class ApiRequest(Request):
         """Return the route of this request, and whether its body may be stored: the peer has the right to."""
         site: ApiSite = self.channel.site
         try:
-            routes, variables = ROUTER.find_path(self.channel._path.partition(b"?")[0])
+            routes, variables = site.router.find_path(self.channel._path.partition(b"?")[0])
             route = routes.get(self.method.decode("ascii"))
         except UnicodeDecodeError:
             route, variables = None, {}

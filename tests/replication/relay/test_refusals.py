@@ -5,8 +5,8 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from synrepl.ports.access import Access, Key, Keyring
-from synrepl.replication import text_pages as pages_module
 from synrepl.replicas.relay.leases import MAX_LEASES
+from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
 from synrepl.wire.commands import RemoteServerUp
 from synrepl.wire.error_codes import REFUSALS

@@ -6,16 +6,16 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import CollectorRegistry
 
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogSnapshot
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
-from synrepl.replication import text_pages as pages_module
-from synrepl.channel.served_channel import ServedChannel
 from synrepl.replicas.relay import relay as relay_module
 from synrepl.replicas.relay.relay import Relay, attach
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
 from synrepl.replicas.relay.states import TRANSITIONS, RelayEvent, RelayState
+from synrepl.replication import text_pages as pages_module
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (
     VERSION,

@@ -8,11 +8,11 @@ from twisted.internet.testing import StringTransport
 
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.metrics import Metrics
-from synrepl.replication.addresses import Address
+from synrepl.replicas.native_client import MAX_QUEUED_BYTES, NativeConversation, NativeUpstream
 from synrepl.replicas.replica.conversation import RefusedByUpstream
+from synrepl.replication.addresses import Address
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.connection import ReplicationProtocol
-from synrepl.replicas.native_client import MAX_QUEUED_BYTES, NativeConversation, NativeUpstream
 from synrepl.transports.settings import UpstreamSettings
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.dialect import NATIVE

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from synrepl.ports.history import LogSnapshot
-from synrepl.replication import text_pages as pages_module
 from synrepl.replicas.relay.block_encoder import facts_block
 from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.replica import join as joining_module
+from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact

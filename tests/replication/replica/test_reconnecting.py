@@ -5,8 +5,8 @@ from typing import Any
 
 from twisted.internet.protocol import Factory, Protocol
 
-from synrepl.replication.addresses import Address
 from synrepl.replicas.replica.conversation import IConversation, IUpstream
+from synrepl.replication.addresses import Address
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 

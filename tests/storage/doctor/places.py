@@ -5,12 +5,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from synrepl.storage.databases import Database, engine_for
 from synrepl.homeserver.doctor.complaints import Diagnosis
 from synrepl.homeserver.doctor.examination import Doctor
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.database import IdDatabase
+from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.writers import Unfinished, create_writers, store_status
+from synrepl.storage.databases import Database, engine_for
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
 from tests.storage.builders import NOW, facts_after

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from synrepl.errors import StorageError
-from synrepl.storage.databases import Database
 from synrepl.homeserver.doctor.before_start import (
     APPLY_LOCK,
     BATCH,
@@ -21,6 +20,7 @@ from synrepl.homeserver.doctor.before_start import (
     StartReport,
     wait_for,
 )
+from synrepl.storage.databases import Database
 from tests.postgres import shared_server
 from tests.storage.doctor.places import Place
 

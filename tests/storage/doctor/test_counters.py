@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from synrepl.storage.databases import Database
 from synrepl.homeserver.doctor.before_start import RaisedSequence, StartCheck, StartReport
 from synrepl.homeserver.doctor.complaints import Complaint
 from synrepl.homeserver.doctor.examination import Doctor
+from synrepl.storage.databases import Database
 from tests.storage.doctor.places import Place
 
 KIND = "counter_behind_table"

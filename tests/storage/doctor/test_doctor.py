@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from synrepl.errors import ConfigError, StorageError
-from synrepl.storage.databases import Database, engine_for
 from synrepl.homeserver.doctor.complaints import Diagnosis
 from synrepl.homeserver.doctor.holds import holds
 from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.writers import WriterState
+from synrepl.storage.databases import Database, engine_for
 from tests.postgres import shared_server
 from tests.storage.builders import facts_after
 from tests.storage.doctor.places import FLAVORS, Place, things

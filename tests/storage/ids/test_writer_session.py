@@ -12,13 +12,13 @@ from twisted.internet.defer import ensureDeferred
 from twisted.logger import LogEvent, Logger
 
 from synrepl.errors import ConfigError, StorageError
-from synrepl.ports.metrics import Metrics
-from synrepl.ids.id_tables import IdStream
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator, NotAWriter
+from synrepl.ids.id_tables import IdStream
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
 from synrepl.ids.writers import WriterState, create_writers, read_writers
+from synrepl.ports.metrics import Metrics
 from synrepl.storage.threads import ImmediateThread
 from tests.storage.ids.databases import IdCase
 

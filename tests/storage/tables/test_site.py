@@ -7,9 +7,9 @@ from shutil import rmtree
 
 from synrepl.config import Settings
 from synrepl.daemon.ingest import IngestServices
-from synrepl.ids.writers import create_writers
 from synrepl.homeserver.tables.layout import table_streams
 from synrepl.homeserver.tables.source import TableSource
+from synrepl.ids.writers import create_writers
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
 from tests.http.builders import SiteCase

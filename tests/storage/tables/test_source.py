@@ -10,12 +10,12 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger, formatEvent
 
-from synrepl.ids.transactions import transact
-from synrepl.ids.writers import create_writers
-from synrepl.storage.log import Log
 from synrepl.homeserver.tables.layout import table_streams
 from synrepl.homeserver.tables.scan import TableScan
 from synrepl.homeserver.tables.source import TableSource
+from synrepl.ids.transactions import transact
+from synrepl.ids.writers import create_writers
+from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable

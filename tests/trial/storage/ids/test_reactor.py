@@ -10,9 +10,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.trial.unittest import TestCase
 
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
 from tests.postgres import shared_server
 from tests.servers.postgres import PostgresServer

@@ -1,0 +1,89 @@
+"""Rooms: features of the daemon and the program that live in a folder of their own.
+
+The core names no room. A room declares itself by an entry point of the group ``synrepl.rooms`` in `setup.py`;
+without its folder and that line, everything else works as before.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from synrepl.daemon.parts import DaemonParts, Part
+    from synrepl.http_api.route import Route
+
+ENTRY_POINTS: Final = "synrepl.rooms"
+"""The group of entry points, each with the name of a room and the class that declares it."""
+
+
+class Command(NamedTuple):
+    """A command of the program.
+
+    `place` is ``module:attribute``, `line` its line in the list of commands, `heading` that of its list.
+    """
+
+    name: str
+    place: str
+    line: str
+    heading: str
+
+
+class Room:
+    """The declarations of a room; a subclass overrides what it has.
+
+    Its module is imported by every command, and loads nothing else: what the methods return is imported when
+    they are called. `build` is called only if `is_wanted`.
+    """
+
+    name = ""
+    """The name of its folder, and of its entry point."""
+    after: tuple[str, ...] = ()
+    """The rooms whose parts are made before this one's, if they are there and wanted."""
+    headings: Mapping[str, str] = MappingProxyType({})
+    """Its settings, by their heading in the manual: names separated by spaces."""
+    commands: tuple[Command, ...] = ()
+
+    def settings_class(self) -> type[Any] | None:
+        """The dataclass with its settings (`synrepl.base.settings`); None without any."""
+        return None
+
+    def check_settings(self, settings: Any) -> None:
+        """Raise `ConfigError` if settings contradict each other."""
+
+    def routes(self) -> "Sequence[Route]":
+        """Its routes of the HTTP API."""
+        return ()
+
+    def import_handlers(self) -> None:
+        """Import the modules whose functions handle its routes (`synrepl.transports.http.handlers`)."""
+
+    def is_wanted(self, settings: Any) -> bool:
+        """Whether a daemon with these settings has this room."""
+        return True
+
+    def build(self, daemon: "DaemonParts") -> "Part | None":
+        """Make what runs in a daemon; None if nothing does. Raises `ConfigError`."""
+        return None
+
+
+@cache
+def rooms() -> tuple[Room, ...]:
+    """Return all installed rooms, each behind those that it comes after."""
+    try:
+        entry_points = distribution("synrepl").entry_points.select(group=ENTRY_POINTS)
+    except PackageNotFoundError:
+        return ()
+    found: dict[str, Room] = {one.name: one.load()() for one in entry_points}
+    ordered: dict[str, Room] = {}
+
+    def add(name: str) -> None:
+        if name in found and name not in ordered:
+            for before in found[name].after:
+                add(before)
+            ordered[name] = found[name]
+
+    for name in sorted(found):
+        add(name)
+    return tuple(ordered.values())
