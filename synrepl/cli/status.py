@@ -1,11 +1,11 @@
-"""``synrepl status``, ``top``, ``who``, ``replicas`` and ``leases``: a daemon, and those that follow it."""
+"""``synrepl status``, ``top`` and ``who``: a daemon, and those that follow it."""
 
 import json
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -14,8 +14,6 @@ from synrepl.cli.options import DaemonTarget, Output, daemon_options, duration_o
 from synrepl.cli.tables import followers_table, status_lines
 from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.routes import STATUS
-
-BAD: Final = frozenset({"lost", "behind", "ended"})
 
 interval_option = duration_option("--interval", default="1s", help="The time between refreshes.")
 
