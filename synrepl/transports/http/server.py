@@ -6,7 +6,6 @@ Requests have bounded bodies, and error responses no internal details.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -75,7 +74,7 @@ class Services:
     thread: IThread = field(default_factory=ImmediateThread)
     watch: StatusSection | None = None
     invalidator: IInvalidator | None = None
-    rooms: Mapping[str, RoomPart] = MappingProxyType({})
+    rooms: Mapping[str, RoomPart] = field(default_factory=dict)
 
     def not_ready_reasons(self) -> list[str]:
         """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
