@@ -52,6 +52,10 @@ class Room:
     def check_settings(self, settings: Any) -> None:
         """Raise `ConfigError` if settings contradict each other."""
 
+    def role_of(self, settings: Any) -> str:
+        """What a daemon with these settings is in place of a primary, in words; empty if it is one."""
+        return ""
+
     def routes(self) -> "Sequence[Route]":
         """Its routes of the HTTP API."""
         return ()

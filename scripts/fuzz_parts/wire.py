@@ -15,7 +15,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, Network
-from synrepl.transports.settings import UpstreamSettings
+from synrepl.replicas.settings import UpstreamSettings
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.blocks import BlockBuffer
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect

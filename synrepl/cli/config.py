@@ -10,6 +10,7 @@ from synrepl.cli.command import CliCommand, CliError, CliGroup, UsageMistake
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
 from synrepl.errors import ConfigError, StorageError
+from synrepl.rooms import rooms
 
 if TYPE_CHECKING:
     from synrepl.config import Settings
@@ -92,7 +93,7 @@ def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:
 def _lines(built: "Settings", listeners: Iterator[str]) -> Iterator[str]:
     yield from listeners
     name = built.server_name if built.is_named else "that of the log or the upstream"
-    role = f"replica of {', '.join(built.upstream)}" if built.upstream else "primary"
+    role = next(filter(None, (room.role_of(built) for room in rooms())), "primary")
     yield f"{role}; server name {name}; log {built.database}"
     for warning in built.warnings:
         yield click.style(f"warning: {warning}", "yellow")

@@ -18,17 +18,17 @@ from synrepl.config.plain_passwords import plain_passwords
 from synrepl.errors import ConfigError, suggest
 from synrepl.files.settings import FilesSettings
 from synrepl.ingest.settings import IngestSettings
-from synrepl.key_rules import is_loopback_host, refusal, url_refusal
+from synrepl.key_rules import is_loopback_host
 from synrepl.missing_rooms import why_missing
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
-from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
+from synrepl.replication.settings import RetentionSettings
 from synrepl.replication.strategies import serving
 from synrepl.rooms import rooms
 from synrepl.streams.declaration import Declaration
 from synrepl.streams.declared import parse_declarations
-from synrepl.transports.endpoints import LOCAL_TYPES, is_private, split
-from synrepl.transports.settings import ApiSettings, UpstreamSettings, endpoint, endpoints
+from synrepl.transports.endpoints import LOCAL_TYPES, split
+from synrepl.transports.settings import ApiSettings, endpoint, endpoints
 
 if TYPE_CHECKING:
     from synrepl.transports.credentials import Credentials
@@ -37,14 +37,12 @@ GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
     "Listeners and access": "listen http resp resp_ack insecure secret_file keys_file ca_file"
     " certificate_file private_key_file allowed_hosts advertise",
-    "Log and files": "database acks retain_seconds lease_seconds lease_bytes snapshot files fetch_files"
+    "Log and files": "database retain_seconds snapshot files fetch_files"
     " max_file_bytes",
-    "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
-    " stale_seconds refuse_stale_reads trust_stale_keys",
     "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
     " no_federation",
     "Watch": "homeserver homeserver_workers",
-    "Connections": "dialect ping_seconds timeout_seconds request_seconds heartbeat_seconds reader_bytes"
+    "Connections": "dialect ping_seconds timeout_seconds request_seconds reader_bytes"
     " max_body_bytes",
 }
 """The headings of the manual in its order, each with the names of its settings."""
@@ -53,12 +51,9 @@ GROUPS: Final[Mapping[str, str]] = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(
     ApiSettings,
-    CopySettings,
     FilesSettings,
     IngestSettings,
-    RelaySettings,
     RetentionSettings,
-    UpstreamSettings,
 ):
     """The settings of a daemon, with those of its parts, inherited from the settings classes of the parts."""
 
@@ -113,18 +108,6 @@ class Settings(
         metavar="PATH",
         kind="list",
         example="[/etc/matrix-synapse/workers]",
-    )
-    stale_seconds: float = setting(
-        "60s",
-        "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz), as is"
-        " one that has not compared its copy with its upstream since the start.",
-        parse=duration,
-    )
-    trust_stale_keys: bool = setting(
-        False,
-        "Let issued keys write and administer at a replica that has not heard from its upstream for"
-        " stale_seconds, and does not know whether they were revoked.",
-        parse=switch,
     )
     secret_file: Path | None = setting(
         None,
@@ -186,7 +169,7 @@ class Settings(
 
         `flags` maps field names to values, as text or as in the file. Raises `ConfigError`::
 
-            settings = Settings.build({"server_name": "example.org", "lease_bytes": "2GiB"})
+            settings = Settings.build({"server_name": "example.org", "reader_bytes": "2MiB"})
         """
         given = {**(read_file(file, [one.name for one in settings()]) if file is not None else {}), **flags}
         unparsed = dict(given)
@@ -280,8 +263,6 @@ def validate(built: Settings) -> None:
     _check_open(built)
     _check_private(built)
     _check_name(built)
-    if not built.upstream and (built.upstream_streams or built.upstream_writers):
-        raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
     if any(one.for_catch_up for one in built.table_streams) and not (built.has_channel or built.follow):
         raise ConfigError(
             "table_streams: a table with `catch_up: true` only fills gaps, and live facts have no source: set"
@@ -327,7 +308,7 @@ def is_private_listener(description: str) -> bool:
 
 
 def _check_private(built: Settings) -> None:
-    """Refuse listeners that ask for keys, and upstreams that are sent one, where others could read it."""
+    """Refuse listeners that ask for keys where others could read them."""
     if built.insecure:
         return
     is_native = built.dialect is not None and serving(built.dialect).is_replica
@@ -340,12 +321,6 @@ def _check_private(built: Settings) -> None:
                 f"--{name} {description} asks for keys, and others could read them on the way: use tls:, a"
                 " UNIX socket, or loopback behind a proxy that ends TLS; --insecure leaves the keys readable"
             )
-    for where in built.upstream_addresses if built.secret is not None else ():
-        why = url_refusal(where.http, insecure=False) if where.http else ""
-        if where.native and not is_private(where.native):
-            why = refusal(where.native, is_private=False, insecure=False)
-        if why:
-            raise ConfigError(f"--upstream: {why}")
 
 
 def _check_open(built: Settings) -> None:

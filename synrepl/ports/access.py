@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from synrepl.ports.key_authority import AllKeysCount, IKeyAuthority
 from synrepl.ports.key_records import KeyRecord, split_issued
 from synrepl.wire.text import MAX_NAME, is_name
 
@@ -123,14 +124,14 @@ REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
 class Keyring:
     """The accepted secrets: a shared one with all rights, keys of single peers, and issued keys.
 
-    A key of the file goes before an issued one of the same name. `doubt` returns why the issued keys may be
-    out of date here; empty if they are not. `on_old_record` is called with the id and the secret of an issued
-    key whose record is of release 26.11 or before.
+    A key of the file goes before an issued one of the same name. An authority, which is given by `wire`, says
+    whether the issued keys may be out of date here.
     """
 
     def __init__(self, shared: str | None = None, keys: Iterable[Key] = ()) -> None:
-        self.doubt: Callable[[], str] = str
-        self.on_old_record: Callable[[str, str], object] = lambda issued, secret: None
+        self.subscribers: list[Callable[[], object]] = []
+        """Functions to call when other issued keys count."""
+        self._authority: IKeyAuthority = AllKeysCount()
         self._shared = None if shared is None else Key(name="", secret=shared)
         self._by_name = {key.name: key for key in keys}
         self._issued: dict[str, tuple[Key, KeyRecord]] = {}
@@ -138,6 +139,10 @@ class Keyring:
 
     def __repr__(self) -> str:
         return f"<Keyring of {len(self._by_name)} keys, and {len(self._issued)} issued ones>"
+
+    def wire(self, authority: IKeyAuthority) -> None:
+        """Ask this authority about issued keys from now on."""
+        self._authority = authority
 
     @property
     def is_required(self) -> bool:
@@ -168,7 +173,7 @@ class Keyring:
         if record is None or not record.is_of(own):
             return None
         if record.is_old:
-            self.on_old_record(record.id, own)
+            self._authority.old_record_shown(record.id, own)
         return issued
 
     def is_valid(self, key: Key) -> bool:
@@ -189,7 +194,7 @@ class Keyring:
 
     def access(self, key: Key) -> Access:
         """The rights of a peer that has proved this key, as far as its revocation would be known here."""
-        return access_of(key, self.doubt() if key.issued else "")
+        return access_of(key, self._authority.doubt() if key.issued else "")
 
     def access_by_certificate(self, name: str) -> "Access | None":
         """The rights of a peer by the common name of its TLS certificate; None if that is no proof.
@@ -210,6 +215,8 @@ class Keyring:
         found = list(keys)
         self._issued = {one.name: (one.key(), one.record) for one in found if one.revoked_ms is None}
         self._has_issued = bool(found)
+        for subscriber in self.subscribers:
+            subscriber()
 
     def _find_issued(self, name: str) -> tuple[Key | None, KeyRecord | None]:
         return (None, None) if name in self._by_name else self._issued.get(name, (None, None))

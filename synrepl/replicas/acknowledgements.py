@@ -18,8 +18,8 @@ replica has chosen it.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
@@ -30,7 +30,7 @@ from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.tasks import Tasks
 from synrepl.replicas.promises import IPromised, PromiseKeeper
 from synrepl.replication.log_waiters import MAX_WAITERS
-from synrepl.wire.acks import Acks
+from synrepl.wire.acks import NO_ACKS, Acks
 
 Source = tuple[str, str]
 """A stream and a writer."""
@@ -54,7 +54,8 @@ class Acknowledgements:
     """Everything that waits for replicas.
 
     `replicas` returns the subscribed ones; `promises` knows all that may acknowledge. `is_primary` tells
-    whether an acknowledgement counts: that of another primary's history says nothing.
+    whether an acknowledgement counts: that of another primary's history says nothing. `defaults` are the
+    acknowledgements for which an append to a stream waits unless it says so itself.
     """
 
     clock: IClock
@@ -63,12 +64,21 @@ class Acknowledgements:
     _: KW_ONLY
     replicas: Callable[[], Iterable[IAcknowledger]]
     is_primary: Callable[[], bool]
+    defaults: Mapping[str, Acks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._waiting: dict[tuple[Acks, Source], list[tuple[int, int, Deferred[None]]]] = {}
         """Serial, number in the order of arrival, and Deferred of each append; sorted."""
         self._arrived = 0
         self._count = 0
+
+    def default(self, stream: str) -> Acks:
+        """Return whom an append to this stream waits for, unless it says so itself."""
+        return self.defaults.get(stream, NO_ACKS)
+
+    async def promise(self, acks: Acks) -> None:
+        """Note with the log that an append is about to wait for these acknowledgements."""
+        await self.promises.promise(acks)
 
     def check(self, acks: Acks) -> None:
         """Raises `NotForwarded` if these acknowledgements can never come, before anything is stored."""

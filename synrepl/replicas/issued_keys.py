@@ -66,8 +66,8 @@ def read_keys_block(data: bytes) -> list[IssuedKey]:
 class IssuedKeys:
     """The issued keys of a daemon, in its log's notes and in its keyring.
 
-    `refusal` returns why this daemon cannot change them now: it is no primary, or hands over. `subscribers`
-    are called after each change.
+    `refusal` returns why this daemon cannot change them now: it is no primary, or hands over. `doubt` returns
+    why they may be out of date here (`IKeyAuthority`). `subscribers` are called after each change.
     """
 
     _logger = Logger()
@@ -77,6 +77,7 @@ class IssuedKeys:
     tasks: Tasks
     _: KW_ONLY
     refusal: Callable[[], StorageError | None] = lambda: None
+    doubt: Callable[[], str] = str
 
     def __post_init__(self) -> None:
         self.subscribers: list[Callable[[], object]] = []
@@ -89,7 +90,6 @@ class IssuedKeys:
         self._lost: tuple[str, ...] = ()
         self.lost_since = 0.0
         """When the first of `lost` was noticed, in Unix seconds."""
-        self.keyring.on_old_record = self._renew_later
         self._renewing: set[str] = set()
         text = self.log.notes.get("keys")
         self._apply(() if text is None else msgspec.json.decode(text, type=list[IssuedKey]))
@@ -206,7 +206,8 @@ class IssuedKeys:
                 )
             return [one.name for one in found]
 
-    def _renew_later(self, issued: str, secret: str) -> None:
+    def old_record_shown(self, issued: str, secret: str) -> None:
+        """Renew the record of this key, if this daemon may."""
         if self.refusal() is None and issued not in self._renewing:
             self._renewing.add(issued)
             self.tasks.start(self._renew(issued, secret), "renewing the record of a key")

@@ -1,12 +1,26 @@
 """The room of replicas: daemons that copy the log of another one, serve it on, and can take over."""
 
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
 from synrepl.rooms import Command, Room
+
+if TYPE_CHECKING:
+    from synrepl.daemon.parts import DaemonParts, Part
 
 
 class ReplicasRoom(Room):
     """Copies of a log, and which daemon is the primary."""
 
     name = "replicas"
+    headings = MappingProxyType(
+        {
+            "Log and files": "acks lease_seconds lease_bytes",
+            "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
+            " stale_seconds refuse_stale_reads trust_stale_keys",
+            "Connections": "heartbeat_seconds",
+        }
+    )
     commands = (
         Command(
             "replicas",
@@ -36,6 +50,19 @@ class ReplicasRoom(Room):
             "Operate",
         ),
     )
+
+    def settings_class(self) -> type[Any]:
+        from synrepl.replicas.settings import ReplicasSettings
+
+        return ReplicasSettings
+
+    def check_settings(self, settings: Any) -> None:
+        from synrepl.replicas.settings import check_settings
+
+        check_settings(settings)
+
+    def role_of(self, settings: Any) -> str:
+        return f"replica of {', '.join(settings.upstream)}" if settings.upstream else ""
 
     def import_handlers(self) -> None:
         import synrepl.replicas.http.admin_handlers

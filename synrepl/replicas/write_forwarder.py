@@ -24,11 +24,11 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.response_errors import NeverSent, NotForwarded
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
+from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.storage.log import Log
 
 MIB: Final = 1024 * 1024
-TIMEOUT_SECONDS: Final = 10.0
 LOWEST_SECONDS: Final = 0.1
 RETRY_DELAYS: Final = (0.1, 0.2, 0.5, 1.0)
 """Delays before retries after an unknown outcome, with the same idempotency key."""
@@ -39,43 +39,13 @@ MAX_ANSWER_BYTES: Final = 64 * MIB
 Query = Sequence[tuple[bytes, bytes]]
 
 
-class PostedPart(msgspec.Struct, frozen=True):
-    """Valid facts of a stream, each the text of a JSON array of rows; of this daemon without a writer."""
-
-    stream: str
-    facts: Sequence[bytes]
-    writer: str | None = None
-
-
-class Posted(msgspec.Struct, frozen=True, kw_only=True):
-    """An append as a client posted it: the facts of one stream, or with `is_batch` parts that are one append.
-
-    `files` are checksums of files to wait for, `hops` the daemons that have forwarded the facts. `query` is
-    sent on to the primary. `timeout` is in seconds. `owner` is the owner of the idempotency key, None if the
-    client has proved no key: then this daemon's own key at the primary is the owner.
-    """
-
-    parts: Sequence[PostedPart]
-    is_batch: bool = False
-    key: str | None = None
-    owner: str | None = None
-    files: Collection[str] = ()
-    hops: Sequence[str] = ()
-    query: Query = ()
-    timeout: float = TIMEOUT_SECONDS
-
-    @property
-    def stream(self) -> str | None:
-        """The stream of the facts; None for a batch."""
-        return None if self.is_batch else self.parts[0].stream
-
-    def body(self, key: str) -> bytes:
-        """Encode the facts with this idempotency key."""
-        head = b'{"idempotency_key":%b,' % msgspec.json.encode(key)
-        if not self.is_batch:
-            return head + _members(self.parts[0])
-        parts = (b'{"stream":%b,' % msgspec.json.encode(one.stream) + _members(one) for one in self.parts)
-        return b'%b"atomic":true,"appends":[%b]}' % (head, b",".join(parts))
+def body_of(posted: Posted, key: str) -> bytes:
+    """Encode posted facts with this idempotency key."""
+    head = b'{"idempotency_key":%b,' % msgspec.json.encode(key)
+    if not posted.is_batch:
+        return head + _members(posted.parts[0])
+    parts = (b'{"stream":%b,' % msgspec.json.encode(one.stream) + _members(one) for one in posted.parts)
+    return b'%b"atomic":true,"appends":[%b]}' % (head, b",".join(parts))
 
 
 def _members(part: PostedPart) -> bytes:
@@ -180,7 +150,7 @@ class WriteForwarder:
         if posted.owner is not None:
             query.append((b"owner", posted.owner.encode()))
         key = str(uuid4()) if posted.key is None else posted.key
-        return _Write(posted.stream, posted.body(key), key, query, self.clock.seconds() + posted.timeout)
+        return _Write(posted.stream, body_of(posted, key), key, query, self.clock.seconds() + posted.timeout)
 
     async def _forward(self, outcome: "Deferred[Appended | NotForwarded]", write: _Write) -> None:
         self.pending_bytes += len(write.body)

@@ -1,13 +1,14 @@
 """Holdings: the part of the log that a daemon holds, and whether it can be read."""
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import KW_ONLY, dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from synrepl.ports.notes import Notes
 from synrepl.replication.addresses import Address
+from synrepl.replication.hooks import Alone, IRole, ReadRefusal
 from synrepl.wire.filter import ALL, Filter
 
 MAX_NAMED: Final = 10
@@ -20,27 +21,15 @@ def held(notes: Notes) -> Filter:
     return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
 
 
-class ReadRefusal(NamedTuple):
-    """Why a reader is not served: a code for programs, empty if no other daemon can help, and a message."""
-
-    code: str
-    message: str
-
-
 @dataclass(eq=False, repr=False)
 class Holdings:
     """The streams and writers that this daemon can serve. Every transport checks it before serving a reader.
 
-    `notes` returns the log's notes. `joining` says whether this daemon has no complete copy yet, `retired`
-    why its copy must not be read any more (None: it may be). `primary` returns the primary's address, as far
-    as it is known.
+    `notes` returns the log's notes. `role` says whether the log may be read, and which daemon has all of it.
     """
 
     notes: Callable[[], Notes] = Notes
-    _: KW_ONLY
-    joining: Callable[[], bool] = lambda: False
-    retired: Callable[[], ReadRefusal | None] = lambda: None
-    primary: Callable[[], Address] = Address
+    role: IRole = field(default_factory=Alone)
 
     def __post_init__(self) -> None:
         self.subscribers: list[Callable[[ReadRefusal], object]] = []
@@ -61,6 +50,10 @@ class Holdings:
             for subscriber in self.subscribers:
                 subscriber(refusal)
 
+    def primary(self) -> Address:
+        """The primary's address, as far as it is known, if that is another daemon."""
+        return Address() if self.role.is_primary else self.role.primary
+
     @property
     def filter(self) -> Filter:
         """The streams and writers whose facts are held."""
@@ -76,8 +69,8 @@ class Holdings:
         """Why no reader is served, with the address to use instead if known; None if readers are served."""
         if self._is_stopping:
             return ReadRefusal("stopping", "server shutting down")
-        if not self.joining():
-            return self.retired()
+        if self.role.is_whole:
+            return self.role.reading_refusal()
         why = f"this replica has no whole copy yet (joining): {self._ask_instead() or 'try again later'}"
         return ReadRefusal("not_ready", why)
 

@@ -36,6 +36,20 @@ class GivenElsewhere(StorageError):
         self.code = "table_backed" if is_table else "brought_elsewhere"
 
 
+class ReadOnlyHere(StorageError):
+    """This daemon refuses writes.
+
+    `code` gives the reason for programs, `moved_to` the primary's address, if that is another daemon.
+    """
+
+    def __init__(
+        self, code: str, why: str, *, stream: str, moved_to: str = "", retryable: bool = True
+    ) -> None:
+        super().__init__(op="append", why=why, stream=stream, retryable=retryable, tried=False)
+        self.code = code
+        self.moved_to = moved_to
+
+
 class InvalidValue(StorageError):
     """The request has values that the database cannot take, or too many of them: the caller's error."""
 

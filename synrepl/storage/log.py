@@ -18,6 +18,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.append_checks import AppendChecks
 from synrepl.storage.append_errors import KeyReused, append_error
+from synrepl.storage.append_gate import AppendGate
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.checkpoints import Checkpoints
 from synrepl.storage.committer import Committer, detached
@@ -50,6 +51,7 @@ class Log:
       As a mapping: stream to the reason for the refusal. As a collection: the reason is `FROM_TABLE`. In
       other streams `append` gives the next tokens, and `append_assigned` takes facts that have one.
     * `append_refusal(stream, writer)` returns the reason why this writer cannot append now; "" if it can.
+    * `gate` tells whether appends may go in at all; by default they may.
     * `unordered`: streams whose facts may arrive with lower tokens after higher ones.
     * `any_writer`: streams in which each writer may repeat facts of the others.
 
@@ -73,6 +75,7 @@ class Log:
         any_writer: Collection[str] = (),
         append_refusal: Callable[[str, str], str] = lambda stream, writer: "",
         server_name: str = "",
+        gate: AppendGate | None = None,
         max_pending_bytes: int = 64 * MIB,
         max_batch_bytes: int = 4 * MIB,
         max_ephemeral_bytes: int = 8 * MIB,
@@ -80,10 +83,7 @@ class Log:
     ) -> None:
         self.table_streams: frozenset[str] = frozenset()
         """The streams that the primary reads from tables, each writer's facts as they are complete."""
-        self.write_barrier: Callable[[str], StorageError] | None = None
-        """If set, `append` fails with the error that it returns for the stream; so does `append_assigned`,
-        except for ephemeral streams. `copies.follow` is never refused.
-        """
+        self.gate = AppendGate() if gate is None else gate
         self._engine = engine
         self._writing = writing
         self._reading = reading
@@ -354,8 +354,8 @@ class Log:
         refusal = self._check_request(stream, writer, origin)
         if refusal is not None:
             return fail(refusal)
-        if self.write_barrier is not None:
-            return fail(self.write_barrier(stream))
+        if (refusal := self.gate.refusal(stream)) is not None:
+            return fail(refusal)
         refusal = self._checks.check_writer(stream, writer)
         if refusal is not None:
             return fail(refusal)
@@ -395,8 +395,8 @@ class Log:
             refusal = refusal or self._checks.check_writer(stream, writer)
             if refusal is None and stream in self.ephemeral.streams:
                 refusal = append_error(stream, "its facts are in memory, and cannot be part of one append")
-            if refusal is None and self.write_barrier is not None:
-                refusal = self.write_barrier(stream)
+            if refusal is None:
+                refusal = self.gate.refusal(stream)
             if refusal is not None:
                 return fail(refusal)
         if (refusal := self._checks.check_key(ALL_OF_IT, key, owner)) is not None:
@@ -440,8 +440,8 @@ class Log:
             if added:
                 self._notify(added)
             return succeed(appended)
-        if self.write_barrier is not None:
-            return fail(self.write_barrier(stream))
+        if (refusal := self.gate.refusal(stream)) is not None:
+            return fail(refusal)
         assigned = [(writer, token) for writer, token, _ in facts]
         request = AppendRequest(stream, "", [rows for _, _, rows in facts], None, "", assigned)
         return self._committer.enqueue(request, delay=True)

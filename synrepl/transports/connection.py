@@ -19,6 +19,7 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
+from synrepl.replication.connection import ConnectionOwner
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
 from synrepl.transports.send_buffer import immediate_write
@@ -45,42 +46,6 @@ def failure_code(error: BaseException | None) -> str:
     """Return the code of `FollowerEvent` for the error of a connection; empty for most errors."""
     # Twisted raises OverflowError only for a port out of range.
     return "bad_port" if isinstance(error, OverflowError) else getattr(error, "code", "")
-
-
-class ConnectionOwner:
-    """Receives the events of a connection: for a follower, a server, or a replica's conversation.
-
-    This class itself ignores everything. `received` and `block` may raise `RemoteProtocolError`: its text is
-    sent to the peer, and the connection closes.
-    """
-
-    def dialect_known(self, dialect: Dialect) -> None:
-        """Handle the dialect of the peer. Before this call, only lines that do not show it were received."""
-
-    def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Handle received commands, in order."""
-
-    def block(self, payload: Payload) -> None:
-        """Handle a received block."""
-
-    def pause(self) -> None:
-        """Stop sending: the transport's buffer is full."""
-
-    def resume(self) -> None:
-        """Send again: the transport's buffer has room."""
-
-    def half_closed(self) -> bool:
-        """The peer sends nothing more. Return whether the owner closes once the peer has what it asked for.
-
-        Otherwise the connection is closed now.
-        """
-        return False
-
-    def failed(self, why: str) -> None:
-        """An error closes the connection; `lost` follows when it is closed."""
-
-    def lost(self, why: str) -> None:
-        """The connection is closed."""
 
 
 @implementer(IPushProducer, IHalfCloseableProtocol)

@@ -19,11 +19,12 @@ from synrepl.ports.rights import command_operation, refusal
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.forks import is_later
-from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import following, serving
-from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, failure_code
+from synrepl.replication.connection import ConnectionOwner
+from synrepl.transports.connection import ReplicationProtocol, failure_code
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
 from synrepl.transports.limits import RejectedConnection
 from synrepl.wire.address_list import AddressList, Fault, fault_of

@@ -25,7 +25,7 @@ from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.replication.settings import CopySettings
+from synrepl.replicas.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials

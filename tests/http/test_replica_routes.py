@@ -15,9 +15,9 @@ from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replication.addresses import Address
-from synrepl.replication.settings import RelaySettings, stream_acks
+from synrepl.replicas.settings import RelaySettings, stream_acks
 from synrepl.replication.status import NO_REPLICATION, SHOWN
-from synrepl.transports.settings import UpstreamSettings
+from synrepl.replicas.settings import UpstreamSettings
 from synrepl.wire.acks import Acks
 from tests.http.builders import Answer, SiteCase, Talk, receipt
 from tests.http.native_door import Door

@@ -31,7 +31,7 @@ from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.settings import CopySettings, RelaySettings
+from synrepl.replicas.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.facts import Fact
@@ -39,7 +39,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.settings import UpstreamSettings
+from synrepl.replicas.settings import UpstreamSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire import jsontext
 from synrepl.wire.session import AUTO, Keepalive

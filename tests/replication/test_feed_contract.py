@@ -11,7 +11,7 @@ from synrepl.ports.history import BEGINNING, LogPosition
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.relay import attach
-from synrepl.replication.settings import RelaySettings
+from synrepl.replicas.settings import RelaySettings
 from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.grammar import Command
 from synrepl.wire.native import (

@@ -20,7 +20,6 @@ from synrepl.replicas.roles.messages import (
     ClaimRefused,
     HandOver,
     PeerStatus,
-    ReadOnlyHere,
     parse_peer_address,
 )
 from synrepl.replicas.roles.record import RoleRecord

@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from synrepl.replicas.http.peer_clients import PeerHttp
 from synrepl.replicas.replica.replica import RESYNC
-from synrepl.replicas.roles.messages import ReadOnlyHere
+from synrepl.storage.append_errors import ReadOnlyHere
 from synrepl.replicas.services import make_write_forwarder
 from synrepl.replicas.write_forwarder import Posted, PostedPart, WriteForwarder
 from tests.replication.addresses import open_addresses

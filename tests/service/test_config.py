@@ -14,7 +14,7 @@ from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Key, Right
 from synrepl.ports.settings import Setting
-from synrepl.replication.settings import CopySettings
+from synrepl.replicas.settings import CopySettings
 from synrepl.replication.write_policy import StreamWrite
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect

@@ -753,7 +753,7 @@ class ReplicaSimulation(SeededRun):
         open_ = [
             node.name
             for node in self.nodes.values()
-            if node.is_running and node.roles.role == "primary" and node.log.write_barrier is None
+            if node.is_running and node.roles.role == "primary" and node.log.gate.is_open
         ]
         now = self.clock.seconds()
         if len(open_) < 2 or not self._is_peace:

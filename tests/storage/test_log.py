@@ -386,7 +386,7 @@ class AtomicTests(LogCase):
         self.assertIn("may have 1000 facts", str(self.failureResultOf(done, StorageError).value))
         own = log.append("atomic_appends", "w", [b"[[3]]"])
         self.assertIn("the daemon itself writes it", str(self.failureResultOf(own, StorageError).value))
-        log.write_barrier = lambda stream: StorageError(op="append", why=f"not {stream}")
+        log.gate.close(lambda stream: StorageError(op="append", why=f"not {stream}"))
         done = log.append_atomic([("events", "w", [A])], key="k")
         self.assertIn("not events", str(self.failureResultOf(done, StorageError).value))
         self.assertEqual(0, log.head.serial)

@@ -22,7 +22,8 @@ from synrepl.ports.gate import Gate
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.replicas.relay.relay import Relay, attach
-from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol
+from synrepl.replication.connection import ConnectionOwner
+from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles

@@ -27,7 +27,7 @@ from synrepl.ports.history import Lease
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock, Timer
-from synrepl.replication.settings import RelaySettings
+from synrepl.replicas.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.wire.text import is_address
 

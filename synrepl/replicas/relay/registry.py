@@ -29,7 +29,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.settings import RelaySettings
+from synrepl.replicas.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.wire.filter import Filter
@@ -169,8 +169,7 @@ class ReplicaRegistry:
         self.leases.stop()
 
     def _write_refusal(self) -> StorageError | None:
-        barrier = self.log.write_barrier
-        return None if barrier is None else barrier("keys")
+        return self.log.gate.refusal("keys")
 
     def _on_keys(self) -> None:
         self.recheck()

@@ -36,7 +36,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
 from synrepl.replication.machine import Machine
-from synrepl.replication.settings import CopySettings
+from synrepl.replicas.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.wire import native

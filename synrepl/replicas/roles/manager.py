@@ -27,7 +27,6 @@ from synrepl.replicas.roles.messages import (
     HandOver,
     IPeerClient,
     PeerStatus,
-    ReadOnlyHere,
     parse_peer_address,
     plausible_epoch,
 )
@@ -39,8 +38,9 @@ from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
 from synrepl.replicas.roles.states import TRANSITIONS, Role, RoleEvent
 from synrepl.replicas.roles.trust import claim_of, doubt_of_claim
 from synrepl.replication.addresses import Address
-from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.machine import Machine
+from synrepl.storage.append_errors import ReadOnlyHere
 from synrepl.storage.log import Log
 from synrepl.wire.text import identity_error, printable
 
@@ -109,7 +109,7 @@ class RoleManager:
             self.peers,
             role=lambda: self.role,
             find_replica=self._find_replica,
-            on_change=self._update_write_barrier,
+            on_change=self._update_gate,
         )
         self.candidate = HandOverCandidate(
             self.log,
@@ -181,7 +181,7 @@ class RoleManager:
         unnotified = [Address.parse(text) for text in record.told] if record is not None else []
         self.notifier.unnotified = unnotified
         self.rivals.start()
-        self._update_write_barrier()
+        self._update_gate()
         self.notifier.notify(self._store.others(unnotified))
 
     async def started(self) -> None:
@@ -206,14 +206,16 @@ class RoleManager:
         self._stop_replica()
         self.why = ""
         self.rivals.clear()
-        self._update_write_barrier()
+        self._update_gate()
 
-    def _update_write_barrier(self) -> None:
+    def _update_gate(self) -> None:
         """Accept facts as a primary, unless another daemon may be one."""
         if self.role != PRIMARY:
             return
-        is_open = not (self.handover.is_active or self.rivals.is_asking)
-        self.log.write_barrier = None if is_open else self._write_refusal
+        if self.handover.is_active or self.rivals.is_asking:
+            self.log.gate.close(self._write_refusal)
+        else:
+            self.log.gate.open()
         self.owner.role_changed()
 
     def _become_replica(self, event: RoleEvent, where: Address | None) -> "Replica":
@@ -221,7 +223,7 @@ class RoleManager:
         self._stop_replica()
         self.why = ""
         self._primary = where or Address()
-        self.log.write_barrier = self._write_refusal
+        self.log.gate.close(self._write_refusal)
         replica = self.replica = self.owner.follow(where)
         if not self._is_stopped:
             replica.start()
@@ -236,7 +238,7 @@ class RoleManager:
         self.since = self.clock.seconds()
         where = str(self.primary) if self.primary else "its address is unknown"
         self.why = f"another daemon is primary since epoch {record.epoch}: {where}"
-        self.log.write_barrier = self._write_refusal
+        self.log.gate.close(self._write_refusal)
         self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
         self.owner.role_changed()
 
@@ -503,7 +505,7 @@ class RoleManager:
 
     def inquiry_ended(self) -> None:
         """Accept facts, if this is a primary: no other one was found in time."""
-        self._update_write_barrier()
+        self._update_gate()
 
     def _find_replica(self, uuid: str, told: Address) -> Address | None:
         """Where a replica can be asked: by its lease, or where it is listed, if that is what it has told."""

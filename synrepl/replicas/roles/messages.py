@@ -6,8 +6,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.errors import ReplicationError
 from synrepl.ports.history import EpochStart, LogPosition
+from synrepl.ports.response_errors import ErrorResponse, OwnResponse
 from synrepl.replicas.roles.states import Role
 from synrepl.replication.addresses import Address
 from synrepl.wire.error_codes import ERROR_CODES
@@ -15,6 +16,9 @@ from synrepl.wire.text import MAX_ADDRESS, printable
 
 MAX_EPOCH: Final = 2**53
 """The largest plausible epoch: epochs count promotions, restores and losses of facts."""
+
+MAX_MISSING: Final = 100
+"""How many missing files a response names."""
 
 PRIMARY: Final = Role.PRIMARY
 REPLICA: Final = Role.REPLICA
@@ -93,7 +97,7 @@ class IPeerClient(Protocol):
         """Request a daemon's status; with `after` also its first facts after this serial."""
 
 
-class _RoleError(ReplicationError):
+class _RoleError(OwnResponse, ReplicationError):
     """`code` gives the reason for programs. Unless `retryable` is given, the code decides it."""
 
     def __init__(self, code: str, why: str, *, retryable: bool | None = None) -> None:
@@ -102,11 +106,15 @@ class _RoleError(ReplicationError):
         known = ERROR_CODES.get(code)
         self.retryable = bool(known is not None and known.retryable) if retryable is None else retryable
 
+    def response(self) -> ErrorResponse:
+        return ErrorResponse(self.code, str(self), more={"retryable": self.retryable})
+
 
 class CannotPromote(_RoleError):
     """A daemon cannot become primary, hand over or resync now.
 
-    `missing` are the files that it lacks; `more` are further fields of the response.
+    `missing` are the files that it lacks; the response names the first `MAX_MISSING`. `more` are further
+    fields of the response.
     """
 
     def __init__(
@@ -122,23 +130,15 @@ class CannotPromote(_RoleError):
         self.missing = list(missing)
         self.more = dict(more or {})
 
+    def response(self) -> ErrorResponse:
+        more = self.more | {"retryable": self.retryable}
+        if self.missing:
+            more["missing"] = [list(one) for one in self.missing[:MAX_MISSING]]
+        return ErrorResponse(self.code, str(self), status=409, more=more)
+
 
 class ClaimRefused(_RoleError):
     """A claim, or another message of a peer about roles, is refused; no role has changed."""
-
-
-class ReadOnlyHere(StorageError):
-    """This daemon refuses writes.
-
-    `code` gives the reason for programs, `moved_to` the primary's address, if that is another daemon.
-    """
-
-    def __init__(
-        self, code: str, why: str, *, stream: str, moved_to: str = "", retryable: bool = True
-    ) -> None:
-        super().__init__(op="append", why=why, stream=stream, retryable=retryable, tried=False)
-        self.code = code
-        self.moved_to = moved_to
 
 
 def plausible_epoch(epoch: int) -> int:

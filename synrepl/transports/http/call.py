@@ -17,7 +17,8 @@ from synrepl.ports.rights import route_operation
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
-from synrepl.replication.holdings import Holdings, ReadRefusal
+from synrepl.replication.holdings import Holdings
+from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.log_waiters import TooManyWaiting
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check

@@ -8,7 +8,7 @@ from synrepl.ports.rights import is_told
 from synrepl.ports.time import Timer
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.feed import Stop
-from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.log_waiters import Interest
 from synrepl.replication.sender import Sender
 from synrepl.transports.http.call import Call

@@ -18,7 +18,7 @@ from synrepl.replicas.relay.leases import (
     MAX_SIZE_QUERIES,
     Leases,
 )
-from synrepl.replication.settings import RelaySettings
+from synrepl.replicas.settings import RelaySettings
 from synrepl.storage.log import Log
 
 

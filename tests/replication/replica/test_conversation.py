@@ -13,7 +13,7 @@ from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replication.addresses import Address
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.connection import ReplicationProtocol
-from synrepl.transports.settings import UpstreamSettings
+from synrepl.replicas.settings import UpstreamSettings
 from synrepl.wire.blocks import encode_block
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.native import Refused, Welcome, heartbeat_check
