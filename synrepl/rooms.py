@@ -4,7 +4,7 @@ The core names no room. A room declares itself by an entry point of the group ``
 without its folder and that line, everything else works as before.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from types import MappingProxyType
@@ -30,6 +30,19 @@ class Command(NamedTuple):
     heading: str
 
 
+class State(NamedTuple):
+    """A state of a daemon that is worse than that it lacks something: no operator can overlook it.
+
+    `means` is a sentence about it, `what_to_do` what an operator should do (empty: nothing). `kind` is its
+    color on the status page: ``bad`` or ``busy``.
+    """
+
+    word: str
+    means: str
+    what_to_do: str = ""
+    kind: str = "busy"
+
+
 class Room:
     """The declarations of a room; a subclass overrides what it has.
 
@@ -44,6 +57,13 @@ class Room:
     headings: Mapping[str, str] = MappingProxyType({})
     """Its settings, by their heading in the manual: names separated by spaces."""
     commands: tuple[Command, ...] = ()
+    states: tuple[State, ...] = ()
+    """The states in which its part can be (`Part.state`), the most severe first."""
+    page_template = ""
+    """A template of its package with the sections of its part on the status page; empty without any.
+
+    It sees the status, and the macros of ``status.html.j2``.
+    """
 
     def settings_class(self) -> type[Any] | None:
         """The dataclass with its settings (`synrepl.base.settings`); None without any."""
@@ -62,6 +82,20 @@ class Room:
 
     def import_handlers(self) -> None:
         """Import the modules whose functions handle its routes (`synrepl.transports.http.handlers`)."""
+
+    def status_shape(self) -> "Mapping[str, Any]":
+        """The shapes of its keys of the status, as far as clients use them (`synrepl.http_api.shapes`)."""
+        return {}
+
+    def status_tables(
+        self, found: Mapping[str, Any], now: float, *, is_wide: bool = False
+    ) -> "Iterable[Iterable[str]]":
+        """Tables of its keys of a status for ``synrepl status``, each as its lines."""
+        return ()
+
+    def page_names(self) -> Mapping[str, Any]:
+        """What its template of the status page may use by name."""
+        return {}
 
     def metrics_class(self) -> "type[Any] | None":
         """The class of its metrics, made with the registry of a process; None without any."""

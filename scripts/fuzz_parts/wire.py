@@ -11,11 +11,11 @@ from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, conversed, 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
 from synrepl.replicas.native_client import NativeConversation, NativeUpstream
+from synrepl.replicas.settings import UpstreamSettings
 from synrepl.replication.addresses import Address
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, Network
-from synrepl.replicas.settings import UpstreamSettings
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.blocks import BlockBuffer
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect

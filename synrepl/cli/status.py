@@ -13,7 +13,7 @@ from synrepl.cli.command import CliCommand
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, duration_option, output_option
 from synrepl.cli.tables import followers_table, status_lines
 from synrepl.http_api.request_errors import RequestError
-from synrepl.http_api.routes import STATUS
+from synrepl.http_api.all_routes import status_request
 
 interval_option = duration_option("--interval", default="1s", help="The time between refreshes.")
 
@@ -68,7 +68,7 @@ def _watch(daemon: DaemonTarget, interval: float, output: Output, show: Callable
         while True:
             found: Any
             try:
-                found = client.json(STATUS.request())
+                found = client.json(status_request())
                 lines = list(status_lines(found, time.time(), is_wide=output.is_wide))
             except RequestError as error:
                 found = {"error": str(error)}

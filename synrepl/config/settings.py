@@ -21,7 +21,7 @@ from synrepl.ingest.settings import IngestSettings
 from synrepl.key_rules import is_loopback_host
 from synrepl.missing_rooms import why_missing
 from synrepl.ports.access import Key, Keyring
-from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
+from synrepl.ports.settings import Setting, path, paths, setting, size, switch, text
 from synrepl.replication.settings import RetentionSettings
 from synrepl.replication.strategies import serving
 from synrepl.rooms import rooms
@@ -37,13 +37,11 @@ GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
     "Listeners and access": "listen http resp resp_ack insecure secret_file keys_file ca_file"
     " certificate_file private_key_file allowed_hosts advertise",
-    "Log and files": "database retain_seconds snapshot files fetch_files"
-    " max_file_bytes",
+    "Log and files": "database retain_seconds snapshot files fetch_files max_file_bytes",
     "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
     " no_federation",
     "Watch": "homeserver homeserver_workers",
-    "Connections": "dialect ping_seconds timeout_seconds request_seconds reader_bytes"
-    " max_body_bytes",
+    "Connections": "dialect ping_seconds timeout_seconds request_seconds reader_bytes max_body_bytes",
 }
 """The headings of the manual in its order, each with the names of its settings."""
 

@@ -13,9 +13,9 @@ from synrepl.errors import ConfigError
 from synrepl.ports.access import Keyring
 from synrepl.ports.time import sleep
 from synrepl.ports.turn_queue import TurnQueue
-from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
+from synrepl.replication.hooks import IHelloHandler, NoHello
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response
@@ -51,15 +51,15 @@ class Listeners:
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
         self._holdings: Holdings | None = None
-        self._registry: ReplicaRegistry | None = None
+        self._hello: IHelloHandler = NoHello()
         self._tls: list[ServerTls | None] = []
         """For each of `ports`, then for those of `resp`: its certificates, if it speaks TLS."""
 
-    async def open(self, services: Services, registry: ReplicaRegistry, keys: Keyring) -> None:
+    async def open(self, services: Services, keys: Keyring) -> None:
         """Listen at every port. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
         self._holdings = services.publisher.holdings
-        self._registry = registry
+        self._hello = services.hooks.hello
         most = connection_limit(len(settings.listen) + len(settings.resp) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
@@ -69,7 +69,7 @@ class Listeners:
                 clock=self._reactor,
                 metrics=services.metrics,
                 keepalive=settings.keepalive,
-                relays=lambda: registry,
+                hello=self._hello,
                 keys=keys,
                 max_connections=most,
                 queue=self._queue,
@@ -137,8 +137,7 @@ class Listeners:
         """Disconnect all followers, and all replicas with a native connection, with this ERROR."""
         for factory in self._factories:
             factory.close(why)
-        if self._registry is not None:
-            self._registry.close(why)
+        self._hello.close(why)
 
     def history_lost(self, stream: str) -> None:
         """Call `close_followers`, since some followers have facts that the log has discarded.
@@ -186,10 +185,7 @@ class Listeners:
     async def drain(self) -> None:
         """Wait until followers and replicas are disconnected, at most `FAREWELL_SECONDS`."""
         until = self._reactor.seconds() + FAREWELL_SECONDS
-        registry = self._registry
-        while (
-            any(self._protocols()) or (registry and registry.connected)
-        ) and self._reactor.seconds() < until:
+        while (any(self._protocols()) or self._hello.connected) and self._reactor.seconds() < until:
             await sleep(self._reactor, 0.01)
         self._factories = []
         self._queue.stop()

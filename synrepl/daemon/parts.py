@@ -11,7 +11,9 @@ from synrepl.daemon.listeners import Listeners
 from synrepl.ports.access import LOCAL, Access, Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
+from synrepl.ports.time import ExpiryClock
 from synrepl.replication.declared_streams import DeclaredStreams
+from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.storage.log import Log
@@ -32,6 +34,10 @@ class Part:
     def stop(self) -> Awaitable[None] | None:
         """Stop."""
 
+    def hooks(self) -> Hooks | None:
+        """What it answers in place of a daemon alone; None if it leaves that to others."""
+        return None
+
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
         """Its keys of the status, as far as a peer with these rights may see them."""
         return {}
@@ -39,6 +45,22 @@ class Part:
     def problems(self) -> Sequence[Problem]:
         """The errors of the status, first those that make the daemon not ready."""
         return ()
+
+    def state(self) -> str:
+        """In which state of its room (`Room.states`) this daemon is; empty if in none."""
+        return ""
+
+    def what_to_do(self, access: Access = LOCAL) -> Sequence[str]:
+        """What an operator should do about its part of the status, beside what its state says."""
+        return ()
+
+    def lag_seconds(self) -> float:
+        """Seconds since this daemon was last up to date, as far as it is concerned."""
+        return 0.0
+
+    def lag_rows(self) -> int:
+        """The number of facts that are known to be missing, as far as it is concerned."""
+        return 0
 
     def warnings(self, access: Access = LOCAL) -> Sequence[str]:
         """What needs attention elsewhere, each in a line."""
@@ -65,5 +87,7 @@ class DaemonParts:
     declared: DeclaredStreams
     refused: RefusedFacts
     listeners: Listeners
+    expiry: ExpiryClock
+    """By which leases and old facts expire."""
     rooms: Mapping[str, Part]
     """The parts that were made before, by the names of their rooms."""

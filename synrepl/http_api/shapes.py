@@ -74,7 +74,7 @@ _WORDS: Final[dict[Any, str]] = {
     dict: "an object",
 }
 
-_SECONDS: Final = (float, None)
+SECONDS: Final = (float, None)
 """A time that may be unknown, or infinite."""
 
 _GAP: Final = {"stream": str, "writer": str}
@@ -82,30 +82,9 @@ _GAP: Final = {"stream": str, "writer": str}
 _SOURCE: Final = {
     "why": str,
     "lag_rows": int,
-    "lag_seconds": _SECONDS,
+    "lag_seconds": SECONDS,
     "gaps": [_GAP],
     "lost": [_GAP],
-}
-
-LEASE: Final = {
-    "uuid": str,
-    "name": str,
-    "registered": bool,
-    "serial": int,
-    "held_bytes": int,
-    "used": float,
-    "ended": _SECONDS,
-    "ends_after_seconds": float,
-    "reason": str,
-}
-
-KEY: Final = {
-    "name": str,
-    "rights": [str],
-    "streams": ([str], None),
-    "instances": ([str], None),
-    "made": float,
-    "revoked": (float, None),
 }
 
 REFUSED: Final = {
@@ -146,37 +125,7 @@ STATUS: Final = {
     "history": str,
     "trimmed_upto": int,
     "lag_rows": int,
-    "lag_seconds": _SECONDS,
-    "upstream": (
-        None,
-        {
-            "address": str,
-            "state": str,
-            "why": str,
-            "serial": int,
-            "heard_seconds_ago": _SECONDS,
-            "refusal": (None, {"code": str, "message": str}),
-            "join": (
-                None,
-                {"done": int, "total": int, "rows_per_second": float, "eta_seconds": _SECONDS},
-            ),
-            "only_here": [str],
-        },
-    ),
-    "replicas": [
-        {
-            "name": str,
-            "state": str,
-            "relay": (str, None),
-            "serial": int,
-            "lag_rows": int,
-            "lag_seconds": _SECONDS,
-            "seen": _SECONDS,
-            "address": str,
-            "why": str,
-        }
-    ],
-    "leases": [LEASE],
+    "lag_seconds": SECONDS,
     "files": (
         None,
         {
@@ -203,7 +152,7 @@ STATUS: Final = {
             "dialect": (str, None),
             "behind": bool,
             "lag_rows": int,
-            "lag_seconds": _SECONDS,
+            "lag_seconds": SECONDS,
             "serial": (int, None),
             "connected_seconds": float,
         }
@@ -214,5 +163,5 @@ STATUS: Final = {
     "following": [{"endpoint": str, "connected": bool, **_SOURCE}],
     "tables": [{"stream": str}],
     "writers": [{"stream": str, "writer": str}],
-    "stuck": [{"stream": str, "writer": str, "token": int, "behind": int, "seconds": _SECONDS}],
+    "stuck": [{"stream": str, "writer": str, "token": int, "behind": int, "seconds": SECONDS}],
 }

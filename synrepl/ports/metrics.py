@@ -151,15 +151,6 @@ class Metrics:
             "How long another program keeps the write-ahead log of a log in SQLite from being shortened.",
         )
         self.role = gauge("role", "1 for this daemon's current role: primary, replica or fenced.", ["role"])
-        self.claims_refused = counter(
-            "claims_refused", "Refused claims of other daemons to be primary.", ["code"]
-        )
-        self.later_epochs = counter(
-            "later_epochs", "Refusals of replicas that know a later epoch than this primary."
-        )
-        self.replicas = gauge("replicas", "Known replicas, by state.", ["state"])
-        self.lease_used = gauge("lease_used_ratio", "Used share of the fullest lease; at 1 it ends.")
-        self.join_remaining = gauge("catchup_remaining_rows", "Facts that this replica lacks while joining.")
         self.files_stored = gauge("files_stored", "Stored files.")
         self.files_stored_bytes = gauge("files_stored_bytes", "Bytes of the stored files.")
         self.files_wanted = gauge("files_wanted", "Missing files that are queued to be fetched.")

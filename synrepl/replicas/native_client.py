@@ -29,13 +29,13 @@ from synrepl.replicas.replica.conversation import (
     SnapshotMeta,
     UpstreamKeys,
 )
+from synrepl.replicas.settings import UpstreamSettings
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
-from synrepl.streams.facts import decode_facts
 from synrepl.replication.connection import ConnectionOwner
+from synrepl.streams.facts import decode_facts
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.credentials import Credentials, is_local
-from synrepl.replicas.settings import UpstreamSettings
 from synrepl.wire import native
 from synrepl.wire.blocks import Payload
 from synrepl.wire.commands import Error, Ping, Server

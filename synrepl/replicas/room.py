@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from synrepl.rooms import Command, Room
 
 if TYPE_CHECKING:
-    from synrepl.daemon.parts import DaemonParts, Part
+    pass
 
 
 class ReplicasRoom(Room):

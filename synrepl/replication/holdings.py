@@ -37,6 +37,10 @@ class Holdings:
         self._is_stopping = False
         self._told = ""
 
+    def wire(self, role: IRole) -> None:
+        """Serve readers as this role allows."""
+        self.role = role
+
     def stop(self) -> None:
         """Let all readers leave: the daemon is stopping."""
         self._is_stopping = True

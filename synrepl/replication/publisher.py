@@ -20,6 +20,7 @@ from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.follower_sender import FollowerSender, pump_all
 from synrepl.replication.holdings import Holdings
+from synrepl.replication.hooks import IForwarding, IRole
 from synrepl.replication.lag import Lag
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.ring import Ring
@@ -88,7 +89,7 @@ class Publisher:
         self.clock = clock
         self.metrics = metrics
         self.instance = instance
-        self.holdings = Holdings()
+        self.holdings = Holdings(lambda: log.notes)
         self._ring_bytes = ring_bytes
         self.ring = self._make_ring()
         self.waiters = LogWaiters(log, clock)
@@ -122,6 +123,11 @@ class Publisher:
         self._pump_timer = Timer(clock, self._pump)
         log.subscribe(self._committed)
         log.copies.on_epoch_started(self._on_epoch_started)
+
+    def wire(self, role: IRole, forwarding: IForwarding) -> None:
+        """Serve readers as the role allows, and store what followers send where it says."""
+        self.holdings.wire(role)
+        self.follower_commands.wire(forwarding)
 
     # -- followers -----------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Status: this daemon's own report, problems first. It can be built even while errors persist."""
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -11,69 +11,51 @@ import msgspec
 
 from synrepl.html.humanize import counted, size, span
 from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.history import EpochStart
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.problems import Problem
-from synrepl.replicas.relay.leases import WARN_AT
+from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.rooms import State, rooms as installed_rooms
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.filter import Filter
 from synrepl.wire.text import printable
 
-STATES: Final = {
-    "failing": "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
-    "stopped": "this copy is ahead of its upstream, or its history differs: an operator must decide (resync)",
-    "fenced": "another daemon is primary; this one refuses appends",
-    "joining": "this replica has no complete copy yet, and answers no reads",
-    "stale": "this replica was last up to date longer ago than --stale-seconds, or has not compared its copy"
-    " with its upstream since the start; it may lack newer facts, and its facts are still sent",
-    "handing over": "another daemon is becoming primary; appends are refused for a moment",
-    "behind": "an upstream, a table or Redis cannot be read, facts or files are missing, or there is another"
-    " error; stored facts are still sent",
-    "serving": "appends are accepted (a replica forwards them to its primary), and facts are sent",
-}
-"""The values of `state`, the most severe first."""
-
-WHAT_TO_DO: Final = {
-    "failing": "read the error: mostly the disk is full, or the database cannot be reached; facts are"
+FAILING: Final = State(
+    "failing",
+    "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
+    "read the error: mostly the disk is full, or the database cannot be reached; facts are"
     " accepted again by themselves (manual: howto/operate)",
-    "stopped": "synrepl resync saves the facts that only this copy has to a file, and joins again"
-    " (manual: howto/replicas)",
-    "fenced": "run synrepl resync to become a replica of the other daemon; or, if the other daemon is not"
-    " primary after all, synrepl promote --force (manual: howto/replicas)",
-    "stale": "start the primary again, or the network to it; if it is lost for good, make this replica the"
-    " primary: synrepl promote --force (manual: howto/replicas)",
-    "behind": "read the errors; most end by themselves when the source is back (manual: howto/operate)",
-}
-"""What an operator should do in a state; nothing in the others. The manual is docs/ of the source."""
+    kind="bad",
+)
+BEHIND: Final = State(
+    "behind",
+    "an upstream, a table or Redis cannot be read, facts or files are missing, or there is another"
+    " error; stored facts are still sent",
+    "read the errors; most end by themselves when the source is back (manual: howto/operate)",
+)
+SERVING: Final = State(
+    "serving",
+    "appends are accepted (a replica forwards them to its primary), and facts are sent",
+    kind="good",
+)
 
-LOST_REPLICA: Final = (
-    "start the lost replica again, or, if it is gone for good, end its lease, which retains facts for it:"
-    " synrepl leases drop NAME (manual: howto/replicas)"
-)
-ENDED_REPLICA: Final = (
-    "a replica whose lease has ended must join again when it is back: synrepl leases add NAME admits one that"
-    " was dropped (manual: howto/replicas)"
-)
+
+@cache
+def states() -> Mapping[str, State]:
+    """Return the values of `state`, the most severe first: those of the core and of all installed rooms."""
+    found = (FAILING, *(one for room in installed_rooms() for one in room.states), BEHIND, SERVING)
+    return MappingProxyType({one.word: one for one in found})
+
 
 RATE_FACTS: Final = 1_000
 RATE_SECONDS: Final = 60.0
 """The rate is that of the facts of the last minute, as far as the newest `RATE_FACTS` show it."""
 
 SHOWN: Final = 200
-"""Replicas and leases listed, those in the worst state first; the rest are counted."""
-
-REPLICA_TROUBLES: Final = ("ended", "lost", "behind")
-"""The states of replicas that need attention, the worst first. A ``never seen`` replica may still connect."""
-
-STATE_WORDS: Final = {"ended": "whose lease has ended"}
-"""How a sentence says a state of a replica, where the word alone is not clear."""
-
-BEHIND_SECONDS: Final = 1.0
-"""A replica that is fewer seconds behind than this needs no attention."""
+"""Entries listed; the rest are counted."""
 
 LOW_SHARE: Final = 0.1
 LOW_BYTES: Final = 1024**3
@@ -116,6 +98,18 @@ class RoomPart(Protocol):
     def problems(self) -> Sequence[Problem]:
         """The errors of the status, first those that make the daemon not ready."""
 
+    def state(self) -> str:
+        """In which state of its room this daemon is; empty if in none."""
+
+    def what_to_do(self, access: Access = LOCAL) -> Sequence[str]:
+        """What an operator should do about its part of the status, beside what its state says."""
+
+    def lag_seconds(self) -> float:
+        """Seconds since this daemon was last up to date, as far as it is concerned."""
+
+    def lag_rows(self) -> int:
+        """The number of facts that are known to be missing, as far as it is concerned."""
+
     def warnings(self, access: Access = LOCAL) -> Sequence[str]:
         """What needs attention elsewhere, each in a line."""
 
@@ -142,16 +136,6 @@ NO_INGEST: Final[dict[str, Any]] = {
     "following": [],
     "stuck": [],
 }
-NO_REPLICATION: Final[dict[str, Any]] = {
-    "role": "primary",
-    "state": "",
-    "name": "",
-    "holds": "",
-    "upstream": None,
-    "replicas": [],
-    "leases": [],
-    "epoch_starts": [],
-}
 
 
 def build_status(
@@ -160,7 +144,7 @@ def build_status(
     publisher: Publisher,
     table: StreamTable,
     ingest: FactReceiver | None,
-    replication: FactReceiver | None,
+    hooks: Hooks | None = None,
     files: StatusPart | None = None,
     watch: StatusSection | None = None,
     refused: RefusedFacts | None = None,
@@ -181,31 +165,34 @@ def build_status(
     now = clock.seconds()
     is_healthy, why = log.healthy
     errors = [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
-    replicated = _seen(dict(NO_REPLICATION if replication is None else replication.status()), access)
-    state = replicated.pop("state")
-    if errors:
-        state = "failing"
-    parts: list[StatusPart | RoomPart] = [part for part in (replication, ingest, files) if part is not None]
-    parts += rooms.values()
+    worst = [] if is_healthy else [FAILING.word]
+    worst += [one.state() for one in rooms.values()]
+    parts: list[StatusPart | RoomPart] = [*rooms.values()]
+    parts += [part for part in (ingest, files) if part is not None]
     problems = [problem for part in parts for problem in part.problems()]
     errors += [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
+    order = states()
+    state = next((word for word in order if word in worst), BEHIND.word if errors else SERVING.word)
+    todo = [order[state].what_to_do] if order[state].what_to_do else []
+    hooks = hooks or Hooks()
     followers = _followers(publisher, now)
-    lagging = [part for part in (ingest, replication) if part is not None]
+    lagging: list[FactReceiver | RoomPart] = [*rooms.values()]
+    lagging += [] if ingest is None else [ingest]
     section = files.status() if files is not None and access.sees("files") else None
     disk = _disk(log, access)
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
     return {
-        "role": "primary",
-        "state": state or ("behind" if errors else "serving"),
+        "role": hooks.role.role,
+        "state": state,
         "errors": errors,
         "warnings": [
-            *_warnings(replicated, followers, section),
+            *(line for part in rooms.values() for line in part.warnings(access)),
+            *_warnings(followers, section),
             *_disk_warnings(disk),
             *_refused_warnings(refused),
-            *(line for part in rooms.values() for line in part.warnings(access)),
         ],
-        "what_to_do": list(_what_to_do(state or ("behind" if errors else "serving"), replicated)),
+        "what_to_do": [*todo, *(line for part in rooms.values() for line in part.what_to_do(access))],
         "server_name": server_name,
         "instance": instance,
         "epoch": log.head.epoch,
@@ -216,7 +203,10 @@ def build_status(
         "uuid": log.uuid,
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
-        **_bounded(replicated),
+        "holds": publisher.holdings.describe(),
+        "epoch_starts": [
+            msgspec.to_builtins(start.seen_by(access.streams)) for start in log.head.epoch_starts
+        ],
         "files": section,
         "refused": None if refused is None or access.streams is not None else _refused(refused),
         "homeserver": None if watch is None or access.streams is not None else watch.status(),
@@ -278,34 +268,6 @@ def _refused_warnings(refused: RefusedFacts | None) -> Iterator[str]:
         yield f"{counted(unkept, 'fact')} could not be read, and there was no room to keep what was sent"
 
 
-def own_readers(described: Iterable[dict[str, Any]], access: Access) -> list[dict[str, Any]]:
-    """Return the replicas or leases that the peer may see: all, or those of its key if that is limited."""
-    return [one for one in described if access.streams is None or one["key"] == access.key]
-
-
-def _seen(status: dict[str, Any], access: Access) -> dict[str, Any]:
-    """The part of the replication's status that the peer may see."""
-    if access.streams is None:
-        return status
-    starts = msgspec.convert(status["epoch_starts"], list[EpochStart])
-    return {
-        **status,
-        "replicas": own_readers(status["replicas"], access),
-        "leases": own_readers(status["leases"], access),
-        "epoch_starts": [msgspec.to_builtins(start.seen_by(access.streams)) for start in starts],
-    }
-
-
-def _what_to_do(state: str, replicated: Mapping[str, Any]) -> Iterator[str]:
-    if state in WHAT_TO_DO:
-        yield WHAT_TO_DO[state]
-    states = {replica["state"] for replica in replicated["replicas"]}
-    if "lost" in states:
-        yield LOST_REPLICA
-    if "ended" in states:
-        yield ENDED_REPLICA
-
-
 def _rate(publisher: Publisher, now: float, started_at: float) -> float:
     """The facts per second that were committed lately."""
     began = max(now - RATE_SECONDS, started_at)
@@ -315,32 +277,8 @@ def _rate(publisher: Publisher, now: float, started_at: float) -> float:
     return round((len(times) - bisect_left(times, began * 1000)) / max(now - began, 1.0), 3)
 
 
-def _bounded(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The same status with at most `SHOWN` replicas and leases, and the number of the rest."""
-    shown = dict(status)
-    for kind in ("replicas", "leases"):
-        shown[kind] = status[kind][:SHOWN]
-        shown[f"more_{kind}"] = len(status[kind]) - len(shown[kind])
-    return shown
-
-
-def _warnings(
-    replicated: Mapping[str, Any], followers: list[dict[str, Any]], files: Mapping[str, Any] | None
-) -> Iterator[str]:
-    """Return what needs attention elsewhere: replicas, leases, followers, quarantined files."""
-    states = Counter(
-        replica["state"]
-        for replica in replicated["replicas"]
-        # Under load a replica is always a moment behind.
-        if replica["state"] != "behind" or replica["lag_seconds"] >= BEHIND_SECONDS
-    )
-    counts = [(states[state], state) for state in REPLICA_TROUBLES if states[state]]
-    if counts:
-        (first, state), *others = ((count, STATE_WORDS.get(state, state)) for count, state in counts)
-        others_text = (f", {count:,} {other}" for count, other in others)
-        yield f"{counted(first, 'replica')} {state}{''.join(others_text)}"
-    if used := sum(lease["ended"] is None and lease["used"] >= WARN_AT for lease in replicated["leases"]):
-        yield f"{counted(used, 'lease')} nearly used up"
+def _warnings(followers: list[dict[str, Any]], files: Mapping[str, Any] | None) -> Iterator[str]:
+    """Return what needs attention elsewhere: followers, quarantined files."""
     if behind := sum(follower["behind"] for follower in followers):
         yield f"{counted(behind, 'follower')} behind"
     if files is not None and files["quarantined"]:

@@ -25,7 +25,6 @@ from synrepl.transports.failures import PEER_CLOSED, address_text, describe_fail
 from synrepl.transports.send_buffer import immediate_write
 from synrepl.wire.blocks import Payload
 from synrepl.wire.codec import MAX_LENGTH
-from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import LINE_TOO_LONG, Action, Close, Deliver, Send, Session

@@ -18,12 +18,12 @@ from synrepl.ports.metrics import Metrics
 from synrepl.ports.rights import command_operation, refusal
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
+from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.forks import is_later
-from synrepl.replication.hooks import ReadRefusal
+from synrepl.replication.hooks import IHelloHandler, NoHello, ReadRefusal
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import following, serving
-from synrepl.replication.connection import ConnectionOwner
 from synrepl.transports.connection import ReplicationProtocol, failure_code
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
 from synrepl.transports.limits import RejectedConnection
@@ -38,8 +38,6 @@ from synrepl.wire.text import MAX_ADDRESS, printable
 
 if TYPE_CHECKING:
     # Imported for types only: a daemon without followers should not load these modules.
-    from synrepl.replicas.relay.registry import ReplicaRegistry
-    from synrepl.replicas.relay.relay import Relay
     from synrepl.replication.follower.follower import Follower
 
 MAX_CONNECTIONS: Final = 10_000
@@ -60,7 +58,7 @@ class _ServerSide(ConnectionOwner):
     def __init__(self, factory: "PublisherFactory", protocol: ReplicationProtocol) -> None:
         self._factory = factory
         self._protocol = protocol
-        self._owner: ServedFollower | Relay = factory.publisher.attach(protocol, protocol.access or LOCAL)
+        self._owner: ServedFollower | ConnectionOwner = factory.publisher.attach(protocol, protocol.access or LOCAL)
         self._dialect: Dialect | None = None
         self._is_served = False
 
@@ -70,14 +68,9 @@ class _ServerSide(ConnectionOwner):
             if self._refusal() is None:
                 self._serve()
             # Otherwise `received` refuses: a follower of synrepl gives its mark first.
-        elif self._factory.relays is None:
-            self._protocol.fail("this daemon serves no replicas")
         else:
             self._owner.lost("the peer is a replica")
-            # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
-            from synrepl.replicas.relay.relay import attach
-
-            self._owner = attach(self._factory.relays(), self._protocol)
+            self._owner = self._factory.hello.serve(self._protocol)
 
     def _serve(self) -> None:
         assert isinstance(self._owner, ServedFollower)
@@ -163,7 +156,7 @@ class _ServerSide(ConnectionOwner):
 
 @dataclass(eq=False, repr=False)
 class PublisherFactory(Factory):
-    """Serves followers, and replicas if there is a registry (`relays`) for them.
+    """Serves followers, and peers that say HELLO as `hello` does.
 
     With `dialect` None, each connection's dialect is detected. A connection beyond `max_connections` gets an
     ERROR line and is closed. `server_name` is the name to greet with; a function gives the current one.
@@ -177,7 +170,7 @@ class PublisherFactory(Factory):
     clock: IClock
     metrics: Metrics
     keepalive: Keepalive = KEEPALIVE
-    relays: "Callable[[], ReplicaRegistry] | None" = None
+    hello: IHelloHandler = field(default_factory=NoHello)
     max_connections: int = MAX_CONNECTIONS
     queue: TurnQueue | None = None
     keys: Keyring = field(default_factory=Keyring)

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from synrepl.cli import main
 from synrepl.cli.options import DaemonTarget
 from synrepl.http_api.route import HttpRequest
-from synrepl.http_api.routes import ADD_KEY
+from synrepl.replicas.routes import ADD_KEY
 
 NOW = 1_000.0
 

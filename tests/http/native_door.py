@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from synrepl.http_api.routes import CONNECTION, OCTETS, OFFSET
+from synrepl.http_api.routes import OCTETS
+from synrepl.replicas.routes import CONNECTION, OFFSET
 from tests.http.builders import Answer, SiteCase
 from tests.replication.clusters import RawReplica
 

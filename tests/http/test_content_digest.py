@@ -6,7 +6,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.web.http_headers import Headers
 
 from synrepl.errors import NotConnected
-from synrepl.http_api.routes import PROMOTE
+from synrepl.replicas.routes import PROMOTE
 from synrepl.transports.http.headers import content_digest, matches_digest
 from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import SiteCase, receipt

@@ -10,7 +10,6 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.http_api.routes import OFFSET
 from synrepl.ports.access import Keyring
 from synrepl.ports.history import EMPTY, LogPosition
 from synrepl.ports.response_errors import NeverSent
@@ -23,9 +22,10 @@ from synrepl.replicas.http.native_endpoint import (
 from synrepl.replicas.native_client import NativeConversation, NativeUpstream
 from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.replica.replica import Replica
+from synrepl.replicas.routes import OFFSET
+from synrepl.replicas.settings import CopySettings
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.replicas.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials

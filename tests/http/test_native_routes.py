@@ -5,9 +5,9 @@ from typing import Any, Final
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.http_api.routes import CONNECTION, NATIVE_BYTES
 from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
 from synrepl.replicas.http import native_handlers as native_routes
+from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES
 from synrepl.transports.connection import STALLED_SECONDS
 from synrepl.wire.native import Join
 from tests.http.builders import receipt

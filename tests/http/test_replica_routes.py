@@ -14,10 +14,9 @@ from synrepl.replicas.relay.leases import DROPPED, MAX_ANONYMOUS
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
+from synrepl.replicas.settings import RelaySettings, UpstreamSettings, stream_acks
 from synrepl.replication.addresses import Address
-from synrepl.replicas.settings import RelaySettings, stream_acks
 from synrepl.replication.status import NO_REPLICATION, SHOWN
-from synrepl.replicas.settings import UpstreamSettings
 from synrepl.wire.acks import Acks
 from tests.http.builders import Answer, SiteCase, Talk, receipt
 from tests.http.native_door import Door

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.chromium import Chromium, find_chromium
 from scripts.staging import Stage, ask
-from synrepl.http_api.routes import ADD_LEASE
+from synrepl.replicas.routes import ADD_LEASE
 from tests.service.processes import Daemon
 
 PROGRAM = find_chromium()

@@ -15,8 +15,8 @@ from synrepl.errors import ConfigError
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import BlockingClient, NotADaemon
 from synrepl.replicas.http.peer_clients import HttpFiles
-from synrepl.transports.http.http_client import HttpClient
 from synrepl.replicas.settings import parse_upstream as upstream
+from synrepl.transports.http.http_client import HttpClient
 
 SHA256 = "a" * 64
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Final, Protocol
 
-from synrepl.http_api.routes import CONNECTION, NATIVE_BYTES, OCTETS, OFFSET
+from synrepl.http_api.routes import OCTETS
+from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES, OFFSET
 from synrepl.wire.codec import LineBuffer
 from synrepl.wire.native import VERSION
 from tests.service.processes import Daemon

@@ -26,12 +26,12 @@ from synrepl.replicas.replica.conversation import IUpstream
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
+from synrepl.replicas.settings import CopySettings, RelaySettings, UpstreamSettings
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.publisher import Publisher
-from synrepl.replicas.settings import CopySettings, RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.facts import Fact
@@ -39,7 +39,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.credentials import Credentials
-from synrepl.replicas.settings import UpstreamSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire import jsontext
 from synrepl.wire.session import AUTO, Keepalive

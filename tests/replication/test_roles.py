@@ -25,6 +25,7 @@ from synrepl.replicas.roles.messages import (
 from synrepl.replicas.roles.record import RoleRecord
 from synrepl.replicas.roles.rivals import INQUIRY_INTERVAL
 from synrepl.replication.addresses import Address
+from synrepl.storage.append_errors import ReadOnlyHere
 from tests.replication.clusters import FakeCluster
 from tests.replication.nodes import FakeNode
 

@@ -9,9 +9,9 @@ from twisted.python.failure import Failure
 
 from synrepl.replicas.http.peer_clients import PeerHttp
 from synrepl.replicas.replica.replica import RESYNC
-from synrepl.storage.append_errors import ReadOnlyHere
 from synrepl.replicas.services import make_write_forwarder
 from synrepl.replicas.write_forwarder import Posted, PostedPart, WriteForwarder
+from synrepl.storage.append_errors import ReadOnlyHere
 from tests.replication.addresses import open_addresses
 from tests.replication.clusters import FakeCluster
 

@@ -12,7 +12,7 @@ from synrepl.cli.command import CliCommand, CliError, CliGroup
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.tables import table
 from synrepl.html.humanize import span
-from synrepl.http_api.routes import ADD_KEY, KEYS, REVOKE_KEY
+from synrepl.replicas.routes import ADD_KEY, KEYS, REVOKE_KEY
 from synrepl.wire.text import printable
 
 

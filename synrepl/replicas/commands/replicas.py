@@ -9,8 +9,8 @@ import click
 
 from synrepl.cli.command import CliCommand
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
-from synrepl.cli.tables import leases_table, replicas_table
-from synrepl.http_api.routes import ADD_LEASE, DROP_LEASE, LEASES
+from synrepl.replicas.commands.tables import leases_table, replicas_table
+from synrepl.replicas.routes import ADD_LEASE, DROP_LEASE, LEASES
 
 BAD: Final = frozenset({"lost", "behind", "ended"})
 

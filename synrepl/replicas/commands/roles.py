@@ -13,8 +13,8 @@ from synrepl.cli.options import DaemonTarget, Output, confirm, daemon_options, d
 from synrepl.cli.progress import Advance, post_and_watch
 from synrepl.cli.tables import address
 from synrepl.http_api.request_errors import HttpError
-from synrepl.http_api.routes import PROMOTE, RESYNC
 from synrepl.http_client import ConnectError
+from synrepl.replicas.routes import PROMOTE, RESYNC
 from synrepl.wire.text import printable
 
 TIMEOUT_SECONDS: Final = 180.0

@@ -28,10 +28,11 @@ from zope.interface import implementer
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
-from synrepl.http_api.routes import CONNECTION, NATIVE, NATIVE_BYTES, OCTETS, OFFSET
+from synrepl.http_api.routes import OCTETS
 from synrepl.ports.time import Timer
 from synrepl.replicas.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replicas.replica.conversation import RefusedByUpstream
+from synrepl.replicas.routes import CONNECTION, NATIVE, NATIVE_BYTES, OFFSET
 from synrepl.transports.connection import STALLED_SECONDS
 from synrepl.transports.failures import describe_error
 from synrepl.transports.http.http_client import HttpClient

@@ -15,15 +15,17 @@ from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.http_api import routes
-from synrepl.http_api.routes import CONNECTION, NATIVE_BYTES, OCTETS, OFFSET
+from synrepl.http_api.routes import OCTETS
 from synrepl.ports.access import Access
 from synrepl.ports.gate import Gate
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
-from synrepl.replicas.relay.relay import Relay, attach
+from synrepl.replicas.relay.relay import Relay
+from synrepl.replicas import routes
+from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES, OFFSET
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.transports.connection import ReplicationProtocol
+from synrepl.replicas.part import registry_of
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
@@ -49,7 +51,7 @@ class ReceivedAnswer(msgspec.Struct, frozen=True):
 @handles(routes.NATIVE)
 async def connect(call: Call) -> None:
     """Open a native connection, and write what it sends until it is closed, or its peer disconnects."""
-    registry, services, transports = call.registry, call.services, call.api.native_transports
+    registry, services, transports = registry_of(call), call.services, call.api.native_transports
     if len(transports) >= MAX_CONNECTIONS:
         why = f"this daemon has {MAX_CONNECTIONS} native connections over HTTP, its limit: retry later"
         raise ApiError("out_of_descriptors", why)
@@ -62,7 +64,7 @@ async def connect(call: Call) -> None:
     )
     protocol = ReplicationProtocol(
         session,
-        lambda connection: _ReplicaSide(attach(registry, connection)),
+        lambda connection: _ReplicaSide(registry.serve(connection)),
         services.clock,
         services.metrics,
         logger=call.api.limited_logger,

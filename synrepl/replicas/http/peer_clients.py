@@ -13,10 +13,11 @@ from zope.interface import implementer
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.http_api.request_errors import HttpError, read_error
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.http_api.routes import CLAIM, GET_FILE, HANDOVER, PUT_FILE, REPLICATION
+from synrepl.http_api.routes import GET_FILE, PUT_FILE
 from synrepl.ports.gate import Gate
 from synrepl.ports.history import LogPosition
 from synrepl.replicas.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
+from synrepl.replicas.routes import CLAIM, HANDOVER, REPLICATION
 from synrepl.replication.addresses import Address
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import MAX_ERROR_BYTES, NO_HEADERS, HttpClient

@@ -4,27 +4,21 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.http_api.routes import MAX_NEWER, REPLICATION
 from synrepl.ports.access import Access, Right
-from synrepl.ports.history import READER_PREFIX
+from synrepl.replicas.part import registry_of
 from synrepl.replicas.relay.handshake import make_welcome
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import NewerFact
+from synrepl.replicas.routes import MAX_NEWER, REPLICATION
 from synrepl.streams.catalog import PROMISES
-from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Refused
-
-PRESENT_SECONDS: Final = 15.0
-"""A reader over HTTP counts as connected for this time after a request and the `wait` of the request."""
-
 
 @handles(REPLICATION)
 async def about(call: Call) -> bytes:
     """Return the history of this log, its epochs, oldest position and head."""
-    return await describe_log(call.registry, call.access, call.query["after"])
+    return await describe_log(registry_of(call), call.access, call.query["after"])
 
 
 async def describe_log(registry: ReplicaRegistry, access: Access, after: int | None) -> bytes:
@@ -48,27 +42,3 @@ async def describe_log(registry: ReplicaRegistry, access: Access, after: int | N
             NewerFact(fact.serial, fact.stream, fact.writer, fact.token) for fact in facts[:MAX_NEWER]
         ]
     return msgspec.json.encode(welcome | more)
-
-
-def renew_lease(registry: ReplicaRegistry, reader: str, since: int, wait: float, access: Access) -> None:
-    """Make or renew the lease of a named changelog reader, which has everything up to `since`.
-
-    Raises `ApiError` at the limit of leases, and if the lease is that of another key.
-    """
-    uuid = f"{READER_PREFIX}{reader}"
-    lease = registry.leases[uuid]
-    if (refused := registry.owner_refusal(uuid, access)) is not None:
-        raise refusal_error(refused)
-    if lease is None or lease.ended_ms is not None or since < lease.serial:
-        if (refused := registry.lease_limit_refusal(uuid, registered=False, key=access.key)) is not None:
-            raise refusal_error(refused)
-        registry.leases.make(uuid, reader, registered=False, serial=since, key=access.key)
-    else:
-        registry.leases.advance(uuid, since)
-    registry.note_http_reader(uuid, wait + PRESENT_SECONDS)
-
-
-def refusal_error(refusal: Refused) -> ApiError:
-    """Make the error response for a refused reader."""
-    more: dict[str, Any] = msgspec.to_builtins(refusal)
-    return ApiError(refusal.code, more.pop("message"), **more)

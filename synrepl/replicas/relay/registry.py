@@ -2,34 +2,35 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.channel.served_channel import ServedChannel
-from synrepl.errors import LocalProtocolError, StorageError
+from synrepl.errors import LocalProtocolError, ReplicationError, StorageError
 from synrepl.ports import rights
 from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import READER_PREFIX, Lease
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.rights import command_operation
+from synrepl.ports.response_errors import ErrorResponse, OwnResponse
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replicas.acknowledgements import Acknowledgements
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
-from synrepl.replicas.relay.interfaces import IRelay
+from synrepl.replicas.relay.interfaces import IRelay, RelayConnection
 from synrepl.replicas.relay.leases import MAX_LEASES, Leases
 from synrepl.replicas.relay.states import RelayState
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
+from synrepl.replicas.settings import RelaySettings
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_forwarder import line_of
 from synrepl.replication.publisher import Publisher
-from synrepl.replicas.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.wire.filter import Filter
@@ -37,11 +38,17 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.native import ATOMIC, Hello, Refused, Subscribe, refusal
 from synrepl.wire.text import identity_error
 
+if TYPE_CHECKING:
+    from synrepl.replicas.relay.relay import Relay
+
 NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
 MAX_PEERS: Final = 50
 IDLE_SECONDS: Final = 60.0
 """An up-to-date replica is shown as idle when nothing was committed for longer than this."""
+
+PRESENT_SECONDS: Final = 15.0
+"""A reader over HTTP counts as connected for this time after a request and the `wait` of the request."""
 
 REPLICA_STATES: Final = {
     "live": "connected and up to date",
@@ -53,6 +60,18 @@ REPLICA_STATES: Final = {
     "ended": "its lease has ended: it may have to join again, or it was dropped and is refused",
 }
 """The states of a replica on the list. Operators see these words."""
+
+
+class ReaderRefused(OwnResponse, ReplicationError):
+    """A reader of the changelog, or a future replica, cannot have a lease."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.message)
+        self._refused = refused
+
+    def response(self) -> ErrorResponse:
+        more: dict[str, Any] = msgspec.to_builtins(self._refused)
+        return ErrorResponse(more.pop("code"), more.pop("message"), more=more)
 
 
 @dataclass(eq=False, repr=False)
@@ -96,8 +115,16 @@ class ReplicaRegistry:
             self.tasks,
             replicas=lambda: [one for one in self.connected if one.is_subscribed],
             is_primary=lambda: self.roles.role == PRIMARY,
+            defaults=self.settings.acks,
         )
-        self.issued = IssuedKeys(self.log, self.keys, self.clock, self.tasks, refusal=self._write_refusal)
+        self.issued = IssuedKeys(
+            self.log,
+            self.keys,
+            self.clock,
+            self.tasks,
+            refusal=self._write_refusal,
+            doubt=self._doubt_of_keys,
+        )
         self.issued.subscribers.append(self._on_keys)
         self.publisher.broadcast_subscribers.append(self._on_relayed)
         self.log.copies.on_replaced(self.leases.reload)
@@ -116,9 +143,14 @@ class ReplicaRegistry:
                     newest[lease.name] = lease
         return [PromisedReplica(lease.uuid, lease.name, lease.address) for _, lease in sorted(newest.items())]
 
-    def attach(self, relay: IRelay) -> None:
-        """Note the relay of a new connection."""
+    def serve(self, connection: RelayConnection) -> "Relay":
+        """Serve the replica at the other end of a connection."""
+        # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
+        from synrepl.replicas.relay.relay import Relay
+
+        relay = Relay(self, connection)
         self.connected.append(relay)
+        return relay
 
     def detach(self, relay: IRelay) -> None:
         """Forget a relay whose connection has ended."""
@@ -167,6 +199,38 @@ class ReplicaRegistry:
         """Stop all tasks and timers, without saving leases."""
         self.tasks.cancel_all()
         self.leases.stop()
+
+    def lowest(self) -> int | None:
+        """Return the serial after which a reader still needs all facts; None without such readers."""
+        return self.leases.lowest()
+
+    def renew(self, reader: str, since: int, wait: float, access: Access) -> None:
+        """Make or renew the lease of a named changelog reader, which has everything up to `since`.
+
+        Raises `ReaderRefused` at the limit of leases, and if the lease is that of another key.
+        """
+        uuid = f"{READER_PREFIX}{reader}"
+        lease = self.leases[uuid]
+        if (refused := self.owner_refusal(uuid, access)) is not None:
+            raise ReaderRefused(refused)
+        if lease is None or lease.ended_ms is not None or since < lease.serial:
+            if (refused := self.lease_limit_refusal(uuid, registered=False, key=access.key)) is not None:
+                raise ReaderRefused(refused)
+            self.leases.make(uuid, reader, registered=False, serial=since, key=access.key)
+        else:
+            self.leases.advance(uuid, since)
+        self.note_http_reader(uuid, wait + PRESENT_SECONDS)
+
+    def _doubt_of_keys(self) -> str:
+        """Why an issued key may have been revoked without this daemon's knowledge; empty if it would know."""
+        replica, seconds = self.roles.replica, self.settings.stale_seconds
+        if replica is None or self.settings.trust_stale_keys:
+            return ""
+        heard = replica.freshness.heard_seconds_ago
+        if heard is not None and heard <= seconds:
+            return ""
+        since = "since its start" if heard is None else f"for {heard:.0f} seconds"
+        return f"this replica has not heard from its upstream {since}"
 
     def _write_refusal(self) -> StorageError | None:
         return self.log.gate.refusal("keys")

@@ -545,10 +545,3 @@ class Relay:
                 epoch=sent.epoch, serial=sent.serial, digest=sent.digest, head=head, at_ms=at_ms, check=check
             )
         )
-
-
-def attach(registry: ReplicaRegistry, connection: RelayConnection) -> Relay:
-    """Make the relay of a new connection."""
-    relay = Relay(registry, connection)
-    registry.attach(relay)
-    return relay

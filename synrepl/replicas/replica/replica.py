@@ -32,11 +32,11 @@ from synrepl.replicas.replica.freshness import Freshness
 from synrepl.replicas.replica.join import FactBatcher, JoinAttempt, Progress, facts_after, last_common
 from synrepl.replicas.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.replica.upstreams import Upstreams
+from synrepl.replicas.settings import CopySettings
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
 from synrepl.replication.machine import Machine
-from synrepl.replicas.settings import CopySettings
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.wire import native

@@ -1,6 +1,6 @@
 """Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -73,6 +73,7 @@ class RoleManager:
     def __post_init__(self) -> None:
         self._machine = Machine("role", TRANSITIONS, Role.PRIMARY)
         self.why = ""
+        self.changed: list[Callable[[], object]] = []
         self.since = self.clock.seconds()
         self.replica: Replica | None = None
         self._primary = Address()
@@ -127,6 +128,15 @@ class RoleManager:
     def role(self) -> Role:
         """The role of this daemon."""
         return self._machine.state
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this daemon is the primary."""
+        return self.role == PRIMARY
+
+    def staleness(self) -> str:
+        """Return why reads are refused until this daemon is up to date; empty if they are not."""
+        return self.owner.staleness()
 
     def address(self) -> Address:
         """Where other daemons reach this one."""

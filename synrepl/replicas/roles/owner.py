@@ -39,6 +39,9 @@ class IRoleOwner(Protocol):
     async def take_revoked(self, issued: Collection[str]) -> list[str]:
         """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
 
+    def staleness(self) -> str:
+        """Return why reads are refused until this daemon is up to date; empty if they are not."""
+
     def role_changed(self) -> None:
         """Called after every change of the role, of what it permits, and of which daemons know it."""
 

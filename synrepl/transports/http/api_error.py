@@ -8,8 +8,7 @@ from twisted.web.http import RESPONSES
 
 from synrepl.errors import StorageError, UnknownStream
 from synrepl.ports.response_errors import NotForwarded, OwnResponse
-from synrepl.replicas.roles.messages import CannotPromote, ClaimRefused, ReadOnlyHere
-from synrepl.storage.append_errors import GivenElsewhere, KeyReused
+from synrepl.storage.append_errors import GivenElsewhere, KeyReused, ReadOnlyHere
 from synrepl.storage.private_files import DiskFull
 from synrepl.wire.error_codes import ERROR_CODES
 from synrepl.wire.jsontext import dumps
@@ -67,13 +66,6 @@ def as_api_error(error: BaseException) -> ApiError | None:
             retry = {b"retry-after": b"%d" % RETRY_SECONDS}
             more = {"retryable": error.retryable, "moved_to": error.moved_to}
             return ApiError(error.code, str(error), status=503, headers=retry, **more)
-        case CannotPromote():
-            more = dict(error.more)
-            if error.missing:
-                more["missing"] = [list(one) for one in error.missing[:100]]
-            return ApiError(error.code, str(error), status=409, retryable=error.retryable, **more)
-        case ClaimRefused():
-            return ApiError(error.code, str(error), retryable=error.retryable)
         case NotForwarded():
             return ApiError(error.code, str(error), status=error.status, **error.more)
         case GivenElsewhere():

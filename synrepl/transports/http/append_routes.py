@@ -16,8 +16,7 @@ from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.ports.rights import NAME_OWNERS, refusal
-from synrepl.replicas.acknowledgements import Source
-from synrepl.replicas.write_forwarder import Posted, PostedPart
+from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.storage.group_commit import parts_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.stream import Stream
@@ -99,14 +98,13 @@ async def append(call: Call, body: AppendBody) -> Appended:
     """Append facts of one stream; a replica forwards them to the primary, and waits until it has them."""
     services, name = call.services, call.path["stream"]
     stream = services.table[name]  # an unknown stream is refused first
-    forwarder = services.write_forwarder
-    if forwarder is not None and not forwarder.is_active():
-        forwarder = None
+    forwarding = services.hooks.forwarding
+    is_stored_here = not forwarding.is_active()
     writer, key = checked_names(body.writer, body.idempotency_key)
-    if forwarder is None:
+    if is_stored_here:
         check_new_writer(call, name, writer, services.log.positions(name))
     facts = await read_facts(call, name, body.facts)
-    if forwarder is None:
+    if is_stored_here:
         writer = writer or services.settings.instance_name
         acks = checked_acks(call, name)
         # Whoever must ask again needs a key.
@@ -121,7 +119,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
         files=_files_of(stream, facts) if call.query["files"] else (),
         **_forwarding(call),
     )
-    return await forwarder.forward(posted, services.publisher.waiters)
+    return await forwarding.forward(posted, services.publisher.waiters)
 
 
 @handles(APPEND_BATCH)
@@ -170,11 +168,11 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
 
 def refuse_on_replica(call: Call, way_out: str) -> None:
     """Raises `ApiError` if this daemon is a replica, which cannot forward this request."""
-    services = call.services
-    if services.write_forwarder is not None and services.write_forwarder.is_active():
-        if services.roles is not None and (stopped := services.roles.forwarding_refusal("")) is not None:
+    hooks = call.services.hooks
+    if hooks.forwarding.is_active():
+        if (stopped := hooks.forwarding.refusal("")) is not None:
             raise stopped
-        primary = "" if services.roles is None else str(services.roles.primary)
+        primary = str(hooks.role.primary)
         raise ApiError("not_primary", f"this daemon is a replica: {way_out}", moved_to=primary)
 
 
@@ -212,8 +210,8 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
         raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
     _, key = checked_names(UNSET, body.idempotency_key)
     key = key or str(uuid4())
-    forwarder = services.write_forwarder
-    if forwarder is None or not forwarder.is_active():
+    forwarding = services.hooks.forwarding
+    if not forwarding.is_active():
         all_acks = await _promised_acks(call, requests)
         appended = await services.log.append_atomic(requests, key=key, owner=_owner(call))
         await _wait_for_all_acks(call, all_acks, requests, appended, key)
@@ -234,7 +232,7 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
         files=frozenset[str]().union(*(_files_of(table[stream], facts) for stream, _, facts in waited)),
         **_forwarding(call),
     )
-    forwarded = await forwarder.forward(posted, services.publisher.waiters)
+    forwarded = await forwarding.forward(posted, services.publisher.waiters)
     return BatchAnswer(forwarded.epoch, parts_of(forwarded, [len(one.facts) for one in appends]))
 
 
@@ -265,22 +263,20 @@ def checked_acks(call: Call, stream: str) -> Acks:
     """
     asked: Acks | None = call.query["acks"]
     is_ephemeral = call.services.table[stream].ephemeral
-    relays = call.services.relays
+    acknowledgements = call.services.hooks.acknowledgements
     if asked is None:
-        asked = NO_ACKS if is_ephemeral or relays is None else relays.settings.acks.get(stream, NO_ACKS)
+        asked = NO_ACKS if is_ephemeral else acknowledgements.default(stream)
     if asked.number:
         if is_ephemeral:
             raise ApiError("bad_request", f"acks: {stream} is ephemeral, and no copy has it on disk")
-        if relays is None:
-            raise ApiError("bad_request", "acks: this daemon has no replicas")
-        relays.acknowledgements.check(asked)
+        acknowledgements.check(asked)
     return asked
 
 
 async def promise(call: Call, acks: Acks) -> None:
     """Note with the log that an append is about to wait for these acknowledgements."""
-    if acks.number and call.services.relays is not None:
-        await call.services.relays.promises.promise(acks)
+    if acks.number:
+        await call.services.hooks.acknowledgements.promise(acks)
 
 
 async def _promised_acks(call: Call, requests: Sequence[_Append]) -> list[Acks]:
@@ -305,17 +301,17 @@ async def _wait_for_all_acks(
 
 
 async def wait_for_acks(
-    call: Call, appended: Sequence[tuple[Acks, Source, Appended]], key: str | None
+    call: Call, appended: Sequence[tuple[Acks, tuple[str, str], Appended]], key: str | None
 ) -> None:
     """Wait until replicas have these facts. Raises `NotForwarded` at the request's time-out."""
-    relays, clock = call.services.relays, call.services.clock
+    acknowledgements, clock = call.services.hooks.acknowledgements, call.services.clock
     until = clock.seconds() + call.query["timeout"]
     for acks, source, one in appended:
-        if relays is None or not acks.number or one.first_serial is None:
+        if not acks.number or one.first_serial is None:
             continue
         serial = one.first_serial + len(one.tokens) - 1
         try:
-            await relays.acknowledgements.wait(acks, source, serial, max(until - clock.seconds(), 0.001))
+            await acknowledgements.wait(acks, source, serial, max(until - clock.seconds(), 0.001))
         except NotForwarded as error:
             error.more["idempotency_key"] = key
             raise

@@ -15,8 +15,6 @@ from synrepl.ports.access import Access
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.rights import route_operation
 from synrepl.ports.turn_queue import TurnQueue
-from synrepl.replicas.relay.registry import ReplicaRegistry
-from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.log_waiters import TooManyWaiting
@@ -81,20 +79,6 @@ class Call:
         check(self.access, route_operation(self.route), names)
 
     @property
-    def roles(self) -> RoleManager:
-        """The roles. Raises `ApiError` if this daemon serves no replicas."""
-        if self.services.roles is None or self.services.relays is None:
-            raise _no_replication()
-        return self.services.roles
-
-    @property
-    def registry(self) -> ReplicaRegistry:
-        """The replicas of this daemon. Raises `ApiError` if it serves none."""
-        if self.services.relays is None:
-            raise _no_replication()
-        return self.services.relays
-
-    @property
     def holdings(self) -> Holdings:
         """The streams and writers that this daemon holds."""
         return self.services.publisher.holdings
@@ -105,15 +89,10 @@ class Call:
             raise unreadable_error(refusal, self.holdings)
 
     def check_fresh(self) -> None:
-        """Raises `ApiError` as `check_readable` does; with `refuse_stale_reads`, also while not ready."""
+        """Raises `ApiError` as `check_readable` does, and if reads are refused until this daemon is up to date."""
         self.check_readable()
-        services = self.services
-        if (
-            services.settings.refuse_stale_reads
-            and services.replication is not None
-            and (reasons := [one.text for one in services.replication.problems() if one.not_ready])
-        ):
-            raise ApiError("not_ready", reasons[0])
+        if why := self.services.hooks.role.staleness():
+            raise ApiError("not_ready", why)
 
     def check_held(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
         """Raises `ApiError` if one of these streams or writers is not held by this daemon.
@@ -190,7 +169,3 @@ def check_checksum(text: str) -> None:
     """Raises `ApiError` unless this is a SHA-256 checksum in hexadecimal."""
     if not _checksum.fullmatch(text):
         raise ApiError("bad_checksum", "invalid checksum: it must be 64 hexadecimal digits, in lower case")
-
-
-def _no_replication() -> ApiError:
-    return ApiError("not_found", "this daemon serves no replicas")

@@ -7,7 +7,6 @@ import msgspec
 
 from synrepl.http_api.routes import CHANGELOG, DIGESTS, EXTENT, READER_HEADER
 from synrepl.ports.history import LogRange
-from synrepl.replicas.http.replica_handlers import renew_lease
 from synrepl.replication.feed import Stop
 from synrepl.streams.positions import VClock
 from synrepl.transports.http.arrow import arrow_encoder
@@ -137,6 +136,5 @@ async def _prepare(call: Call, query: ChangelogQuery) -> None:
     await call.read_your_writes()
     call.set_held_headers()
     await check_position(call.services.log, query)
-    reader, registry = call.query[READER_HEADER], call.services.relays
-    if reader is not None and registry is not None:
-        renew_lease(registry, reader, query.since, query.wait, call.access)
+    if (reader := call.query[READER_HEADER]) is not None:
+        call.services.hooks.leases.renew(reader, query.since, query.wait, call.access)

@@ -21,10 +21,8 @@ from synrepl.ports.invalidations import IInvalidator
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
-from synrepl.replicas.relay.registry import ReplicaRegistry
-from synrepl.replicas.roles.manager import RoleManager
-from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.declared_streams import DeclaredStreams
+from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.status import FactReceiver, RoomPart, StatusPart, StatusSection
@@ -49,10 +47,9 @@ class Services:
     """The parts, around a started log.
 
     `ingest` brings facts into the log; `is_followed` tells whether those of a stream come from a table.
-    `replication` makes the daemon a primary or replica. `clock` is the reactor, except in tests. Catch-up has
+    `hooks` answer what concerns other daemons of the log, `rooms` are the parts of rooms by name. `clock` is the reactor, except in tests. Catch-up has
     the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
-    the newest. `files` must be started. `write_forwarder` takes facts that are posted to a replica. `thread`
-    does what would keep the reactor for long. `watch` looks at the homeserver, and
+    the newest. `files` must be started. `thread` does what would keep the reactor for long. `watch` looks at the homeserver, and
     `invalidator` invalidates its caches.
     """
 
@@ -64,11 +61,8 @@ class Services:
     settings: ApiSettings
     ingest: FactReceiver | None = None
     is_followed: Callable[[str], bool] = lambda stream: False
-    replication: FactReceiver | None = None
+    hooks: Hooks = field(default_factory=Hooks)
     files: Files | None = None
-    write_forwarder: WriteForwarder | None = None
-    roles: RoleManager | None = None
-    relays: ReplicaRegistry | None = None
     declared: DeclaredStreams | None = None
     refused: RefusedFacts | None = None
     thread: IThread = field(default_factory=ImmediateThread)
@@ -80,10 +74,8 @@ class Services:
         """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
         is_healthy, why = self.log.healthy
         reasons = [] if is_healthy else [f"log: {why}"]
-        parts: list[StatusPart | RoomPart] = [
-            part for part in (self.replication, self.ingest) if part is not None
-        ]
-        for part in (*parts, *self.rooms.values()):
+        parts: list[StatusPart | RoomPart] = [*self.rooms.values()]
+        for part in (*parts, *([] if self.ingest is None else [self.ingest])):
             reasons += [problem.text for problem in part.problems() if problem.not_ready]
         return reasons
 

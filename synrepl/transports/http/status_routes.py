@@ -1,6 +1,5 @@
 """Handlers of status, health and metrics."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import ModuleType
@@ -13,8 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
 from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.ports.version import daemon_version
-from synrepl.replicas.relay.registry import REPLICA_STATES
-from synrepl.replication.status import build_status, recent_facts
+from synrepl.replication.status import FactReceiver, RoomPart, build_status, recent_facts
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import accepted_type
@@ -142,7 +140,7 @@ def _status(call: Call) -> dict[str, Any]:
         publisher=services.publisher,
         table=services.table,
         ingest=services.ingest,
-        replication=services.replication,
+        hooks=services.hooks,
         files=services.files,
         watch=services.watch,
         refused=services.refused,
@@ -157,18 +155,18 @@ def _status(call: Call) -> dict[str, Any]:
 
 
 def _collect(services: Services) -> None:
-    for part in services.rooms.values():
-        part.collect()
     metrics, log, publisher = services.metrics, services.log, services.publisher
     for stream, positions in log.positions_by_stream().items():
         for writer, token in _limited(positions):
             metrics.position.labels(stream, writer).set(token)
     senders = [follower.sender for follower in publisher.followers if follower.sender is not None]
-    parts = [part for part in (services.ingest, services.replication) if part is not None]
+    parts: list[FactReceiver | RoomPart] = [*services.rooms.values()]
+    parts += [] if services.ingest is None else [services.ingest]
     rows = [part.lag_rows() for part in parts] + [publisher.lag.rows(sender.serial) for sender in senders]
     seconds = [part.lag_seconds() for part in parts] + [
         publisher.lag.seconds(sender.serial) for sender in senders
     ]
+    metrics.role.labels(services.hooks.role.role).set(1)
     metrics.lag_rows.set(max(rows, default=0))
     metrics.lag_seconds.set(max(seconds, default=0.0))
     metrics.readers_behind.set(sum(sender.is_behind for sender in senders))
@@ -180,8 +178,8 @@ def _collect(services: Services) -> None:
         metrics.log_bytes.labels("file").set(usage["log_bytes"] - usage["wal_bytes"])
         metrics.disk_free.set(usage["free_bytes"])
         metrics.wal_held.set(log.checkpoints.held_seconds)
-    if services.replication is not None:
-        _collect_replication(metrics, services.replication.status())
+    for part in services.rooms.values():
+        part.collect()
     if services.files is not None:
         _collect_files(metrics, services.files.status())
 
@@ -197,18 +195,6 @@ def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     if len(own) < len(positions):
         shown = frozenset(own)
         yield OTHERS, max(token for writer, token in positions.items() if writer not in shown)
-
-
-def _collect_replication(metrics: Metrics, status: Mapping[str, Any]) -> None:
-    for role in ("primary", "replica", "fenced"):
-        metrics.role.labels(role).set(role == status["role"])
-    states = Counter(entry["state"] for entry in status["replicas"])
-    for state in REPLICA_STATES:
-        metrics.replicas.labels(state).set(states[state])
-    used = [entry["used"] for entry in status["leases"] if entry["ended"] is None]
-    metrics.lease_used.set(max(used, default=0.0))
-    join = (status["upstream"] or {}).get("join")
-    metrics.join_remaining.set(0 if join is None else join["total"] - join["done"])
 
 
 def _collect_files(metrics: Metrics, status: Mapping[str, Any]) -> None:
