@@ -110,7 +110,7 @@ class Rest:
         if tests:
             workers = str(min((os.cpu_count() or 2) + 1, 4))
             pytest = [str(self._python), "-m", "pytest", "-q", "tests", "-n", workers, "--dist", "worksteal"]
-            self._run(*pytest, "-m", "not slow and not spark and not all_rooms", is_long=True)
+            self._run(*pytest, "-m", "not slow and not spark", is_long=True)
 
     def _synrepl(self, *words: str) -> list[str]:
         return [str(self._python), "-m", "synrepl", *words]
