@@ -34,6 +34,7 @@ gc.set_threshold(100_000, 50, 1_000)
 SLOW: Final = (
     # Real processes.
     "processes/",
+    "files/test_package_uploads",
     "cli/test_targets.py::test_the_demo",
     "crash/",
     "test_howtos",

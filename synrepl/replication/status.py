@@ -17,6 +17,7 @@ from synrepl.ports.problems import Problem
 from synrepl.replicas.relay.leases import WARN_AT
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.stored_bytes import IStoredBytes
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
@@ -91,7 +92,7 @@ class StatusSection(Protocol):
 
 
 class StatusPart(StatusSection, Protocol):
-    """A part whose problems are the daemon's own, such as the files."""
+    """A part whose problems are the daemon's own."""
 
     def problems(self) -> list[Problem]:
         """The problems, first those that make the daemon not ready."""
@@ -118,6 +119,9 @@ class RoomPart(Protocol):
 
     def warnings(self, access: Access = LOCAL) -> Sequence[str]:
         """What needs attention elsewhere, each in a line."""
+
+    def stored_bytes(self) -> IStoredBytes | None:
+        """The bytes that it stores under their checksums; None if it stores none."""
 
     def collect(self) -> None:
         """Set the metrics that are read only when they are asked for."""
@@ -161,7 +165,6 @@ def build_status(
     table: StreamTable,
     ingest: FactReceiver | None,
     replication: FactReceiver | None,
-    files: StatusPart | None = None,
     watch: StatusSection | None = None,
     refused: RefusedFacts | None = None,
     rooms: Mapping[str, RoomPart] = MappingProxyType({}),
@@ -185,13 +188,12 @@ def build_status(
     state = replicated.pop("state")
     if errors:
         state = "failing"
-    parts: list[StatusPart | RoomPart] = [part for part in (replication, ingest, files) if part is not None]
+    parts: list[StatusPart | RoomPart] = [part for part in (replication, ingest) if part is not None]
     parts += rooms.values()
     problems = [problem for part in parts for problem in part.problems()]
     errors += [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
     followers = _followers(publisher, now)
     lagging = [part for part in (ingest, replication) if part is not None]
-    section = files.status() if files is not None and access.sees("files") else None
     disk = _disk(log, access)
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
@@ -200,7 +202,7 @@ def build_status(
         "state": state or ("behind" if errors else "serving"),
         "errors": errors,
         "warnings": [
-            *_warnings(replicated, followers, section),
+            *_warnings(replicated, followers),
             *_disk_warnings(disk),
             *_refused_warnings(refused),
             *(line for part in rooms.values() for line in part.warnings(access)),
@@ -217,7 +219,6 @@ def build_status(
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
         **_bounded(replicated),
-        "files": section,
         "refused": None if refused is None or access.streams is not None else _refused(refused),
         "homeserver": None if watch is None or access.streams is not None else watch.status(),
         "followers": followers if access.streams is None else [],
@@ -324,10 +325,8 @@ def _bounded(status: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _warnings(
-    replicated: Mapping[str, Any], followers: list[dict[str, Any]], files: Mapping[str, Any] | None
-) -> Iterator[str]:
-    """Return what needs attention elsewhere: replicas, leases, followers, quarantined files."""
+def _warnings(replicated: Mapping[str, Any], followers: list[dict[str, Any]]) -> Iterator[str]:
+    """Return what needs attention elsewhere: replicas, leases, followers."""
     states = Counter(
         replica["state"]
         for replica in replicated["replicas"]
@@ -343,8 +342,6 @@ def _warnings(
         yield f"{counted(used, 'lease')} nearly used up"
     if behind := sum(follower["behind"] for follower in followers):
         yield f"{counted(behind, 'follower')} behind"
-    if files is not None and files["quarantined"]:
-        yield f"{counted(files['quarantined'], 'file')} quarantined"
 
 
 def recent_facts(

@@ -143,7 +143,6 @@ def _status(call: Call) -> dict[str, Any]:
         table=services.table,
         ingest=services.ingest,
         replication=services.replication,
-        files=services.files,
         watch=services.watch,
         refused=services.refused,
         rooms=services.rooms,
@@ -182,8 +181,6 @@ def _collect(services: Services) -> None:
         metrics.wal_held.set(log.checkpoints.held_seconds)
     if services.replication is not None:
         _collect_replication(metrics, services.replication.status())
-    if services.files is not None:
-        _collect_files(metrics, services.files.status())
 
 
 def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -209,11 +206,3 @@ def _collect_replication(metrics: Metrics, status: Mapping[str, Any]) -> None:
     metrics.lease_used.set(max(used, default=0.0))
     join = (status["upstream"] or {}).get("join")
     metrics.join_remaining.set(0 if join is None else join["total"] - join["done"])
-
-
-def _collect_files(metrics: Metrics, status: Mapping[str, Any]) -> None:
-    metrics.files_stored.set(status["stored"])
-    metrics.files_stored_bytes.set(status["stored_bytes"])
-    metrics.files_wanted.set(status["wanted"])
-    metrics.files_failing.set(len(status["failing"]))
-    metrics.files_quarantined.set(status["quarantined"])
