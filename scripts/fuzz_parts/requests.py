@@ -8,8 +8,8 @@ from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, pieces
 from synrepl.errors import NotConnected
 from synrepl.replicas.roles.messages import HandOver
 from synrepl.replication.addresses import Address
+from tests.files.site import DATA, PLACE, FilesSiteCase
 from tests.http.builders import CATCH_UP, Talk
-from tests.http.files_builders import DATA, PLACE, FilesSiteCase
 from tests.http.test_replica_routes import CopiesCase, Nobody
 
 __all__ = ["HttpTarget"]
@@ -31,7 +31,7 @@ class Site(CopiesCase, FilesSiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.network.__class__ = Unreachable
-        self.site = self.make_site(files=self.files, roles=self.roles, relays=self.relays)
+        self.site = self.make_site(roles=self.roles, relays=self.relays)
 
     def runTest(self) -> None:
         """Do nothing: the target sends the requests."""

@@ -16,7 +16,6 @@ import msgspec
 from synrepl.config.files import read_file, read_keys, read_secret
 from synrepl.config.plain_passwords import plain_passwords
 from synrepl.errors import ConfigError, suggest
-from synrepl.files.settings import FilesSettings
 from synrepl.ingest.settings import IngestSettings
 from synrepl.key_rules import is_loopback_host
 from synrepl.missing_rooms import why_missing
@@ -37,7 +36,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
     "Listeners and access": "listen http resp resp_ack insecure secret_file keys_file ca_file"
     " certificate_file private_key_file allowed_hosts advertise",
-    "Log and files": "database retain_seconds snapshot files fetch_files max_file_bytes",
+    "Log and files": "database retain_seconds snapshot",
     "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
     " no_federation",
     "Watch": "homeserver homeserver_workers",
@@ -49,7 +48,6 @@ GROUPS: Final[Mapping[str, str]] = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(
     ApiSettings,
-    FilesSettings,
     IngestSettings,
     RetentionSettings,
 ):

@@ -16,6 +16,7 @@ from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.stored_bytes import IStoredBytes
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams
 from synrepl.transports.credentials import Credentials
@@ -65,6 +66,10 @@ class Part:
     def warnings(self, access: Access = LOCAL) -> Sequence[str]:
         """What needs attention elsewhere, each in a line."""
         return ()
+
+    def stored_bytes(self) -> IStoredBytes | None:
+        """The bytes that it stores under their checksums; None if it stores none."""
+        return None
 
     def collect(self) -> None:
         """Set the metrics that are read only when they are asked for."""

@@ -1,5 +1,6 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
+from collections import ChainMap
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -205,15 +206,11 @@ class Daemon(Service):
             resp=listeners.resp,
         )
         self._stops += reversed(replication.stops)
-        for stream in self.table:
-            replication.files.stream_added(stream)
-        declared.subscribers.append(replication.files.stream_added)
         log.copies.on_replaced(publisher.log_replaced)
         log.copies.on_replaced(
             lambda: listeners.close_followers("this replica has joined again: read its streams again")
         )
         log.copies.on_epoch_started(lambda: self._on_epoch_started(log, replication))
-        log.copies.on_replaced(replication.files.rebuild)
         if listeners.resp is not None:
             # Imported on use: most daemons have no such port.
             from synrepl.channel.services import ChannelServices
@@ -248,7 +245,6 @@ class Daemon(Service):
             ingest=ingest,
             is_followed=ingest.is_followed,
             replication=replication,
-            files=replication.files,
             write_forwarder=replication.write_forwarder,
             roles=replication.roles,
             relays=replication.relays,
@@ -301,6 +297,8 @@ class Daemon(Service):
     ) -> dict[str, Part]:
         """Make and start the parts of all rooms that the settings want. Raises `ConfigError`."""
         made: dict[str, Part] = {}
+        # Until these are parts of a room too.
+        before: Any = {"replicas": self.replication}
         parts = DaemonParts(
             settings=self.settings,
             reactor=self.reactor,
@@ -314,7 +312,7 @@ class Daemon(Service):
             declared=declared,
             refused=refused,
             listeners=self.listeners,
-            rooms=made,
+            rooms=ChainMap(made, before),
         )
         for room in rooms():
             if room.is_wanted(self.settings) and (part := room.build(parts)) is not None:

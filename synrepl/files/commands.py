@@ -17,9 +17,10 @@ from synrepl.cli.command import CliCommand, CliError, CliGroup
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, output_option
 from synrepl.cli.progress import Advance
 from synrepl.cli.tables import table
+from synrepl.files.routes import GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER
 from synrepl.html.humanize import size
 from synrepl.http_api.request_errors import RequestError
-from synrepl.http_api.routes import GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, OCTETS
+from synrepl.http_api.routes import OCTETS
 from synrepl.http_client import Response
 from synrepl.wire.text import printable
 

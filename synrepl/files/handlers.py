@@ -1,6 +1,7 @@
 """Handlers of files: upload and download by checksum, download by name, and the list of names."""
 
-from typing import Final
+from functools import partial
+from typing import Final, cast
 from urllib.parse import quote
 
 import msgspec
@@ -9,15 +10,17 @@ from zope.interface import implementer
 
 from synrepl.errors import ReplicationError
 from synrepl.files.files import Files
+from synrepl.files.part import FilesPart
+from synrepl.files.routes import GET_FILE, GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, PUT_FILE
 from synrepl.files.store import StoredFile
-from synrepl.files.uploads import Upload
+from synrepl.files.uploads import Upload, is_upload
 from synrepl.http_api.request_errors import HttpError
-from synrepl.http_api.routes import GET_FILE, GET_FILE_BY_NAME, LIST_FILES, NAME_HEADER, PUT_FILE
 from synrepl.ports.gate import Gate
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
-from synrepl.transports.http.handlers import handles
+from synrepl.transports.http.handlers import OwnBody, handles, takes_body
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
+from synrepl.transports.http.server import Services
 from synrepl.wire.text import printable
 
 BLOCK: Final = 256 * 1024
@@ -49,6 +52,15 @@ class FilesAnswer(msgspec.Struct, frozen=True):
 
     files: list[FileEntry]
     limited: bool
+
+
+@takes_body(PUT_FILE)
+def take_upload(services: Services, uri: bytes) -> OwnBody | None:
+    """Write the file to disk as it arrives."""
+    part = _part(services)
+    if part is None or not is_upload(uri):
+        return None
+    return OwnBody(part.max_bytes, partial(Upload, part.files))
 
 
 @handles(PUT_FILE)
@@ -112,10 +124,15 @@ async def list_names(call: Call) -> FilesAnswer:
     return FilesAnswer(files, limited=len(files) == limit)
 
 
+def _part(services: Services) -> FilesPart | None:
+    return cast("FilesPart | None", services.rooms.get("files"))
+
+
 def _store(call: Call) -> Files:
-    if call.services.files is None:
+    part = _part(call.services)
+    if part is None:
         raise ApiError("not_found", "this daemon stores no files")
-    return call.services.files
+    return part.files
 
 
 def _checksum(call: Call) -> str:

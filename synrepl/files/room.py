@@ -1,6 +1,14 @@
 """The room of files: bytes by checksum, and the names of files as a stream."""
 
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
 from synrepl.rooms import Command, Room
+
+if TYPE_CHECKING:
+    from synrepl.daemon.parts import DaemonParts, Part
+    from synrepl.http_api.route import Route
 
 
 class FilesRoom(Room):
@@ -8,6 +16,7 @@ class FilesRoom(Room):
 
     name = "files"
     after = ("replicas",)
+    headings = MappingProxyType({"Log and files": "files fetch_files max_file_bytes"})
     commands = (
         Command(
             "files",
@@ -17,5 +26,25 @@ class FilesRoom(Room):
         ),
     )
 
+    def settings_class(self) -> type[Any]:
+        from synrepl.files.settings import FilesSettings
+
+        return FilesSettings
+
+    def routes(self) -> "Sequence[Route]":
+        from synrepl.files.routes import ROUTES
+
+        return ROUTES
+
     def import_handlers(self) -> None:
         import synrepl.files.handlers  # noqa: F401
+
+    def metrics_class(self) -> type[Any]:
+        from synrepl.files.metrics import FilesMetrics
+
+        return FilesMetrics
+
+    def build(self, daemon: "DaemonParts") -> "Part":
+        from synrepl.files.part import make_part
+
+        return make_part(daemon)

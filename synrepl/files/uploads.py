@@ -21,9 +21,9 @@ MAX_BUFFERED_BYTES: Final = 1024 * 1024
 _path: Final = re.compile(rb"/v1/files/sha256/[0-9a-f]{64}(?:\?.*)?", re.DOTALL)
 
 
-def is_upload(method: bytes, uri: bytes) -> bool:
-    """Whether a request uploads a file: PUT, with the checksum unescaped in the path."""
-    return method == b"PUT" and _path.fullmatch(uri) is not None
+def is_upload(uri: bytes) -> bool:
+    """Whether this is the URI of an upload: with the checksum unescaped in the path."""
+    return _path.fullmatch(uri) is not None
 
 
 class Upload:

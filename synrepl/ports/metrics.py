@@ -151,11 +151,6 @@ class Metrics:
             "How long another program keeps the write-ahead log of a log in SQLite from being shortened.",
         )
         self.role = gauge("role", "1 for this daemon's current role: primary, replica or fenced.", ["role"])
-        self.files_stored = gauge("files_stored", "Stored files.")
-        self.files_stored_bytes = gauge("files_stored_bytes", "Bytes of the stored files.")
-        self.files_wanted = gauge("files_wanted", "Missing files that are queued to be fetched.")
-        self.files_failing = gauge("files_failing", "Missing files whose downloads have failed so far.")
-        self.files_quarantined = gauge("files_quarantined", "Damaged files in quarantine.")
         self.turns = TurnNumbers()
         registry.register(self.turns)
         self.caches = CacheNumbers()

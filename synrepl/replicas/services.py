@@ -11,9 +11,7 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.config import Settings
-from synrepl.errors import StorageError
-from synrepl.files.files import Files
-from synrepl.files.store import FileStore
+from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.access import Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
@@ -21,7 +19,8 @@ from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replicas.diverged_facts import DivergedFacts
-from synrepl.replicas.http.peer_clients import HttpFiles, PeerClient, PeerHttp
+from synrepl.replicas.file_copies import IFileCopies
+from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
 from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.replica.states import ReplicaState
@@ -52,7 +51,7 @@ STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.ST
 
 
 class ReplicationServices:
-    """The role, the relays, the leases and the files of one daemon.
+    """The role, the relays and the leases of one daemon.
 
     `address` returns the addresses of this daemon for others. `changed` is called whenever the role may have
     changed. Until `start` the log refuses facts.
@@ -102,17 +101,7 @@ class ReplicationServices:
         )
         self._peer_http = PeerHttp(reactor, self.addresses)
         self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
-        self.files = Files(
-            log,
-            FileStore(settings.files_path, seconds=reactor.seconds),
-            ReactorThread(reactor, "files"),
-            reactor,
-            rule=settings.fetch_files,
-            max_bytes=settings.max_file_bytes,
-            refusal=lambda: self.roles.file_refusal(),  # noqa: PLW0108  # roles are created later
-            find_stream=table.get,
-            logger=Logger(namespace="synrepl.files"),
-        )
+        self._files: IFileCopies | None = None
         log.write_barrier = _starting
         self.roles = RoleManager(
             log,
@@ -134,7 +123,7 @@ class ReplicationServices:
             channel=lambda: None if resp is None else resp.channel,
         )
         keyring.doubt = self._doubt_of_keys
-        self.write_forwarder = make_write_forwarder(log, self.roles, self.files, self._peer_http)
+        self.write_forwarder = make_write_forwarder(log, self.roles, self._has_file, self._peer_http)
         self.holdings = publisher.holdings = Holdings(
             lambda: log.notes,
             joining=lambda: not self.roles.is_whole,
@@ -162,8 +151,7 @@ class ReplicationServices:
         return self.roles.replica
 
     async def start(self) -> None:
-        """Assume the role in the settings or the log. Raises `StorageError` for a bad file store."""
-        await self.files.start()
+        """Assume the role in the settings or the log."""
         self.roles.start()
         # Before the ports open, so that the first request need not be retried.
         await self.roles.started()
@@ -186,7 +174,6 @@ class ReplicationServices:
             self.commands.stop,
             self.retention.stop,
             self.roles.stop,
-            self.files.stop,
             self.relays.stop,
             self._peer_http.stop,
             self._diverged_facts.stop,
@@ -218,7 +205,26 @@ class ReplicationServices:
         if url == self._files_url:
             return
         self._files_url = url
-        await self.files.set_source(HttpFiles(self._peer_http.client_for(url), url) if url else None)
+        await self._tell_files()
+
+    def use_files(self, files: IFileCopies) -> None:
+        """Copy these files too."""
+        self._files = files
+        if self._files_url:
+            self._tasks.start(self._tell_files(), "choosing the source of files")
+
+    async def _tell_files(self) -> None:
+        url = self._files_url
+        if self._files is not None:
+            await self._files.fetch_from(self._peer_http.client_for(url) if url else None, url)
+
+    def file_refusal(self) -> ReplicationError | None:
+        """Return the error with which uploads are refused now; None if they are taken."""
+        return self.roles.file_refusal()
+
+    async def _has_file(self, sha256: str, seconds: float) -> bool:
+        """Whether the file is here, or arrives in so many seconds, or files are not copied at all."""
+        return self._files is None or await self._files.wait_for(sha256, seconds)
 
     def claim_refused(self, code: str) -> None:
         """Count a refused claim."""
@@ -230,7 +236,7 @@ class ReplicationServices:
 
     async def missing_files(self, upto: int) -> Sequence[Any]:
         """The files of facts up to this serial that this daemon lacks."""
-        return await self.files.missing_upto(upto)
+        return [] if self._files is None else await self._files.missing_upto(upto)
 
     def keys_digest(self) -> str:
         """The digest of the issued keys that the upstream has sent."""
@@ -467,7 +473,9 @@ class ReplicationServices:
         return joining
 
 
-def make_write_forwarder(log: Log, roles: RoleManager, files: Files, http: PeerHttp) -> WriteForwarder:
+def make_write_forwarder(
+    log: Log, roles: RoleManager, has_file: Callable[[str, float], Awaitable[bool]] | None, http: PeerHttp
+) -> WriteForwarder:
     """Make the forwarder of writes to the primary, which is active while this daemon is a replica.
 
     If the address of the primary may not be used, the upstream forwards them.
@@ -485,7 +493,7 @@ def make_write_forwarder(log: Log, roles: RoleManager, files: Files, http: PeerH
         lambda: url() or None,
         is_active=lambda: roles.role == REPLICA,
         refusal=roles.forwarding_refusal,
-        has_file=files.wait_for,
+        has_file=has_file,
         logger=Logger(namespace="synrepl.relaying"),
     )
 

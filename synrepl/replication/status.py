@@ -17,6 +17,7 @@ from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.rooms import State, rooms as installed_rooms
+from synrepl.replication.stored_bytes import IStoredBytes
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
@@ -73,7 +74,7 @@ class StatusSection(Protocol):
 
 
 class StatusPart(StatusSection, Protocol):
-    """A part whose problems are the daemon's own, such as the files."""
+    """A part whose problems are the daemon's own."""
 
     def problems(self) -> list[Problem]:
         """The problems, first those that make the daemon not ready."""
@@ -113,6 +114,9 @@ class RoomPart(Protocol):
     def warnings(self, access: Access = LOCAL) -> Sequence[str]:
         """What needs attention elsewhere, each in a line."""
 
+    def stored_bytes(self) -> IStoredBytes | None:
+        """The bytes that it stores under their checksums; None if it stores none."""
+
     def collect(self) -> None:
         """Set the metrics that are read only when they are asked for."""
 
@@ -145,7 +149,6 @@ def build_status(
     table: StreamTable,
     ingest: FactReceiver | None,
     hooks: Hooks | None = None,
-    files: StatusPart | None = None,
     watch: StatusSection | None = None,
     refused: RefusedFacts | None = None,
     rooms: Mapping[str, RoomPart] = MappingProxyType({}),
@@ -168,7 +171,7 @@ def build_status(
     worst = [] if is_healthy else [FAILING.word]
     worst += [one.state() for one in rooms.values()]
     parts: list[StatusPart | RoomPart] = [*rooms.values()]
-    parts += [part for part in (ingest, files) if part is not None]
+    parts += [part for part in (ingest,) if part is not None]
     problems = [problem for part in parts for problem in part.problems()]
     errors += [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
     order = states()
@@ -178,7 +181,6 @@ def build_status(
     followers = _followers(publisher, now)
     lagging: list[FactReceiver | RoomPart] = [*rooms.values()]
     lagging += [] if ingest is None else [ingest]
-    section = files.status() if files is not None and access.sees("files") else None
     disk = _disk(log, access)
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
@@ -188,7 +190,7 @@ def build_status(
         "errors": errors,
         "warnings": [
             *(line for part in rooms.values() for line in part.warnings(access)),
-            *_warnings(followers, section),
+            *_warnings(followers),
             *_disk_warnings(disk),
             *_refused_warnings(refused),
         ],
@@ -207,7 +209,6 @@ def build_status(
         "epoch_starts": [
             msgspec.to_builtins(start.seen_by(access.streams)) for start in log.head.epoch_starts
         ],
-        "files": section,
         "refused": None if refused is None or access.streams is not None else _refused(refused),
         "homeserver": None if watch is None or access.streams is not None else watch.status(),
         "followers": followers if access.streams is None else [],
@@ -277,12 +278,10 @@ def _rate(publisher: Publisher, now: float, started_at: float) -> float:
     return round((len(times) - bisect_left(times, began * 1000)) / max(now - began, 1.0), 3)
 
 
-def _warnings(followers: list[dict[str, Any]], files: Mapping[str, Any] | None) -> Iterator[str]:
-    """Return what needs attention elsewhere: followers, quarantined files."""
+def _warnings(followers: list[dict[str, Any]]) -> Iterator[str]:
+    """Return what needs attention elsewhere: followers."""
     if behind := sum(follower["behind"] for follower in followers):
         yield f"{counted(behind, 'follower')} behind"
-    if files is not None and files["quarantined"]:
-        yield f"{counted(files['quarantined'], 'file')} quarantined"
 
 
 def recent_facts(

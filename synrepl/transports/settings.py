@@ -116,7 +116,6 @@ class ApiSettings(ConnectionSettings):
         example="[replication.example.org]",
     )
     max_body_bytes: int = setting("64MiB", "The size limit of the body of an HTTP request.", parse=size)
-    max_file_bytes: int = setting("16GiB", "The size limit of a file, uploaded or fetched.", parse=size)
 
     def hosts(self, notes: Notes) -> set[str]:
         """Return the host names, in lower case, of a daemon with these `notes` in its log."""

@@ -4,7 +4,8 @@ import json
 from typing import Any
 from urllib.parse import unquote
 
-from synrepl.http_api.routes import ROUTER, ROUTES
+from synrepl.http_api.all_routes import all_routes
+from synrepl.http_api.route import Router
 from tests.http.test_replica_routes import CopiesCase
 
 NOT_SHOWN = {
@@ -46,7 +47,7 @@ class ExampleTests(CopiesCase):
 
     def test_each_example_of_a_route_is_answered_as_shown(self) -> None:
         """The status, the type and the content; each of an example for itself."""
-        for route in ROUTES:
+        for route in all_routes():
             for example in route.examples:
                 self.setUp()
                 with self.subTest(route=route.name, target=example.target):
@@ -61,14 +62,14 @@ class ExampleTests(CopiesCase):
 
     def test_every_route_has_examples(self) -> None:
         """Unless an example would show nothing."""
-        without = {route.name for route in ROUTES if not route.examples}
+        without = {route.name for route in all_routes() if not route.examples}
 
         self.assertEqual(NOT_SHOWN | PAGES, without)
 
     def test_examples_are_of_their_route(self) -> None:
         """The path fits."""
-        for route in ROUTES:
+        for route in all_routes():
             for example in route.examples:
                 parts = example.target.partition("?")[0].split("/")
-                found = ROUTER.find([unquote(part) for part in parts[1:]])[0]
+                found = Router(all_routes()).find([unquote(part) for part in parts[1:]])[0]
                 self.assertIs(route, found[route.method])

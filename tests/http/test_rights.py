@@ -18,8 +18,8 @@ from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.native import Join, Subscribe
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
+from tests.files.site import DATA, PLACE, FilesSiteCase
 from tests.http.builders import SiteCase, Talk, receipt
-from tests.http.files_builders import DATA, PLACE, FilesSiteCase
 from tests.http.native_door import Door
 from tests.http.test_replica_routes import CopiesCase, DescribedRelays
 
@@ -149,7 +149,6 @@ class TableTests(CopiesCase, FilesSiteCase):
         self.site = self.make_site(
             roles=self.roles,
             relays=self.relays,
-            files=self.files,
             keys=self.relays.keys,
             replication=DescribedRelays(self.relays),
         )

@@ -132,7 +132,6 @@ class StatusTests(SiteCase):
                 "name": "",
                 "holds": "",
                 "epoch_starts": [],
-                "files": None,
                 "homeserver": None,
                 "lag_rows": 0,
                 "lag_seconds": 0.0,

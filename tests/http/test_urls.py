@@ -12,9 +12,9 @@ from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
 from synrepl.errors import ConfigError
+from synrepl.files.http_files import HttpFiles
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import BlockingClient, NotADaemon
-from synrepl.replicas.http.peer_clients import HttpFiles
 from synrepl.replicas.settings import parse_upstream as upstream
 from synrepl.transports.http.http_client import HttpClient
 

@@ -432,23 +432,6 @@ class RelayingTests(RelayCase):
 
         self.assertEqual(200, talk.answer().status)
 
-    def test_files_are_waited_for_if_they_are_wanted(self) -> None:
-        """The metadata alone is of no use to who downloads next."""
-        rows = [["create", "a", HEX, 1], ["create", "b", "b" * 64, 1], ["delete", "c", None, None]]
-        talks = [self.send("?files=here", "files", [[row] for row in rows]) for _ in range(2)]
-        plain = self.send("", "files", [[rows[0]]])
-        other = self.send("?files=here")
-        self.feed()
-
-        self.assertEqual([200, 200], [talk.answer().status for talk in (plain, other)])
-        self.files[HEX][0].callback(True)
-        self.files[HEX][1].callback(True)
-        self.files["b" * 64][0].callback(True)
-        self.assertEqual([True, False], [bool(talk.heard) for talk in talks])
-        self.clock.advance(10)
-        self.assertEqual({HEX, "b" * 64}, {*self.files})
-        self.assertEqual([(200, ""), (504, "not_here_yet")], [self.told(talk) for talk in talks])
-
 
 class OverHttpTests(RelayCase):
     """With the client that a daemon uses."""

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.files.files import Files
+from synrepl.files.files import MAX_BYTES, Files
+from synrepl.files.metrics import FilesMetrics
+from synrepl.files.part import FilesPart
 from synrepl.files.store import FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.replicas.http.peer_clients import PeerHttp
@@ -238,8 +241,11 @@ def writer_of(cluster: FakeCluster, node: FakeNode, method: str, path: str, body
         logger=Logger(),
     )
     cluster.done(Deferred.fromCoroutine(files.start()))
-    passing = make_write_forwarder(node.log, node.roles, files, PeerHttp(cluster.clock, open_addresses()))
-    answer = ask(cluster, node, method, path, body, files=files, write_forwarder=passing, roles=node.roles)
+    http = PeerHttp(cluster.clock, open_addresses())
+    passing = make_write_forwarder(node.log, node.roles, files.wait_for, http)
+    part = FilesPart(files, FilesMetrics(CollectorRegistry()), max_bytes=MAX_BYTES)
+    rooms = {"files": part}
+    answer = ask(cluster, node, method, path, body, rooms=rooms, write_forwarder=passing, roles=node.roles)
     cluster.done(Deferred.fromCoroutine(files.stop()))
     if above.sent:
         assert 201 == answer.status

@@ -1,6 +1,5 @@
 """Writes that are posted to a replica: passed on to its primary, unless it has stopped."""
 
-from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -26,8 +25,7 @@ def stopped() -> WriteForwarder:
     node.upstream = "a"
     cluster.start(node)
     cluster.pass_(3)
-    files: Any = SimpleNamespace(wait_for=None)
-    return make_write_forwarder(node.log, node.roles, files, PeerHttp(Clock(), open_addresses()))
+    return make_write_forwarder(node.log, node.roles, None, PeerHttp(Clock(), open_addresses()))
 
 
 def failure_of(asked: Any) -> BaseException | None:

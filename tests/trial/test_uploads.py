@@ -8,8 +8,8 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
+from synrepl.files.http_files import BLOCK, HttpFiles
 from synrepl.http_api.request_errors import HttpError
-from synrepl.replicas.http.peer_clients import BLOCK, HttpFiles
 from synrepl.transports.http.http_client import HttpClient
 from tests.trial.waiting import eventually
 

@@ -11,7 +11,8 @@ from itertools import count, groupby, islice
 from operator import itemgetter
 from typing import Any
 
-from synrepl.http_api.routes import APPEND_BATCH, PUT_FILE
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import APPEND_BATCH
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.options import SourceOptions
 
@@ -66,7 +67,8 @@ def stage_facts(facts: Iterable[Fact], options: SourceOptions) -> list[str]:
     files = []
     for body, _ in request_bodies(facts, options.batch_facts):
         files.append(hashlib.sha256(body).hexdigest())
-        daemon.send(PUT_FILE.request(files[-1]), body)
+        # The daemon may have files where they are not installed here.
+        daemon.send(HttpRequest("PUT", f"/v1/files/sha256/{files[-1]}"), body)
     return files
 
 

@@ -81,7 +81,7 @@ class Api(Resource):
     isLeaf = True
     _logger = Logger()
 
-    def __init__(self, services: Services, guard: AccessCheck, queue: TurnQueue) -> None:
+    def __init__(self, services: Services, guard: AccessCheck, queue: TurnQueue, router: Router) -> None:
         super().__init__()
         self.queue = queue
         self.services = services
@@ -92,6 +92,7 @@ class Api(Resource):
         """The native connections of replicas, by id."""
         self.limited_logger = LimitedLogger(self._logger, services.clock)
         self._guard = guard
+        self._router = router
         self.shared = SharedWork()
 
     def render(self, request: Any) -> int:
@@ -115,7 +116,7 @@ class Api(Resource):
     async def _serve(self, request: Any) -> bytes | None:
         """Return the body of the response; None if the handler wrote the response itself."""
         method = request.method.decode("ascii")
-        routes, variables = request.channel.site.router.find_path(request.path)
+        routes, variables = self._router.find_path(request.path)
         route = routes.get("GET" if method == "HEAD" else method)
         try:
             if route is None:
@@ -220,7 +221,8 @@ def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     queue = TurnQueue(services.clock)
     for room in rooms():
         room.import_handlers()
-    return ApiSite(Api(services, guard, queue), services, guard, queue, Router(all_routes()))
+    router = Router(all_routes())
+    return ApiSite(Api(services, guard, queue, router), services, guard, queue, router)
 
 
 def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiError:

@@ -19,17 +19,12 @@ from synrepl.ports.rights import NAME_OWNERS, refusal
 from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.storage.group_commit import parts_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
-from synrepl.streams.stream import Stream
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.large_body import LARGE_BYTES, MAX_FACTS, too_many_facts
-from synrepl.wire import jsontext
 from synrepl.wire.acks import NO_ACKS, Acks
-from synrepl.wire.dialect import NEWEST
 from synrepl.wire.text import is_name
-
-FILES: Final = "files"
 
 FACTS_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 128 * 1024
@@ -116,7 +111,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
     posted = Posted(
         parts=[PostedPart(name, [bytes(fact) for fact in body.facts], writer)],
         key=key,
-        files=_files_of(stream, facts) if call.query["files"] else (),
+        files=services.stored_bytes.named_by(stream, facts) if call.query["files"] else (),
         **_forwarding(call),
     )
     return await forwarding.forward(posted, services.publisher.waiters)
@@ -229,7 +224,9 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
         parts=parts,
         is_batch=True,
         key=key,
-        files=frozenset[str]().union(*(_files_of(table[stream], facts) for stream, _, facts in waited)),
+        files=frozenset[str]().union(
+            *(services.stored_bytes.named_by(table[stream], facts) for stream, _, facts in waited)
+        ),
         **_forwarding(call),
     )
     forwarded = await forwarding.forward(posted, services.publisher.waiters)
@@ -382,19 +379,12 @@ def _check_size(index: int, size: int) -> None:
 
 async def _read_staged(call: Call, sha256: str) -> bytes:
     check_checksum(sha256)
-    files = call.services.files
-    file = None if files is None else await files.open(sha256)
-    if files is None or file is None:
+    body = await call.services.stored_bytes.read_stored(sha256, MAX_STAGED_BYTES)
+    if body is None:
         raise ApiError(
             "no_such_file", f"no staged file {sha256}: upload it with PUT /v1/files/sha256/{sha256}"
         )
-    try:
-        if file.size > MAX_STAGED_BYTES:
-            why = f"the staged file is too large: {file.size} bytes; the limit is {MAX_STAGED_BYTES}"
-            raise ApiError("too_large", why)
-        return await files.read(file, 0, file.size)
-    finally:
-        files.release(file)
+    return body
 
 
 def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:
@@ -406,14 +396,3 @@ def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:
         for name, value in parse_qsl(text, keep_blank_values=True, encoding="latin-1")
         if name not in {"timeout", "via", "owner"}
     ]
-
-
-def _files_of(stream: Stream[Any], facts: Collection[bytes]) -> frozenset[str]:
-    """Return the checksums of the files to which these rows refer; those that delete a name refer to none."""
-    if stream.name != FILES and not stream.files:
-        return frozenset()
-    rows: list[Any] = [row for fact in facts for row in stream.decode_many(jsontext.split(fact), NEWEST)]
-    if stream.name == FILES:
-        return frozenset(row.sha256 for row in rows if row.sha256 is not None)
-    files = (getattr(row, column) for row in rows for column in stream.files)
-    return frozenset(file["sha256"] for file in files if file is not None)

@@ -2,15 +2,56 @@
 
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import msgspec
 
 from synrepl.http_api.route import Route
 
+if TYPE_CHECKING:
+    from synrepl.transports.http.api_error import ApiError
+    from synrepl.transports.http.channel import ApiChannel
+    from synrepl.transports.http.server import Services
+
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 _FUNCTIONS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {}
+"""By the name of the route."""
+
+
+class IBody(Protocol):
+    """Takes the body of a request as it arrives, as Twisted writes it, in place of a temporary file.
+
+    After `close`, or `truncate`, what came is dropped.
+    """
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def tell(self) -> int: ...
+
+    def seek(self, offset: int, whence: int = 0) -> int: ...
+
+    def read(self, count: int = -1) -> bytes: ...
+
+    def truncate(self, size: int = 0) -> int: ...
+
+
+class OwnBody(NamedTuple):
+    """How a handler takes the body of a request, of at most `limit` bytes.
+
+    `begin` is called with the channel on which it will arrive, and with a function that is called if the rest
+    of it need not be sent.
+    """
+
+    limit: int
+    begin: "Callable[[ApiChannel, Callable[[ApiError], None]], IBody]"
+
+
+B = TypeVar("B", bound="Callable[[Services, bytes], OwnBody | None]")
+
+_BODIES: Final[dict[str, "Callable[[Services, bytes], OwnBody | None]"]] = {}
 """By the name of the route."""
 
 
@@ -42,6 +83,25 @@ def handles(route: Route) -> Callable[[F], F]:
         return function
 
     return tie
+
+
+def takes_body(route: Route) -> Callable[[B], B]:
+    """Decorator: this function says how the body of a request of the route is taken, by the request's URI.
+
+    With None it is taken as any other. The handler finds the `IBody` as the `content` of its request.
+    """
+
+    def tie(function: B) -> B:
+        _BODIES[route.name] = function
+        return function
+
+    return tie
+
+
+def own_body(route: Route | None, services: "Services", uri: bytes) -> OwnBody | None:
+    """Return how the body of a request with this URI is taken; None: as any other."""
+    find = None if route is None else _BODIES.get(route.name)
+    return None if find is None else find(services, uri)
 
 
 @lru_cache

@@ -12,8 +12,6 @@ from urllib.parse import unquote_to_bytes
 from twisted.python.failure import Failure
 from twisted.web.server import Request, Site
 
-from synrepl.files.files import Files
-from synrepl.files.uploads import Upload, is_upload
 from synrepl.http_api.route import Route, Router
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock, IThread
@@ -26,6 +24,7 @@ from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.status import FactReceiver, RoomPart, StatusPart, StatusSection
+from synrepl.replication.stored_bytes import NO_BYTES, IStoredBytes
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
@@ -33,6 +32,7 @@ from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, enco
 from synrepl.transports.http.authorization import AccessCheck, check_route
 from synrepl.transports.http.body_stream import BodyStream
 from synrepl.transports.http.channel import ApiChannel
+from synrepl.transports.http.handlers import own_body
 from synrepl.transports.settings import ApiSettings
 from synrepl.wire.text import printable
 
@@ -47,9 +47,9 @@ class Services:
     """The parts, around a started log.
 
     `ingest` brings facts into the log; `is_followed` tells whether those of a stream come from a table.
-    `hooks` answer what concerns other daemons of the log, `rooms` are the parts of rooms by name. `clock` is the reactor, except in tests. Catch-up has
-    the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
-    the newest. `files` must be started. `thread` does what would keep the reactor for long. `watch` looks at the homeserver, and
+    `hooks` answer what concerns other daemons of the log, `rooms` are the parts of rooms by name. `clock` is
+    the reactor, except in tests. Catch-up has the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
+    the newest. `thread` does what would keep the reactor for long. `watch` looks at the homeserver, and
     `invalidator` invalidates its caches.
     """
 
@@ -62,13 +62,18 @@ class Services:
     ingest: FactReceiver | None = None
     is_followed: Callable[[str], bool] = lambda stream: False
     hooks: Hooks = field(default_factory=Hooks)
-    files: Files | None = None
     declared: DeclaredStreams | None = None
     refused: RefusedFacts | None = None
     thread: IThread = field(default_factory=ImmediateThread)
     watch: StatusSection | None = None
     invalidator: IInvalidator | None = None
     rooms: Mapping[str, RoomPart] = field(default_factory=dict)
+
+    @property
+    def stored_bytes(self) -> IStoredBytes:
+        """The bytes that requests and facts may name by their checksum."""
+        found = (part.stored_bytes() for part in self.rooms.values())
+        return next((one for one in found if one is not None), NO_BYTES)
 
     def not_ready_reasons(self) -> list[str]:
         """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
@@ -83,8 +88,8 @@ class Services:
 class ApiSite(Site):
     """A site that bounds bodies, writes no access log and shows no tracebacks.
 
-    `services` has the clock for timeouts, the settings with the limits of bodies and of uploaded files, and
-    the store that uploaded files are streamed to. The requests of all connections take turns in `queue`.
+    `services` has the clock for timeouts, and the settings with the limit of bodies. The requests of all
+    connections take turns in `queue`.
     """
 
     displayTracebacks = False
@@ -162,8 +167,8 @@ class ApiRequest(Request):
         route, is_welcome = self._admit()
         self._is_dropping = not is_welcome
         services, settings = site.services, site.services.settings
-        files = services.files if is_upload(self.method, self.channel._path) else None
-        self._limit = settings.max_body_bytes if files is None else settings.max_file_bytes
+        body = own_body(route, services, self.channel._path)
+        self._limit = settings.max_body_bytes if body is None else body.limit
         if route is not None and route.max_body is not None:
             self._limit = min(self._limit, route.max_body)
         self._room = self._limit
@@ -188,10 +193,10 @@ class ApiRequest(Request):
             # Later: the channel may have to send 100 Continue before the answer begins.
             self._begin_timer = Timer(site.clock, self._begin)
             self._begin_timer.start(0)
-        elif files is None or self._is_refused or self._is_dropping:
+        elif body is None or self._is_refused or self._is_dropping:
             super().gotLength(0 if self._is_refused or self._is_dropping else length)
         else:
-            self.content = Upload(files, self.channel, self._upload_failed)
+            self.content = body.begin(self.channel, self._body_failed)
 
     def _admit(self) -> tuple[Route | None, bool]:
         """Return the route of this request, and whether its body may be stored: the peer has the right to."""
@@ -294,7 +299,7 @@ class ApiRequest(Request):
     def _too_large(self) -> ApiError:
         return ApiError("too_large", f"the body is longer than the limit of {self._limit} bytes")
 
-    def _upload_failed(self, error: ApiError) -> None:
+    def _body_failed(self, error: ApiError) -> None:
         if self.channel is not None and not self._is_complete and not self._is_refused:
             self._refuse_body(error)
 

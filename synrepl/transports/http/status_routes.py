@@ -141,7 +141,6 @@ def _status(call: Call) -> dict[str, Any]:
         table=services.table,
         ingest=services.ingest,
         hooks=services.hooks,
-        files=services.files,
         watch=services.watch,
         refused=services.refused,
         rooms=services.rooms,
@@ -180,8 +179,6 @@ def _collect(services: Services) -> None:
         metrics.wal_held.set(log.checkpoints.held_seconds)
     for part in services.rooms.values():
         part.collect()
-    if services.files is not None:
-        _collect_files(metrics, services.files.status())
 
 
 def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -197,9 +194,3 @@ def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         yield OTHERS, max(token for writer, token in positions.items() if writer not in shown)
 
 
-def _collect_files(metrics: Metrics, status: Mapping[str, Any]) -> None:
-    metrics.files_stored.set(status["stored"])
-    metrics.files_stored_bytes.set(status["stored_bytes"])
-    metrics.files_wanted.set(status["wanted"])
-    metrics.files_failing.set(len(status["failing"]))
-    metrics.files_quarantined.set(status["quarantined"])

@@ -6,12 +6,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.errors import NotConnected
 from synrepl.files.fetching import IFetchFile
-from synrepl.files.files import Files
+from synrepl.files.files import MAX_BYTES, Files
+from synrepl.files.metrics import FilesMetrics
+from synrepl.files.part import FilesPart
 from synrepl.files.store import FileStore
 from synrepl.storage.threads import ImmediateThread
 from tests.files.builders import checksum
@@ -54,7 +57,14 @@ class FilesSiteCase(SiteCase):
         self.addCleanup(shutil.rmtree, made, ignore_errors=True)
         self.directory = Path(made) / "files"
         self.files = self.make_files(None)
-        self.site = self.make_site(files=self.files)
+        self.site = self.make_site()
+
+    def make_site(self, *, max_file_bytes: int = MAX_BYTES, **options: Any) -> Any:
+        """A site with files behind it, once there are some, unless its `rooms` are given."""
+        if hasattr(self, "files") and "rooms" not in options:
+            metrics = FilesMetrics(CollectorRegistry())
+            options["rooms"] = {"files": FilesPart(self.files, metrics, max_bytes=max_file_bytes)}
+        return super().make_site(**options)
 
     def make_files(self, fetch: IFetchFile | None, **options: Any) -> Files:
         """Files over the directory, which nobody else has open."""
@@ -76,7 +86,7 @@ class FilesSiteCase(SiteCase):
         """From now on the site is that of a replica."""
         self.wait(self.files.stop())
         self.files = self.make_files(upstream, **options)
-        self.site = self.make_site(files=self.files)
+        self.site = self.make_site()
 
     def put(self, data: bytes, sha256: str | None = None, *headers: str) -> Any:
         """Upload this."""

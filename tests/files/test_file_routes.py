@@ -18,8 +18,8 @@ from synrepl.files.store import Spool, StoredFile
 from synrepl.http_api.request_errors import HttpError
 from synrepl.replication.holdings import Holdings
 from tests.files.builders import checksum
+from tests.files.site import DATA, PLACE, SHA, FilesSiteCase, Upstream
 from tests.http.builders import Answer
-from tests.http.files_builders import DATA, PLACE, SHA, FilesSiteCase, Upstream
 
 
 class PutTests(FilesSiteCase):
@@ -107,7 +107,7 @@ class PutTests(FilesSiteCase):
 
     def test_too_much_is_refused_before_it_comes(self) -> None:
         """A bound of its own, as files are bigger than facts."""
-        self.site = self.make_site(files=self.files, max_body_bytes=10, max_file_bytes=len(DATA))
+        self.site = self.make_site(max_body_bytes=10, max_file_bytes=len(DATA))
         self.assertEqual(201, self.put(DATA).status)
 
         self.assertEqual(413, self.put(DATA + b"!").status)
@@ -137,7 +137,7 @@ class PutTests(FilesSiteCase):
 
     def test_who_may_not_ask_may_not_write_either(self) -> None:
         """Not even to a place from where it is removed again."""
-        self.site = self.make_site(files=self.files, secret="sesame")
+        self.site = self.make_site(secret="sesame")
 
         with mock.patch.object(self.files, "receive", side_effect=AssertionError("it was received")):
             self.assertEqual(401, self.put(DATA).status)
@@ -183,7 +183,7 @@ class PutTests(FilesSiteCase):
 
     def test_a_daemon_without_files_says_so(self) -> None:
         """Rather than a fault."""
-        self.site = self.make_site()
+        self.site = self.make_site(rooms={})
 
         self.assertEqual([404, 404], [self.put(DATA).status, self.get(PLACE).status])
 
@@ -534,7 +534,7 @@ class ByNameTests(FilesSiteCase):
 
     def test_a_daemon_without_files_says_so(self) -> None:
         """The names are not known there either."""
-        self.site = self.make_site()
+        self.site = self.make_site(rooms={})
 
         for path in ("/v1/files/by-name/a", "/v1/files"):
             self.assertEqual((404, "not_found"), self.refusal(path), path)

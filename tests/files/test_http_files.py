@@ -13,14 +13,14 @@ from twisted.web.http_headers import Headers
 from twisted.web.resource import Resource
 
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
+from synrepl.files.http_files import HttpFiles
 from synrepl.files.store import StoredFile
 from synrepl.http_api.request_errors import HttpError
-from synrepl.replicas.http.peer_clients import HttpFiles
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.response_body import MAX_BUFFERED_BYTES
 from tests.files.builders import checksum
 from tests.files.setup import missing
-from tests.http.files_builders import DATA, SHA, FilesSiteCase
+from tests.files.site import DATA, SHA, FilesSiteCase
 
 URL = "http://ada:pass@127.0.0.1:9093"
 
@@ -130,7 +130,7 @@ class OursTests(ClientCase):
     def test_the_secret_is_shown(self) -> None:
         """And nothing else is."""
         self.put(DATA)
-        self.site = self.make_site(files=self.files, secret="sesame")
+        self.site = self.make_site(secret="sesame")
 
         self.failureResultOf(self.ours(), HttpError)
         self.successResultOf(self.ours(secret="sesame"))
