@@ -1,6 +1,6 @@
 """The channel at the RESP port of a daemon: what it is for the log, and which other daemons it reaches."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synrepl.channel.ends import Source
 from synrepl.channel.resp.server import RespServer
@@ -9,13 +9,17 @@ from synrepl.channel.uplink import ChannelUplink
 from synrepl.config import Settings
 from synrepl.ingest.settings import DURABLE_ONLY, SENT
 from synrepl.ports.metrics import Metrics
-from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA
-from synrepl.replicas.services import ReplicationServices
+from synrepl.replication.hooks import IRole
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import takes
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
+
+if TYPE_CHECKING:
+    from synrepl.replicas.channel_copies import IPassesChannel
+
+PRIMARY, REPLICA, FENCED = "primary", "replica", "fenced"
 
 FENCED_WHY = "this daemon is fenced: another one is primary"
 NAMELESS_WHY = "this replica does not know its homeserver before it has reached its upstream"
@@ -35,7 +39,8 @@ class ChannelServices:
         reactor: Any,
         log: Log,
         publisher: Publisher,
-        replication: ReplicationServices,
+        role: IRole,
+        replicas: "IPassesChannel | None",
         *,
         table: StreamTable,
         metrics: Metrics,
@@ -45,7 +50,8 @@ class ChannelServices:
         self._reactor = reactor
         self._log = log
         self._publisher = publisher
-        self._replication = replication
+        self._role = role
+        self._replicas = replicas
         self._table = table
         self._metrics = metrics
         self._server = server
@@ -54,7 +60,7 @@ class ChannelServices:
 
     def update(self) -> None:
         """Serve the channel, or not, as the role says."""
-        role, server = self._replication.roles.role, self._server
+        role, server = self._role.role, self._server
         if role == FENCED:
             self._close(FENCED_WHY)
             return
@@ -71,10 +77,9 @@ class ChannelServices:
     @property
     def _has_name(self) -> bool:
         """Whether a replica knows the name of its homeserver, or that its upstream has none."""
-        replica = self._replication.replica
         if self._settings.expected_name(self._log.notes) is not None:
             return True
-        return replica is not None and (replica.is_whole or replica.welcome is not None)
+        return self._replicas is not None and self._replicas.has_met_upstream
 
     def stop(self) -> None:
         """Serve no channel any more."""

@@ -8,7 +8,7 @@ for a while.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from twisted.logger import Logger
 
@@ -19,6 +19,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.replicas.channel_copies import IChannelConversation, Sent
 from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
 
 MAX_WAITING: Final = 8 * 1024 * 1024
@@ -29,27 +30,6 @@ MAX_AGE_SECONDS: Final = 30.0
 out."""
 
 OF_STREAMS: Final = (b"RDATA ", b"POSITION ", b"REPLICATE")
-
-Sent = Channel | Publish | PublishTo | PublisherLost
-
-
-class IChannelConversation(Protocol):
-    """What an uplink needs of the conversation with the upstream (`NativeConversation`)."""
-
-    on_channel: Callable[[bytes], None]
-    """Called with messages of the upstream's channel, encoded as for a subscriber."""
-    on_room: Callable[[], None]
-    """Called when there is room again in the transport's buffer."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the transport's buffer is full."""
-
-    def encode(self, commands: Sequence[Sent]) -> bytes | None:
-        """Encode these commands; None if one of them is no line of the native protocol."""
-
-    def write(self, data: bytes) -> None:
-        """Send encoded commands. Does nothing if already closed."""
 
 
 class Waiting(NamedTuple):

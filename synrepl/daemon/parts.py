@@ -25,8 +25,9 @@ from synrepl.transports.credentials import Credentials
 class Part:
     """What a room runs in a daemon; a subclass overrides what it has.
 
-    Parts are started in the order in which they were made, before the ports open, and stopped the other way
-    round, after the ports have closed.
+    Parts are started before the ports open, and stopped after the ports have closed, in the order in which
+    they were made. They are started the other way round: a room is made after those on which it builds, and
+    these begin to act when it is there.
     """
 
     async def start(self) -> None:
@@ -34,6 +35,9 @@ class Part:
 
     def stop(self) -> Awaitable[None] | None:
         """Stop."""
+
+    def reload(self) -> None:
+        """Use the keys and certificates as they are in the daemon's files now."""
 
     def hooks(self) -> Hooks | None:
         """What it answers in place of a daemon alone; None if it leaves that to others."""

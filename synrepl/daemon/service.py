@@ -1,7 +1,7 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
-from collections import ChainMap
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from synrepl.config import Settings
 from synrepl.config import settings as all_settings
 from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.ingest_switch import IngestSwitch
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
@@ -21,12 +22,16 @@ from synrepl.extras import install
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
-from synrepl.replicas.roles.messages import PRIMARY, REPLICA
-from synrepl.replicas.services import ReplicationServices
+from synrepl.ports.time import ExpiryClock
 from synrepl.replication.declared_streams import DeclaredStreams
+from synrepl.replication.holdings import Holdings
+from synrepl.replication.hooks import Hooks
+from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.retention import Retention, keys_of
 from synrepl.rooms import rooms
+from synrepl.storage.append_gate import AppendGate, WriterRules, starting
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -72,8 +77,6 @@ class Daemon(Service):
         self.table = DaemonStreams(
             stream for stream in streams if not (settings.no_federation and stream.name == FEDERATION.name)
         )
-        self.declared: DeclaredStreams | None = None
-        self.refused: RefusedFacts | None = None
         self.keyring = settings.keyring()
         self.credentials = settings.credentials()
         # When a counter began is a series for each: more than all others together, and asked for by nobody.
@@ -84,31 +87,31 @@ class Daemon(Service):
         self.failure = ""
         self.is_misconfigured = False
         """Whether `failure` is a mistake in the settings, such as a port that is in use."""
-        self.replication: ReplicationServices | None = None
+        self.hooks = Hooks()
+        """Who answers what concerns other daemons of the log; before the start a daemon alone."""
         self._services: Services | None = None
         self._needs_name = needs_name
         self.reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
         self._starting: Deferred[None] | None = None
-        self._channel: ChannelServices | None = None
+        self._parts: dict[str, Part] = {}
+        """The parts of rooms, in the order in which they were made."""
         self._stops: list[Callable[[], Awaitable[None] | None]] = []
         """What stops each open part, in the order in which the parts were opened."""
 
     @property
     def has_copy(self) -> bool:
         """Whether the ports are open and, on a replica, the copy of the upstream's log is complete."""
-        return self.ready.called and self.replication is not None and self.replication.roles.is_whole
+        return self.ready.called and self._services is not None and self.hooks.role.is_whole
 
     def describe(self) -> str:
         """Describe the state in a line: role and position, then the first reason not to be ready."""
-        if self._services is None or self.replication is None:
+        if self._services is None:
             return f"cannot start: {self.failure}" if self.failure else "starting"
         log, reasons = self._services.log, self._services.not_ready_reasons()
         name = self.settings.server_name_of(log.notes)
-        described = (
-            f"{self.replication.roles.role} of {name}, epoch {log.head.epoch}, serial {log.head.serial}"
-        )
+        described = f"{self.hooks.role.role} of {name}, epoch {log.head.epoch}, serial {log.head.serial}"
         return f"{described}; {reasons[0]}" if reasons else described
 
     def startService(self) -> None:
@@ -135,10 +138,10 @@ class Daemon(Service):
             await self._close()
             self._on_failure()
         elif self.running:
-            assert self.replication is not None
-            reasons = [f"; {one.text}" for one in self.replication.problems() if one.not_ready]
+            problems = [one for part in self._parts.values() for one in part.problems()]
+            reasons = [f"; {one.text}" for one in problems if one.not_ready]
             names, notes = self.settings, log.notes
-            is_new = self.replication.roles.role != PRIMARY and names.expected_name(notes) is None
+            is_new = not self.hooks.role.is_primary and names.expected_name(notes) is None
             self._logger.info(
                 "ready: {server} as {instance}, epoch {epoch}, serial {serial}{reason}",
                 server="a new replica" if is_new else names.server_name_of(notes),
@@ -150,7 +153,7 @@ class Daemon(Service):
             self.ready.callback(None)
 
     async def _open(self) -> Log:
-        """Open every part: the log, the publisher, replication, the sources of a primary, the ports."""
+        """Make all parts, wire them, and start them in order: the ports open last."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
         if settings.resp:
             # Imported on use: most daemons have no such port.
@@ -168,11 +171,14 @@ class Daemon(Service):
             history_lost=listeners.history_lost,
             resp_server=listeners.resp,
         )
-        log = await self._open_log(ingest)
+        rules = WriterRules()
+        log = await self._open_log(ingest.followed_streams, rules)
         self._stops.append(log.stop)
         self._check_name(log)
+        if settings.snapshot is not None:
+            await self._restore(log, settings.snapshot)
         # The first subscriber of the log: the others find newly declared streams in the table.
-        declared = self.declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
+        declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
         log.subscribe(self.metrics.count_facts)
         publisher = Publisher(
             log,
@@ -182,59 +188,44 @@ class Daemon(Service):
             instance=settings.instance_name,
             ring_bytes=settings.reader_bytes,
         )
-        declared.subscribers.append(publisher.stream_added)
-        self._stops += [publisher.stop, self._stop_channel, ingest.close]
-        self.metrics.send_buffer.set_function(listeners.unsent_bytes)
-        if settings.snapshot is not None:
-            await self._restore(log, settings.snapshot)
-        refused = self.refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
-        await declared.load()
-        await refused.load()
-        log.copies.on_replaced(self._read_own)
-        adjust = partial(self._adjust_ingest, ingest, log, publisher)
-        replication = self.replication = ReplicationServices(
-            settings,
-            reactor,
+        self._stops.append(publisher.stop)
+        refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
+        expiry = ExpiryClock(reactor, time.monotonic)
+        parts = self._make_parts(
+            DaemonParts(
+                settings=settings,
+                reactor=reactor,
+                table=self.table,
+                registry=self.metrics.registry,
+                metrics=self.metrics,
+                keyring=self.keyring,
+                credentials=self.credentials,
+                log=log,
+                publisher=publisher,
+                declared=declared,
+                refused=refused,
+                listeners=listeners,
+                expiry=expiry,
+                rooms=self._parts,
+            )
+        )
+        hooks = self.hooks = _hooks_of(parts.values())
+        switch = IngestSwitch(
+            ingest,
             log,
             publisher,
-            table=self.table,
-            metrics=self.metrics,
-            keyring=self.keyring,
-            credentials=self.credentials,
-            address=listeners.address,
-            changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest"),
-            resp=listeners.resp,
+            refused,
+            declared,
+            hooks.role,
+            streams=settings.streams,
+            on_failure=self._ingest_failed,
         )
-        self._stops += reversed(replication.stops)
-        log.copies.on_replaced(publisher.log_replaced)
-        log.copies.on_replaced(
-            lambda: listeners.close_followers("this replica has joined again: read its streams again")
+        retention = Retention(
+            log, reactor, settings, keys=keys_of(self.table), leases=hooks.leases, expiry=expiry
         )
-        log.copies.on_epoch_started(lambda: self._on_epoch_started(log, replication))
-        if listeners.resp is not None:
-            # Imported on use: most daemons have no such port.
-            from synrepl.channel.services import ChannelServices
-
-            self._channel = ChannelServices(
-                settings,
-                reactor,
-                log,
-                publisher,
-                replication,
-                table=self.table,
-                metrics=self.metrics,
-                server=listeners.resp,
-            )
-        await replication.start()
-        self._update_channel()
-        if replication.roles.role == PRIMARY:
-            # Before the ports open: a source that cannot be opened ends the start.
-            ingest.open(log, publisher, refused)
-            await self._declare_streams()
-        made = await self._start_rooms(log, publisher, declared, refused)
+        channel = self._make_channel(log, publisher)
         watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
-        self._stops += [thread.stop, listeners.stop]
         services = self._services = Services(
             log=log,
             publisher=publisher,
@@ -244,22 +235,57 @@ class Daemon(Service):
             settings=settings,
             ingest=ingest,
             is_followed=ingest.is_followed,
-            replication=replication,
-            write_forwarder=replication.write_forwarder,
-            roles=replication.roles,
-            relays=replication.relays,
+            hooks=hooks,
             declared=declared,
             refused=refused,
             thread=thread,
             watch=watch,
             invalidator=invalidator,
-            rooms=made,
+            rooms=parts,
         )
-        replication.relays.issued.subscribers.append(listeners.recheck)
-        await listeners.open(services, replication.relays, self.keyring)
+
+        def read_again() -> None:
+            self._tasks.start(declared.load(), "reading the declared streams")
+            self._tasks.start(refused.load(), "reading the refused facts")
+
+        rules.add(declared.refusal)
+        rules.add(ingest.refusal)
+        declared.subscribers.append(publisher.stream_added)
+        log.copies.on_replaced(read_again)
+        log.copies.on_replaced(publisher.log_replaced)
+        log.copies.on_replaced(
+            partial(listeners.close_followers, "this replica has joined again: read its streams again")
+        )
+        log.copies.on_replaced(partial(self._warn_of_filter, publisher.holdings))
+        publisher.wire(hooks.role, hooks.forwarding)
+        self.keyring.wire(hooks.keys)
+        self.keyring.subscribers.append(listeners.recheck)
+        if channel is not None:
+            hooks.role.changed.append(channel.update)
+        hooks.role.changed.append(switch.role_changed)
+        self.metrics.send_buffer.set_function(listeners.unsent_bytes)
+
+        own = Tasks(self._logger, "own facts")
+        self._stops += [own.stop, retention.stop, thread.stop, listeners.stop]
+        await declared.load()
+        await refused.load()
+        if not any(part.hooks() for part in parts.values()):
+            log.gate.open()
+        # A room comes after those on which it builds: these begin to act last, when the others are there.
+        for part in reversed(list(parts.values())):
+            await part.start()
+        if channel is not None:
+            channel.update()
+        # Before the ports open: a source that cannot be opened ends the start.
+        await switch.start()
+        retention.start()
+        self._warn_of_filter(publisher.holdings)
+        primary = settings.instance_name if hooks.role.is_primary else ""
+        own.start(warn_of_unproven(log, self._logger, primary=primary), "looking for forged facts")
+        await listeners.open(services, self.keyring)
         return log
 
-    async def _open_log(self, ingest: IngestServices) -> Log:
+    async def _open_log(self, followed: Sequence[str], rules: WriterRules) -> Log:
         database = self.settings.database
         kind, _, path = database.partition(":")
         if self._needs_name and self._lacks_name and kind == "sqlite" and not Path(path).exists():
@@ -276,13 +302,11 @@ class Daemon(Service):
             self.reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
-            assigned=ingest.followed_streams,
+            assigned=followed,
             unordered=[stream.name for stream in self.table if not stream.ordered],
             any_writer=[stream.name for stream in self.table if stream.any_writer],
-            append_refusal=lambda stream, writer: (
-                (self.declared.refusal(stream, writer) if self.declared is not None else "")
-                or ingest.refusal(stream, writer)
-            ),
+            append_refusal=rules.refusal,
+            gate=AppendGate(starting),
             server_name=self.settings.server_name if self.settings.is_named else "",
             logger=Logger(namespace="synrepl.storage"),
         )
@@ -292,35 +316,41 @@ class Daemon(Service):
             raise ConfigError(f"the log {database}: {error}") from error
         return log
 
-    async def _start_rooms(
-        self, log: Log, publisher: Publisher, declared: DeclaredStreams, refused: RefusedFacts
-    ) -> dict[str, Part]:
-        """Make and start the parts of all rooms that the settings want. Raises `ConfigError`."""
-        made: dict[str, Part] = {}
-        # Until these are parts of a room too.
-        before: Any = {"replicas": self.replication}
-        parts = DaemonParts(
-            settings=self.settings,
-            reactor=self.reactor,
-            table=self.table,
-            registry=self.metrics.registry,
-            metrics=self.metrics,
-            keyring=self.keyring,
-            credentials=self.credentials,
-            log=log,
-            publisher=publisher,
-            declared=declared,
-            refused=refused,
-            listeners=self.listeners,
-            rooms=ChainMap(made, before),
-        )
+    def _make_parts(self, daemon: DaemonParts) -> Mapping[str, Part]:
+        """Make the parts of all rooms that the settings want. Raises `ConfigError`."""
+        place = len(self._stops)
         for room in rooms():
-            if room.is_wanted(self.settings) and (part := room.build(parts)) is not None:
-                made[room.name] = part
-                self._stops.append(part.stop)
-        for part in made.values():
-            await part.start()
-        return made
+            if room.is_wanted(self.settings) and (part := room.build(daemon)) is not None:
+                self._parts[room.name] = part
+                # What began to act last is stopped first.
+                self._stops.insert(place, part.stop)
+        return self._parts
+
+    def _make_channel(self, log: Log, publisher: Publisher) -> "ChannelServices | None":
+        """Make the channel of the RESP port, if there is one."""
+        resp, replicas = self.listeners.resp, self._parts.get("replicas")
+        if resp is None:
+            return None
+        # Imported on use: most daemons have no such port.
+        from synrepl.channel.copies import ChannelCopies
+        from synrepl.channel.services import ChannelServices
+
+        passes: Any = replicas
+        if passes is not None:
+            passes.use_channel(ChannelCopies(resp))
+        channel = ChannelServices(
+            self.settings,
+            self.reactor,
+            log,
+            publisher,
+            self.hooks.role,
+            passes,
+            table=self.table,
+            metrics=self.metrics,
+            server=resp,
+        )
+        self._stops.append(channel.stop)
+        return channel
 
     def _open_homeserver(self) -> "tuple[HomeserverWatch, Invalidator] | tuple[None, None]":
         """Watch the homeserver of the settings, if there is one. Raises `ConfigError`."""
@@ -350,7 +380,12 @@ class Daemon(Service):
     @property
     def _lacks_name(self) -> bool:
         """Whether neither a setting nor an upstream names the homeserver: only the log can."""
-        return not self.settings.upstream and not self.settings.is_named
+        return not self._is_copy and not self.settings.is_named
+
+    @property
+    def _is_copy(self) -> bool:
+        """Whether the settings make this daemon a copy of another one."""
+        return any(room.role_of(self.settings) for room in rooms())
 
     def _new_log_error(self) -> ConfigError:
         database = self.settings.database
@@ -369,7 +404,7 @@ class Daemon(Service):
             location,
             self.reactor,
             server_name=self.settings.expected_name(log.notes),
-            is_replica=bool(self.settings.upstream),
+            is_replica=self._is_copy,
         )
 
     def _key_of(self, stream: str, row: bytes) -> Any:
@@ -378,54 +413,14 @@ class Daemon(Service):
             return None
         return declared.key(declared.decode(row, NEWEST))
 
-    def _read_own(self) -> None:
-        if self.declared is not None:
-            self._tasks.start(self.declared.load(), "reading the declared streams")
-        if self.refused is not None:
-            self._tasks.start(self.refused.load(), "reading the refused facts")
+    def _warn_of_filter(self, holdings: Holdings) -> None:
+        if held := holdings.describe():
+            self._logger.warn("{held}: requests for other streams and writers are refused", held=held)
 
-    async def _declare_streams(self) -> None:
-        for one in self.settings.streams:
-            assert self.declared is not None
-            try:
-                await self.declared.declare(one)
-            except ConfigError as error:
-                raise ConfigError(f"cannot declare the configured streams: {error}") from error
-
-    async def _adjust_ingest(self, ingest: IngestServices, log: Log, publisher: Publisher) -> None:
-        """Start ingest on a new primary, and stop it on any other daemon."""
-        if self.replication is None or self.refused is None:
-            return
-        self._update_channel()
-        try:
-            if self.replication.roles.role != PRIMARY:
-                await ingest.close()
-                return
-            ingest.open(log, publisher, self.refused)
-            try:
-                if self.ready.called:
-                    await self._declare_streams()
-            except ReplicationError as error:
-                # Such as a declaration unlike that of the former primary, on which followers rely.
-                self._logger.error("{why}", why=error)
-        except ReplicationError as error:
-            self.failure = str(error)
-            self._logger.critical("ingest cannot start or stop, the daemon stops: {why}", why=self.failure)
-            self._on_failure()
-
-    def _update_channel(self) -> None:
-        if self._channel is not None:
-            self._channel.update()
-
-    def _stop_channel(self) -> None:
-        if self._channel is not None:
-            self._channel.stop()
-
-    def _on_epoch_started(self, log: Log, replication: ReplicationServices) -> None:
-        """On a replica: disconnect followers if the epoch began with lost facts."""
-        epoch_start = log.head.epoch_starts[-1]
-        if epoch_start.stream and replication.roles.role == REPLICA:
-            self.listeners.history_lost(epoch_start.stream)
+    def _ingest_failed(self, why: str) -> None:
+        self.failure = why
+        self._logger.critical("ingest cannot start or stop, the daemon stops: {why}", why=why)
+        self._on_failure()
 
     def reload(self, fresh: Settings) -> None:
         """Reload secrets, keys and certificates, and disconnect peers whose key or certificate was revoked.
@@ -435,9 +430,8 @@ class Daemon(Service):
         self.keyring.replace(fresh.keyring())
         self.credentials.replace(fresh.credentials())
         self.listeners.reload()
-        if self.replication is not None:
-            self.replication.addresses.reload()
-            self.replication.relays.recheck()
+        for part in self._parts.values():
+            part.reload()
         for warning in fresh.warnings:
             self._logger.warn("{warning}", warning=warning)
         later = [
@@ -462,7 +456,7 @@ class Daemon(Service):
         A part that cannot stop is logged, and is the `failure` if there is none; the others still stop.
         Otherwise the log would stay open, and queued appends would get no answer.
         """
-        self.replication = self._services = None
+        self._services, self._parts, self.hooks = None, {}, Hooks()
         stops, self._stops = [self.listeners.drain, *self._stops], []
         while stops:
             stop = stops.pop()
@@ -474,3 +468,11 @@ class Daemon(Service):
                 part = type(getattr(stop, "__self__", stop)).__name__
                 self._logger.failure("{part} did not stop", part=part)
                 self.failure = self.failure or f"{part} did not stop: {error or type(error).__name__}"
+
+
+def _hooks_of(parts: Iterable[Part]) -> Hooks:
+    """Return who answers what concerns other daemons. Raises `ConfigError` if two rooms would."""
+    found = [hooks for part in parts if (hooks := part.hooks()) is not None]
+    if len(found) > 1:
+        raise ConfigError("two of the installed rooms answer for the other daemons of the log: remove one")
+    return found[0] if found else Hooks()

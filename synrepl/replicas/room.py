@@ -1,12 +1,14 @@
 """The room of replicas: daemons that copy the log of another one, serve it on, and can take over."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synrepl.rooms import Command, Room
+from synrepl.rooms import Command, Room, State
 
 if TYPE_CHECKING:
-    pass
+    from synrepl.daemon.parts import DaemonParts, Part
+    from synrepl.http_api.route import Route
 
 
 class ReplicasRoom(Room):
@@ -51,6 +53,33 @@ class ReplicasRoom(Room):
         ),
     )
 
+    states = (
+        State(
+            "stopped",
+            "this copy is ahead of its upstream, or its history differs: an operator must decide (resync)",
+            "synrepl resync saves the facts that only this copy has to a file, and joins again"
+            " (manual: howto/replicas)",
+            kind="bad",
+        ),
+        State(
+            "fenced",
+            "another daemon is primary; this one refuses appends",
+            "run synrepl resync to become a replica of the other daemon; or, if the other daemon is not"
+            " primary after all, synrepl promote --force (manual: howto/replicas)",
+            kind="bad",
+        ),
+        State("joining", "this replica has no complete copy yet, and answers no reads"),
+        State(
+            "stale",
+            "this replica was last up to date longer ago than --stale-seconds, or has not compared its copy"
+            " with its upstream since the start; it may lack newer facts, and its facts are still sent",
+            "start the primary again, or the network to it; if it is lost for good, make this replica the"
+            " primary: synrepl promote --force (manual: howto/replicas)",
+        ),
+        State("handing over", "another daemon is becoming primary; appends are refused for a moment"),
+    )
+    page_template = "replicas.html.j2"
+
     def settings_class(self) -> type[Any]:
         from synrepl.replicas.settings import ReplicasSettings
 
@@ -64,8 +93,44 @@ class ReplicasRoom(Room):
     def role_of(self, settings: Any) -> str:
         return f"replica of {', '.join(settings.upstream)}" if settings.upstream else ""
 
+    def routes(self) -> "Sequence[Route]":
+        from synrepl.replicas.routes import ROUTES
+
+        return ROUTES
+
     def import_handlers(self) -> None:
         import synrepl.replicas.http.admin_handlers
         import synrepl.replicas.http.key_handlers
         import synrepl.replicas.http.native_handlers
         import synrepl.replicas.http.replica_handlers  # noqa: F401
+
+    def status_shape(self) -> Mapping[str, Any]:
+        from synrepl.replicas.shapes import STATUS
+
+        return STATUS
+
+    def status_tables(
+        self, found: Mapping[str, Any], now: float, *, is_wide: bool = False
+    ) -> Iterable[Iterable[str]]:
+        from synrepl.replicas.commands.tables import status_tables
+
+        return status_tables(found, now, is_wide=is_wide)
+
+    def page_names(self) -> Mapping[str, Any]:
+        from synrepl.replicas.relay.registry import REPLICA_STATES
+        from synrepl.replicas.relay.states import RelayState
+
+        return {
+            "RELAY_STATES": {state.value: state.means for state in RelayState},
+            "REPLICA_STATES": REPLICA_STATES,
+        }
+
+    def metrics_class(self) -> type[Any]:
+        from synrepl.replicas.metrics import ReplicasMetrics
+
+        return ReplicasMetrics
+
+    def build(self, daemon: "DaemonParts") -> "Part":
+        from synrepl.replicas.part import make_part
+
+        return make_part(daemon)

@@ -41,8 +41,8 @@ class ReadRefusal(NamedTuple):
 class IRole(Protocol):
     """What this daemon is among the daemons of its log.
 
-    Whoever answers also opens and closes the gate of the log (`AppendGate`), and calls `Holdings.changed` when
-    readers may have to leave.
+    Whoever answers also opens and closes the gate of the log (`AppendGate`), and calls `Holdings.changed`
+    when readers may have to leave.
     """
 
     changed: list[Callable[[], object]]
@@ -216,7 +216,8 @@ class ILeases(Protocol):
     def renew(self, reader: str, since: int, wait: float, access: Access) -> None:
         """Keep what a named reader of the changelog needs, which has everything up to `since`.
 
-        `wait` is how many seconds its request may take. Raises a `ReplicationError` that says its response (`OwnResponse`) if that cannot be kept.
+        `wait` is how many seconds its request may take. Raises a `ReplicationError` that says its response
+        (`OwnResponse`) if that cannot be kept.
         """
 
 
@@ -237,8 +238,9 @@ class NoLeases:
 class IHelloHandler(Protocol):
     """Serves the peers that say HELLO: they take the log as a whole, and are no followers."""
 
-    connected: Sequence[Any]
-    """The open connections."""
+    @property
+    def connected(self) -> Sequence[Any]:
+        """The open connections."""
 
     def serve(self, connection: Any) -> ConnectionOwner:
         """Return what serves a peer from now on."""

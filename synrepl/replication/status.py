@@ -16,8 +16,9 @@ from synrepl.ports.problems import Problem
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.rooms import State, rooms as installed_rooms
 from synrepl.replication.stored_bytes import IStoredBytes
+from synrepl.rooms import State
+from synrepl.rooms import rooms as installed_rooms
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext

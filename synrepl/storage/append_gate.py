@@ -41,3 +41,18 @@ class AppendGate:
     def close(self, refuse: Refuse) -> None:
         """Refuse appends with the errors that this function makes."""
         self._refuse = refuse
+
+
+class WriterRules:
+    """Says which writers may append to which streams, by the rules that are added to it."""
+
+    def __init__(self) -> None:
+        self._rules: list[Callable[[str, str], str]] = []
+
+    def add(self, rule: Callable[[str, str], str]) -> None:
+        """Ask this function too: it returns why a writer may not append to a stream; empty if it may."""
+        self._rules.append(rule)
+
+    def refusal(self, stream: str, writer: str) -> str:
+        """Return why this writer may not append to this stream; empty if it may."""
+        return next(filter(None, (rule(stream, writer) for rule in self._rules)), "")

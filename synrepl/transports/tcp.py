@@ -58,7 +58,9 @@ class _ServerSide(ConnectionOwner):
     def __init__(self, factory: "PublisherFactory", protocol: ReplicationProtocol) -> None:
         self._factory = factory
         self._protocol = protocol
-        self._owner: ServedFollower | ConnectionOwner = factory.publisher.attach(protocol, protocol.access or LOCAL)
+        self._owner: ServedFollower | ConnectionOwner = factory.publisher.attach(
+            protocol, protocol.access or LOCAL
+        )
         self._dialect: Dialect | None = None
         self._is_served = False
 

@@ -6,7 +6,8 @@ from uuid import uuid4
 import msgspec
 
 from synrepl.ports.history import LogPosition
-from synrepl.replicas.part import own_readers, registry_of, roles_of
+from synrepl.replicas.described import own_readers
+from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.registry import ReaderRefused
 from synrepl.replicas.roles.handover import MAX_HANDOVER_SECONDS
 from synrepl.replicas.roles.messages import Claim, HandOver
@@ -81,7 +82,7 @@ class DroppedLease(msgspec.Struct, frozen=True):
 @handles(PROMOTE)
 async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
     """Promote this replica to primary."""
-    epoch_start = await roles_of(call).promote(
+    epoch_start = await replicas_of(call).roles.promote(
         force=body.force, lose_acknowledged=body.lose_acknowledged, believed=body.believe
     )
     return PromoteAnswer("primary", epoch_start.epoch, epoch_start.serial)
@@ -90,9 +91,9 @@ async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
 @handles(RESYNC)
 async def resync(call: Call) -> ResyncAnswer:
     """Join again; facts that no other copy has are saved to a file first, and then discarded."""
-    if not await roles_of(call).resync():
+    if not await replicas_of(call).roles.resync():
         raise ApiError("not_stopped", "nothing to resync: this daemon is neither stopped nor fenced")
-    return ResyncAnswer(roles_of(call).role)
+    return ResyncAnswer(replicas_of(call).roles.role)
 
 
 @handles(HANDOVER)
@@ -101,20 +102,20 @@ async def hand_over(call: Call, body: HandOver) -> LogPosition:
     if not 0 <= body.seconds <= MAX_HANDOVER_SECONDS:
         raise ApiError("bad_request", f"seconds must be from 0 to {MAX_HANDOVER_SECONDS:g}")
     # A peer with the right to administer is trusted only if a key or certificate proves who it is.
-    return await roles_of(call).hand_over(body, trusted=call.access.is_proven)
+    return await replicas_of(call).roles.hand_over(body, trusted=call.access.is_proven)
 
 
 @handles(CLAIM)
 async def claim(call: Call, body: Claim) -> ClaimAnswer:
     """Handle another daemon's claim to be primary since an epoch."""
-    await roles_of(call).on_claim(body, trusted=call.access.is_proven)
-    return ClaimAnswer(roles_of(call).role, str(roles_of(call).primary))
+    await replicas_of(call).roles.on_claim(body, trusted=call.access.is_proven)
+    return ClaimAnswer(replicas_of(call).roles.role, str(replicas_of(call).roles.primary))
 
 
 @handles(LEASES)
 async def list_leases(call: Call) -> LeasesAnswer:
     """List the leases, also ended ones, those that retain most first; with a limited key only its own."""
-    return LeasesAnswer(own_readers(registry_of(call).describe_leases(), call.access))
+    return LeasesAnswer(own_readers(replicas_of(call).relays.describe_leases(), call.access))
 
 
 @handles(ADD_LEASE)
@@ -123,7 +124,7 @@ async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
 
     A dropped replica is admitted again.
     """
-    registry = registry_of(call)
+    registry = replicas_of(call).relays
     unfit = registry.identity_refusal(body.uuid or "expected", body.name)
     if unfit is not None or not body.name:
         raise ApiError("bad_request", "a lease needs a name" if unfit is None else unfit.message)
@@ -141,7 +142,7 @@ async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
 @handles(DROP_LEASE)
 async def drop_lease(call: Call) -> DroppedLease:
     """End a lease. A replica is then refused; a changelog reader gets a new one with its next request."""
-    registry, name = registry_of(call), call.path["name"]
+    registry, name = replicas_of(call).relays, call.path["name"]
     dropped = registry.leases.drop(name)
     if dropped is None:
         why = (

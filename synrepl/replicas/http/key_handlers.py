@@ -6,8 +6,8 @@ import msgspec
 
 from synrepl.errors import ConfigError
 from synrepl.ports.access import Access, IssuedKey, Right
+from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.routes import ADD_KEY, KEYS, REVOKE_KEY
-from synrepl.replicas.part import registry_of
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
@@ -57,7 +57,7 @@ class AddedKey(msgspec.Struct, frozen=True):
 @handles(KEYS)
 async def list_all(call: Call) -> KeysAnswer:
     """List the issued keys that the peer could have made, in the order in which they were made."""
-    issued = registry_of(call).issued
+    issued = replicas_of(call).relays.issued
     seen = [one for one in issued.all if not _excess(call.access, one.rights, one.streams, one.instances)]
     names = {one.name for one in seen}
     return KeysAnswer(list(map(_fields, seen)), [name for name in issued.lost if name in names])
@@ -74,7 +74,9 @@ async def add(call: Call, body: KeyBody) -> AddedKey:
     if why := _excess(call.access, rights, body.streams, body.instances):
         raise ApiError("no_rights", why)
     try:
-        key, secret = await registry_of(call).issued.add(body.name, rights, body.streams, body.instances)
+        key, secret = await replicas_of(call).relays.issued.add(
+            body.name, rights, body.streams, body.instances
+        )
     except ConfigError as error:
         raise ApiError("key_refused", str(error)) from error
     return AddedKey(_fields(key), secret)
@@ -84,7 +86,7 @@ async def add(call: Call, body: KeyBody) -> AddedKey:
 async def revoke(call: Call) -> KeyFields:
     """Revoke a key that the peer could have made, and disconnect the peers that have proved it."""
     name, own = call.path["name"], call.access
-    revoked = await registry_of(call).issued.revoke(
+    revoked = await replicas_of(call).relays.issued.revoke(
         name, may=lambda one: not _excess(own, one.rights, one.streams, one.instances)
     )
     if revoked is None:

@@ -20,12 +20,12 @@ from synrepl.ports.access import Access
 from synrepl.ports.gate import Gate
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
-from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas import routes
+from synrepl.replicas.http.served_replicas import replicas_of
+from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES, OFFSET
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.transports.connection import ReplicationProtocol
-from synrepl.replicas.part import registry_of
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
@@ -51,7 +51,7 @@ class ReceivedAnswer(msgspec.Struct, frozen=True):
 @handles(routes.NATIVE)
 async def connect(call: Call) -> None:
     """Open a native connection, and write what it sends until it is closed, or its peer disconnects."""
-    registry, services, transports = registry_of(call), call.services, call.api.native_transports
+    registry, services, transports = replicas_of(call).relays, call.services, call.api.native_transports
     if len(transports) >= MAX_CONNECTIONS:
         why = f"this daemon has {MAX_CONNECTIONS} native connections over HTTP, its limit: retry later"
         raise ApiError("out_of_descriptors", why)

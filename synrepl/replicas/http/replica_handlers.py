@@ -1,11 +1,11 @@
 """The handler of what a log is, and the leases of readers of the changelog."""
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from synrepl.ports.access import Access, Right
-from synrepl.replicas.part import registry_of
+from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.handshake import make_welcome
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import NewerFact
@@ -15,10 +15,11 @@ from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.wire.filter import Filter
 
+
 @handles(REPLICATION)
 async def about(call: Call) -> bytes:
     """Return the history of this log, its epochs, oldest position and head."""
-    return await describe_log(registry_of(call), call.access, call.query["after"])
+    return await describe_log(replicas_of(call).relays, call.access, call.query["after"])
 
 
 async def describe_log(registry: ReplicaRegistry, access: Access, after: int | None) -> bytes:

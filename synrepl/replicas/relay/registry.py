@@ -8,17 +8,17 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import LocalProtocolError, ReplicationError, StorageError
 from synrepl.ports import rights
 from synrepl.ports.access import Access, Keyring, Right
 from synrepl.ports.history import READER_PREFIX, Lease
 from synrepl.ports.interfaces import IClock
-from synrepl.ports.rights import command_operation
 from synrepl.ports.response_errors import ErrorResponse, OwnResponse
+from synrepl.ports.rights import command_operation
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replicas.acknowledgements import Acknowledgements
+from synrepl.replicas.channel_copies import IChannelCopies
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
 from synrepl.replicas.relay.interfaces import IRelay, RelayConnection
@@ -90,7 +90,7 @@ class ReplicaRegistry:
     _: KW_ONLY
     keys: Keyring = field(default_factory=Keyring)
     expiry: ExpiryClock | None = None
-    channel: Callable[[], ServedChannel | None] = lambda: None
+    channel: Callable[[], IChannelCopies | None] = lambda: None
     _logger = Logger()
 
     def __post_init__(self) -> None:

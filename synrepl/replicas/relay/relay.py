@@ -6,13 +6,11 @@ from typing import Any, Final
 
 from twisted.internet.defer import CancelledError
 
-from synrepl.channel.downlink import ChannelDownlink
-from synrepl.channel.publish_rights import line_refusal
-from synrepl.channel.resp_codec import split_messages
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.rights import command_operation, is_told, refusal
 from synrepl.ports.time import Timer
+from synrepl.replicas.channel_copies import IChannelDownlink
 from synrepl.replicas.issued_keys import keys_block
 from synrepl.replicas.relay.authenticator import Authenticator
 from synrepl.replicas.relay.block_encoder import OPEN, BlockEncoder
@@ -21,6 +19,7 @@ from synrepl.replicas.relay.interfaces import RelayConnection
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
 from synrepl.replicas.relay.states import TRANSITIONS, RelayEvent, RelayState
+from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.log_waiters import Interest
 from synrepl.replication.machine import Machine, states_of
@@ -43,7 +42,7 @@ REQUESTS: Final = (native.Join, native.Subscribe, native.Digests)
 """Commands that wait while the transport has no room for their responses."""
 
 
-class Relay:
+class Relay(ConnectionOwner):
     """Serves one replica. `states.py` says what is possible when.
 
     The log itself is the send buffer: a `Sender` reads from it, or from the ring of the newest facts, only
@@ -80,7 +79,7 @@ class Relay:
         """The acknowledgement of forwarded commands, sent once all received commands are processed."""
         self._is_sending_digests = False
         self._has_paused_reading = False
-        self._downlink: ChannelDownlink | None = None
+        self._downlink: IChannelDownlink | None = None
         """What the replica's served channel is here, once it has asked for this one."""
 
     @property
@@ -410,18 +409,14 @@ class Relay:
         if why := refusal(access, command_operation(type(command))):
             raise RemoteProtocolError(why)
         if isinstance(command, native.Channel):
-            if channel is None or self._downlink is not None:
+            downlink = None
+            if channel is not None and self._downlink is None:
+                downlink = channel.downlink(
+                    self._send_messages, most=MAX_BLOCK, name=self.name, access=access, logger=self._logger
+                )
+            if downlink is None:
                 raise RemoteProtocolError("this daemon passes no channel, or does so already")
-            # A replica with a key for all instances has asked this of its own clients, which may move.
-            runs = None if access.instances is None else channel.runs
-            self._downlink = ChannelDownlink(
-                channel,
-                self._send_messages,
-                name=self.name,
-                owner=access.name,
-                refusal=lambda line: line_refusal(access, line, runs),
-                logger=self._logger,
-            )
+            self._downlink = downlink
             self._downlink.start(is_full=self._is_paused)
         elif self._downlink is None:
             raise RemoteProtocolError(f"{command.NAME} is valid only after CHANNEL")
@@ -431,8 +426,7 @@ class Relay:
             self._downlink.published(command)
 
     def _send_messages(self, data: bytes) -> None:
-        for piece in split_messages(data, MAX_BLOCK):
-            self.connection.write(encode_block("channel", 0, piece))
+        self.connection.write(encode_block("channel", 0, data))
 
     # -- sending -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from synrepl.channel.uplink import ChannelUplink
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.ports.access import IssuedKey
@@ -17,6 +16,7 @@ from synrepl.ports.notes import YES
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
+from synrepl.replicas.channel_copies import IChannelUplink
 from synrepl.replicas.replica.conversation import (
     Ephemeral,
     Event,
@@ -107,7 +107,7 @@ class Replica:
     on_primary_moved: Callable[[str], None] = lambda where: None
     on_change: Callable[[], None] = lambda: None
     commands: CommandForwarder | None = None
-    channel: Callable[[], ChannelUplink | None] = lambda: None
+    channel: Callable[[], IChannelUplink | None] = lambda: None
     on_command: Callable[[Command], None] = lambda command: None
     is_own_replica: Callable[[str], bool] = lambda uuid: False
     take_keys: Callable[[Sequence[IssuedKey]], Coroutine[Any, Any, None]] | None = None

@@ -89,7 +89,7 @@ class Call:
             raise unreadable_error(refusal, self.holdings)
 
     def check_fresh(self) -> None:
-        """Raises `ApiError` as `check_readable` does, and if reads are refused until this daemon is up to date."""
+        """Raises `ApiError` as `check_readable` does, and if reads are refused while this daemon is stale."""
         self.check_readable()
         if why := self.services.hooks.role.staleness():
             raise ApiError("not_ready", why)

@@ -48,9 +48,9 @@ class Services:
 
     `ingest` brings facts into the log; `is_followed` tells whether those of a stream come from a table.
     `hooks` answer what concerns other daemons of the log, `rooms` are the parts of rooms by name. `clock` is
-    the reactor, except in tests. Catch-up has the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
-    the newest. `thread` does what would keep the reactor for long. `watch` looks at the homeserver, and
-    `invalidator` invalidates its caches.
+    the reactor, except in tests. Catch-up has the row shapes of `settings.dialect`; without one, those of the
+    worker's release if it is known, or else the newest. `thread` does what would keep the reactor for long.
+    `watch` looks at the homeserver, and `invalidator` invalidates its caches.
     """
 
     log: Log

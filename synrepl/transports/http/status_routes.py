@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
-from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
+from synrepl.ports.metrics import OTHERS, POSITION_WRITERS
 from synrepl.ports.version import daemon_version
 from synrepl.replication.status import FactReceiver, RoomPart, build_status, recent_facts
 from synrepl.transports.http.call import Call
@@ -192,5 +192,3 @@ def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     if len(own) < len(positions):
         shown = frozenset(own)
         yield OTHERS, max(token for writer, token in positions.items() if writer not in shown)
-
-

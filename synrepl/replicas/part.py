@@ -1,48 +1,45 @@
-"""Replication: the parts that let a daemon be a replica, and serve replicas, built from the settings."""
+"""What the room of replicas runs in a daemon."""
 
 import random
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.config import Settings
-from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.access import Keyring
-from synrepl.ports.metrics import Metrics
+from synrepl.daemon.parts import DaemonParts, Part
+from synrepl.errors import ReplicationError
+from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.problems import Problem
 from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import ExpiryClock
+from synrepl.replicas.channel_copies import IChannelCopies
+from synrepl.replicas.described import SHOWN, own_readers, warnings, what_to_do
 from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.replicas.file_copies import IFileCopies
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
+from synrepl.replicas.metrics import ReplicasMetrics
 from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.replica.states import ReplicaState
 from synrepl.replicas.replica.upstreams import NoUpstream
 from synrepl.replicas.roles.manager import RoleManager
-from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, ReadOnlyHere
+from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA
+from synrepl.replicas.roles.states import Role
+from synrepl.replicas.settings import ReplicasSettings
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import CommandForwarder
-from synrepl.replication.holdings import Holdings
-from synrepl.replication.own_facts import warn_of_unproven
-from synrepl.replication.publisher import Publisher
-from synrepl.replication.retention import Retention, keys_of
+from synrepl.replication.hooks import Hooks
+from synrepl.storage.append_gate import starting
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
-from synrepl.streams.table import StreamTable
-from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_private
 from synrepl.transports.http.http_client import HttpClient
 
 if TYPE_CHECKING:
-    from synrepl.channel.resp.server import RespServer
     from synrepl.replicas.replica.conversation import IUpstream
     from synrepl.replicas.replica.replica import Replica
 
@@ -50,59 +47,39 @@ STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.ST
 """States of a replica whose reason is worth telling to whoever waits for its copy."""
 
 
-class ReplicationServices:
-    """The role, the relays and the leases of one daemon.
+class ReplicasPart(Part):
+    """What makes a daemon one of several of its log: its role, its upstream, its replicas and their leases.
 
-    `address` returns the addresses of this daemon for others. `changed` is called whenever the role may have
-    changed. Until `start` the log refuses facts.
+    It answers all hooks. Until `start` the log refuses facts.
     """
 
     _logger = Logger()
 
-    def __init__(
-        self,
-        settings: Settings,
-        reactor: Any,
-        log: Log,
-        publisher: Publisher,
-        *,
-        table: StreamTable,
-        metrics: Metrics,
-        keyring: Keyring,
-        credentials: Credentials,
-        address: Callable[[], Address],
-        changed: Callable[[], object],
-        resp: "RespServer | None" = None,
-    ) -> None:
+    def __init__(self, daemon: "DaemonParts", settings: ReplicasSettings) -> None:
+        log, reactor = daemon.log, daemon.reactor
         self._settings = settings
-        self._resp = resp
+        self._listeners = daemon.listeners
         self._reactor = reactor
         self._log = log
-        self._metrics = metrics
-        self.own_address = address
-        self._changed = changed
-        self._publisher = publisher
-        self.commands = CommandForwarder(
-            publisher.follower_commands,
-            reactor,
-            origin=f"{log.uuid}-{secrets.token_hex(4)}",
-            is_active=lambda: self.roles.role == REPLICA,
-            dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
-        )
-        publisher.follower_commands.forwarders.append(self.commands)
+        self._metrics = daemon.metrics
+        self.numbers = ReplicasMetrics(daemon.registry)
+        self._publisher = daemon.publisher
+        self._files: IFileCopies | None = None
         self._files_url = ""
+        self._channel: IChannelCopies | None = None
         self._tasks = Tasks(self._logger, "copies")
         self.addresses = PeerAddresses(
             settings.upstream_addresses,
-            credentials,
-            keyring,
+            daemon.credentials,
+            daemon.keyring,
             reactor,
             notes=log.notes,
         )
         self._peer_http = PeerHttp(reactor, self.addresses)
-        self._diverged_facts = DivergedFacts(settings.database_path, ReactorThread(reactor, "leftovers"))
-        self._files: IFileCopies | None = None
-        log.write_barrier = _starting
+        self._diverged_facts = DivergedFacts(
+            daemon.settings.database_path, ReactorThread(reactor, "leftovers")
+        )
+        log.gate.close(starting)
         self.roles = RoleManager(
             log,
             reactor,
@@ -111,33 +88,35 @@ class ReplicationServices:
             owner=self,
             peers=PeerClient(self._peer_http),
         )
-        expiry = ExpiryClock(reactor, time.monotonic)
+        self.commands = CommandForwarder(
+            self._publisher.follower_commands,
+            reactor,
+            origin=f"{log.uuid}-{secrets.token_hex(4)}",
+            is_active=lambda: self.roles.role == REPLICA,
+            dropped=lambda name: self._metrics.commands_dropped.labels(name).inc(),
+        )
+        self._publisher.follower_commands.forwarders.append(self.commands)
         self.relays = ReplicaRegistry(
             log,
-            publisher,
+            self._publisher,
             reactor,
             settings,
             self.roles,
-            keys=keyring,
-            expiry=expiry,
-            channel=lambda: None if resp is None else resp.channel,
+            keys=daemon.keyring,
+            expiry=daemon.expiry,
+            channel=lambda: self._channel,
         )
-        keyring.doubt = self._doubt_of_keys
         self.write_forwarder = make_write_forwarder(log, self.roles, self._has_file, self._peer_http)
-        self.holdings = publisher.holdings = Holdings(
-            lambda: log.notes,
-            joining=lambda: not self.roles.is_whole,
-            retired=self.roles.reading_refusal,
-            primary=lambda: self.roles.primary if self.roles.role != PRIMARY else Address(),
-        )
-        log.copies.on_replaced(self._warn_of_filter)
-        self.retention = Retention(
-            log,
-            reactor,
-            settings,
-            keys=keys_of(table),
-            lowest=self.relays.leases.lowest,
-            expiry=expiry,
+        log.copies.on_epoch_started(self._on_epoch_started)
+
+    def hooks(self) -> Hooks:
+        return Hooks(
+            role=self.roles,
+            forwarding=self.write_forwarder,
+            acknowledgements=self.relays.acknowledgements,
+            leases=self.relays,
+            keys=self.relays.issued,
+            hello=self.relays,
         )
 
     @property
@@ -155,29 +134,39 @@ class ReplicationServices:
         self.roles.start()
         # Before the ports open, so that the first request need not be retried.
         await self.roles.started()
-        self.retention.start()
-        self._warn_of_filter()
-        primary = self._settings.instance_name if self.roles.role == PRIMARY else ""
-        warning = warn_of_unproven(self._log, self._logger, primary=primary)
-        self._tasks.start(warning, "looking for forged facts")
 
-    def _warn_of_filter(self) -> None:
-        if held := self.holdings.describe():
-            self._logger.warn("{held}: requests for other streams and writers are refused", held=held)
+    async def stop(self) -> None:
+        """Stop forwarding, following and serving, in this order."""
+        await self.write_forwarder.stop()
+        self._tasks.stop()
+        self.commands.stop()
+        self.roles.stop()
+        if self._files is not None:
+            await self._files.fetch_from(None, "")
+        await self.relays.stop()
+        await self._peer_http.stop()
+        await self._diverged_facts.stop()
+
+    def own_address(self) -> Address:
+        """Where other daemons reach this one."""
+        return self._listeners.address()
 
     @property
-    def stops(self) -> Sequence[Callable[[], Awaitable[None] | None]]:
-        """What stops forwarding, following and serving, in order."""
-        return (
-            self.write_forwarder.stop,
-            self._tasks.stop,
-            self.commands.stop,
-            self.retention.stop,
-            self.roles.stop,
-            self.relays.stop,
-            self._peer_http.stop,
-            self._diverged_facts.stop,
-        )
+    def has_met_upstream(self) -> bool:
+        """Whether this daemon is a replica with a complete copy, or one whose upstream has said who it is."""
+        replica = self.replica
+        return replica is not None and (replica.is_whole or replica.welcome is not None)
+
+    def reload(self) -> None:
+        """Use the keys of this daemon and of its peers as they are in its files now."""
+        self.addresses.reload()
+        self.relays.recheck()
+
+    def _on_epoch_started(self) -> None:
+        """On a replica: disconnect followers if the epoch began with lost facts."""
+        epoch_start = self._log.head.epoch_starts[-1]
+        if epoch_start.stream and self.roles.role == REPLICA:
+            self._listeners.history_lost(epoch_start.stream)
 
     def role_changed(self) -> None:
         """Serve, forward and fetch as the role says."""
@@ -186,11 +175,13 @@ class ReplicationServices:
         if self.roles.role == FENCED:
             # They come back, and are told where the primary is.
             self.relays.close("this daemon is fenced: another one is primary")
-        is_replica = self.roles.role == REPLICA
-        self._publisher.follower_commands.forward_append = self.write_forwarder.append if is_replica else None
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
-        self._changed()
-        self.holdings.changed()
+        self._role_may_have_changed()
+        self._publisher.holdings.changed()
+
+    def _role_may_have_changed(self) -> None:
+        for changed in self.roles.changed:
+            changed()
 
     async def _fetch_from_primary(self) -> None:
         """Make a replica fetch files over HTTP from its upstream or the primary. A primary fetches none."""
@@ -213,6 +204,10 @@ class ReplicationServices:
         if self._files_url:
             self._tasks.start(self._tell_files(), "choosing the source of files")
 
+    def use_channel(self, channel: IChannelCopies) -> None:
+        """Pass this channel on to replicas, or to the upstream."""
+        self._channel = channel
+
     async def _tell_files(self) -> None:
         url = self._files_url
         if self._files is not None:
@@ -228,11 +223,11 @@ class ReplicationServices:
 
     def claim_refused(self, code: str) -> None:
         """Count a refused claim."""
-        self._metrics.claims_refused.labels(code).inc()
+        self.numbers.claims_refused.labels(code).inc()
 
     def later_epoch_reported(self) -> None:
         """Count a replica's report of a later epoch."""
-        self._metrics.later_epochs.inc()
+        self.numbers.later_epochs.inc()
 
     async def missing_files(self, upto: int) -> Sequence[Any]:
         """The files of facts up to this serial that this daemon lacks."""
@@ -265,11 +260,11 @@ class ReplicationServices:
             on_command=self._publisher.broadcast,
             is_own_replica=self.relays.is_followed_by,
             take_keys=self.relays.issued.take,
-            channel=lambda: None if self._resp is None else self._resp.uplink,
+            channel=lambda: None if self._channel is None else self._channel.uplink,
         )
 
     def _replica_changed(self) -> None:
-        self.holdings.changed()
+        self._publisher.holdings.changed()
         replica = self.replica
         if replica is not None and replica.state in (ReplicaState.READY, ReplicaState.LIVE):
             self.addresses.learned(replica.upstream.where, replica.upstream_http)
@@ -277,7 +272,7 @@ class ReplicationServices:
             self._tasks.start(self._store_addresses(replica), "storing the addresses of upstream and primary")
         if replica is not None and replica.state is ReplicaState.READY:
             self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
-            self._changed()  # the upstream may have named the homeserver
+            self._role_may_have_changed()  # the upstream may have named the homeserver
 
     async def _store_addresses(self, replica: "Replica") -> None:
         """Store the addresses of upstream and primary: after a restart they may be away, and a promotion must
@@ -394,18 +389,12 @@ class ReplicationServices:
             return "stale", why, self._reactor.seconds() - replica.lag_seconds()
         return None
 
-    def _doubt_of_keys(self) -> str:
-        """Why an issued key may have been revoked without this daemon's knowledge; empty if it would know."""
-        replica, seconds = self.replica, self._settings.stale_seconds
-        if replica is None or self._settings.trust_stale_keys:
-            return ""
-        heard = replica.freshness.heard_seconds_ago
-        if heard is not None and heard <= seconds:
-            return ""
-        since = "since its start" if heard is None else f"for {heard:.0f} seconds"
-        return f"this replica has not heard from its upstream {since}"
+    def staleness(self) -> str:
+        """Return why reads are refused until this daemon is up to date; empty if they are not."""
+        unreadiness = self._unreadiness() if self._settings.refuse_stale_reads else None
+        return "" if unreadiness is None else f"{unreadiness[0]}: {unreadiness[1]}"
 
-    def _state(self) -> str:
+    def state(self) -> str:
         unreadiness = self._unreadiness()
         if self.roles.role != "fenced" and self.roles.handover.is_active:
             return "handing over"
@@ -419,25 +408,41 @@ class ReplicationServices:
         """The number of facts that this copy is known to lack; 0 if this daemon is no replica."""
         return self.replica.freshness.lag_rows() if self.replica is not None else 0
 
-    def status(self) -> dict[str, Any]:
-        """The replication part of the status: role, upstream, replicas, leases."""
+    def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
         roles, replica = self.roles, self.replica
+        replicas, leases = self._seen(access)
         return {
-            "role": roles.role,
-            "state": self._state(),
             "why": roles.why,
             "name": self.name,
             "address": str(self.own_address()),
             "primary": str(roles.primary),
-            "holds": self.holdings.describe(),
             "upstream": None if replica is None else replica.status(),
-            "replicas": self.relays.status(),
-            "leases": self.relays.describe_leases(),
-            "epoch_starts": [msgspec.to_builtins(epoch_start) for epoch_start in self._log.head.epoch_starts],
+            "replicas": replicas[:SHOWN],
+            "more_replicas": max(0, len(replicas) - SHOWN),
+            "leases": leases[:SHOWN],
+            "more_leases": max(0, len(leases) - SHOWN),
             "unnotified": [str(address) for address in roles.notifier.unnotified],
         }
 
-    def problems(self) -> list[Problem]:
+    def _seen(self, access: Access) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Describe the replicas and the leases that a peer with these rights may see."""
+        return own_readers(self.relays.status(), access), own_readers(self.relays.describe_leases(), access)
+
+    def what_to_do(self, access: Access = LOCAL) -> Sequence[str]:
+        return what_to_do(self._seen(access)[0])
+
+    def warnings(self, access: Access = LOCAL) -> Sequence[str]:
+        return list(warnings(*self._seen(access)))
+
+    def collect(self) -> None:
+        replica = self.replica
+        join = None if replica is None else replica.status().get("join")
+        self._metrics.role.clear()
+        for role in Role:
+            self._metrics.role.labels(role).set(role == self.roles.role)
+        self.numbers.collect(self.relays.status(), self.relays.describe_leases(), join)
+
+    def problems(self) -> Sequence[Problem]:
         """The problems of this daemon's role, first the one that makes it not ready."""
         unreadiness = self._unreadiness()
         if unreadiness is None:
@@ -473,6 +478,12 @@ class ReplicationServices:
         return joining
 
 
+def make_part(daemon: DaemonParts) -> ReplicasPart:
+    """Make the part of a daemon with these settings."""
+    assert isinstance(daemon.settings, ReplicasSettings)
+    return ReplicasPart(daemon, daemon.settings)
+
+
 def make_write_forwarder(
     log: Log, roles: RoleManager, has_file: Callable[[str, float], Awaitable[bool]] | None, http: PeerHttp
 ) -> WriteForwarder:
@@ -496,10 +507,6 @@ def make_write_forwarder(
         has_file=has_file,
         logger=Logger(namespace="synrepl.relaying"),
     )
-
-
-def _starting(stream: str) -> StorageError:
-    return ReadOnlyHere("starting", "this daemon is starting: try again", stream=stream)
 
 
 def _is_endpoint(text: str) -> bool:

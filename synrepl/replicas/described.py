@@ -1,0 +1,62 @@
+"""Replicas and leases in the status: who may see them, and what needs attention."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from synrepl.html.humanize import counted
+from synrepl.ports.access import Access
+from synrepl.replicas.relay.leases import WARN_AT
+
+SHOWN: Final = 200
+"""Replicas and leases listed, those in the worst state first; the rest are counted."""
+
+LOST_REPLICA: Final = (
+    "start the lost replica again, or, if it is gone for good, end its lease, which retains facts for it:"
+    " synrepl leases drop NAME (manual: howto/replicas)"
+)
+ENDED_REPLICA: Final = (
+    "a replica whose lease has ended must join again when it is back: synrepl leases add NAME admits one that"
+    " was dropped (manual: howto/replicas)"
+)
+
+REPLICA_TROUBLES: Final = ("ended", "lost", "behind")
+"""The states of replicas that need attention, the worst first. A ``never seen`` replica may still connect."""
+
+STATE_WORDS: Final = {"ended": "whose lease has ended"}
+"""How a sentence says a state of a replica, where the word alone is not clear."""
+
+BEHIND_SECONDS: Final = 1.0
+"""A replica that is fewer seconds behind than this needs no attention."""
+
+Described = Mapping[str, Any]
+"""A replica or a lease, as the status has it."""
+
+
+def own_readers(described: Iterable[dict[str, Any]], access: Access) -> list[dict[str, Any]]:
+    """Return the replicas or leases that the peer may see: all, or those of its key if that is limited."""
+    return [one for one in described if access.streams is None or one["key"] == access.key]
+
+
+def warnings(replicas: Iterable[Described], leases: Iterable[Described]) -> Iterator[str]:
+    """Return which replicas and leases need attention, each kind in a line."""
+    states = Counter(
+        replica["state"]
+        for replica in replicas
+        # Under load a replica is always a moment behind.
+        if replica["state"] != "behind" or replica["lag_seconds"] >= BEHIND_SECONDS
+    )
+    counts = [(states[state], state) for state in REPLICA_TROUBLES if states[state]]
+    if counts:
+        (first, state), *others = ((count, STATE_WORDS.get(state, state)) for count, state in counts)
+        others_text = (f", {count:,} {other}" for count, other in others)
+        yield f"{counted(first, 'replica')} {state}{''.join(others_text)}"
+    if used := sum(lease["ended"] is None and lease["used"] >= WARN_AT for lease in leases):
+        yield f"{counted(used, 'lease')} nearly used up"
+
+
+def what_to_do(replicas: Iterable[Described]) -> Sequence[str]:
+    """Return what an operator should do about replicas in these states."""
+    states = {replica["state"] for replica in replicas}
+    found = {"lost": LOST_REPLICA, "ended": ENDED_REPLICA}
+    return [text for state, text in found.items() if state in states]
