@@ -39,9 +39,9 @@ SLOW: Final = (
     "crash/",
     "test_howtos",
     "cli/test_processes",
-    "cli/test_replicas",
+    "replicas/commands/test_replicas",
     "cli/test_tail_failures",
-    "http/test_status_page_chromium",
+    "replicas/http/test_status_page_chromium",
     "service/test_daemon",
     "service/test_limits",
     "service/test_serve.py::test_a_mistake",
@@ -89,13 +89,14 @@ SLOW: Final = (
     # What a simulation needs to be believed.
     "simulation/test_seeds",
     "simulation/test_promises.py::test_bad_luck",
-    "simulation/test_acks_promises.py::test_everything_happens",
+    "replicas/simulation/test_acks_promises.py::test_everything_happens",
     "simulation/test_channel_promises.py::test_bad_luck",
     "simulation/test_channel_promises.py::test_each_rule_is_needed",
     "simulation/test_broker_promises.py::test_bad_luck",
-    "simulation/test_replica_promises.py::test_bad_luck",
+    "replicas/simulation/test_replica_promises.py::test_bad_luck",
 )
-_SLOW: Final = re.compile(rf"tests/(?:{'|'.join(map(re.escape, SLOW))})|postgre", re.IGNORECASE)
+_OF_ROOMS: Final = r"\w+/processes/|\w+/test_crash"
+_SLOW: Final = re.compile(rf"tests/(?:{_OF_ROOMS}|{'|'.join(map(re.escape, SLOW))})|postgre", re.IGNORECASE)
 """Anything with PostgreSQL in its name starts a server."""
 
 WHOLE: Final = (

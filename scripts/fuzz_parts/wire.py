@@ -22,7 +22,7 @@ from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialec
 from synrepl.wire.grammar import BROKER
 from synrepl.wire.session import Close, Deliver, Session, Warn
 from tests.captures import GOLDEN, said
-from tests.replication.clusters import FakeCluster
+from tests.replicas.clusters import FakeCluster
 from tests.replication.test_broker import Setup
 
 __all__ = ["DIALECTS", "TABLE", "NativeTarget", "RedisTarget", "SessionTarget"]

@@ -7,6 +7,8 @@ from typing import Any, Final
 from synrepl.html.humanize import counted
 from synrepl.ports.access import Access
 from synrepl.replicas.relay.leases import WARN_AT
+from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.roles.manager import RoleManager
 
 SHOWN: Final = 200
 """Replicas and leases listed, those in the worst state first; the rest are counted."""
@@ -36,6 +38,25 @@ Described = Mapping[str, Any]
 def own_readers(described: Iterable[dict[str, Any]], access: Access) -> list[dict[str, Any]]:
     """Return the replicas or leases that the peer may see: all, or those of its key if that is limited."""
     return [one for one in described if access.streams is None or one["key"] == access.key]
+
+
+def describe(roles: RoleManager, relays: ReplicaRegistry, access: Access) -> dict[str, Any]:
+    """Return the keys of the status, as far as a peer with these rights may see them."""
+    replica = roles.replica
+    replicas = own_readers(relays.status(), access)
+    leases = own_readers(relays.describe_leases(), access)
+    return {
+        "why": roles.why,
+        "name": roles.name,
+        "address": str(roles.address()),
+        "primary": str(roles.primary),
+        "upstream": None if replica is None else replica.status(),
+        "replicas": replicas[:SHOWN],
+        "more_replicas": max(0, len(replicas) - SHOWN),
+        "leases": leases[:SHOWN],
+        "more_leases": max(0, len(leases) - SHOWN),
+        "unnotified": [str(address) for address in roles.notifier.unnotified],
+    }
 
 
 def warnings(replicas: Iterable[Described], leases: Iterable[Described]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from synrepl.ports.problems import Problem
 from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.tasks import Tasks
 from synrepl.replicas.channel_copies import IChannelCopies
-from synrepl.replicas.described import SHOWN, own_readers, warnings, what_to_do
+from synrepl.replicas.described import describe, own_readers, warnings, what_to_do
 from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.replicas.file_copies import IFileCopies
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
@@ -409,30 +409,14 @@ class ReplicasPart(Part):
         return self.replica.freshness.lag_rows() if self.replica is not None else 0
 
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
-        roles, replica = self.roles, self.replica
-        replicas, leases = self._seen(access)
-        return {
-            "why": roles.why,
-            "name": self.name,
-            "address": str(self.own_address()),
-            "primary": str(roles.primary),
-            "upstream": None if replica is None else replica.status(),
-            "replicas": replicas[:SHOWN],
-            "more_replicas": max(0, len(replicas) - SHOWN),
-            "leases": leases[:SHOWN],
-            "more_leases": max(0, len(leases) - SHOWN),
-            "unnotified": [str(address) for address in roles.notifier.unnotified],
-        }
-
-    def _seen(self, access: Access) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Describe the replicas and the leases that a peer with these rights may see."""
-        return own_readers(self.relays.status(), access), own_readers(self.relays.describe_leases(), access)
+        return describe(self.roles, self.relays, access)
 
     def what_to_do(self, access: Access = LOCAL) -> Sequence[str]:
-        return what_to_do(self._seen(access)[0])
+        return what_to_do(own_readers(self.relays.status(), access))
 
     def warnings(self, access: Access = LOCAL) -> Sequence[str]:
-        return list(warnings(*self._seen(access)))
+        replicas, leases = self.relays.status(), self.relays.describe_leases()
+        return list(warnings(own_readers(replicas, access), own_readers(leases, access)))
 
     def collect(self) -> None:
         replica = self.replica

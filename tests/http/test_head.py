@@ -1,8 +1,7 @@
 """HEAD is GET without the body, and who waits for 100 Continue is answered, on every route."""
 
 from synrepl.http_api.routes import ROUTES
-from tests.http.builders import Answer
-from tests.http.test_replica_routes import CopiesCase
+from tests.http.builders import Answer, SiteCase
 
 PAGES = ("/", "/status", "/v1/status", "/metrics", "/livez", "/readyz", "/v1/openapi.json")
 ENDLESS = "/v1/changelog?follow=true"
@@ -15,7 +14,7 @@ def described(answer: Answer) -> dict[str, str]:
     }
 
 
-class HeadTests(CopiesCase):
+class HeadTests(SiteCase):
     """Answers without a body."""
 
     def test_head_is_get_without_the_body(self) -> None:
@@ -36,7 +35,7 @@ class HeadTests(CopiesCase):
                 self.assertEqual(described(get), described(head))
 
 
-class ExpectTests(CopiesCase):
+class ExpectTests(SiteCase):
     """Clients that send a body once they are asked for it, as curl and proxies do."""
 
     def test_every_route_with_a_body_asks_for_it(self) -> None:

@@ -3,10 +3,19 @@
 from synrepl.ports.notes import Notes
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
+from synrepl.replication.hooks import Alone
 from tests.http.builders import CATCH_UP, SiteCase, receipt
 
 PRIMARY = Address("tcp:berlin:9092", "http://berlin:9093")
 UPDATES = f"{CATCH_UP}/push_rules/t?from_token=0&upto_token=9"
+
+
+class Copy(Alone):
+    """What a copy is."""
+
+    role = "replica"
+    is_primary = False
+    primary = PRIMARY
 
 
 class FilteredTests(SiteCase):
@@ -18,7 +27,7 @@ class FilteredTests(SiteCase):
         self.post("receipts", [receipt()], writer="other")
         self.post("push_rules", [["@ada:hs.example"]])
         note = Notes(filter='{"streams":["receipts"],"writers":["master"]}')
-        self.publisher.holdings = Holdings(lambda: note, primary=lambda: PRIMARY)
+        self.publisher.holdings = Holdings(lambda: note, Copy())
 
     def test_what_is_not_held_is_refused_by_name(self) -> None:
         """With 200 and nothing a reader would take all of it for read."""
@@ -86,8 +95,9 @@ class JoiningTests(SiteCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.is_joining = True
-        self.publisher.holdings = Holdings(joining=lambda: self.is_joining, primary=lambda: PRIMARY)
+        self.copy = Copy()
+        self.copy.is_whole = False
+        self.publisher.holdings = Holdings(role=self.copy)
 
     def test_reads_are_refused_until_the_copy_is_whole(self) -> None:
         """With 200 and nothing a reader would take it for a log without facts."""
@@ -111,7 +121,7 @@ class JoiningTests(SiteCase):
                 told["message"],
             )
         self.assertEqual(503, self.get(UPDATES).status)
-        self.is_joining = False
+        self.copy.is_whole = True
         self.assertEqual([200] * 5, [self.get(path).status for path in (*paths[:3], paths[4], "/v1/status")])
 
     def test_its_status_is_reported(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from tests.files.builders import checksum
 from tests.files.setup import FilesCase, missing
 from tests.http.builders import receipt
-from tests.http.test_write_forwarder import RelayCase
+from tests.replicas.http.test_write_forwarder import RelayCase
 
 
 class PoisonTests(FilesCase):

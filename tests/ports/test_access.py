@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from synrepl.ports.access import ALL_RIGHTS, IssuedKey, Key, Keyring, Right, names_error
+from synrepl.ports.key_authority import AllKeysCount
 from synrepl.ports.key_records import make_record
 
 SECRET = "s" * 43
@@ -67,6 +68,13 @@ def test_a_daemon_whose_last_issued_key_is_revoked_is_not_open_to_everybody() ->
     assert keys.find(f"reader.{SECRET}".encode()) is None
 
 
+class InDoubt(AllKeysCount):
+    """A replica that has not heard from its upstream."""
+
+    def doubt(self) -> str:
+        return "in doubt"
+
+
 def test_a_key_of_the_file_goes_before_an_issued_one_of_its_name() -> None:
     keys = Keyring(None, [Key(name="reader", secret="of the file")])
     keys.replace_issued([READER])
@@ -80,7 +88,7 @@ def test_a_daemon_takes_its_own_issued_key_as_its_secret() -> None:
     """Also in doubt: its operator promotes it with that."""
     keys = Keyring(f"reader.{SECRET}")
     keys.replace_issued([READER])
-    keys.doubt = lambda: "in doubt"
+    keys.wire(InDoubt())
     key = keys.find(f"reader.{SECRET}".encode())
 
     assert key is not None

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from scripts.chromium import Chromium, find_chromium
-from tests.processes.replica_line import open_line
 from tests.processes.test_foreign_protocols import Watcher
 from tests.processes.test_foreign_protocols import state as foreign_state
+from tests.replicas.processes.replica_line import open_line
 from tests.service.processes import ROOT, Daemon
 
 FACTS = "/v1/streams/push_rules/facts"

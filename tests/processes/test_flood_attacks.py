@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.loading import MIB, NO_HEADERS, Asker, memory, report
-from tests.processes.replica_line import HttpPipe, Pipe
+from tests.replicas.processes.replica_line import HttpPipe, Pipe
 from tests.service.processes import Daemon
 
 LIVE_SECONDS = 2.0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.processes.channel import eventually
 from tests.processes.loading import Asker
-from tests.processes.replica_line import HttpPipe
+from tests.replicas.processes.replica_line import HttpPipe
 from tests.service.processes import Daemon
 
 SECONDS: Final = 20.0

@@ -17,9 +17,9 @@ from synrepl.errors import ConfigError, StorageError
 from synrepl.homeserver.tables.layout import table_streams
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.access import Keyring
-from synrepl.replicas.roles.messages import PRIMARY
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts
+from synrepl.replication.hooks import Alone
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.streams.facts import NO_ROWS
@@ -210,13 +210,13 @@ class WaysInTests(SiteCase):
         """With `durable-only` a row is passed on once it is on disk: this one never will be."""
         port = RespServer(self.clock, keys=Keyring(), metrics=self.metrics)
         settings = {"resp": ["tcp:6379:interface=127.0.0.1"], "resp_ack": "durable-only"}
-        replication: Any = SimpleNamespace(roles=SimpleNamespace(role=PRIMARY))
         channels = ChannelServices(
             Settings.build({"server_name": "hs.example", "instance_name": "us", **settings}),
             self.clock,
             self.log,
             self.publisher,
-            replication,
+            Alone(),
+            None,
             table=self.table,
             metrics=self.metrics,
             server=port,

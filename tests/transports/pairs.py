@@ -33,7 +33,8 @@ from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
 from tests.redis.daemon import OnFakeRedis, RedisDaemon
 from tests.redis.fake_redis import FakeRedis
-from tests.replication.nodes import FakeNode
+from tests.replicas.nodes import FakeNode
+from tests.replicas.served import ServedReplicas
 
 __all__ = ["HttpPair", "NativePair", "RedisPair", "RespPair", "TcpPair", "TransportPair"]
 
@@ -357,8 +358,7 @@ class HttpPair(NativePair):
             metrics=server.metrics,
             clock=self.clock,
             settings=ApiSettings(instance_name="server", server_name="hs"),
-            roles=server.roles,
-            relays=server.relays,
+            **ServedReplicas(server.roles, server.relays).options(),
         )
         self.network.listen("site", make_site(services))
 

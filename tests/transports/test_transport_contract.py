@@ -1,6 +1,6 @@
 """What every transport promises to a reader: lines, Redis, the RESP port, native blocks, and these over HTTP.
 
-`tests/replication/test_feed_contract.py` has the promises about the contents of a feed.
+`tests/replicas/test_feed_contract.py` has the promises about the contents of a feed.
 """
 
 from collections.abc import Iterator

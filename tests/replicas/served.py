@@ -1,0 +1,72 @@
+"""The part of replicas of a daemon in memory, as handlers, the status and hooks see it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from synrepl.daemon.parts import Part
+from synrepl.ports.access import LOCAL, Access
+from synrepl.ports.problems import Problem
+from synrepl.replicas.described import describe, own_readers, warnings
+from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.roles.manager import RoleManager
+from synrepl.replicas.write_forwarder import WriteForwarder
+from synrepl.replication.hooks import Alone, Hooks, StoredHere
+
+__all__ = ["ServedReplicas", "Stale", "forwarding"]
+
+
+class ServedReplicas(Part):
+    """These roles and relays; without a forwarder, appends are stored here."""
+
+    def __init__(
+        self, roles: RoleManager, relays: ReplicaRegistry, forwarder: WriteForwarder | None = None
+    ) -> None:
+        self.roles = roles
+        self.relays = relays
+        self._forwarder = forwarder
+
+    def hooks(self) -> Hooks:
+        return Hooks(
+            role=self.roles,
+            forwarding=self._forwarder or StoredHere(),
+            acknowledgements=self.relays.acknowledgements,
+            leases=self.relays,
+            keys=self.relays.issued,
+            hello=self.relays,
+        )
+
+    def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
+        return describe(self.roles, self.relays, access)
+
+    def warnings(self, access: Access = LOCAL) -> Sequence[str]:
+        replicas, leases = self.relays.status(), self.relays.describe_leases()
+        return list(warnings(own_readers(replicas, access), own_readers(leases, access)))
+
+    def options(self) -> dict[str, Any]:
+        """The services of a site that has this part."""
+        return {"hooks": self.hooks(), "rooms": {"replicas": self}}
+
+
+class Stale(Alone, Part):
+    """A copy that lacks something; it `refuses` reads if it is told to."""
+
+    WHY = "stale: this copy may lack the facts of the last 61 seconds"
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        super().__init__()
+        self._refuses = refuses
+
+    def staleness(self) -> str:
+        return self.WHY if self._refuses else ""
+
+    def problems(self) -> list[Problem]:
+        return [Problem(self.WHY, 0.0, not_ready=True)]
+
+    def options(self) -> dict[str, Any]:
+        """The services of a site that has this part."""
+        return {"hooks": Hooks(role=self), "rooms": {"replicas": self}}
+
+
+def forwarding(forwarder: WriteForwarder) -> Hooks:
+    """The hooks of a replica with this forwarder, and nothing else."""
+    return Hooks(forwarding=forwarder)

@@ -1,0 +1,1 @@
+"""Simulated worlds of replicas."""
