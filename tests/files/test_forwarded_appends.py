@@ -4,7 +4,7 @@ from typing import Any
 
 from synrepl.files.part import FilesPart
 from tests.replicas.http.test_write_forwarder import HEX, RelayCase
-from tests.replicas.served import forwarding
+from tests.replicas.served import forwarded
 
 
 class FilesHereTests(RelayCase):
@@ -14,7 +14,7 @@ class FilesHereTests(RelayCase):
         super().setUp()
         nothing: Any = None
         rooms = {"files": FilesPart(nothing, nothing, max_bytes=0)}
-        self.site = self.make_site(hooks=forwarding(self.relaying(self.primary)), rooms=rooms)
+        self.site = self.make_site(hooks=forwarded(self.relaying(self.primary)), rooms=rooms)
 
     def test_files_are_waited_for_if_they_are_wanted(self) -> None:
         """The metadata alone is of no use to who downloads next."""

@@ -12,7 +12,7 @@ from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.hooks import Alone, Hooks, StoredHere
 
-__all__ = ["ServedReplicas", "Stale", "forwarding"]
+__all__ = ["ServedReplicas", "Stale", "forwarded"]
 
 
 class ServedReplicas(Part):
@@ -67,6 +67,6 @@ class Stale(Alone, Part):
         return {"hooks": Hooks(role=self), "rooms": {"replicas": self}}
 
 
-def forwarding(forwarder: WriteForwarder) -> Hooks:
+def forwarded(forwarder: WriteForwarder) -> Hooks:
     """The hooks of a replica with this forwarder, and nothing else."""
     return Hooks(forwarding=forwarder)

@@ -9,6 +9,7 @@ from synrepl.errors import NotConnected
 from synrepl.ingest.source import MAX_WAITING, ServerCommands
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower_sender import MAX_COMMANDS
+from synrepl.replication.hooks import StoredHere
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.tcp import FollowerFactory
@@ -148,10 +149,14 @@ def test_an_invalidation_goes_to_the_server_whose_stream_it_is() -> None:
     invalidations: list[InvalidateCache] = []
     pair.server.publisher.follower_commands.subscribers[InvalidateCache].append(invalidations.append)
 
-    async def refuse(stream: str, facts: Any) -> None:
-        raise NotConnected("its facts are heard from others")
+    class Refusing(StoredHere):
+        def is_active(self) -> bool:
+            return True
 
-    pair.daemon.publisher.follower_commands.forward_append = refuse
+        async def append(self, stream: str, facts: Any) -> None:
+            raise NotConnected("its facts are heard from others")
+
+    pair.daemon.publisher.follower_commands.wire(Refusing())
     worker(pair.cluster, pair.daemon).say('INVALIDATE_CACHE get_user_by_id ["@ada:hs"]')
     pair.cluster.pass_(1)
 

@@ -19,6 +19,7 @@ class KeyTests(CopiesCase):
         super().setUp()
         keys = Keyring("shared", [ADMIN, LIMITED, WORKER])
         self.relays.keys = self.relays.issued.keyring = keys
+        keys.wire(self.relays.issued)
         self.site = self.make_site(**self.served(), keys=keys)
 
     def as_(self, secret: str, method: str, path: str, body: bytes = b"") -> Answer:

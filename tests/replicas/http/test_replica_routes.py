@@ -519,7 +519,7 @@ class AcksTests(CopiesCase):
 
     def test_the_setting_decides_where_the_request_does_not(self) -> None:
         """For each stream; a request may ask for none."""
-        self.relays.settings = RelaySettings(server_name="hs.example", acks=stream_acks(["push_rules=1"]))
+        self.relays.acknowledgements.defaults = stream_acks(["push_rules=1"])
         talk = self.posted("")
         self.assertEqual(b"", talk.heard)
         self.assertEqual(200, self.posted("?acks=0").answer().status)

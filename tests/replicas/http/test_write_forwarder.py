@@ -25,7 +25,7 @@ from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD
 from tests.memory_engine import FaultyEngine
-from tests.replicas.served import forwarding
+from tests.replicas.served import forwarded
 
 URL = "http://primary:9093"
 FACTS = "/v1/streams/receipts/facts"
@@ -99,7 +99,7 @@ class RelayCase(SiteCase):
         self.upstream: str | None = URL
         self.is_active = True
         self.files: dict[str, list[Deferred[bool]]] = {}
-        self.site = self.make_site(hooks=forwarding(self.relaying(self.primary)))
+        self.site = self.make_site(hooks=forwarded(self.relaying(self.primary)))
 
     def relaying(self, http: Any, **options: Any) -> WriteForwarder:
         """What relays."""
@@ -224,7 +224,7 @@ class RelayingTests(RelayCase):
         """The idempotency key belongs to that peer; a peer that proves nothing is not named."""
         writer = self.relaying(self.primary)
         keys = Keyring("shared", [Key(name="ada", secret="s")])
-        self.site = self.make_site(hooks=forwarding(writer), keys=keys)
+        self.site = self.make_site(hooks=forwarded(writer), keys=keys)
         for secret, query in (("s", "?owner=bob%20x"), ("s", ""), ("shared", "")):
             body = json.dumps({"facts": [[receipt()]]}).encode()
             self.talk().say(self.request("POST", f"{FACTS}{query}", body, f"Authorization: Bearer {secret}"))
@@ -390,7 +390,7 @@ class RelayingTests(RelayCase):
 
     def test_no_more_is_held_than_may_be(self) -> None:
         """What waits for a primary that says nothing is bounded."""
-        self.site = self.make_site(hooks=forwarding(self.relaying(self.primary, max_pending_bytes=150)))
+        self.site = self.make_site(hooks=forwarded(self.relaying(self.primary, max_pending_bytes=150)))
         self.primary.mood = ["mute", "mute"]
         first, second = self.send(), self.send()
 
@@ -450,7 +450,7 @@ class OverHttpTests(RelayCase):
                 return client.request(method, url, **options)
 
         forwarding = HttpClient(self.clock, URL, client=Client())
-        self.site = self.make_site(hooks=forwarding(self.relaying(forwarding)))
+        self.site = self.make_site(hooks=forwarded(self.relaying(forwarding)))
         fact = json.dumps([receipt("@\u00e4" + "x" * 100_000 + ":h"), receipt()], ensure_ascii=False)
         body = f'{{"facts": [ {fact} ], "writer": "w\u00e4", "idempotency_key": "k\u00e4"}}'.encode()
         talk = self.talk()
@@ -477,7 +477,7 @@ class OverHttpTests(RelayCase):
     def test_stopping_answers_what_is_under_way(self) -> None:
         """Nobody waits for a daemon that has gone."""
         relaying = self.relaying(self.primary)
-        self.site = self.make_site(hooks=forwarding(relaying))
+        self.site = self.make_site(hooks=forwarded(relaying))
         self.primary.mood = ["mute"]
         talk = self.send()
         ensureDeferred(relaying.stop())

@@ -4,12 +4,9 @@ from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogSnapshot
-from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
 from synrepl.replicas.relay import relay as relay_module
 from synrepl.replicas.relay.relay import Relay
@@ -89,12 +86,7 @@ class Replica:
         self.cluster = FakeCluster()
         self.node = self.cluster.node("a")
         self.cluster.wrote(self.node, 40)
-        channel = ServedChannel(
-            self.cluster.clock,
-            "hs",
-            is_ephemeral=lambda stream: False,
-            metrics=Metrics(CollectorRegistry()),
-        )
+        channel = Mock(is_served=True)
         self.node.relays.channel = lambda: channel
         self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
