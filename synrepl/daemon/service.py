@@ -225,13 +225,13 @@ class Daemon(Service):
                 metrics=self.metrics,
                 server=listeners.resp,
             )
+        made = await self._start_rooms(log, publisher, declared, refused)
         await replication.start()
         self._update_channel()
         if replication.roles.role == PRIMARY:
             # Before the ports open: a source that cannot be opened ends the start.
             ingest.open(log, publisher, refused)
             await self._declare_streams()
-        made = await self._start_rooms(log, publisher, declared, refused)
         watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
         self._stops += [thread.stop, listeners.stop]
