@@ -52,6 +52,11 @@ class Room:
     def check_settings(self, settings: Any) -> None:
         """Raise `ConfigError` if settings contradict each other."""
 
+    def listeners(self, settings: Any) -> "Sequence[tuple[str, str]]":
+        """The listeners that its `Part` will have, whose clients show keys: the name of the setting of each,
+        and its server endpoint string."""
+        return ()
+
     def routes(self) -> "Sequence[Route]":
         """Its routes of the HTTP API."""
         return ()

@@ -8,7 +8,7 @@ for a while.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twisted.logger import Logger
 
@@ -21,6 +21,9 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
 
+if TYPE_CHECKING:
+    from synrepl.replicas.channels import IChannelConversation
+
 MAX_WAITING: Final = 8 * 1024 * 1024
 """The bytes that wait for an upstream that does not read. Beyond it all of them are dropped."""
 
@@ -31,25 +34,6 @@ out."""
 OF_STREAMS: Final = (b"RDATA ", b"POSITION ", b"REPLICATE")
 
 Sent = Channel | Publish | PublishTo | PublisherLost
-
-
-class IChannelConversation(Protocol):
-    """What an uplink needs of the conversation with the upstream (`NativeConversation`)."""
-
-    on_channel: Callable[[bytes], None]
-    """Called with messages of the upstream's channel, encoded as for a subscriber."""
-    on_room: Callable[[], None]
-    """Called when there is room again in the transport's buffer."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the transport's buffer is full."""
-
-    def encode(self, commands: Sequence[Sent]) -> bytes | None:
-        """Encode these commands; None if one of them is no line of the native protocol."""
-
-    def write(self, data: bytes) -> None:
-        """Send encoded commands. Does nothing if already closed."""
 
 
 class Waiting(NamedTuple):
@@ -127,7 +111,7 @@ class ChannelUplink:
 
     # -- called by the replica -----------------------------------------------------------------------------
 
-    def connected(self, conversation: IChannelConversation) -> None:
+    def connected(self, conversation: "IChannelConversation") -> None:
         """Join the channel of this upstream."""
         self._conversation = conversation
         conversation.on_channel = self._received

@@ -18,6 +18,7 @@ from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.extras import install
+from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
@@ -38,7 +39,6 @@ from synrepl.transports.http.server import Services
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
-    from synrepl.channel.services import ChannelServices
     from synrepl.homeserver.invalidation import Invalidator
     from synrepl.homeserver.watch import HomeserverWatch
 
@@ -91,7 +91,7 @@ class Daemon(Service):
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
         self._starting: Deferred[None] | None = None
-        self._channel: ChannelServices | None = None
+        self._parts: dict[str, Part] = {}
         self._stops: list[Callable[[], Awaitable[None] | None]] = []
         """What stops each open part, in the order in which the parts were opened."""
 
@@ -152,13 +152,6 @@ class Daemon(Service):
     async def _open(self) -> Log:
         """Open every part: the log, the publisher, replication, the sources of a primary, the ports."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
-        if settings.resp:
-            # Imported on use: most daemons have no such port.
-            from synrepl.channel.resp.server import RespServer
-
-            listeners.resp = RespServer(
-                reactor, keys=self.keyring, metrics=self.metrics, addresses=settings.resp
-            )
         ingest = IngestServices(
             settings,
             reactor,
@@ -166,7 +159,6 @@ class Daemon(Service):
             metrics=self.metrics,
             credentials=self.credentials,
             history_lost=listeners.history_lost,
-            resp_server=listeners.resp,
         )
         log = await self._open_log(ingest)
         self._stops.append(log.stop)
@@ -183,7 +175,7 @@ class Daemon(Service):
             ring_bytes=settings.reader_bytes,
         )
         declared.subscribers.append(publisher.stream_added)
-        self._stops += [publisher.stop, self._stop_channel, ingest.close]
+        self._stops += [publisher.stop, ingest.close]
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
         if settings.snapshot is not None:
             await self._restore(log, settings.snapshot)
@@ -203,7 +195,6 @@ class Daemon(Service):
             credentials=self.credentials,
             address=listeners.address,
             changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest"),
-            resp=listeners.resp,
         )
         self._stops += reversed(replication.stops)
         log.copies.on_replaced(publisher.log_replaced)
@@ -211,26 +202,11 @@ class Daemon(Service):
             lambda: listeners.close_followers("this replica has joined again: read its streams again")
         )
         log.copies.on_epoch_started(lambda: self._on_epoch_started(log, replication))
-        if listeners.resp is not None:
-            # Imported on use: most daemons have no such port.
-            from synrepl.channel.services import ChannelServices
-
-            self._channel = ChannelServices(
-                settings,
-                reactor,
-                log,
-                publisher,
-                replication,
-                table=self.table,
-                metrics=self.metrics,
-                server=listeners.resp,
-            )
         made = await self._start_rooms(log, publisher, declared, refused)
         await replication.start()
-        self._update_channel()
         if replication.roles.role == PRIMARY:
             # Before the ports open: a source that cannot be opened ends the start.
-            ingest.open(log, publisher, refused)
+            ingest.open(log, publisher, refused, self._channel_host())
             await self._declare_streams()
         watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
@@ -256,7 +232,7 @@ class Daemon(Service):
             rooms=made,
         )
         replication.relays.issued.subscribers.append(listeners.recheck)
-        await listeners.open(services, replication.relays, self.keyring)
+        await listeners.open(services, replication.relays, self.keyring, made.values())
         return log
 
     async def _open_log(self, ingest: IngestServices) -> Log:
@@ -296,7 +272,7 @@ class Daemon(Service):
         self, log: Log, publisher: Publisher, declared: DeclaredStreams, refused: RefusedFacts
     ) -> dict[str, Part]:
         """Make and start the parts of all rooms that the settings want. Raises `ConfigError`."""
-        made: dict[str, Part] = {}
+        made = self._parts
         # Until these are parts of a room too.
         before: Any = {"replicas": self.replication}
         parts = DaemonParts(
@@ -396,12 +372,11 @@ class Daemon(Service):
         """Start ingest on a new primary, and stop it on any other daemon."""
         if self.replication is None or self.refused is None:
             return
-        self._update_channel()
         try:
             if self.replication.roles.role != PRIMARY:
                 await ingest.close()
                 return
-            ingest.open(log, publisher, self.refused)
+            ingest.open(log, publisher, self.refused, self._channel_host())
             try:
                 if self.ready.called:
                     await self._declare_streams()
@@ -413,13 +388,10 @@ class Daemon(Service):
             self._logger.critical("ingest cannot start or stop, the daemon stops: {why}", why=self.failure)
             self._on_failure()
 
-    def _update_channel(self) -> None:
-        if self._channel is not None:
-            self._channel.update()
-
-    def _stop_channel(self) -> None:
-        if self._channel is not None:
-            self._channel.stop()
+    def _channel_host(self) -> IChannelHost | None:
+        """The part of a room that serves a channel; None if none does."""
+        hosts = (part.channel_host() for part in self._parts.values())
+        return next((one for one in hosts if one is not None), None)
 
     def _on_epoch_started(self, log: Log, replication: ReplicationServices) -> None:
         """On a replica: disconnect followers if the epoch began with lost facts."""

@@ -18,6 +18,7 @@ from synrepl.ports.problems import Problem
 from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
+from synrepl.replicas.channels import Channels, IServedChannel
 from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.replicas.file_copies import IFileCopies
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
@@ -42,7 +43,6 @@ from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_priv
 from synrepl.transports.http.http_client import HttpClient
 
 if TYPE_CHECKING:
-    from synrepl.channel.resp.server import RespServer
     from synrepl.replicas.replica.conversation import IUpstream
     from synrepl.replicas.replica.replica import Replica
 
@@ -72,10 +72,10 @@ class ReplicationServices:
         credentials: Credentials,
         address: Callable[[], Address],
         changed: Callable[[], object],
-        resp: "RespServer | None" = None,
     ) -> None:
         self._settings = settings
-        self._resp = resp
+        self._channels = Channels()
+        self._role_subscribers: list[Callable[[], object]] = []
         self._reactor = reactor
         self._log = log
         self._metrics = metrics
@@ -120,7 +120,7 @@ class ReplicationServices:
             self.roles,
             keys=keyring,
             expiry=expiry,
-            channel=lambda: None if resp is None else resp.channel,
+            channels=self._channels,
         )
         keyring.doubt = self._doubt_of_keys
         self.write_forwarder = make_write_forwarder(log, self.roles, self._has_file, self._peer_http)
@@ -155,6 +155,8 @@ class ReplicationServices:
         self.roles.start()
         # Before the ports open, so that the first request need not be retried.
         await self.roles.started()
+        for changed in self._role_subscribers:
+            changed()
         self.retention.start()
         self._warn_of_filter()
         primary = self._settings.instance_name if self.roles.role == PRIMARY else ""
@@ -189,7 +191,7 @@ class ReplicationServices:
         is_replica = self.roles.role == REPLICA
         self._publisher.follower_commands.forward_append = self.write_forwarder.append if is_replica else None
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
-        self._changed()
+        self._tell_role()
         self.holdings.changed()
 
     async def _fetch_from_primary(self) -> None:
@@ -217,6 +219,34 @@ class ReplicationServices:
         url = self._files_url
         if self._files is not None:
             await self._files.fetch_from(self._peer_http.client_for(url) if url else None, url)
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether this daemon follows another one."""
+        return self.roles.role == REPLICA
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another daemon is primary, and this one serves nobody."""
+        return self.roles.role == FENCED
+
+    @property
+    def has_met_upstream(self) -> bool:
+        """Whether this replica has heard from its upstream, now or before."""
+        return self.replica is not None and (self.replica.is_whole or self.replica.welcome is not None)
+
+    def use_channel(self, served: IServedChannel) -> None:
+        """Pass this channel to replicas, and join it with that of the upstream."""
+        self._channels.use(served)
+
+    def on_role_changed(self, changed: Callable[[], object]) -> None:
+        """Call this function whenever the role, or what is known of the upstream, may have changed."""
+        self._role_subscribers.append(changed)
+
+    def _tell_role(self) -> None:
+        for changed in self._role_subscribers:
+            changed()
+        self._changed()
 
     def file_refusal(self) -> ReplicationError | None:
         """Return the error with which uploads are refused now; None if they are taken."""
@@ -265,7 +295,7 @@ class ReplicationServices:
             on_command=self._publisher.broadcast,
             is_own_replica=self.relays.is_followed_by,
             take_keys=self.relays.issued.take,
-            channel=lambda: None if self._resp is None else self._resp.uplink,
+            channels=self._channels,
         )
 
     def _replica_changed(self) -> None:
@@ -277,7 +307,7 @@ class ReplicationServices:
             self._tasks.start(self._store_addresses(replica), "storing the addresses of upstream and primary")
         if replica is not None and replica.state is ReplicaState.READY:
             self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
-            self._changed()  # the upstream may have named the homeserver
+            self._tell_role()  # the upstream may have named the homeserver
 
     async def _store_addresses(self, replica: "Replica") -> None:
         """Store the addresses of upstream and primary: after a restart they may be away, and a promotion must

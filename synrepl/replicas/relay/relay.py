@@ -6,13 +6,11 @@ from typing import Any, Final
 
 from twisted.internet.defer import CancelledError
 
-from synrepl.channel.downlink import ChannelDownlink
-from synrepl.channel.publish_rights import line_refusal
-from synrepl.channel.resp_codec import split_messages
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.rights import command_operation, is_told, refusal
 from synrepl.ports.time import Timer
+from synrepl.replicas.channels import IChannelDownlink
 from synrepl.replicas.issued_keys import keys_block
 from synrepl.replicas.relay.authenticator import Authenticator
 from synrepl.replicas.relay.block_encoder import OPEN, BlockEncoder
@@ -80,7 +78,7 @@ class Relay:
         """The acknowledgement of forwarded commands, sent once all received commands are processed."""
         self._is_sending_digests = False
         self._has_paused_reading = False
-        self._downlink: ChannelDownlink | None = None
+        self._downlink: IChannelDownlink | None = None
         """What the replica's served channel is here, once it has asked for this one."""
 
     @property
@@ -406,23 +404,19 @@ class Relay:
     def _on_channel(
         self, command: native.Channel | native.Publish | native.PublishTo | native.PublisherLost
     ) -> None:
-        access, channel = self._authenticator.access, self._registry.channel()
+        access = self._authenticator.access
         if why := refusal(access, command_operation(type(command))):
             raise RemoteProtocolError(why)
         if isinstance(command, native.Channel):
-            if channel is None or self._downlink is not None:
+            downlink = None
+            if self._downlink is None:
+                downlink = self._registry.channels.downlink(
+                    self._send_messages, most=MAX_BLOCK, name=self.name, access=access, logger=self._logger
+                )
+            if downlink is None:
                 raise RemoteProtocolError("this daemon passes no channel, or does so already")
-            # A replica with a key for all instances has asked this of its own clients, which may move.
-            runs = None if access.instances is None else channel.runs
-            self._downlink = ChannelDownlink(
-                channel,
-                self._send_messages,
-                name=self.name,
-                owner=access.name,
-                refusal=lambda line: line_refusal(access, line, runs),
-                logger=self._logger,
-            )
-            self._downlink.start(is_full=self._is_paused)
+            self._downlink = downlink
+            downlink.start(is_full=self._is_paused)
         elif self._downlink is None:
             raise RemoteProtocolError(f"{command.NAME} is valid only after CHANNEL")
         elif isinstance(command, native.PublisherLost):
@@ -431,8 +425,7 @@ class Relay:
             self._downlink.published(command)
 
     def _send_messages(self, data: bytes) -> None:
-        for piece in split_messages(data, MAX_BLOCK):
-            self.connection.write(encode_block("channel", 0, piece))
+        self.connection.write(encode_block("channel", 0, data))
 
     # -- sending -------------------------------------------------------------------------------------------
 

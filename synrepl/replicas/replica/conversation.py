@@ -5,10 +5,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from synrepl.channel.uplink import IChannelConversation
 from synrepl.errors import ReplicationError
 from synrepl.ports.access import IssuedKey
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.replicas.channels import IChannelConversation
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact
