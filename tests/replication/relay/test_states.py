@@ -1,15 +1,14 @@
 """The table of a relay's states: what it forbids is refused, and what it allows can happen."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogSnapshot
-from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import sleep
 from synrepl.replicas.relay import relay as relay_module
 from synrepl.replicas.relay.relay import Relay, attach
@@ -82,6 +81,27 @@ def test_a_command_that_the_table_forbids_is_refused(state: RelayState, command:
     relay._machine.state = RelayState.READY
 
 
+class AnyChannel:
+    """A channel of which nothing is passed."""
+
+    is_served = True
+
+    def downlink(self, write: Any, **options: Any) -> Any:
+        """What takes everything."""
+        taken = ("start", "stop", "published", "publisher_lost", "pause", "resume")
+        return SimpleNamespace(**dict.fromkeys(taken, _ignore))
+
+    def connected(self, conversation: Any) -> None:
+        """There is no upstream."""
+
+    def disconnected(self) -> None:
+        """There is none."""
+
+
+def _ignore(*given: Any, **named: Any) -> None:
+    pass
+
+
 class Replica:
     """A replica that is brought to a state by what it says, and by what its transport has room for."""
 
@@ -89,13 +109,7 @@ class Replica:
         self.cluster = FakeCluster()
         self.node = self.cluster.node("a")
         self.cluster.wrote(self.node, 40)
-        channel = ServedChannel(
-            self.cluster.clock,
-            "hs",
-            is_ephemeral=lambda stream: False,
-            metrics=Metrics(CollectorRegistry()),
-        )
-        self.node.relays.channel = lambda: channel
+        self.node.relays.channels.use(AnyChannel())
         self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
         monkeypatch.setattr(pages_module, "PAGE_FACTS", 5)
