@@ -22,11 +22,11 @@ from rich.progress import track
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.channel.simulation import ChannelSimulation  # noqa: E402  # after the path
 from tests.replicas.simulation.acks import AcksSimulation  # noqa: E402  # after the path
 from tests.replicas.simulation.forgers import ForgerySimulation  # noqa: E402
 from tests.replicas.simulation.replicas import ReplicaSimulation  # noqa: E402
 from tests.simulation.broker import BrokerSimulation  # noqa: E402
-from tests.simulation.channel import ChannelSimulation  # noqa: E402
 from tests.simulation.workers import Simulation  # noqa: E402
 
 WORLDS: Final = {

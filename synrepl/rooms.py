@@ -76,6 +76,11 @@ class Room:
         """What a daemon with these settings is in place of a primary, in words; empty if it is one."""
         return ""
 
+    def listeners(self, settings: Any) -> "Sequence[tuple[str, str]]":
+        """The listeners that its `Part` will have, whose clients show keys: the name of the setting of each,
+        and its server endpoint string."""
+        return ()
+
     def routes(self) -> "Sequence[Route]":
         """Its routes of the HTTP API."""
         return ()

@@ -34,6 +34,7 @@ gc.set_threshold(100_000, 50, 1_000)
 SLOW: Final = (
     # Real processes.
     "processes/",
+    "channel/processes/",
     "files/test_package_uploads",
     "cli/test_targets.py::test_the_demo",
     "crash/",
@@ -90,8 +91,8 @@ SLOW: Final = (
     "simulation/test_seeds",
     "simulation/test_promises.py::test_bad_luck",
     "replicas/simulation/test_acks_promises.py::test_everything_happens",
-    "simulation/test_channel_promises.py::test_bad_luck",
-    "simulation/test_channel_promises.py::test_each_rule_is_needed",
+    "channel/test_channel_promises.py::test_bad_luck",
+    "channel/test_channel_promises.py::test_each_rule_is_needed",
     "simulation/test_broker_promises.py::test_bad_luck",
     "replicas/simulation/test_replica_promises.py::test_bad_luck",
 )

@@ -1,6 +1,13 @@
 """The room of the channel: the RESP port, in the place of a Redis between Synapse's processes."""
 
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
 from synrepl.rooms import Room
+
+if TYPE_CHECKING:
+    from synrepl.daemon.parts import DaemonParts, Part
 
 
 class ChannelRoom(Room):
@@ -8,3 +15,20 @@ class ChannelRoom(Room):
 
     name = "channel"
     after = ("replicas",)
+    headings = MappingProxyType({"Listeners and access": "resp resp_ack"})
+
+    def settings_class(self) -> type[Any]:
+        from synrepl.channel.settings import ChannelSettings
+
+        return ChannelSettings
+
+    def listeners(self, settings: Any) -> Sequence[tuple[str, str]]:
+        return [("resp", one) for one in settings.resp]
+
+    def is_wanted(self, settings: Any) -> bool:
+        return bool(settings.resp)
+
+    def build(self, daemon: "DaemonParts") -> "Part":
+        from synrepl.channel.part import make_part
+
+        return make_part(daemon)

@@ -1,6 +1,6 @@
 """The channel that this daemon serves in Redis' place, as a source of facts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from synrepl.channel.ends import Source as Pair
@@ -10,7 +10,7 @@ from synrepl.ingest.channel import ChannelSource
 from synrepl.ports.problems import Problem
 
 if TYPE_CHECKING:
-    from synrepl.ingest.redis_connections import BridgeConnections
+    from synrepl.channel.redis_connections import BridgeConnections
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -24,13 +24,15 @@ class RespSource(ChannelSource):
 
     server: RespServer
     redis: "BridgeConnections | None" = None
+    is_open: bool = field(default=False, init=False)
+    """Whether it has started, and not stopped."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.server.channel is not None
         if self.settings.redis is not None:
             # Imported on use: an extra.
-            from synrepl.ingest.redis_connections import BridgeConnections
+            from synrepl.channel.redis_connections import BridgeConnections
 
             self.redis = BridgeConnections(
                 self.server.channel,
@@ -52,12 +54,14 @@ class RespSource(ChannelSource):
         self.peer.broker = self.link
 
     def start(self) -> None:
+        self.is_open = True
         self.server.link = self.link
         self.link.start()
         if self.redis is not None:
             self.redis.start()
 
     async def stop(self) -> None:
+        self.is_open = False
         if self.redis is not None:
             await self.redis.stop()
         self.server.link = None
@@ -81,3 +85,10 @@ class RespSource(ChannelSource):
 
     def status(self) -> dict[str, Any]:
         return {**self.server.status(), **super().status()}
+
+    def sections(self) -> dict[str, Any]:
+        found = {"resp": self.status()}
+        if self.redis is not None:
+            # What was received from it is counted with the channel that it is joined with.
+            found["redis"] = {**super().status(), **self.redis.status()}
+        return found

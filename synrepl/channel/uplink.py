@@ -8,7 +8,7 @@ for a while.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twisted.logger import Logger
 
@@ -19,8 +19,10 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replicas.channel_copies import IChannelConversation, Sent
 from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
+
+if TYPE_CHECKING:
+    from synrepl.replicas.channels import IChannelConversation
 
 MAX_WAITING: Final = 8 * 1024 * 1024
 """The bytes that wait for an upstream that does not read. Beyond it all of them are dropped."""
@@ -30,6 +32,8 @@ MAX_AGE_SECONDS: Final = 30.0
 out."""
 
 OF_STREAMS: Final = (b"RDATA ", b"POSITION ", b"REPLICATE")
+
+Sent = Channel | Publish | PublishTo | PublisherLost
 
 
 class Waiting(NamedTuple):
@@ -107,7 +111,7 @@ class ChannelUplink:
 
     # -- called by the replica -----------------------------------------------------------------------------
 
-    def connected(self, conversation: IChannelConversation) -> None:
+    def connected(self, conversation: "IChannelConversation") -> None:
         """Join the channel of this upstream."""
         self._conversation = conversation
         conversation.on_channel = self._received

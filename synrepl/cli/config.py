@@ -35,17 +35,15 @@ def check(file: Path, offline: bool, output: Output) -> None:
     is changed, and no port is opened. Exit code 2: the daemon would not start with this file; 1: its database
     keeps it from that, or does not answer.
     """
-    from synrepl.config import Settings, is_loopback  # Imported late: they load every part that has settings.
+    # Imported late: they load every part that has settings.
+    from synrepl.config import Settings, is_loopback
+    from synrepl.config.settings import key_listeners
 
     try:
         built = Settings.build(file=file)
     except ConfigError as error:
         raise UsageMistake(str(error)) from error
-    listeners = [
-        *(("followers", one) for one in built.listen),
-        *(("resp", one) for one in built.resp),
-        ("http", built.http),
-    ]
+    listeners = [*(("followers", one) for one in built.listen), *key_listeners(built)]
     rows = [
         (
             kind,
@@ -87,7 +85,7 @@ def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:
         yield "client certificate"
     if built.secret or built.keys:
         by = "shared secret" if built.secret else "keys"
-        yield by if kind in ("http", "resp") else f"{by} (replicas only)"
+        yield f"{by} (replicas only)" if kind == "followers" else by
 
 
 def _lines(built: "Settings", listeners: Iterator[str]) -> Iterator[str]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
-    "Listeners and access": "listen http resp resp_ack insecure secret_file keys_file ca_file"
+    "Listeners and access": "listen http insecure secret_file keys_file ca_file"
     " certificate_file private_key_file allowed_hosts advertise",
     "Log and files": "database retain_seconds snapshot",
     "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
@@ -273,6 +273,11 @@ def validate(built: Settings) -> None:
         )
 
 
+def key_listeners(built: Settings) -> list[tuple[str, str]]:
+    """Return the listeners whose clients show keys: the name of the setting, and the endpoint."""
+    return [*(one for room in rooms() for one in room.listeners(built)), ("http", built.http)]
+
+
 def is_loopback(description: str) -> bool:
     """Whether only this machine can connect to this server endpoint.
 
@@ -309,7 +314,7 @@ def _check_private(built: Settings) -> None:
         return
     is_native = built.dialect is not None and serving(built.dialect).is_replica
     asks = built.secret is not None or built.keys
-    for_keys = [("resp", one) for one in built.resp] + [("http", built.http)]
+    for_keys = key_listeners(built)
     for_keys += [("listen", one) for one in built.listen if is_native]
     for name, description in for_keys if asks else ():
         if not is_private_listener(description):
@@ -332,17 +337,12 @@ def _check_open(built: Settings) -> None:
                 " require certificates (tls: with trustRoots=). For replicas, --secret-file with"
                 " --dialect native is enough"
             )
-    for description in built.resp:
+    for name, description in key_listeners(built):
         if not (built.secret or built.keys or is_loopback(description) or requires_certificates(description)):
             raise ConfigError(
-                f"--resp {description} is reachable from other machines without a secret:"
+                f"--{name} {description} is reachable from other machines without a secret:"
                 f" use {_fix(description)}, or set --secret-file, --keys-file or --insecure"
             )
-    if not (built.secret or built.keys or is_loopback(built.http) or requires_certificates(built.http)):
-        raise ConfigError(
-            f"--http {built.http} is reachable from other machines without a secret:"
-            f" use {_fix(built.http)}, or set --secret-file, --keys-file or --insecure"
-        )
 
 
 def _check_name(built: Settings) -> None:

@@ -7,11 +7,12 @@ import msgspec
 
 from synrepl.config import Settings
 from synrepl.errors import ConfigError, ReplicationError
+from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.status import NO_INGEST, NO_SOURCE
+from synrepl.replication.status import NO_INGEST
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -19,7 +20,6 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
-    from synrepl.channel.resp.server import RespServer
     from synrepl.homeserver.tables.layout import TableStream
     from synrepl.homeserver.tables.source import TableSource
     from synrepl.ids.writers import WriterState
@@ -42,7 +42,6 @@ class IngestServices:
         metrics: Metrics,
         credentials: Credentials,
         history_lost: Callable[[str], None],
-        resp_server: "RespServer | None" = None,
     ) -> None:
         self.tables: TableSource | None = None
         self.sources: SourceManager | None = None
@@ -52,7 +51,7 @@ class IngestServices:
         self._metrics = metrics
         self._credentials = credentials
         self._history_lost = history_lost
-        self._resp_server = resp_server
+        self._host: IChannelHost | None = None
         self._log: Log | None = None
         self._wakeups: Wakeups | None = None
         self._write_policy: WritePolicy | None = None
@@ -75,10 +74,15 @@ class IngestServices:
             return ""
         return self._write_policy.refusal(self._log, stream, writer)
 
-    def open(self, log: Log, publisher: Publisher, refused: RefusedFacts) -> None:
-        """Open all sources. Idempotent. Raises `ReplicationError` if a source cannot be opened."""
+    def open(
+        self, log: Log, publisher: Publisher, refused: RefusedFacts, host: IChannelHost | None = None
+    ) -> None:
+        """Open all sources, the channel of `host` too. Idempotent.
+
+        Raises `ReplicationError` if a source cannot be opened.
+        """
         if self._log is None:
-            self._log = log
+            self._log, self._host = log, host
             self._open_tables(log)
             self._open_sources(log, publisher, refused)
 
@@ -159,7 +163,7 @@ class IngestServices:
             credentials=self._credentials,
             refused=refused,
             lost=self._history_lost,
-            resp_server=self._resp_server,
+            host=self._host,
         )
         self.sources.start()
 
@@ -178,14 +182,11 @@ class IngestServices:
         status = dict(NO_INGEST)
         for part in self._parts:
             status |= part.status()
-        if status["resp"] is None and self._resp_server is not None:
-            status["resp"] = {**self._resp_server.status(), **NO_SOURCE}
         return status
 
     def problems(self) -> list[Problem]:
         """Problems of the tables and the sources."""
-        found = [problem for part in self._parts for problem in part.problems()]
-        return found if self._resp_server is None else [*found, *self._resp_server.problems()]
+        return [problem for part in self._parts for problem in part.problems()]
 
     def is_followed(self, stream: str) -> bool:
         """Whether this daemon reads the live facts of this stream from a table now."""

@@ -6,6 +6,7 @@ from twisted.logger import Logger
 
 from synrepl.daemon.ingest import IngestServices
 from synrepl.errors import ConfigError, ReplicationError
+from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import IRole
@@ -17,6 +18,8 @@ from synrepl.streams.declaration import Declaration
 
 class IngestSwitch:
     """Opens the sources and declares the configured `streams` while `role` is that of a primary.
+
+    `host` is the channel that this daemon serves itself.
 
     `on_failure` is called with the reason if the sources can no longer be opened or closed.
     """
@@ -31,6 +34,7 @@ class IngestSwitch:
         refused: RefusedFacts,
         declared: DeclaredStreams,
         role: IRole,
+        host: IChannelHost | None,
         *,
         streams: Sequence[Declaration],
         on_failure: Callable[[str], object],
@@ -41,6 +45,7 @@ class IngestSwitch:
         self._refused = refused
         self._declared = declared
         self._role = role
+        self._host = host
         self._streams = streams
         self._on_failure = on_failure
         self._tasks = Tasks(self._logger, "ingest")
@@ -49,7 +54,7 @@ class IngestSwitch:
     async def start(self) -> None:
         """Do what the role says now. Raises `ReplicationError` if a source cannot be opened."""
         if self._role.is_primary:
-            self._ingest.open(self._log, self._publisher, self._refused)
+            self._ingest.open(self._log, self._publisher, self._refused, self._host)
             await self._declare()
         self._is_started = True
         if not self._role.is_primary:
@@ -71,7 +76,7 @@ class IngestSwitch:
             if not self._role.is_primary:
                 await self._ingest.close()
                 return
-            self._ingest.open(self._log, self._publisher, self._refused)
+            self._ingest.open(self._log, self._publisher, self._refused, self._host)
             try:
                 await self._declare()
             except ReplicationError as error:

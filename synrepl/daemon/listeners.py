@@ -1,7 +1,8 @@
-"""The listening ports of a daemon: for followers and replicas, for HTTP, and in Redis' place."""
+"""The listening ports of a daemon: for followers and replicas, for HTTP, and those of rooms."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twisted.internet.endpoints import quoteStringArgument
 from twisted.internet.error import CannotListenError
@@ -25,7 +26,6 @@ from synrepl.transports.send_buffer import unsent_bytes
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 
 if TYPE_CHECKING:
-    from synrepl.channel.resp.server import RespServer
     from synrepl.transports.tls import ServerTls
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
@@ -33,18 +33,39 @@ FAREWELL_SECONDS: Final = 2.0
 """How long a stopping daemon waits for followers to receive what was sent to them."""
 
 
-class Listeners:
-    """Opens and closes the ports of a daemon: those of `listen` in their order, then that of `http`.
+@dataclass(frozen=True)
+class Port:
+    """A port that a part of a room has opened: its name in log lines, and its server endpoint string.
 
-    `resp` serves the ports of that setting; None without any.
+    `last_words` are sent to a client that exceeds the limit of connections, which is their argument.
     """
+
+    name: str
+    endpoint: str
+    factory: IProtocolFactory
+    last_words: Callable[[int], bytes]
+
+
+class IPortOwner(Protocol):
+    """A part of a room, as far as it has ports."""
+
+    def ports(self) -> Sequence[Port]:
+        """The ports to open for it."""
+
+    def recheck(self) -> None:
+        """Disconnect peers whose key or certificate was revoked."""
+
+
+class Listeners:
+    """Opens and closes the ports of a daemon: those of `listen` in their order, that of `http`, then those
+    of rooms."""
 
     _logger = Logger()
 
     def __init__(self, settings: Settings, reactor: Any) -> None:
         self.ports: list[IListeningPort] = []
-        self.resp: RespServer | None = None
-        self._resp_ports: list[IListeningPort] = []
+        self._owners: Sequence[IPortOwner] = ()
+        self._other_ports: list[IListeningPort] = []
         self._settings = settings
         self._reactor = reactor
         self._queue = TurnQueue(reactor)
@@ -53,14 +74,16 @@ class Listeners:
         self._holdings: Holdings | None = None
         self._hello: IHelloHandler = NoHello()
         self._tls: list[ServerTls | None] = []
-        """For each of `ports`, then for those of `resp`: its certificates, if it speaks TLS."""
+        """For each of `ports`, then for those of rooms: its certificates, if it speaks TLS."""
 
-    async def open(self, services: Services, keys: Keyring) -> None:
-        """Listen at every port. Raises `ConfigError` if one cannot be opened."""
+    async def open(self, services: Services, keys: Keyring, owners: Iterable[IPortOwner] = ()) -> None:
+        """Listen at every port, those of `owners` too. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
         self._holdings = services.publisher.holdings
         self._hello = services.hooks.hello
-        most = connection_limit(len(settings.listen) + len(settings.resp) + 1, MAX_CONNECTIONS)
+        self._owners = list(owners)
+        others = [port for owner in self._owners for port in owner.ports()]
+        most = connection_limit(len(settings.listen) + len(others) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
                 services.publisher,
@@ -87,19 +110,10 @@ class Listeners:
         limited = LimitedFactory(self._site, most, self._reactor, last_words=refusal)
         port = await self._listen(settings.http, limited, self.ports)
         self._logger.info("http: listening at {address}", address=_endpoint_of(port))
-        if self.resp is not None:
-            await self._open_resp(self.resp, most)
-
-    async def _open_resp(self, server: "RespServer", most: int) -> None:
-        # Imported on use: most daemons have no such port.
-        from synrepl.channel.resp.server import RespFactory
-        from synrepl.channel.resp_codec import error
-
-        refusal = error(f"ERR max number of clients reached: this listener has {most} connections")
-        for description in self._settings.resp:
-            limited = LimitedFactory(RespFactory(server), most, self._reactor, last_words=refusal)
-            port = await self._listen(description, limited, self._resp_ports)
-            self._logger.info("RESP: listening at {address}", address=_endpoint_of(port))
+        for other in others:
+            limited = LimitedFactory(other.factory, most, self._reactor, last_words=other.last_words(most))
+            port = await self._listen(other.endpoint, limited, self._other_ports)
+            self._logger.info("{name}: listening at {address}", name=other.name, address=_endpoint_of(port))
 
     async def _listen(
         self, description: str, factory: IProtocolFactory, ports: list[IListeningPort]
@@ -161,8 +175,8 @@ class Listeners:
             factory.recheck()
         if self._site is not None:
             self._site.recheck()
-        if self.resp is not None:
-            self.resp.recheck()
+        for owner in self._owners:
+            owner.recheck()
 
     def unsent_bytes(self) -> int:
         """Bytes in the send buffers of the connections at the ports of `listen`."""
@@ -170,14 +184,12 @@ class Listeners:
 
     async def stop(self) -> None:
         """Close the ports, then begin to close the connections of followers and replicas."""
-        ports = [*self.ports, *self._resp_ports]
-        self.ports, self._resp_ports = [], []
+        ports = [*self.ports, *self._other_ports]
+        self.ports, self._other_ports = [], []
         for port in ports:
             stopped = port.stopListening()
             if stopped is not None:
                 await stopped
-        if self.resp is not None:
-            self.resp.stop()
         if self._holdings is not None:
             self._holdings.stop()
         self.close_followers("server shutting down")

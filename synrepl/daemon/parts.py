@@ -7,7 +7,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from synrepl.config import Settings
-from synrepl.daemon.listeners import Listeners
+from synrepl.daemon.listeners import Listeners, Port
+from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ports.access import LOCAL, Access, Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
@@ -70,6 +71,17 @@ class Part:
     def warnings(self, access: Access = LOCAL) -> Sequence[str]:
         """What needs attention elsewhere, each in a line."""
         return ()
+
+    def ports(self) -> Sequence[Port]:
+        """The ports to open for it, once all parts have started."""
+        return ()
+
+    def recheck(self) -> None:
+        """Disconnect peers whose key or certificate was revoked."""
+
+    def channel_host(self) -> IChannelHost | None:
+        """Its channel, as a source of facts in the place of that on a Redis; None if it serves none."""
+        return None
 
     def stored_bytes(self) -> IStoredBytes | None:
         """The bytes that it stores under their checksums; None if it stores none."""

@@ -19,6 +19,7 @@ from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.extras import install
+from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
@@ -43,7 +44,6 @@ from synrepl.transports.http.server import Services
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
-    from synrepl.channel.services import ChannelServices
     from synrepl.homeserver.invalidation import Invalidator
     from synrepl.homeserver.watch import HomeserverWatch
 
@@ -155,13 +155,6 @@ class Daemon(Service):
     async def _open(self) -> Log:
         """Make all parts, wire them, and start them in order: the ports open last."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
-        if settings.resp:
-            # Imported on use: most daemons have no such port.
-            from synrepl.channel.resp.server import RespServer
-
-            listeners.resp = RespServer(
-                reactor, keys=self.keyring, metrics=self.metrics, addresses=settings.resp
-            )
         ingest = IngestServices(
             settings,
             reactor,
@@ -169,7 +162,6 @@ class Daemon(Service):
             metrics=self.metrics,
             credentials=self.credentials,
             history_lost=listeners.history_lost,
-            resp_server=listeners.resp,
         )
         rules = WriterRules()
         log = await self._open_log(ingest.followed_streams, rules)
@@ -191,6 +183,7 @@ class Daemon(Service):
         self._stops.append(publisher.stop)
         refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
         expiry = ExpiryClock(reactor, time.monotonic)
+        place = len(self._stops)
         parts = self._make_parts(
             DaemonParts(
                 settings=settings,
@@ -217,13 +210,14 @@ class Daemon(Service):
             refused,
             declared,
             hooks.role,
+            self._channel_host(),
             streams=settings.streams,
             on_failure=self._ingest_failed,
         )
+        self._stops.insert(place, switch.stop)
         retention = Retention(
             log, reactor, settings, keys=keys_of(self.table), leases=hooks.leases, expiry=expiry
         )
-        channel = self._make_channel(log, publisher)
         watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
         services = self._services = Services(
@@ -260,8 +254,6 @@ class Daemon(Service):
         publisher.wire(hooks.role, hooks.forwarding)
         self.keyring.wire(hooks.keys)
         self.keyring.subscribers.append(listeners.recheck)
-        if channel is not None:
-            hooks.role.changed.append(channel.update)
         hooks.role.changed.append(switch.role_changed)
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
 
@@ -274,15 +266,13 @@ class Daemon(Service):
         # A room comes after those on which it builds: these begin to act last, when the others are there.
         for part in reversed(list(parts.values())):
             await part.start()
-        if channel is not None:
-            channel.update()
         # Before the ports open: a source that cannot be opened ends the start.
         await switch.start()
         retention.start()
         self._warn_of_filter(publisher.holdings)
         primary = settings.instance_name if hooks.role.is_primary else ""
         own.start(warn_of_unproven(log, self._logger, primary=primary), "looking for forged facts")
-        await listeners.open(services, self.keyring)
+        await listeners.open(services, self.keyring, parts.values())
         return log
 
     async def _open_log(self, followed: Sequence[str], rules: WriterRules) -> Log:
@@ -326,31 +316,10 @@ class Daemon(Service):
                 self._stops.insert(place, part.stop)
         return self._parts
 
-    def _make_channel(self, log: Log, publisher: Publisher) -> "ChannelServices | None":
-        """Make the channel of the RESP port, if there is one."""
-        resp, replicas = self.listeners.resp, self._parts.get("replicas")
-        if resp is None:
-            return None
-        # Imported on use: most daemons have no such port.
-        from synrepl.channel.copies import ChannelCopies
-        from synrepl.channel.services import ChannelServices
-
-        passes: Any = replicas
-        if passes is not None:
-            passes.use_channel(ChannelCopies(resp))
-        channel = ChannelServices(
-            self.settings,
-            self.reactor,
-            log,
-            publisher,
-            self.hooks.role,
-            passes,
-            table=self.table,
-            metrics=self.metrics,
-            server=resp,
-        )
-        self._stops.append(channel.stop)
-        return channel
+    def _channel_host(self) -> IChannelHost | None:
+        """The part of a room that serves a channel; None if none does."""
+        hosts = (part.channel_host() for part in self._parts.values())
+        return next((one for one in hosts if one is not None), None)
 
     def _open_homeserver(self) -> "tuple[HomeserverWatch, Invalidator] | tuple[None, None]":
         """Watch the homeserver of the settings, if there is one. Raises `ConfigError`."""

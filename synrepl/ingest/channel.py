@@ -68,6 +68,10 @@ class ChannelSource(Source):
                 return 0.0  # no other process publishes on the channel
         return super().lag_seconds()
 
+    def sections(self) -> dict[str, Any]:
+        """The keys of the daemon's status that are about this channel."""
+        raise NotImplementedError
+
     def status(self) -> dict[str, Any]:
         own = sorted(self.write_policy.own)
         return {

@@ -41,6 +41,9 @@ class RedisSource(ChannelSource):
     def silence(self) -> Problem | None:
         return redis_silence(self.link.state(), self.began, self.clock.seconds())
 
+    def sections(self) -> dict[str, Any]:
+        return {"redis": self.status()}
+
     def status(self) -> dict[str, Any]:
         return {**msgspec.to_builtins(self.link.state()), **super().status()}
 

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from synrepl.errors import ConfigError
 from synrepl.homeserver.tables.layout import TableStream, table_streams
@@ -12,7 +12,7 @@ from synrepl.ports.settings import setting, text, word
 from synrepl.replication.write_policy import StreamWrite, read_writes
 from synrepl.storage.settings import LogSettings, parse_database
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.settings import ConnectionSettings, client_endpoints, endpoints
+from synrepl.transports.settings import ConnectionSettings, client_endpoints
 
 
 def parse_instance_map(value: Any) -> Mapping[str, str]:
@@ -54,18 +54,6 @@ def _synapse_url(name: str, where: Mapping[Any, Any]) -> str:
     return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in str(host) else host}:{port}"
 
 
-SENT: Final = "sent"
-DURABLE: Final = "durable"
-DURABLE_ONLY: Final = "durable-only"
-
-
-def parse_ack(value: Any) -> str:
-    """Parse when rows are passed on."""
-    if value not in (SENT, DURABLE, DURABLE_ONLY):
-        raise ConfigError(f"must be {SENT}, {DURABLE} or {DURABLE_ONLY}, not {value!r}")
-    return str(value)
-
-
 def parse_tables(value: Any) -> tuple[TableStream, ...]:
     """Parse the streams that are read from tables. `Settings.build` sets their default writer."""
     return () if value in ((), [], None) else tuple(table_streams(value, default_writer="master"))
@@ -83,22 +71,6 @@ class IngestSettings(ConnectionSettings, LogSettings):
         parse=lambda value: RedisAddress.parse(text(value)),
         metavar="URL",
         example="redis://localhost:6379",
-    )
-    resp: tuple[str, ...] = setting(
-        (),
-        "The listener that takes the place of a Redis for Synapse's processes, as a Twisted server endpoint"
-        " string. May be repeated.",
-        parse=lambda value: () if value in ((), [], None) else endpoints(value),
-        metavar="ENDPOINT",
-        kind="list",
-        example="[tcp:9096:interface=127.0.0.1]",
-    )
-    resp_ack: str = setting(
-        SENT,
-        "When a row that was published at --resp is passed on: sent (at once), durable (once it is on"
-        " disk, or after 5 seconds), or durable-only (once it is on disk; after 5 seconds it is refused).",
-        parse=parse_ack,
-        metavar="WORD",
     )
     redis_writes: tuple[StreamWrite, ...] = setting(
         (),
@@ -145,5 +117,8 @@ class IngestSettings(ConnectionSettings, LogSettings):
 
     @property
     def has_channel(self) -> bool:
-        """Whether this daemon is a peer on a channel of Synapse's processes, on a Redis or at `resp`."""
-        return self.redis is not None or bool(self.resp)
+        """Whether this daemon is a peer on a channel of Synapse's processes: on a Redis, or that of a room.
+
+        The settings of a room that has a channel override this.
+        """
+        return self.redis is not None

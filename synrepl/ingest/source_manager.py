@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -34,11 +34,7 @@ from synrepl.transports.http.http_client import HttpClient
 from synrepl.wire import jsontext
 
 if TYPE_CHECKING:
-    from synrepl.channel.resp.server import RespServer
-    from synrepl.channel.source import RespSource
-    from synrepl.ingest.redis import RedisSource
-
-C = TypeVar("C", bound=ChannelSource)
+    from synrepl.ingest.channel_host import IChannelHost
 
 PAGE_ROWS: Final = 1_000
 """Approximate number of rows that one query reads from a table."""
@@ -46,7 +42,7 @@ PAGE_ROWS: Final = 1_000
 
 @dataclass(eq=False, repr=False)
 class SourceManager:
-    """Runs the sources other than tables: the channel on Redis or at the RESP port, then the servers.
+    """Runs the sources other than tables: the channel on Redis or that of `host`, then the servers.
 
     Ephemeral streams, whose tokens may restart, come from the first source only. Kept streams come from all
     sources: the token tells whether the log has a fact already. Declared streams come from none, nor do
@@ -66,7 +62,7 @@ class SourceManager:
     credentials: Credentials
     refused: RefusedFacts
     lost: Callable[[str], None]
-    resp_server: "RespServer | None" = None
+    host: "IChannelHost | None" = None
 
     def __post_init__(self) -> None:
         settings, clock = self.settings, self.clock
@@ -76,12 +72,9 @@ class SourceManager:
         self.ingester = Ingester(self.log, self.table, clock, refused=self.refused, lost=self.lost)
         self.stalled_writers = StalledWriters(self.log, self.table, clock)
         self._server_name = settings.server_name_of(self.log.notes)
-        self.redis: RedisSource | None = None
-        self.resp: RespSource | None = None
         self.servers: list[ServerSource] = []
-        self._open_channel()
-        channels: list[Source | None] = [self.redis, self.resp]
-        self._all = [one for one in channels if one is not None]
+        self.channel = self._open_channel()
+        self._all: list[Source] = [] if self.channel is None else [self.channel]
         for endpoint in settings.follow:
             is_first = not self._all and not self.servers
             server = ServerSource(
@@ -140,19 +133,10 @@ class SourceManager:
     def status(self) -> dict[str, Any]:
         """The fields of all sources in the status of the daemon."""
         return {
-            "redis": self._redis_status(),
-            "resp": None if self.resp is None else self.resp.status(),
+            **({} if self.channel is None else self.channel.sections()),
             "following": [server.status() for server in self.servers],
             "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.stalled()],
         }
-
-    def _redis_status(self) -> dict[str, Any] | None:
-        if self.redis is not None:
-            return self.redis.status()
-        if self.resp is not None and self.resp.redis is not None:
-            # What was received from it is counted with the channel that it is joined with.
-            return {**ChannelSource.status(self.resp), **self.resp.redis.status()}
-        return None
 
     def _database_catch_up(self) -> "_DatabaseCatchUp | None":
         streams = [one for one in self.settings.table_streams if one.for_catch_up]
@@ -167,21 +151,20 @@ class SourceManager:
             others=self._catch_up,
         )
 
-    def _open_channel(self) -> None:
-        # Imported on use: Redis is an extra, and most daemons have no RESP port.
+    def _open_channel(self) -> ChannelSource | None:
+        make: Callable[..., ChannelSource]
+        if self.host is not None:
+            make = self.host.make_source
+        elif self.settings.redis is not None:
+            make = _make_redis_source
+        else:
+            return None
         try:
-            if self.resp_server is not None:
-                from synrepl.channel.source import RespSource
-
-                self.resp = self._channel_source(RespSource, server=self.resp_server)
-            elif self.settings.redis is not None:
-                from synrepl.ingest.redis import RedisSource
-
-                self.redis = self._channel_source(RedisSource)
+            return self._channel_source(make)
         except ImportError as error:
             raise ConfigError(f"--redis needs more libraries ({error}): run {install('redis')}") from error
 
-    def _channel_source(self, make: Callable[..., C], **more: Any) -> C:
+    def _channel_source(self, make: Callable[..., ChannelSource]) -> ChannelSource:
         return make(
             settings=self.settings,
             clock=self.clock,
@@ -190,15 +173,11 @@ class SourceManager:
             metrics=self.metrics,
             write_policy=self.write_policy,
             server_name=self._server_name,
-            **more,
         )
 
     def _channel_publisher(self, stream: str, writer: str) -> str:
         """Who sends a stream of a writer on the channel: the name of a key, or the channel."""
-        channel = None if self.resp_server is None else self.resp_server.channel
-        if channel is None:
-            return "Redis"
-        return channel.owner_of((stream, writer)) or "the RESP port"
+        return "Redis" if self.host is None else self.host.publisher_of(stream, writer)
 
     def _follower(self, publisher: Callable[[str, str], str], *, is_first: bool) -> Follower:
         # A channel has processes of whatever release, since 1.13 in one form of lines.
@@ -223,6 +202,13 @@ class SourceManager:
         on_channel = is_first and self.settings.has_channel
         self.ingester.attach(follower, publisher=publisher, knows_history=is_first, confirms=on_channel)
         return follower
+
+
+def _make_redis_source(**parts: Any) -> ChannelSource:
+    # Imported on use: Redis is an extra.
+    from synrepl.ingest.redis import RedisSource
+
+    return RedisSource(**parts)
 
 
 def _at(endpoint: str, stream: str, writer: str) -> str:

@@ -15,7 +15,7 @@ from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.problems import Problem
 from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.tasks import Tasks
-from synrepl.replicas.channel_copies import IChannelCopies
+from synrepl.replicas.channels import Channels, IServedChannel
 from synrepl.replicas.described import describe, own_readers, warnings, what_to_do
 from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.replicas.file_copies import IFileCopies
@@ -66,7 +66,7 @@ class ReplicasPart(Part):
         self._publisher = daemon.publisher
         self._files: IFileCopies | None = None
         self._files_url = ""
-        self._channel: IChannelCopies | None = None
+        self._channels = Channels()
         self._tasks = Tasks(self._logger, "copies")
         self.addresses = PeerAddresses(
             settings.upstream_addresses,
@@ -104,7 +104,7 @@ class ReplicasPart(Part):
             self.roles,
             keys=daemon.keyring,
             expiry=daemon.expiry,
-            channel=lambda: self._channel,
+            channels=self._channels,
         )
         self.write_forwarder = make_write_forwarder(log, self.roles, self._has_file, self._peer_http)
         log.copies.on_epoch_started(self._on_epoch_started)
@@ -150,6 +150,16 @@ class ReplicasPart(Part):
     def own_address(self) -> Address:
         """Where other daemons reach this one."""
         return self._listeners.address()
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether this daemon follows another one."""
+        return self.roles.role == REPLICA
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another daemon is primary, and this one serves nobody."""
+        return self.roles.role == FENCED
 
     @property
     def has_met_upstream(self) -> bool:
@@ -204,9 +214,13 @@ class ReplicasPart(Part):
         if self._files_url:
             self._tasks.start(self._tell_files(), "choosing the source of files")
 
-    def use_channel(self, channel: IChannelCopies) -> None:
-        """Pass this channel on to replicas, or to the upstream."""
-        self._channel = channel
+    def use_channel(self, served: IServedChannel) -> None:
+        """Pass this channel to replicas, and join it with that of the upstream."""
+        self._channels.use(served)
+
+    def on_role_changed(self, changed: Callable[[], object]) -> None:
+        """Call this function whenever the role, or what is known of the upstream, may have changed."""
+        self.roles.changed.append(changed)
 
     async def _tell_files(self) -> None:
         url = self._files_url
@@ -260,7 +274,7 @@ class ReplicasPart(Part):
             on_command=self._publisher.broadcast,
             is_own_replica=self.relays.is_followed_by,
             take_keys=self.relays.issued.take,
-            channel=lambda: None if self._channel is None else self._channel.uplink,
+            channels=self._channels,
         )
 
     def _replica_changed(self) -> None:

@@ -6,20 +6,15 @@ one: the control."""
 import json
 from collections.abc import Callable
 from itertools import product
-from types import SimpleNamespace
 from typing import Any, Final
 
-from synrepl.channel.resp.server import RespServer
-from synrepl.channel.served_channel import ServedChannel
-from synrepl.channel.services import ChannelServices
 from synrepl.config import Settings
 from synrepl.errors import ConfigError, StorageError
 from synrepl.homeserver.tables.layout import table_streams
+from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.source_manager import SourceManager
-from synrepl.ports.access import Keyring
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts
-from synrepl.replication.hooks import Alone
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.streams.facts import NO_ROWS
@@ -27,7 +22,6 @@ from synrepl.transports.credentials import Credentials
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.rdata_runs import RdataRun
-from tests.channel.test_connection import Client
 from tests.http.builders import SiteCase
 from tests.replication.test_ingester import Line
 
@@ -83,10 +77,10 @@ class WaysInTests(SiteCase):
         return {"an append": one, "a batch": batch, "an atomic batch": atomic, "a stream of appends": lines}
 
     def sources(self) -> dict[str, Feed]:
-        """Those that bring tokens: Redis, the RESP port, a followed server, missed facts, and tables."""
+        """Those that bring tokens: Redis, a followed server, missed facts, and tables."""
         on_redis, followed = self.manager(redis="redis://h"), self.manager(follow=["tcp:h:1"])
-        assert on_redis.redis is not None
-        peer = on_redis.redis.peer
+        assert on_redis.channel is not None
+        peer = on_redis.channel.peer
         peer.broker = Line()
         peer.subscriber_up()
         peer.publisher_up()
@@ -103,20 +97,6 @@ class WaysInTests(SiteCase):
                     receive([Rdata(stream=stream, instance=writer, token=token, row=text)])
 
             return feed
-
-        port = RespServer(self.clock, keys=Keyring(), metrics=self.metrics)
-        port.channel = ServedChannel(
-            self.clock, "hs.example", is_ephemeral=lambda stream: False, metrics=self.metrics
-        )
-        at_port = self.manager(resp=["tcp:6379:interface=127.0.0.1"], resp_server=port)
-        assert at_port.resp is not None
-        at_port.resp.start()
-
-        def published(stream: str, writer: str, row: list[Any], token: int) -> None:
-            text = json.dumps(row, separators=(",", ":"))
-            client = Client(SimpleNamespace(server=port, clock=self.clock))  # type: ignore[arg-type]  # all that it needs
-            client.ask("PUBLISH", "hs.example", f"POSITION {stream} {writer} {token - 1} {token - 1}")
-            client.ask("PUBLISH", "hs.example", f"RDATA {stream} {writer} {token} {text}")
 
         def silence(stream: str, writer: str, row: list[Any], token: int) -> None:
             follower.server.received(
@@ -150,7 +130,6 @@ class WaysInTests(SiteCase):
 
         return {
             "Redis": row_of(peer.received),
-            "the RESP port": published,
             "a followed server": row_of(follower.server.received),
             "a run of a followed server": row_of(follower.server.received, is_run=True),
             "a POSITION": silence,
@@ -158,7 +137,7 @@ class WaysInTests(SiteCase):
             "a table": table,
         }
 
-    def manager(self, *, resp_server: RespServer | None = None, **settings: Any) -> SourceManager:
+    def manager(self, *, host: IChannelHost | None = None, **settings: Any) -> SourceManager:
         made = SourceManager(
             Settings.build({"instance_name": "master", **settings}),
             self.clock,
@@ -171,7 +150,7 @@ class WaysInTests(SiteCase):
             credentials=Credentials(),
             refused=RefusedFacts(self.log, self.table, self.metrics, instance="master"),
             lost=lambda stream: None,
-            resp_server=resp_server,
+            host=host,
         )
         self.addCleanup(made.ingester.stop)
         return made
@@ -205,41 +184,6 @@ class WaysInTests(SiteCase):
         """Else a forged promise lets an acknowledged fact be lost, and a forged mark stops the replicas."""
         for stream, row in FORGED.items():
             self.walk({**self.appends(), **self.sources()}, stream, row)
-
-    def test_a_row_that_is_never_stored_holds_back_no_other(self) -> None:
-        """With `durable-only` a row is passed on once it is on disk: this one never will be."""
-        port = RespServer(self.clock, keys=Keyring(), metrics=self.metrics)
-        settings = {"resp": ["tcp:6379:interface=127.0.0.1"], "resp_ack": "durable-only"}
-        channels = ChannelServices(
-            Settings.build({"server_name": "hs.example", "instance_name": "us", **settings}),
-            self.clock,
-            self.log,
-            self.publisher,
-            Alone(),
-            None,
-            table=self.table,
-            metrics=self.metrics,
-            server=port,
-        )
-        self.addCleanup(channels.stop)
-        channels.update()
-        made = self.manager(resp_server=port, **settings)
-        assert made.resp is not None
-        made.resp.start()
-        hears, says = (Client(SimpleNamespace(server=port, clock=self.clock)) for _ in range(2))  # type: ignore[arg-type]
-        hears.ask("SUBSCRIBE", "hs.example")
-        for line in (
-            "POSITION promises w1 1 1",
-            'RDATA promises w1 2 ["acks",["1"],[]]',
-            "POSITION push_rules w1 1 1",
-            'RDATA push_rules w1 2 ["@ada:hs"]',
-        ):
-            says.ask("PUBLISH", "hs.example", line)
-        self.pass_time()
-
-        self.assertIn("@ada:hs", hears.say(b""))
-        assert port.channel is not None
-        self.assertFalse(port.channel.is_stuck)
 
     def test_files_are_appended_only(self) -> None:
         """A publisher of another right must not name, or delete, files."""

@@ -4,7 +4,6 @@ from io import BytesIO
 from random import Random
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry
 from treq.client import HTTPClient
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Cooperator
@@ -12,11 +11,6 @@ from twisted.web.client import URI, Agent, FileBodyProducer, HTTPConnectionPool
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from synrepl.channel.resp.server import RespFactory, RespServer
-from synrepl.channel.served_channel import ServedChannel
-from synrepl.channel.served_link import ServedLink
-from synrepl.ports.access import Keyring
-from synrepl.ports.metrics import Metrics
 from synrepl.replicas.http.native_endpoint import NativeHttpEndpoint
 from synrepl.replicas.native_client import NativeUpstream
 from synrepl.replicas.replica.conversation import IUpstream
@@ -31,12 +25,12 @@ from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.server import Services
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
-from tests.redis.daemon import OnFakeRedis, RedisDaemon
+from tests.redis.daemon import RedisDaemon
 from tests.redis.fake_redis import FakeRedis
 from tests.replicas.nodes import FakeNode
 from tests.replicas.served import ServedReplicas
 
-__all__ = ["HttpPair", "NativePair", "RedisPair", "RespPair", "TcpPair", "TransportPair"]
+__all__ = ["HttpPair", "NativePair", "RedisPair", "TcpPair", "TransportPair"]
 
 STREAM: Final = "to_device"
 
@@ -202,82 +196,6 @@ class RedisPair(TransportPair):
 
     def outgoing(self) -> list[MemoryLink]:
         return self.network.links_of("server")
-
-
-class RespPort:
-    """The RESP port of a daemon in memory, as the processes see it: in place of a `FakeRedis`."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.server = RespServer(network.clock, keys=Keyring(), metrics=Metrics(CollectorRegistry()))
-        network.listen("resp", RespFactory(self.server))
-
-    def endpoint(self, client: str) -> MemoryEndpoint:
-        """The endpoint for the process `client`."""
-        return MemoryEndpoint(self.network, client, "resp")
-
-
-class ServingDaemon(RedisDaemon):
-    """A daemon that serves the channel itself."""
-
-    def make_side(self, redis: Any) -> OnFakeRedis:
-        return ServingChannel(self, redis)
-
-
-class ServingChannel(OnFakeRedis):
-    """Its part on the channel, wired as `ChannelServices` and `RespSource` do it."""
-
-    redis: Any
-
-    def make_link(self) -> ServedLink:
-        server: RespServer = self.redis.server
-        server.channel = ServedChannel(
-            self.daemon.clock,
-            "hs",
-            is_ephemeral=lambda stream: self.daemon.table[stream].ephemeral,
-            metrics=self.daemon.metrics,
-        )
-        return ServedLink(
-            self.daemon.clock,
-            self.peer,
-            server.channel,
-            instance=self.daemon.instance,
-            metrics=self.daemon.metrics,
-            on_room=server.release,
-        )
-
-    def kill(self) -> None:
-        super().kill()
-        channel = self.redis.server.channel
-        self.redis.server.stop()
-        channel.stop()
-        self.redis.network.stop_listening("resp")
-        for link in self.redis.network.links_of("resp"):
-            link.cut()
-
-
-class RespPair(RedisPair):
-    """A process at the RESP port of the server."""
-
-    def make_channel(self) -> Any:
-        return RespPort(self.network)
-
-    def make_server(self) -> RedisDaemon:
-        return ServingDaemon(
-            self.network, self.redis, name="server", writes=[STREAM], peers={}, chance=Random(1)
-        )
-
-    def names(self) -> list[str]:
-        return [one["name"] for one in self.redis.server.status()["clients"]]
-
-    def links(self) -> list[MemoryLink]:
-        subscribers = [
-            one.transport for one in self.redis.server.connections if one.client.describe()["subscribes"]
-        ]
-        return [link for link in TransportPair.links(self) if link.server in subscribers]
-
-    def outgoing(self) -> list[MemoryLink]:
-        return self.links()
 
 
 class NativePair(TransportPair):

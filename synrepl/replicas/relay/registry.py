@@ -1,6 +1,6 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from synrepl.ports.rights import command_operation
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replicas.acknowledgements import Acknowledgements
-from synrepl.replicas.channel_copies import IChannelCopies
+from synrepl.replicas.channels import Channels
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
 from synrepl.replicas.relay.interfaces import IRelay, RelayConnection
@@ -78,8 +78,7 @@ class ReaderRefused(OwnResponse, ReplicationError):
 class ReplicaRegistry:
     """Serves replicas: decides about admission, keeps their leases, and reports their states.
 
-    Leases expire by `expiry`; None: by `clock`. `channel` returns the channel that is passed to replicas;
-    None without a RESP port.
+    Leases expire by `expiry`; None: by `clock`. `channels` is the channel that is passed to replicas.
     """
 
     log: Log
@@ -90,7 +89,7 @@ class ReplicaRegistry:
     _: KW_ONLY
     keys: Keyring = field(default_factory=Keyring)
     expiry: ExpiryClock | None = None
-    channel: Callable[[], IChannelCopies | None] = lambda: None
+    channels: Channels = field(default_factory=Channels)
     _logger = Logger()
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.rights import command_operation, is_told, refusal
 from synrepl.ports.time import Timer
-from synrepl.replicas.channel_copies import IChannelDownlink
+from synrepl.replicas.channels import IChannelDownlink
 from synrepl.replicas.issued_keys import keys_block
 from synrepl.replicas.relay.authenticator import Authenticator
 from synrepl.replicas.relay.block_encoder import OPEN, BlockEncoder
@@ -405,19 +405,19 @@ class Relay(ConnectionOwner):
     def _on_channel(
         self, command: native.Channel | native.Publish | native.PublishTo | native.PublisherLost
     ) -> None:
-        access, channel = self._authenticator.access, self._registry.channel()
+        access = self._authenticator.access
         if why := refusal(access, command_operation(type(command))):
             raise RemoteProtocolError(why)
         if isinstance(command, native.Channel):
             downlink = None
-            if channel is not None and self._downlink is None:
-                downlink = channel.downlink(
+            if self._downlink is None:
+                downlink = self._registry.channels.downlink(
                     self._send_messages, most=MAX_BLOCK, name=self.name, access=access, logger=self._logger
                 )
             if downlink is None:
                 raise RemoteProtocolError("this daemon passes no channel, or does so already")
             self._downlink = downlink
-            self._downlink.start(is_full=self._is_paused)
+            downlink.start(is_full=self._is_paused)
         elif self._downlink is None:
             raise RemoteProtocolError(f"{command.NAME} is valid only after CHANNEL")
         elif isinstance(command, native.PublisherLost):

@@ -8,7 +8,7 @@ import msgspec
 from synrepl.errors import ReplicationError
 from synrepl.ports.access import IssuedKey
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
-from synrepl.replicas.channel_copies import IChannelConversation
+from synrepl.replicas.channels import IChannelConversation
 from synrepl.replication.addresses import Address
 from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact

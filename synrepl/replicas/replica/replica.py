@@ -1,7 +1,7 @@
 """Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,7 @@ from synrepl.ports.notes import YES
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
-from synrepl.replicas.channel_copies import IChannelUplink
+from synrepl.replicas.channels import Channels
 from synrepl.replicas.replica.conversation import (
     Ephemeral,
     Event,
@@ -91,8 +91,7 @@ class Replica:
     Facts that only this copy has are first given to `keep_leftovers`, if that is set. `ephemeral` names the
     ephemeral streams. `on_primary_moved` is called with the primary's address in a refusal, `on_command` with
     each command for all processes. `is_own_replica` tells whether the daemon with a uuid follows this one.
-    `take_keys` is called with all issued keys of the upstream. `channel` returns the uplink of the channel
-    that this daemon serves; None without one.
+    `take_keys` is called with all issued keys of the upstream. `channels` is the channel of this daemon.
     """
 
     _logger = Logger()
@@ -107,7 +106,7 @@ class Replica:
     on_primary_moved: Callable[[str], None] = lambda where: None
     on_change: Callable[[], None] = lambda: None
     commands: CommandForwarder | None = None
-    channel: Callable[[], IChannelUplink | None] = lambda: None
+    channels: Channels = field(default_factory=Channels)
     on_command: Callable[[Command], None] = lambda command: None
     is_own_replica: Callable[[str], bool] = lambda uuid: False
     take_keys: Callable[[Sequence[IssuedKey]], Coroutine[Any, Any, None]] | None = None
@@ -184,8 +183,7 @@ class Replica:
                 finally:
                     if self.commands is not None:
                         self.commands.disconnected()
-                    if (channel := self.channel()) is not None:
-                        channel.disconnected()
+                    self.channels.disconnected()
                     self._conversation = None
                     conversation.close()
             except RefusedByUpstream as error:
@@ -345,9 +343,8 @@ class Replica:
             conversation.acknowledge(log.position, heartbeat.at_ms if heartbeat is not None else 0)
 
     def _join_channel(self, conversation: IConversation) -> None:
-        channel = self.channel()
-        if channel is not None and native.CHANNEL in conversation.welcome.capabilities:
-            channel.connected(conversation)
+        if native.CHANNEL in conversation.welcome.capabilities:
+            self.channels.connected(conversation)
 
     async def _save_peers(self, addresses: Sequence[str]) -> None:
         known = [address for address in addresses[:MAX_REMEMBERED] if is_address(address)]

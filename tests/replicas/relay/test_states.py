@@ -1,6 +1,8 @@
 """The table of a relay's states: what it forbids is refused, and what it allows can happen."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -79,6 +81,27 @@ def test_a_command_that_the_table_forbids_is_refused(state: RelayState, command:
     relay._machine.state = RelayState.READY
 
 
+class AnyChannel:
+    """A channel of which nothing is passed."""
+
+    is_served = True
+
+    def downlink(self, write: Any, **options: Any) -> Any:
+        """What takes everything."""
+        taken = ("start", "stop", "published", "publisher_lost", "pause", "resume")
+        return SimpleNamespace(**dict.fromkeys(taken, _ignore))
+
+    def connected(self, conversation: Any) -> None:
+        """There is no upstream."""
+
+    def disconnected(self) -> None:
+        """There is none."""
+
+
+def _ignore(*given: Any, **named: Any) -> None:
+    pass
+
+
 class Replica:
     """A replica that is brought to a state by what it says, and by what its transport has room for."""
 
@@ -86,8 +109,7 @@ class Replica:
         self.cluster = FakeCluster()
         self.node = self.cluster.node("a")
         self.cluster.wrote(self.node, 40)
-        channel = Mock(is_served=True)
-        self.node.relays.channel = lambda: channel
+        self.node.relays.channels.use(AnyChannel())
         self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
         monkeypatch.setattr(pages_module, "PAGE_FACTS", 5)

@@ -3,7 +3,9 @@
 A primary, three replicas of it, and one of some streams. Replicas are killed and come back, their disks are
 slow, connections are cut, replicas join later and leases are dropped. Then the primary is gone for good, and
 an operator promotes whichever replica comes to mind, by force: either it is refused, or it has every fact
-that was acknowledged. That happens to two primaries in turn. ``python -m tests.replicas.simulation.acks SEED``."""
+that was acknowledged. That happens to two primaries in turn.
+
+``python -m tests.replicas.simulation.acks SEED``."""
 
 import sys
 from collections import Counter

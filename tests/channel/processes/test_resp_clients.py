@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from synrepl.channel.resp.commands import COMMANDS
-from tests.processes.resp_clients import COMMON, SECRETS, run, serving
+from tests.channel.processes.resp_clients import COMMON, SECRETS, run, serving
 
 PROGRAM = (sys.executable, "-m")
 
@@ -25,7 +25,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]
 @pytest.mark.story
 def test_redis_py(place: list[str]) -> None:
     """It greets with HELLO 3, which was refused (redis-py#4089): nothing worked without `protocol=2`."""
-    found = run([*PROGRAM, "tests.processes.resp_clients.redis_py", *place], {})
+    found = run([*PROGRAM, "tests.channel.processes.resp_clients.redis_py", *place], {})
 
     assert found.pop("asyncio") == {
         "ping": True,
@@ -55,7 +55,7 @@ def test_redis_py(place: list[str]) -> None:
 @pytest.mark.story
 def test_txredisapi(place: list[str]) -> None:
     """As Synapse, in RESP2."""
-    assert run([*PROGRAM, "tests.processes.resp_clients.txredis", *place], {}) == {
+    assert run([*PROGRAM, "tests.channel.processes.resp_clients.txredis", *place], {}) == {
         **COMMON,
         "ping": "PONG",
         "set": "OK",

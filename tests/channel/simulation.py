@@ -6,7 +6,7 @@ rest each process must have what each other one has committed, whatever was cut,
 its writer is there to say so. There is one daemon, or a primary with replicas; the two connections of a
 process may be at different ones. Some processes may be on a Redis still, which the primary is joined with.
 The log of the primary must not have a fact with rows that nobody wrote.
-``python -m tests.simulation.channel SEED``
+``python -m tests.channel.simulation SEED``
 """
 
 import random
@@ -24,8 +24,8 @@ from synrepl.channel import ends as channel_ends
 from synrepl.channel import served_channel
 from synrepl.channel import uplink as channel_uplink
 from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
+from tests.channel.simulated_daemons import Daemon
 from tests.redis.fake_redis import FakeRedis
-from tests.simulation.channel_daemons import Daemon
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
 RETRY_SECONDS: Final = 0.3
@@ -251,7 +251,7 @@ class Process:
 class ChannelSimulation(SeededRun):
     """One seeded run. `run` raises `Broken` if a promise is."""
 
-    MODULE = "tests.simulation.channel"
+    MODULE = "tests.channel.simulation"
 
     def __init__(self, seed: int, *, seconds: float = 10.0) -> None:
         super().__init__(seed, seconds)

@@ -12,7 +12,7 @@ from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import CATCH_UP_SECONDS, ServedChannel
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
-from tests.replication.channel_lines import MAIN, Subscription
+from tests.channel.channel_lines import MAIN, Subscription
 
 
 class Reader(ChannelSubscriber):

@@ -10,11 +10,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synrepl.channel.downlink import ChannelDownlink
+from synrepl.channel.redis_connections import BridgeConnections
 from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.uplink import ChannelUplink, Sent
 from synrepl.errors import RemoteProtocolError
-from synrepl.ingest.redis_connections import BridgeConnections
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
@@ -26,7 +26,7 @@ from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, SERVER
 
 if TYPE_CHECKING:
-    from tests.simulation.channel import ChannelSimulation
+    from tests.channel.simulation import ChannelSimulation
 
 Source = tuple[str, str]
 

@@ -20,7 +20,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.wire.native import Channel, Publish, PublisherLost
-from tests.replication.channel_lines import MAIN, Subscription
+from tests.channel.channel_lines import MAIN, Subscription
 
 
 class Place:

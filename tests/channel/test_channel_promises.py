@@ -9,7 +9,7 @@ import pytest
 
 from synrepl.channel.ends import ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
-from tests.simulation.channel import ChannelSimulation
+from tests.channel.simulation import ChannelSimulation
 from tests.simulation.seeded import Broken
 from tests.simulation.seeds import seeds
 

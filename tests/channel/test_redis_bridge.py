@@ -9,7 +9,7 @@ from synrepl.channel.redis_bridge import SWITCH_SECONDS, RedisBridge
 from synrepl.channel.resp_codec import message
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.ports.metrics import Metrics
-from tests.replication.channel_lines import MAIN, Subscription
+from tests.channel.channel_lines import MAIN, Subscription
 
 
 class Setup:

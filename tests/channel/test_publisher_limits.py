@@ -16,7 +16,7 @@ from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker.position_query import REQUERY_SECONDS
-from tests.replication.channel_lines import MAIN, Subscription
+from tests.channel.channel_lines import MAIN, Subscription
 
 
 class Setup:

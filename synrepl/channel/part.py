@@ -1,0 +1,244 @@
+"""What the room of the channel runs in a daemon: the RESP port, and the channel at it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from synrepl.channel.downlink import ChannelDownlink
+from synrepl.channel.ends import Source
+from synrepl.channel.publish_rights import line_refusal
+from synrepl.channel.resp.server import RespFactory, RespServer
+from synrepl.channel.resp_codec import error, split_messages
+from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.settings import DURABLE_ONLY, SENT, ChannelSettings
+from synrepl.channel.uplink import ChannelUplink
+from synrepl.daemon.listeners import Port
+from synrepl.daemon.parts import DaemonParts, Part
+from synrepl.ports.access import LOCAL, Access
+from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.ports.metrics import Metrics
+from synrepl.ports.problems import Problem
+from synrepl.replication.publisher import Publisher
+from synrepl.replication.status import NO_SOURCE
+from synrepl.storage.log import Log
+from synrepl.streams.catalog import takes
+from synrepl.streams.origin import Origin
+from synrepl.streams.table import StreamTable
+
+if TYPE_CHECKING:
+    from synrepl.channel.source import RespSource
+    from synrepl.replicas.channels import ICarriesChannel, IChannelConversation
+
+FENCED_WHY: Final = "this daemon is fenced: another one is primary"
+NAMELESS_WHY: Final = "this replica does not know its homeserver before it has reached its upstream"
+
+
+class ChannelPart(Part):
+    """Serves a channel as primary and as replica: a port that closes when roles change would lose lines.
+
+    A replica passes what is published at it to its upstream, and what that passes to its subscribers. While
+    it has none, its own subscribers get what its own clients publish, and the log nothing. A fenced daemon
+    serves nobody. `carrier` knows which of these it is; None: always a primary.
+    """
+
+    def __init__(
+        self,
+        settings: ChannelSettings,
+        reactor: Any,
+        log: Log,
+        publisher: Publisher,
+        carrier: "ICarriesChannel | None" = None,
+        *,
+        table: StreamTable,
+        metrics: Metrics,
+        server: RespServer,
+    ) -> None:
+        self._settings = settings
+        self._reactor = reactor
+        self._log = log
+        self._publisher = publisher
+        self._carrier = carrier
+        self._table = table
+        self._metrics = metrics
+        self._server = server
+        self._source: RespSource | None = None
+        if settings.resp_ack != SENT:
+            log.subscribe(lambda facts: server.committed())
+        if carrier is not None:
+            carrier.on_role_changed(self.update)
+            carrier.use_channel(self)
+
+    async def start(self) -> None:
+        if self._carrier is None:
+            self.update()
+
+    def stop(self) -> None:
+        self._close("this daemon is shutting down")
+        self._server.stop()
+
+    def update(self) -> None:
+        """Serve the channel, or not, as the role says."""
+        carrier, server = self._carrier, self._server
+        if carrier is not None and carrier.is_fenced:
+            self._close(FENCED_WHY)
+            return
+        is_replica = carrier is not None and carrier.is_replica
+        if is_replica and not self._has_name:
+            self._close(NAMELESS_WHY)
+            return
+        if server.channel is None:
+            server.channel = self._make_channel()
+        if not is_replica:
+            self._drop_uplink()
+        elif server.uplink is None:
+            server.uplink = ChannelUplink(server.channel, self._reactor, self._metrics)
+
+    @property
+    def _has_name(self) -> bool:
+        """Whether a replica knows the name of its homeserver, or that its upstream has none."""
+        if self._settings.expected_name(self._log.notes) is not None:
+            return True
+        return self._carrier is None or self._carrier.has_met_upstream
+
+    def _close(self, why: str) -> None:
+        self._drop_uplink()
+        channel = self._server.channel
+        self._server.close(why)
+        if channel is not None:
+            channel.stop()
+
+    def _drop_uplink(self) -> None:
+        uplink, self._server.uplink = self._server.uplink, None
+        if uplink is not None:
+            uplink.stop()
+
+    def _make_channel(self) -> ServedChannel:
+        table, settings = self._table, self._settings
+        return ServedChannel(
+            self._reactor,
+            settings.server_name_of(self._log.notes),
+            is_ephemeral=lambda stream: stream in table and table[stream].ephemeral,
+            metrics=self._metrics,
+            is_known=table.__contains__,
+            runs=self._publisher.follower_commands.runs,
+            is_durable=None if settings.resp_ack == SENT else self._is_durable,
+            only_durable=settings.resp_ack == DURABLE_ONLY,
+        )
+
+    def _is_durable(self, source: Source, token: int) -> bool:
+        """Whether a fact is on this daemon's disk, or never will be: its stream is none that it holds.
+
+        Of a late fact, in a stream without order, only its writer's position is known: it may not be there.
+        """
+        stream, writer = source
+        if stream not in self._table or self._table[stream].ephemeral or self._table[stream].on_request:
+            return True
+        if not takes(stream, Origin.SOURCE):
+            return True
+        if not self._publisher.holdings.filter.passes(stream, writer):
+            return True
+        return self._log.head.positions.get(stream, {}).get(writer, 0) >= token
+
+    # -- the port ------------------------------------------------------------------------------------------
+
+    def ports(self) -> Sequence[Port]:
+        return [Port("RESP", one, RespFactory(self._server), _too_many) for one in self._settings.resp]
+
+    def recheck(self) -> None:
+        self._server.recheck()
+
+    def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
+        if access.streams is not None:
+            return {"resp": None}
+        source = self._source
+        if source is None or not source.is_open:
+            return {"resp": {**self._server.status(), **NO_SOURCE}}
+        return source.sections()
+
+    def problems(self) -> Sequence[Problem]:
+        return self._server.problems()
+
+    # -- a source of facts (`IChannelHost`) ----------------------------------------------------------------
+
+    def channel_host(self) -> "ChannelPart":
+        return self
+
+    def make_source(self, **parts: Any) -> "RespSource":
+        """Make the source of the channel's facts. The role may have changed a moment ago."""
+        # Imported on use: a replica has no sources.
+        from synrepl.channel.source import RespSource
+
+        self.update()
+        self._source = RespSource(server=self._server, **parts)
+        return self._source
+
+    def publisher_of(self, stream: str, writer: str) -> str:
+        """Return who sends a stream of a writer: the name of a key, or the port."""
+        channel = self._server.channel
+        return (channel.owner_of((stream, writer)) if channel is not None else "") or "the RESP port"
+
+    # -- other daemons (`synrepl.replicas.channels.IServedChannel`) ----------------------------------------
+
+    @property
+    def is_served(self) -> bool:
+        """Whether replicas may join the channel now."""
+        return self._server.channel is not None
+
+    def downlink(
+        self,
+        write: Callable[[bytes], object],
+        *,
+        most: int,
+        name: str,
+        access: Access,
+        logger: LimitedLogger,
+    ) -> ChannelDownlink | None:
+        """Make what passes the channel to a replica; None if it is not served now."""
+        channel = self._server.channel
+        if channel is None:
+            return None
+
+        def send(data: bytes) -> None:
+            for piece in split_messages(data, most):
+                write(piece)
+
+        # A replica with a key for all instances has asked this of its own clients, which may move.
+        runs = None if access.instances is None else channel.runs
+        return ChannelDownlink(
+            channel,
+            send,
+            name=name,
+            owner=access.name,
+            refusal=lambda line: line_refusal(access, line, runs),
+            logger=logger,
+        )
+
+    def connected(self, conversation: "IChannelConversation") -> None:
+        """Join the channel of the upstream, if there is a way to it."""
+        if self._server.uplink is not None:
+            self._server.uplink.connected(conversation)
+
+    def disconnected(self) -> None:
+        """There is no upstream any more."""
+        if self._server.uplink is not None:
+            self._server.uplink.disconnected()
+
+
+def _too_many(most: int) -> bytes:
+    return error(f"ERR max number of clients reached: this listener has {most} connections")
+
+
+def make_part(daemon: DaemonParts) -> ChannelPart:
+    """Make the channel of a daemon with a RESP port."""
+    settings = daemon.settings
+    assert isinstance(settings, ChannelSettings)
+    server = RespServer(daemon.reactor, keys=daemon.keyring, metrics=daemon.metrics, addresses=settings.resp)
+    return ChannelPart(
+        settings,
+        daemon.reactor,
+        daemon.log,
+        daemon.publisher,
+        cast("ICarriesChannel | None", daemon.rooms.get("replicas")),
+        table=daemon.table,
+        metrics=daemon.metrics,
+        server=server,
+    )
