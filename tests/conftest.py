@@ -72,8 +72,8 @@ SLOW: Final = (
     "pipeline/test_without_spark",
     # Models of random operations, where another one runs on the engine in memory.
     "storage/test_log_model.py::AdoptModelOnSQLiteTests",
-    "storage/ids/test_definitions",
-    "storage/ids/test_oracle",
+    "ids/test_definitions",
+    "ids/test_oracle",
     "storage/tables/test_source",
     # The tools of the house.
     "test_bench.py::test_an_interrupted",
@@ -92,7 +92,8 @@ SLOW: Final = (
     "simulation/test_broker_promises.py::test_bad_luck",
     "simulation/test_replica_promises.py::test_bad_luck",
 )
-_SLOW: Final = re.compile(rf"tests/(?:{'|'.join(map(re.escape, SLOW))})|postgre", re.IGNORECASE)
+_OF_ROOMS: Final = r"\w+/processes/|\w+/test_crash"
+_SLOW: Final = re.compile(rf"tests/(?:{_OF_ROOMS}|{'|'.join(map(re.escape, SLOW))})|postgre", re.IGNORECASE)
 """Anything with PostgreSQL in its name starts a server."""
 
 

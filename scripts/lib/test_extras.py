@@ -32,7 +32,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/homeserver/test_hostile_files.py": SERVERS,
     "tests/homeserver/test_transactions.py": SERVERS,
     "tests/museum": DEV,
-    "tests/museum/test_ids.py": SERVERS,
+    "tests/ids": SERVERS,
     "tests/ports": DEV,
     "tests/processes": SERVERS,
     "tests/redis": DEV,

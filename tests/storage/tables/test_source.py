@@ -20,8 +20,8 @@ from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
+from tests.ids.databases import IdCase
 from tests.memory_engine import FaultyEngine
-from tests.storage.ids.databases import IdCase
 
 RECEIPTS = {
     "stream": "receipts",

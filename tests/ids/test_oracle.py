@@ -1,6 +1,6 @@
 """Recorded runs of a real generator, replayed step by step.
 
-The recordings are those of Synapse 1.163's `MultiWriterIdGenerator`; `tests/golden/ids/README.md` explains
+The recordings are those of Synapse 1.163's `MultiWriterIdGenerator`; `tests/ids/golden/README.md` explains
 their fields. Where ours is meant to be better, `BETTER` lists the step, what the recording says, and what is
 right.
 """
@@ -14,9 +14,9 @@ from typing import Any
 
 from synrepl.ids.generator import MultiWriterIdGenerator, NotAWriter
 from synrepl.ids.transactions import transact
-from tests.storage.ids.databases import IdCase
+from tests.ids.databases import IdCase
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "ids"
+GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("A", "B", "C", "new")
 
 STRANGER = "a stranger's name becomes a writer"

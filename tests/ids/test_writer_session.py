@@ -20,7 +20,7 @@ from synrepl.ids.writer_session import WriterSession
 from synrepl.ids.writers import WriterState, create_writers, read_writers
 from synrepl.ports.metrics import Metrics
 from synrepl.storage.threads import ImmediateThread
-from tests.storage.ids.databases import IdCase
+from tests.ids.databases import IdCase
 
 
 class _Connection:

@@ -3,12 +3,12 @@
 from synrepl.errors import NeverAllocated
 from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.threads import ImmediateThread
+from tests.ids.databases import IdCase
 from tests.replication.follower.test_apply_queue import Waiting
-from tests.storage.ids.databases import IdCase
 
 
 class IdTests(IdCase):
-    """On SQLite; tests/storage/ids runs the same on PostgreSQL."""
+    """On SQLite; tests/ids runs the same on PostgreSQL."""
 
     def test_the_first_id_of_a_new_writer_is_not_announced_early(self) -> None:
         """Case 9, Synapse #16473: a new writer announced its first id before the row with that id was

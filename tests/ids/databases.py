@@ -13,10 +13,11 @@ from twisted.internet.defer import Deferred, ensureDeferred, fail, succeed
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.ids.database import Flavor, IdDatabase
+from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator
 from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
+from synrepl.storage.sql import Flavor
 from synrepl.testing.heap_clock import HeapClock
 from tests.postgres import new_database
 

@@ -14,7 +14,7 @@ from synrepl.ids.generator import AllocatedIds, MultiWriterIdGenerator, StreamId
 from synrepl.ids.startup import IdProblems, examine, repair
 from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.threads import ImmediateThread
-from tests.storage.ids.databases import IdCase
+from tests.ids.databases import IdCase
 
 
 class StartUp(IdCase):

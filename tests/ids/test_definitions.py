@@ -17,7 +17,7 @@ from synrepl.ids.tracker import Tracker, TrackerStart
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.threads import ImmediateThread
-from tests.storage.ids.databases import IdCase
+from tests.ids.databases import IdCase
 
 WRITERS = ["A", "B", "C"]
 

@@ -7,7 +7,7 @@ from synrepl.ids.database import IdDatabase
 from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.invalidations import InvalidationWriter
 from synrepl.ids.transactions import transact
-from tests.storage.ids.databases import IdCase
+from tests.ids.databases import IdCase
 
 
 class Invalidations(IdCase):
