@@ -32,6 +32,7 @@ from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
 from synrepl.http_api.all_routes import all_routes  # noqa: E402
+from synrepl.missing_rooms import describe_rooms, missing_rooms  # noqa: E402
 from synrepl.ports.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
 from synrepl.ports.rights import command_operation  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
@@ -622,6 +623,16 @@ def _yes(claim: bool) -> str:
     return "yes" if claim else "no"
 
 
+def belongings() -> str:
+    """What belongs to which room; of rooms that are not installed, as it is stored."""
+    stored = json.loads((ROOT / "synrepl" / "missing_rooms.json").read_text("utf-8"))
+    described = describe_rooms()
+    absent = missing_rooms()
+    for kind, owners in stored.items():
+        described[kind] |= {name: owner for name, owner in owners.items() if owner in absent}
+    return json.dumps(described, indent=1, sort_keys=True) + "\n"
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/wire.md": wire,
     "reference/streams.md": streams,
@@ -635,6 +646,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "../contrib/config.example.yaml": example_settings,
     "reference/api.txt": contract,
     "../contrib/man/synrepl.1": man,
+    "../synrepl/missing_rooms.json": belongings,
 }
 
 

@@ -14,6 +14,8 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from synrepl.missing_rooms import missing_rooms
+
 # No test may fail because the machine is busy: by default Hypothesis judges examples by the time they take.
 # Nor by chance: each run has the same examples, and new ones are tried in the night.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -81,8 +83,8 @@ SLOW: Final = (
     "test_mutants.py::test_the_result",
     "test_site",
     # Thousands of generated files.
-    "inspection/test_configurations",
-    "inspection/test_hostile_files.py::test_many_values",
+    "homeserver/test_configurations",
+    "homeserver/test_hostile_files.py::test_many_values",
     # What a simulation needs to be believed.
     "simulation/test_seeds",
     "simulation/test_promises.py::test_bad_luck",
@@ -96,9 +98,26 @@ _OF_ROOMS: Final = r"\w+/processes/|\w+/test_crash"
 _SLOW: Final = re.compile(rf"tests/(?:{_OF_ROOMS}|{'|'.join(map(re.escape, SLOW))})|postgre", re.IGNORECASE)
 """Anything with PostgreSQL in its name starts a server."""
 
+WHOLE: Final = (
+    # The manual, its commands, what else the project ships, and the list of mutants: of all rooms.
+    "contrib/",
+    "test_docs",
+    "test_howtos",
+    "test_mutants.py::test_every_mutant_fits",
+    "test_references.py::test_the_tree",
+    "test_site",
+)
+_WHOLE: Final = re.compile(rf"tests/(?:{'|'.join(map(re.escape, WHOLE))})")
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow ones, so that ``-m "not slow"`` leaves them out."""
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the slow ones, so that ``-m "not slow"`` leaves them out.
+
+    Where a room has been taken away (scripts/rooms), tests of the whole are left out.
+    """
+    if missing_rooms():
+        config.hook.pytest_deselected(items=[item for item in items if _WHOLE.search(item.nodeid)])
+        items[:] = [item for item in items if not _WHOLE.search(item.nodeid)]
     for item in items:
         if item.get_closest_marker("story"):
             continue

@@ -90,7 +90,8 @@ class CliGroup(click.Group):
         """Find the command named first in `args`. Raises `click.UsageError`."""
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}{self.suggest(ctx, args[0])}")
+            why = _why_missing(args[0])
+            ctx.fail(f"No such command {args[0]!r}{why or self.suggest(ctx, args[0])}")
         return super().resolve_command(ctx, args)
 
     def suggest(self, ctx: click.Context, name: str) -> str:
@@ -100,6 +101,14 @@ class CliGroup(click.Group):
             if isinstance(command, click.Group) and name in command.list_commands(ctx):
                 return f"; did you mean {group} {name}?"
         return suggest(name, self.list_commands(ctx))
+
+
+def _why_missing(name: str) -> str:
+    """Return ``; it belongs to ROOM, which is not installed``; empty if no missing room has this command."""
+    from synrepl.missing_rooms import why_missing  # Imported late: only a mistake needs it.
+
+    why = why_missing("commands", name)
+    return f"; {why}" if why else ""
 
 
 class LazyGroup(CliGroup):
@@ -177,7 +186,7 @@ def _one_line() -> Iterator[None]:
     except click.UsageError as error:
         context = error.ctx or click.get_current_context(silent=True)
         advice = f"; see {context.command_path} --help" if context is not None else ""
-        text = error.format_message().rstrip(".") + _nearest_choice(error)
+        text = error.format_message().rstrip(".") + _nearest_choice(error) + _missing_flag(error, context)
         raise UsageMistake(text + advice) from error
     except ReplicationError as error:
         raise CliError(str(error)) from error
@@ -185,6 +194,16 @@ def _one_line() -> Iterator[None]:
         if why := missing_extra(error):
             raise CliError(why) from error
         raise
+
+
+def _missing_flag(error: click.UsageError, context: click.Context | None) -> str:
+    """Return ``; it belongs to ROOM, which is not installed`` if that room gives the daemon this flag."""
+    if not isinstance(error, click.NoSuchOption) or context is None or context.info_name != "serve":
+        return ""
+    from synrepl.missing_rooms import why_missing  # Imported late: only a mistake needs it.
+
+    why = why_missing("settings", error.option_name.lstrip("-").replace("-", "_"))
+    return f"; {why}" if why else ""
 
 
 def _nearest_choice(error: click.UsageError) -> str:

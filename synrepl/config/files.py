@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from synrepl import http_client
 from synrepl.errors import ConfigError, suggest
+from synrepl.missing_rooms import why_missing
 from synrepl.ports.access import ALL_RIGHTS, Key, Right, names_error
 from synrepl.small_files import read_small_file
 
@@ -18,9 +19,9 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, Any]:
     found = read_yaml(path)
     for key in found:
         if key not in known:
-            raise ConfigError(
-                f"{path}: there is no setting {key}{suggest(str(key).replace('-', '_'), known)}"
-            )
+            name = str(key).replace("-", "_")
+            why = f"; {missing}" if (missing := why_missing("settings", name)) else suggest(name, known)
+            raise ConfigError(f"{path}: there is no setting {key}{why}")
     return found
 
 

@@ -19,6 +19,7 @@ from synrepl.errors import ConfigError, suggest
 from synrepl.files.settings import FilesSettings
 from synrepl.ingest.settings import IngestSettings
 from synrepl.key_rules import is_loopback_host, refusal, url_refusal
+from synrepl.missing_rooms import why_missing
 from synrepl.ports.access import Key, Keyring
 from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
@@ -202,9 +203,9 @@ class Settings(
                 # YAML numbers are unbounded: their conversion to a float or a string may fail.
                 raise ConfigError(f"{where} cannot be used: {' '.join(str(error).split())}") from error
         for unknown in unparsed:
-            raise ConfigError(
-                f"there is no setting {unknown}{suggest(unknown, [one.name for one in settings()])}"
-            )
+            missing = why_missing("settings", unknown)
+            hint = f"; {missing}" if missing else suggest(unknown, [one.name for one in settings()])
+            raise ConfigError(f"there is no setting {unknown}{hint}")
         warnings: list[str] = []
         if parsed["secret_file"] is not None:
             parsed["secret"] = read_secret(parsed["secret_file"], warnings)

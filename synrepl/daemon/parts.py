@@ -44,6 +44,9 @@ class Part:
         """What needs attention elsewhere, each in a line."""
         return ()
 
+    def collect(self) -> None:
+        """Set the metrics that are read only when they are asked for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonParts:

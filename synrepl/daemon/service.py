@@ -14,6 +14,7 @@ from synrepl.config import Settings
 from synrepl.config import settings as all_settings
 from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.listeners import Listeners
+from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.extras import install
 from synrepl.ports.metrics import Metrics
@@ -24,6 +25,7 @@ from synrepl.replicas.services import ReplicationServices
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.rooms import rooms
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -232,6 +234,7 @@ class Daemon(Service):
             # Before the ports open: a source that cannot be opened ends the start.
             ingest.open(log, publisher, refused)
             await self._declare_streams()
+        made = await self._start_rooms(log, publisher, declared, refused)
         watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
         self._stops += [thread.stop, listeners.stop]
@@ -254,6 +257,7 @@ class Daemon(Service):
             thread=thread,
             watch=watch,
             invalidator=invalidator,
+            rooms=made,
         )
         replication.relays.issued.subscribers.append(listeners.recheck)
         await listeners.open(services, replication.relays, self.keyring)
@@ -291,6 +295,34 @@ class Daemon(Service):
         except StorageError as error:
             raise ConfigError(f"the log {database}: {error}") from error
         return log
+
+    async def _start_rooms(
+        self, log: Log, publisher: Publisher, declared: DeclaredStreams, refused: RefusedFacts
+    ) -> dict[str, Part]:
+        """Make and start the parts of all rooms that the settings want. Raises `ConfigError`."""
+        made: dict[str, Part] = {}
+        parts = DaemonParts(
+            settings=self.settings,
+            reactor=self.reactor,
+            table=self.table,
+            registry=self.metrics.registry,
+            metrics=self.metrics,
+            keyring=self.keyring,
+            credentials=self.credentials,
+            log=log,
+            publisher=publisher,
+            declared=declared,
+            refused=refused,
+            listeners=self.listeners,
+            rooms=made,
+        )
+        for room in rooms():
+            if room.is_wanted(self.settings) and (part := room.build(parts)) is not None:
+                made[room.name] = part
+                self._stops.append(part.stop)
+        for part in made.values():
+            await part.start()
+        return made
 
     def _open_homeserver(self) -> "tuple[HomeserverWatch, Invalidator] | tuple[None, None]":
         """Watch the homeserver of the settings, if there is one. Raises `ConfigError`."""

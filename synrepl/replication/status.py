@@ -2,8 +2,9 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -106,6 +107,22 @@ class FactReceiver(StatusPart, Protocol):
         """The number of facts that are known to be missing."""
 
 
+class RoomPart(Protocol):
+    """What a room runs in a daemon, as the status and the metrics see it (`synrepl.daemon.parts.Part`)."""
+
+    def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
+        """Its keys of the status, as far as a peer with these rights may see them."""
+
+    def problems(self) -> Sequence[Problem]:
+        """The errors of the status, first those that make the daemon not ready."""
+
+    def warnings(self, access: Access = LOCAL) -> Sequence[str]:
+        """What needs attention elsewhere, each in a line."""
+
+    def collect(self) -> None:
+        """Set the metrics that are read only when they are asked for."""
+
+
 NO_SOURCE: Final[dict[str, Any]] = {
     "lag_seconds": 0.0,
     "lag_rows": 0,
@@ -147,6 +164,7 @@ def build_status(
     files: StatusPart | None = None,
     watch: StatusSection | None = None,
     refused: RefusedFacts | None = None,
+    rooms: Mapping[str, RoomPart] = MappingProxyType({}),
     clock: IClock,
     instance: str,
     server_name: str,
@@ -167,7 +185,8 @@ def build_status(
     state = replicated.pop("state")
     if errors:
         state = "failing"
-    parts = [part for part in (replication, ingest, files) if part is not None]
+    parts: list[StatusPart | RoomPart] = [part for part in (replication, ingest, files) if part is not None]
+    parts += rooms.values()
     problems = [problem for part in parts for problem in part.problems()]
     errors += [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
     followers = _followers(publisher, now)
@@ -184,6 +203,7 @@ def build_status(
             *_warnings(replicated, followers, section),
             *_disk_warnings(disk),
             *_refused_warnings(refused),
+            *(line for part in rooms.values() for line in part.warnings(access)),
         ],
         "what_to_do": list(_what_to_do(state or ("behind" if errors else "serving"), replicated)),
         "server_name": server_name,
@@ -209,6 +229,7 @@ def build_status(
         "facts_per_second": _rate(publisher, now, started_at),
         "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent()), None),
         "disk": disk,
+        **{key: value for part in rooms.values() for key, value in part.status(access).items()},
     }
 
 

@@ -5,6 +5,7 @@ from functools import lru_cache
 from io import SEEK_END
 from traceback import clear_frames
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
@@ -16,6 +17,7 @@ from twisted.web.server import NOT_DONE_YET
 from synrepl.errors import suggest
 from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import BadParameter, Parameter, Route, Router
+from synrepl.missing_rooms import missing_url
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.rights import parameter_operation
@@ -227,7 +229,9 @@ def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiErro
     if not allowed:
         if is_synapse:
             return ApiError("M_UNRECOGNIZED", "Unrecognized request")
-        return ApiError("not_found", "no such URL in this API; GET /v1/openapi.json lists all")
+        parts = [unquote(part) for part in request.path.decode("utf-8", "replace")[1:].split("/")]
+        why = missing_url(parts) or "GET /v1/openapi.json lists all"
+        return ApiError("not_found", f"no such URL in this API; {why}")
     methods = ", ".join(sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])}))
     headers = {b"allow": methods.encode()}
     if is_synapse:

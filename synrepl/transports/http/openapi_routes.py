@@ -9,6 +9,7 @@ from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import JSON, Parameter, Route
 from synrepl.http_api.routes import OCTETS, OPENAPI
 from synrepl.ports.version import daemon_version
+from synrepl.rooms import rooms
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import Handler, handler_of, handles
 from synrepl.wire import jsontext
@@ -49,6 +50,8 @@ def _encoded_description() -> bytes:
 @cache
 def build_description() -> dict[str, Any]:
     """Build the OpenAPI document."""
+    for room in rooms():
+        room.import_handlers()
     handlers = [handler_of(route.name) for route in all_routes()]
     kinds = {kind for handler in handlers for kind in (handler.body, handler.answer)} - {None, bytes}
     ordered = [ErrorAnswer, SynapseError, *sorted(kinds, key=lambda kind: kind.__name__)]

@@ -3,7 +3,7 @@
 Requests have bounded bodies, and error responses no internal details.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -27,7 +27,7 @@ from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.status import FactReceiver, StatusSection
+from synrepl.replication.status import FactReceiver, RoomPart, StatusPart, StatusSection
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
@@ -74,14 +74,17 @@ class Services:
     thread: IThread = field(default_factory=ImmediateThread)
     watch: StatusSection | None = None
     invalidator: IInvalidator | None = None
+    rooms: Mapping[str, RoomPart] = field(default_factory=dict)
 
     def not_ready_reasons(self) -> list[str]:
         """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
         is_healthy, why = self.log.healthy
         reasons = [] if is_healthy else [f"log: {why}"]
-        for part in (self.replication, self.ingest):
-            if part is not None:
-                reasons += [problem.text for problem in part.problems() if problem.not_ready]
+        parts: list[StatusPart | RoomPart] = [
+            part for part in (self.replication, self.ingest) if part is not None
+        ]
+        for part in (*parts, *self.rooms.values()):
+            reasons += [problem.text for problem in part.problems() if problem.not_ready]
         return reasons
 
 

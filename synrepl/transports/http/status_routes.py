@@ -146,6 +146,7 @@ def _status(call: Call) -> dict[str, Any]:
         files=services.files,
         watch=services.watch,
         refused=services.refused,
+        rooms=services.rooms,
         clock=services.clock,
         instance=services.settings.instance_name,
         server_name=services.settings.server_name_of(services.log.notes),
@@ -156,6 +157,8 @@ def _status(call: Call) -> dict[str, Any]:
 
 
 def _collect(services: Services) -> None:
+    for part in services.rooms.values():
+        part.collect()
     metrics, log, publisher = services.metrics, services.log, services.publisher
     for stream, positions in log.positions_by_stream().items():
         for writer, token in _limited(positions):
