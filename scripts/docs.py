@@ -37,6 +37,7 @@ from synrepl.ports.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumber
 from synrepl.ports.rights import command_operation  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
+from synrepl.rooms import rooms  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
@@ -390,9 +391,10 @@ def example_settings() -> str:
 
 def metrics() -> str:
     """Return the page of every metric."""
-    made = Metrics(CollectorRegistry())
+    registry = CollectorRegistry()
+    of_rooms = [made(registry) for room in rooms() if (made := room.metrics_class()) is not None]
     rows = []
-    for one in vars(made).values():
+    for one in (one for made in (Metrics(registry), *of_rooms) for one in vars(made).values()):
         if isinstance(one, MetricWrapperBase) and not one._labelvalues:
             family = next(iter(one.describe()))
             name = f"{family.name}_total" if family.type == "counter" else family.name

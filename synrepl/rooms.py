@@ -59,6 +59,10 @@ class Room:
     def import_handlers(self) -> None:
         """Import the modules whose functions handle its routes (`synrepl.transports.http.handlers`)."""
 
+    def metrics_class(self) -> "type[Any] | None":
+        """The class of its metrics, made with the registry of a process; None without any."""
+        return None
+
     def is_wanted(self, settings: Any) -> bool:
         """Whether a daemon with these settings has this room."""
         return True

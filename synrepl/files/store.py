@@ -27,6 +27,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.ports.interfaces import IThread
+from synrepl.ports.response_errors import ErrorResponse, OwnResponse
 from synrepl.ports.tasks import Tasks
 from synrepl.storage.private_files import make_directory, map_errors, sync_directory
 
@@ -54,13 +55,17 @@ _prefixes: Final = [f"{number:02x}" for number in range(256)]
 _Identity = tuple[int, int, int]
 
 
-class ChecksumMismatch(StorageError):
+class ChecksumMismatch(OwnResponse, StorageError):
     """The received bytes are not those announced: `expected` and `found` are checksums."""
 
     def __init__(self, *, op: str, expected: str, found: str, why: str) -> None:
         super().__init__(op=op, why=why, retryable=True)
         self.expected = expected
         self.found = found
+
+    def response(self) -> ErrorResponse:
+        more = {"expected": self.expected, "found": self.found}
+        return ErrorResponse("checksum_mismatch", f"{self.why}; nothing was kept", more=more)
 
 
 class Damaged(StorageError):

@@ -53,16 +53,16 @@ _NUMBERS: Final = Parameter(
     "for JavaScript: each number that it would change is a string of its digits, such as an integer beyond"
     " 2**53 - 1; digests and checksums are those of the numbers",
 )
-_READ_YOUR_WRITES: Final = (
+READ_YOUR_WRITES: Final = (
     Parameter("min_serial", WholeNumber(0), "answer once the log has reached this serial"),
     Parameter("timeout", Seconds(10.0, highest=MAX_WAIT), "how long to wait for `min_serial`"),
 )
-_COPY: Final = (
+COPY_ERRORS: Final = (
     *("not_ready", "filtered", "not_here_yet", "too_many_waiting"),
     *("fenced", "stopped", "stopping"),
 )
 _POSITION: Final = ("other_history", "other_epoch", "ahead_of_log", "trimmed", "fork")
-_WRITE: Final = (
+WRITE_ERRORS: Final = (
     *("bad_row", "bad_writer", "too_large", "too_many_writers", "idempotency_key_reused"),
     *("table_backed", "brought_elsewhere", "storage_error", "fenced", "starting", "handing_over", "stopped"),
 )
@@ -76,7 +76,7 @@ _SELECTION: Final = (
     Parameter("digest", Digest(), "the digest of the reader's log at `since`"),
     Parameter("history", Text(), "the history of the reader's log"),
     Parameter("compacted", Flag(), "include what remains of the trimmed part of the log"),
-    *_READ_YOUR_WRITES,
+    *READ_YOUR_WRITES,
     Parameter("reader", Misplaced(f"send the reader's name in the header {READER_HEADER}, not in the query")),
 )
 _READER: Final = (
@@ -84,7 +84,7 @@ _READER: Final = (
 )
 
 
-def _refused(target: str, code: str, body: Any = None, *, message: Any = ..., **more: Any) -> Example:
+def refused_example(target: str, code: str, body: Any = None, *, message: Any = ..., **more: Any) -> Example:
     """An example of a refusal, with the status of its code."""
     kind = ERROR_CODES[code]
     if kind.retryable is not None:
@@ -132,7 +132,7 @@ APPEND: Final = Route(
     query=_FORWARDED,
     right="write",
     errors=(
-        *(*_WRITE, "unknown_stream", *_FORWARDING),
+        *(*WRITE_ERRORS, "unknown_stream", *_FORWARDING),
         *("upstream_refused", "upstream_failed"),
     ),
     examples=(
@@ -141,8 +141,8 @@ APPEND: Final = Route(
             {"epoch": 1, "first_serial": 4, "tokens": [4, 5]},
             {"facts": [ADA, BOB], "idempotency_key": "import-1"},
         ),
-        _refused("/v1/streams/push_rules/facts", "bad_row", {"facts": [[["@ada:hs.example", 1, 2]]]}),
-        _refused("/v1/streams/nonsense/facts", "unknown_stream", {"facts": []}),
+        refused_example("/v1/streams/push_rules/facts", "bad_row", {"facts": [[["@ada:hs.example", 1, 2]]]}),
+        refused_example("/v1/streams/nonsense/facts", "unknown_stream", {"facts": []}),
     ),
     answer=_APPENDED,
 )
@@ -155,7 +155,7 @@ APPEND_BATCH: Final = Route(
     right="write",
     stream=NAMED_STREAMS,
     errors=(
-        *(*_WRITE, "unknown_stream", "not_primary", "bad_checksum", "no_such_file", *_FORWARDING),
+        *(*WRITE_ERRORS, "unknown_stream", "not_primary", "bad_checksum", "no_such_file", *_FORWARDING),
         *("upstream_refused", "upstream_failed"),
     ),
     examples=(
@@ -201,15 +201,15 @@ ROWS: Final = Route(
             "limit", WholeNumber(1_000, lowest=1, highest=10_000), "rows of a page, or all rows of one fact"
         ),
         _NUMBERS,
-        *_READ_YOUR_WRITES,
+        *READ_YOUR_WRITES,
     ),
-    errors=("unknown_stream", "bad_writer", *_COPY),
+    errors=("unknown_stream", "bad_writer", *COPY_ERRORS),
     examples=(
         Example(
             "/v1/streams/push_rules/rows?limit=1",
             {"updates": [[1, ["@ada:hs.example"]]], "upto": 1, "limited": True},
         ),
-        _refused("/v1/streams/push_rules/rows?limit=0", "bad_request"),
+        refused_example("/v1/streams/push_rules/rows?limit=0", "bad_request"),
     ),
 )
 ALLOCATED: Final = Route(
@@ -217,8 +217,8 @@ ALLOCATED: Final = Route(
     "GET",
     "/v1/streams/{stream}/allocated",
     "Read the highest token that any reader of the stream can have, and the position of each writer.",
-    query=_READ_YOUR_WRITES,
-    errors=("unknown_stream", *_COPY),
+    query=READ_YOUR_WRITES,
+    errors=("unknown_stream", *COPY_ERRORS),
     examples=(
         Example(
             "/v1/streams/push_rules/allocated",
@@ -238,7 +238,7 @@ CATCH_UP: Final = Route(
         Parameter(
             "writer", InstanceName(), "the writer; default: the writer named in `Host`, else this instance"
         ),
-        *_READ_YOUR_WRITES,
+        *READ_YOUR_WRITES,
     ),
     errors=("M_UNKNOWN", "M_MISSING_PARAM", "M_INVALID_PARAM"),
     examples=(
@@ -289,7 +289,15 @@ CHANGELOG: Final = Route(
     headers=_READER,
     content_type=NDJSON,
     other_types=(ARROW,),
-    errors=("unknown_stream", "bad_writer", *_COPY, *_POSITION, "not_acceptable", "too_many", "replaced"),
+    errors=(
+        "unknown_stream",
+        "bad_writer",
+        *COPY_ERRORS,
+        *_POSITION,
+        "not_acceptable",
+        "too_many",
+        "replaced",
+    ),
     examples=(
         Example(
             "/v1/changelog?since=2",
@@ -308,7 +316,7 @@ CHANGELOG: Final = Route(
             ],
             is_lines=True,
         ),
-        _refused("/v1/changelog?since=9", "ahead_of_log", serial=3, epoch=1),
+        refused_example("/v1/changelog?since=9", "ahead_of_log", serial=3, epoch=1),
     ),
 )
 EXTENT: Final = Route(
@@ -319,7 +327,7 @@ EXTENT: Final = Route(
     query=_SELECTION,
     stream=NAMED_STREAMS,
     headers=_READER,
-    errors=("unknown_stream", "bad_writer", *_COPY, *_POSITION, "too_many", "replaced"),
+    errors=("unknown_stream", "bad_writer", *COPY_ERRORS, *_POSITION, "too_many", "replaced"),
     examples=(
         Example(
             "/v1/extent?since=1",
@@ -351,7 +359,7 @@ DIGESTS: Final = Route(
             "/v1/digests?serials=3,7",
             {"epoch": 1, "serial": 3, "history": ..., "digests": {"3": ..., "7": None}},
         ),
-        _refused("/v1/digests", "bad_request"),
+        refused_example("/v1/digests", "bad_request"),
     ),
     answer={"epoch": int, "serial": int, "history": str, "digests": {...: (str, None)}},
 )
@@ -381,7 +389,9 @@ GET_FILE: Final = Route(
     content_type=OCTETS,
     stream="files",
     errors=("bad_checksum", *_FILE),
-    examples=(_refused(f"/v1/files/sha256/{'0' * 64}", "not_found", message="this daemon stores no files"),),
+    examples=(
+        refused_example(f"/v1/files/sha256/{'0' * 64}", "not_found", message="this daemon stores no files"),
+    ),
 )
 GET_FILE_BY_NAME: Final = Route(
     "file.get_by_name",
@@ -390,12 +400,12 @@ GET_FILE_BY_NAME: Final = Route(
     "Read the file to which a name refers now, or a range of it; slashes of the name are those of the path.",
     query=(
         Parameter("wait", Seconds(10.0, highest=MAX_WAIT), "at a replica: how long to wait for the bytes"),
-        *_READ_YOUR_WRITES,
+        *READ_YOUR_WRITES,
     ),
     content_type=OCTETS,
     stream="files",
-    errors=(*_FILE, *_COPY),
-    examples=(_refused("/v1/files/by-name/media/hello.txt", "not_found", message=...),),
+    errors=(*_FILE, *COPY_ERRORS),
+    examples=(refused_example("/v1/files/by-name/media/hello.txt", "not_found", message=...),),
 )
 LIST_FILES: Final = Route(
     "file.list_names",
@@ -406,11 +416,11 @@ LIST_FILES: Final = Route(
         Parameter("prefix", Text(), "only names that begin with this text"),
         Parameter("after", Text(), "only names after this one: the last name of the page before"),
         Parameter("limit", WholeNumber(1_000, lowest=1, highest=10_000), "the maximum number of names"),
-        *_READ_YOUR_WRITES,
+        *READ_YOUR_WRITES,
     ),
     stream="files",
-    errors=("not_ready", "filtered", *_COPY),
-    examples=(_refused("/v1/files?prefix=media/", "not_found", message=...),),
+    errors=("not_ready", "filtered", *COPY_ERRORS),
+    examples=(refused_example("/v1/files?prefix=media/", "not_found", message=...),),
     answer={"files": [{"name": str, "sha256": str, "size": int, "serial": int}], "limited": bool},
 )
 MAX_NEWER: Final = 20
@@ -484,7 +494,9 @@ ACKNOWLEDGE_COMMANDS: Final = Route(
     stream=ALL_STREAMS,
     errors=("bad_ack",),
     max_body=4 * KIB,
-    examples=(_refused("/v1/commands/ack", "bad_ack", {"life": "another", "number": 1}, retryable=False),),
+    examples=(
+        refused_example("/v1/commands/ack", "bad_ack", {"life": "another", "number": 1}, retryable=False),
+    ),
 )
 SYNCING: Final = Route(
     "command.syncing",
@@ -514,7 +526,7 @@ ADD_LEASE: Final = Route(
     max_body=64 * KIB,
     examples=(
         Example("/v1/leases", {"uuid": ..., "name": "lisbon", "serial": 3}, {"name": "lisbon"}),
-        _refused("/v1/leases", "bad_request", {"name": ""}, message="a lease needs a name"),
+        refused_example("/v1/leases", "bad_request", {"name": ""}, message="a lease needs a name"),
     ),
     answer={"uuid": str, "name": str, "serial": int},
 )
@@ -525,7 +537,7 @@ DROP_LEASE: Final = Route(
     "End a lease, by the name or the uuid of its reader; a replica is disconnected and refused.",
     right="administer",
     errors=("unknown_lease",),
-    examples=(_refused("/v1/leases/oslo", "unknown_lease"),),
+    examples=(refused_example("/v1/leases/oslo", "unknown_lease"),),
     answer={"uuid": str, "name": str},
 )
 PROMOTE: Final = Route(
@@ -543,7 +555,7 @@ PROMOTE: Final = Route(
     ),
     max_body=64 * KIB,
     examples=(
-        _refused(
+        refused_example(
             "/v1/promote",
             "not_a_replica",
             {"force": False},
@@ -559,7 +571,7 @@ RESYNC: Final = Route(
     "Let a replica that has stopped, or a fenced daemon, join again; facts that only it has go to a file.",
     right="administer",
     errors=("not_stopped", "primary_unknown"),
-    examples=(_refused("/v1/resync", "not_stopped", {}, message=ERROR_CODES["not_stopped"].means),),
+    examples=(refused_example("/v1/resync", "not_stopped", {}, message=ERROR_CODES["not_stopped"].means),),
     answer={"role": str},
 )
 HANDOVER: Final = Route(
@@ -595,7 +607,9 @@ INVALIDATE: Final = Route(
     errors=("busy", "not_invalidated"),
     max_body=64 * KIB,
     examples=(
-        _refused("/v1/invalidate", "not_found", {"name": "get_user_by_id", "key": ["@ada:hs.example"]}),
+        refused_example(
+            "/v1/invalidate", "not_found", {"name": "get_user_by_id", "key": ["@ada:hs.example"]}
+        ),
     ),
     answer={
         "rows": [{"name": str, "keys": ([str], None)}],
@@ -624,8 +638,8 @@ ADD_KEY: Final = Route(
     errors=("key_refused", "storage_error", "fenced", "starting", "handing_over", "stopped"),
     max_body=64 * KIB,
     examples=(
-        _refused("/v1/keys", "key_refused", {"name": "laptop", "rights": ["read"]}),
-        _refused("/v1/keys", "bad_request", {"name": "laptop", "rights": []}),
+        refused_example("/v1/keys", "key_refused", {"name": "laptop", "rights": ["read"]}),
+        refused_example("/v1/keys", "bad_request", {"name": "laptop", "rights": []}),
     ),
     answer={"key": shapes.KEY, "secret": str},
 )
@@ -636,7 +650,7 @@ REVOKE_KEY: Final = Route(
     "Revoke an issued key, here and at all replicas; peers that use it are disconnected.",
     right="administer",
     errors=("unknown_key", "storage_error", "fenced", "starting", "handing_over", "stopped"),
-    examples=(_refused("/v1/keys/laptop", "unknown_key"),),
+    examples=(refused_example("/v1/keys/laptop", "unknown_key"),),
     answer=shapes.KEY,
 )
 DECLARED: Final = Route(
@@ -672,7 +686,7 @@ DECLARE: Final = Route(
             },
             {"name": "packages", "key": "name", "columns": {"name": "str", "version": "str"}},
         ),
-        _refused("/v1/streams", "bad_request", {"name": "events"}),
+        refused_example("/v1/streams", "bad_request", {"name": "events"}),
     ),
     answer={"stream": _DECLARED_STREAM, "created": bool},
 )
@@ -687,7 +701,7 @@ REFUSED: Final = Route(
         Parameter("limit", WholeNumber(100, lowest=1, highest=1_000), "the maximum number of facts"),
     ),
     stream=SEEN_STREAMS,
-    errors=("storage_error", *_COPY),
+    errors=("storage_error", *COPY_ERRORS),
     examples=(Example("/v1/refused", {"facts": [], "more": 0}),),
     answer={"facts": [shapes.REFUSED], "more": int},
 )
@@ -756,7 +770,7 @@ RECENT: Final = Route(
         Parameter("limit", WholeNumber(20, lowest=1, highest=1_000), "the maximum number of facts"),
     ),
     stream=NAMED_STREAMS,
-    errors=("unknown_stream", *_COPY),
+    errors=("unknown_stream", *COPY_ERRORS),
     examples=(
         Example(
             "/v1/recent?streams=push_rules&limit=1",

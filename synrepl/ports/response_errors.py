@@ -1,9 +1,32 @@
 """Errors of requests that daemons send to each other."""
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.wire.error_codes import ERROR_CODES
+
+
+class ErrorResponse(NamedTuple):
+    """A response of the HTTP API that refuses: its code, its message, and further fields of its body.
+
+    `status` replaces that of the code; `retry_after` is in seconds (None: that of the code).
+    """
+
+    code: str
+    message: str
+    status: int | None = None
+    retry_after: int | None = None
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+class OwnResponse:
+    """Mix-in of errors that say themselves how the HTTP API answers, such as those of rooms."""
+
+    def response(self) -> ErrorResponse:
+        """Return the response."""
+        raise NotImplementedError
 
 
 class NeverSent(NotConnected):

@@ -7,8 +7,7 @@ from typing import Any, Final
 from twisted.web.http import RESPONSES
 
 from synrepl.errors import StorageError, UnknownStream
-from synrepl.files.store import ChecksumMismatch
-from synrepl.ports.response_errors import NotForwarded
+from synrepl.ports.response_errors import NotForwarded, OwnResponse
 from synrepl.replicas.roles.messages import CannotPromote, ClaimRefused, ReadOnlyHere
 from synrepl.storage.append_errors import GivenElsewhere, KeyReused
 from synrepl.storage.private_files import DiskFull
@@ -60,6 +59,8 @@ def as_api_error(error: BaseException) -> ApiError | None:
     match error:
         case ApiError():
             return error
+        case OwnResponse():
+            return _own(error)
         case UnknownStream():
             return ApiError("unknown_stream", str(error))
         case ReadOnlyHere():
@@ -85,9 +86,6 @@ def as_api_error(error: BaseException) -> ApiError | None:
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             why = "the daemon has no file descriptors left: raise its limit (LimitNOFILE, ulimit -n)"
             return ApiError("out_of_descriptors", why)
-        case ChecksumMismatch():
-            why = f"{error.why}; nothing was kept"
-            return ApiError("checksum_mismatch", why, expected=error.expected, found=error.found)
         case DiskFull():
             return ApiError("disk_full", str(error))
         case StorageError(retryable=True):
@@ -95,6 +93,12 @@ def as_api_error(error: BaseException) -> ApiError | None:
         case StorageError():
             return ApiError("storage_error", str(error), status=500)
     return None
+
+
+def _own(error: OwnResponse) -> ApiError:
+    code, message, status, retry_after, more = error.response()
+    retry = {} if retry_after is None else {b"retry-after": b"%d" % retry_after}
+    return ApiError(code, message, status=status, headers=retry, **more)
 
 
 def api_body(error: ApiError) -> bytes:
