@@ -76,7 +76,7 @@ SLOW: Final = (
     "storage/test_log_model.py::AdoptModelOnSQLiteTests",
     "ids/test_definitions",
     "ids/test_oracle",
-    "storage/tables/test_source",
+    "homeserver/tables/test_source",
     # The tools of the house.
     "test_bench.py::test_an_interrupted",
     "test_mutants.py::test_tests_that_fail",

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from synrepl.config.files import read_file, read_keys, read_secret
 from synrepl.config.plain_passwords import plain_passwords
 from synrepl.errors import ConfigError, suggest
@@ -21,7 +19,7 @@ from synrepl.ingest.settings import IngestSettings
 from synrepl.key_rules import is_loopback_host, refusal, url_refusal
 from synrepl.missing_rooms import why_missing
 from synrepl.ports.access import Key, Keyring
-from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
+from synrepl.ports.settings import Setting, duration, path, setting, size, switch, text
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
 from synrepl.replication.strategies import serving
 from synrepl.rooms import rooms
@@ -41,9 +39,7 @@ GROUPS: Final[Mapping[str, str]] = {
     " max_file_bytes",
     "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
     " stale_seconds refuse_stale_reads trust_stale_keys",
-    "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
-    " no_federation",
-    "Watch": "homeserver homeserver_workers",
+    "Sources of facts": "redis redis_writes follow instance_map streams no_federation",
     "Connections": "dialect ping_seconds timeout_seconds request_seconds heartbeat_seconds reader_bytes"
     " max_body_bytes",
 }
@@ -96,23 +92,6 @@ class Settings(
         False,
         "Do not serve the stream federation: Synapse has none while its main process sends to other servers.",
         parse=switch,
-    )
-    homeserver: tuple[Path, ...] = setting(
-        (),
-        "A configuration file of the homeserver, or a directory of them, to watch: what is written, announced"
-        " and received (synrepl inspect). It adds no writes and no sources. May be repeated.",
-        parse=paths,
-        metavar="PATH",
-        kind="list",
-        example="[/etc/matrix-synapse/homeserver.yaml]",
-    )
-    homeserver_workers: tuple[Path, ...] = setting(
-        (),
-        "The configuration file of a worker of `homeserver`, or a directory of them. May be repeated.",
-        parse=paths,
-        metavar="PATH",
-        kind="list",
-        example="[/etc/matrix-synapse/workers]",
     )
     stale_seconds: float = setting(
         "60s",
@@ -217,13 +196,12 @@ class Settings(
         own = {instance} - {"master", "main"}
         others = {name: url for name, url in parsed["instance_map"].items() if name not in own}
         parsed["instance_map"] = MappingProxyType(others)
-        parsed["table_streams"] = tuple(
-            msgspec.structs.replace(one, default_writer=instance) for one in parsed["table_streams"]
-        )
         built = settings_class()(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
         notes = plain_passwords(
             redis=built.redis,
-            databases={"database": built.database, "tables_database": built.tables_database},
+            texts={
+                one.name: value for one in settings() if isinstance(value := getattr(built, one.name), str)
+            },
             instance_map={} if built.secret is None else built.instance_map,
         )
         built = dataclasses.replace(built, notes=tuple(notes))
@@ -282,11 +260,6 @@ def validate(built: Settings) -> None:
     _check_name(built)
     if not built.upstream and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
-    if any(one.for_catch_up for one in built.table_streams) and not (built.has_channel or built.follow):
-        raise ConfigError(
-            "table_streams: a table with `catch_up: true` only fills gaps, and live facts have no source: set"
-            " --redis or --follow, or remove catch_up"
-        )
     if (built.certificate_file is None) != (built.private_key_file is None):
         raise ConfigError("--certificate-file and --private-key-file go together: set both")
     if built.timeout_seconds <= built.ping_seconds:

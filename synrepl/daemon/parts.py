@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from synrepl.config import Settings
 from synrepl.daemon.listeners import Listeners
+from synrepl.ingest.fact_source import IFactSource
 from synrepl.ports.access import LOCAL, Access, Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
@@ -22,9 +23,16 @@ from synrepl.transports.credentials import Credentials
 class Part:
     """What a room runs in a daemon; a subclass overrides what it has.
 
-    Parts are started in the order in which they were made, before the ports open, and stopped the other way
-    round, after the ports have closed.
+    Parts are made once the log is open, and prepare it before anything reads it. They are started in the
+    order in which they were made, before the ports open, and stopped the other way round, after the ports
+    have closed.
     """
+
+    fact_source: IFactSource | None = None
+    """What brings facts into the log while this daemon is the primary."""
+
+    async def prepare(self) -> None:
+        """Prepare the log, before anything has read it. Raises `ReplicationError`."""
 
     async def start(self) -> None:
         """Start. Raises `ConfigError` if a setting cannot be used."""

@@ -25,7 +25,7 @@ from synrepl.replicas.services import ReplicationServices
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.rooms import rooms
+from synrepl.rooms import wanted_rooms
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -38,8 +38,6 @@ from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
     from synrepl.channel.services import ChannelServices
-    from synrepl.homeserver.invalidation import Invalidator
-    from synrepl.homeserver.watch import HomeserverWatch
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
 """The settings that `Daemon.reload` applies."""
@@ -165,6 +163,7 @@ class Daemon(Service):
             metrics=self.metrics,
             credentials=self.credentials,
             history_lost=listeners.history_lost,
+            assigned=self._assigned_streams(),
             resp_server=listeners.resp,
         )
         log = await self._open_log(ingest)
@@ -184,13 +183,18 @@ class Daemon(Service):
         declared.subscribers.append(publisher.stream_added)
         self._stops += [publisher.stop, self._stop_channel, ingest.close]
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
+        refused = self.refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
+        made = self._build_rooms(log, publisher, declared, refused)
         if settings.snapshot is not None:
             await self._restore(log, settings.snapshot)
-        refused = self.refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
+        for part in made.values():
+            await part.prepare()
+        fact_sources = [part.fact_source for part in made.values() if part.fact_source is not None]
+        open_ingest = partial(ingest.open, log, publisher, refused, fact_sources)
         await declared.load()
         await refused.load()
         log.copies.on_replaced(self._read_own)
-        adjust = partial(self._adjust_ingest, ingest, log, publisher)
+        adjust = partial(self._adjust_ingest, ingest, open_ingest)
         replication = self.replication = ReplicationServices(
             settings,
             reactor,
@@ -232,10 +236,10 @@ class Daemon(Service):
         self._update_channel()
         if replication.roles.role == PRIMARY:
             # Before the ports open: a source that cannot be opened ends the start.
-            ingest.open(log, publisher, refused)
+            open_ingest()
             await self._declare_streams()
-        made = await self._start_rooms(log, publisher, declared, refused)
-        watch, invalidator = self._open_homeserver()
+        for part in made.values():
+            await part.start()
         thread = ReactorThread(reactor, "http work")
         self._stops += [thread.stop, listeners.stop]
         services = self._services = Services(
@@ -255,8 +259,6 @@ class Daemon(Service):
             declared=declared,
             refused=refused,
             thread=thread,
-            watch=watch,
-            invalidator=invalidator,
             rooms=made,
         )
         replication.relays.issued.subscribers.append(listeners.recheck)
@@ -280,7 +282,7 @@ class Daemon(Service):
             self.reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
-            assigned=ingest.followed_streams,
+            assigned=self._assigned_streams(),
             unordered=[stream.name for stream in self.table if not stream.ordered],
             any_writer=[stream.name for stream in self.table if stream.any_writer],
             append_refusal=lambda stream, writer: (
@@ -296,10 +298,15 @@ class Daemon(Service):
             raise ConfigError(f"the log {database}: {error}") from error
         return log
 
-    async def _start_rooms(
+    def _assigned_streams(self) -> list[str]:
+        """The streams whose facts have tokens before this daemon has them."""
+        settings = self.settings
+        return [name for room in wanted_rooms(settings) for name in room.assigned_streams(settings)]
+
+    def _build_rooms(
         self, log: Log, publisher: Publisher, declared: DeclaredStreams, refused: RefusedFacts
     ) -> dict[str, Part]:
-        """Make and start the parts of all rooms that the settings want. Raises `ConfigError`."""
+        """Make the parts of all rooms that the settings want. Raises `ConfigError`."""
         made: dict[str, Part] = {}
         parts = DaemonParts(
             settings=self.settings,
@@ -316,28 +323,11 @@ class Daemon(Service):
             listeners=self.listeners,
             rooms=made,
         )
-        for room in rooms():
-            if room.is_wanted(self.settings) and (part := room.build(parts)) is not None:
+        for room in wanted_rooms(self.settings):
+            if (part := room.build(parts)) is not None:
                 made[room.name] = part
                 self._stops.append(part.stop)
-        for part in made.values():
-            await part.start()
         return made
-
-    def _open_homeserver(self) -> "tuple[HomeserverWatch, Invalidator] | tuple[None, None]":
-        """Watch the homeserver of the settings, if there is one. Raises `ConfigError`."""
-        if not self.settings.homeserver:
-            return None, None
-        # Imported on use: most daemons watch no homeserver.
-        from synrepl.homeserver.configuration import read_homeserver
-        from synrepl.homeserver.invalidation import Invalidator
-        from synrepl.homeserver.watch import HomeserverWatch
-
-        homeserver = read_homeserver(self.settings.homeserver, self.settings.homeserver_workers)
-        watch = HomeserverWatch(self.reactor, homeserver, self.metrics)
-        self._stops.append(watch.stop)
-        watch.start()
-        return watch, Invalidator(self.reactor, homeserver, seconds=self.reactor.seconds)
 
     def _check_name(self, log: Log) -> None:
         """Warn of a primary's log that belongs to no homeserver. With `needs_name`, refuse an empty one."""
@@ -394,16 +384,16 @@ class Daemon(Service):
             except ConfigError as error:
                 raise ConfigError(f"cannot declare the configured streams: {error}") from error
 
-    async def _adjust_ingest(self, ingest: IngestServices, log: Log, publisher: Publisher) -> None:
+    async def _adjust_ingest(self, ingest: IngestServices, open_ingest: Callable[[], None]) -> None:
         """Start ingest on a new primary, and stop it on any other daemon."""
-        if self.replication is None or self.refused is None:
+        if self.replication is None:
             return
         self._update_channel()
         try:
             if self.replication.roles.role != PRIMARY:
                 await ingest.close()
                 return
-            ingest.open(log, publisher, self.refused)
+            open_ingest()
             try:
                 if self.ready.called:
                     await self._declare_streams()

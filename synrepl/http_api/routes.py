@@ -597,29 +597,6 @@ CLAIM: Final = Route(
     errors=("not_whole", "other_history", "epoch_too_far", "not_verified", "superseded"),
     max_body=64 * KIB,
 )
-INVALIDATE: Final = Route(
-    "homeserver.invalidate",
-    "POST",
-    "/v1/invalidate",
-    "Invalidate caches of the homeserver that the daemon watches, as `synrepl invalidate` does.",
-    right="administer",
-    stream="caches",
-    errors=("busy", "not_invalidated"),
-    max_body=64 * KIB,
-    examples=(
-        refused_example(
-            "/v1/invalidate", "not_found", {"name": "get_user_by_id", "key": ["@ada:hs.example"]}
-        ),
-    ),
-    answer={
-        "rows": [{"name": str, "keys": ([str], None)}],
-        "drops": {...: [{"name": str, "key": ([str], None)}]},
-        "notes": [str],
-        "ids": [int],
-        "overtaken": [int],
-        "processes": [{"name": str, "release": str, "received": (bool, None), "why": str}],
-    },
-)
 KEYS: Final = Route(
     "key.list_all",
     "GET",

@@ -17,6 +17,7 @@ from synrepl.ports.problems import Problem
 from synrepl.replicas.relay.leases import WARN_AT
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.rooms import rooms as all_rooms
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
@@ -84,7 +85,7 @@ RECENT: Final = 20
 
 
 class StatusSection(Protocol):
-    """A part of the daemon that has a section in the status, such as the watch of a homeserver."""
+    """A part of the daemon that has a section in the status."""
 
     def status(self) -> dict[str, Any]:
         """The section."""
@@ -135,8 +136,6 @@ NO_SOURCE: Final[dict[str, Any]] = {
 """What the status says of a channel from which this daemon takes no facts."""
 
 NO_INGEST: Final[dict[str, Any]] = {
-    "tables": [],
-    "writers": [],
     "redis": None,
     "resp": None,
     "following": [],
@@ -162,7 +161,6 @@ def build_status(
     ingest: FactReceiver | None,
     replication: FactReceiver | None,
     files: StatusPart | None = None,
-    watch: StatusSection | None = None,
     refused: RefusedFacts | None = None,
     rooms: Mapping[str, RoomPart] = MappingProxyType({}),
     clock: IClock,
@@ -219,7 +217,6 @@ def build_status(
         **_bounded(replicated),
         "files": section,
         "refused": None if refused is None or access.streams is not None else _refused(refused),
-        "homeserver": None if watch is None or access.streams is not None else watch.status(),
         "followers": followers if access.streams is None else [],
         "streams": _streams(log, table, publisher.holdings.filter, access),
         "recent": recent_facts(publisher, access, RECENT),
@@ -229,6 +226,7 @@ def build_status(
         "facts_per_second": _rate(publisher, now, started_at),
         "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent()), None),
         "disk": disk,
+        **{key: value for room in all_rooms() for key, value in room.absent_status.items()},
         **{key: value for part in rooms.values() for key, value in part.status(access).items()},
     }
 

@@ -8,6 +8,7 @@ from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.metrics import POSITION_WRITERS
 from synrepl.ports.problems import Problem
 from synrepl.replication.status import ENDED_REPLICA, LOST_REPLICA, STATES, build_status
+from synrepl.rooms import rooms
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
 from tests.http.builders import BROKEN, SiteCase, receipt
@@ -132,8 +133,8 @@ class StatusTests(SiteCase):
                 "name": "",
                 "holds": "",
                 "epoch_starts": [],
+                **{key: value for room in rooms() for key, value in room.absent_status.items()},
                 "files": None,
-                "homeserver": None,
                 "lag_rows": 0,
                 "lag_seconds": 0.0,
                 "upstream": None,
@@ -142,8 +143,6 @@ class StatusTests(SiteCase):
                 "more_replicas": 0,
                 "more_leases": 0,
                 "followers": [],
-                "tables": [],
-                "writers": [],
                 "redis": None,
                 "resp": None,
                 "following": [],

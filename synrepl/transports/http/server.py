@@ -17,7 +17,6 @@ from synrepl.files.uploads import Upload, is_upload
 from synrepl.http_api.route import Route, Router
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.invalidations import IInvalidator
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
@@ -27,7 +26,7 @@ from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.status import FactReceiver, RoomPart, StatusPart, StatusSection
+from synrepl.replication.status import FactReceiver, RoomPart, StatusPart
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
@@ -52,8 +51,7 @@ class Services:
     `replication` makes the daemon a primary or replica. `clock` is the reactor, except in tests. Catch-up has
     the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
     the newest. `files` must be started. `write_forwarder` takes facts that are posted to a replica. `thread`
-    does what would keep the reactor for long. `watch` looks at the homeserver, and
-    `invalidator` invalidates its caches.
+    does what would keep the reactor for long. `rooms` are the parts of the rooms, by their names.
     """
 
     log: Log
@@ -72,8 +70,6 @@ class Services:
     declared: DeclaredStreams | None = None
     refused: RefusedFacts | None = None
     thread: IThread = field(default_factory=ImmediateThread)
-    watch: StatusSection | None = None
-    invalidator: IInvalidator | None = None
     rooms: Mapping[str, RoomPart] = field(default_factory=dict)
 
     def not_ready_reasons(self) -> list[str]:

@@ -144,7 +144,6 @@ def _status(call: Call) -> dict[str, Any]:
         ingest=services.ingest,
         replication=services.replication,
         files=services.files,
-        watch=services.watch,
         refused=services.refused,
         rooms=services.rooms,
         clock=services.clock,

@@ -1,1 +1,1 @@
-"""The log and wake-ups on the real reactor, with threads and a real PostgreSQL."""
+"""The log on the real reactor, with threads and a real PostgreSQL."""

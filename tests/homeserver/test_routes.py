@@ -6,8 +6,14 @@ from typing import Any
 from twisted.logger import globalLogPublisher
 
 from synrepl.errors import ConfigError, StorageError
+from synrepl.homeserver.invalidation_requests import (
+    InvalidationReport,
+    InvalidationRequest,
+    NotInvalidated,
+    ProcessReport,
+)
+from synrepl.homeserver.part import HomeserverPart
 from synrepl.ports.access import Key, Keyring, Right
-from synrepl.ports.invalidations import InvalidationReport, InvalidationRequest, NotInvalidated, ProcessReport
 from tests.http.builders import Answer, SiteCase
 
 REPORT = InvalidationReport(
@@ -45,7 +51,9 @@ class InvalidateTests(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.invalidator = FakeInvalidator()
-        self.site = self.make_site(keys=Keyring(None, KEYS), invalidator=self.invalidator)
+        self.site = self.make_site(
+            keys=Keyring(None, KEYS), rooms={"homeserver": HomeserverPart(invalidator=self.invalidator)}
+        )
         self.logged: list[str] = []
         observer: Any = self._observe
         globalLogPublisher.addObserver(observer)

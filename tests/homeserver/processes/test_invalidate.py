@@ -15,10 +15,10 @@ import pytest
 
 from synrepl.ids.invalidations import TABLE
 from synrepl.ids.names import NAMES
+from tests.homeserver.test_homeserver_invalidations import OURS, homeserver
 from tests.interop.recorder import Recorder
 from tests.servers.ports import free_port
 from tests.servers.redis import RedisServer
-from tests.storage.test_homeserver_invalidations import OURS, homeserver
 
 SERVER_NAME: Final = "hs.test"
 USER: Final = "@ada:hs.test"

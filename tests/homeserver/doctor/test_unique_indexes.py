@@ -7,7 +7,7 @@ import pytest
 from synrepl.homeserver.doctor.before_start import StartCheck
 from synrepl.homeserver.doctor.complaints import Complaint
 from synrepl.homeserver.doctor.examination import Doctor
-from tests.storage.doctor.places import Place
+from tests.homeserver.doctor.places import Place
 
 DEVICES = "CREATE TABLE devices (user_id TEXT NOT NULL, device_id TEXT NOT NULL, display_name TEXT)"
 UNIQUE = "CREATE UNIQUE INDEX device_uniqueness ON devices (user_id, device_id)"

@@ -7,9 +7,9 @@ from pathlib import Path
 import psycopg
 
 from synrepl.ids.database import IdDatabase
+from tests.homeserver.processes.receipts_writer import STREAM
 from tests.processes.channel import Listener, eventually, on_redis, status
 from tests.processes.loading import Recorder, report
-from tests.processes.receipts_writer import STREAM
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 

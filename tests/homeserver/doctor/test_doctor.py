@@ -14,9 +14,9 @@ from synrepl.homeserver.doctor.holds import holds
 from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.writers import WriterState
 from synrepl.storage.databases import Database, engine_for
+from tests.homeserver.doctor.places import FLAVORS, Place, things
 from tests.postgres import shared_server
 from tests.storage.builders import facts_after
-from tests.storage.doctor.places import FLAVORS, Place, things
 from tests.storage.engines import lose
 
 FACTS = [("events", "A", 0, 1), ("events", "A", 1, 2), ("to_device", "B", 0, 1), ("events", "A", 2, 5)]
@@ -473,7 +473,7 @@ def test_a_log_of_a_newer_release(place: Place) -> None:
 
 def test_a_log_of_an_older_release(place: Place) -> None:
     """A daemon would refuse it, too."""
-    path = Path(__file__).parent.parent / "older_log" / f"{place.flavor}.sql"
+    path = Path(__file__).parents[2] / "storage" / "older_log" / f"{place.flavor}.sql"
     place.do(*[one for one in path.read_text("utf-8").split(";\n") if "TRANSACTION" not in one][:-1])
 
     found = place.examine()

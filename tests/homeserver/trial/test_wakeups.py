@@ -10,9 +10,9 @@ from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import TestCase
 
-from synrepl.storage import wakeups as wakeups_module
+from synrepl.homeserver.tables import wakeups as wakeups_module
+from synrepl.homeserver.tables.wakeups import Wakeups
 from synrepl.storage.threads import ReactorThread
-from synrepl.storage.wakeups import Wakeups
 from tests.postgres import shared_server
 from tests.servers.postgres import PostgresServer
 from tests.trial.waiting import Counter, eventually

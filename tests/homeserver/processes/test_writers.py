@@ -20,6 +20,7 @@ import pytest
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.writers import WriterState, read_writers
 from synrepl.streams.digest import EMPTY, verify
+from tests.homeserver.processes.receipts_writer import STREAM, WRITERS
 from tests.processes.channel import status
 from tests.processes.loading import (
     LONG,
@@ -35,7 +36,6 @@ from tests.processes.loading import (
     report,
     size,
 )
-from tests.processes.receipts_writer import STREAM, WRITERS
 from tests.servers.postgres import PostgresServer
 from tests.service.processes import Daemon, Process
 
@@ -84,7 +84,7 @@ class Writer:
     def start(self, mode: str = "load") -> None:
         """Start it, and do not wait for it."""
         first = ((WRITERS.index(self.name) + 1) * 1000 + len(self.lives)) * NUMBERS_A_LIFE
-        program = ("-m", "tests.processes.receipts_writer", self._url, self.name)
+        program = ("-m", "tests.homeserver.processes.receipts_writer", self._url, self.name)
         self.lives.append(Process(*program, str(self._path), str(first), mode, cwd=self._folder))
 
     def restart(self, mode: str = "load") -> None:

@@ -8,7 +8,7 @@ from synrepl.homeserver.doctor.before_start import RaisedSequence, StartCheck, S
 from synrepl.homeserver.doctor.complaints import Complaint
 from synrepl.homeserver.doctor.examination import Doctor
 from synrepl.storage.databases import Database
-from tests.storage.doctor.places import Place
+from tests.homeserver.doctor.places import Place
 
 KIND = "counter_behind_table"
 

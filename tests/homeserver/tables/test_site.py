@@ -4,11 +4,13 @@ import sqlite3
 import tempfile
 from pathlib import Path
 from shutil import rmtree
+from types import SimpleNamespace
 
 from synrepl.config import Settings
 from synrepl.daemon.ingest import IngestServices
-from synrepl.homeserver.tables.layout import table_streams
-from synrepl.homeserver.tables.source import TableSource
+from synrepl.homeserver.part import HomeserverPart
+from synrepl.homeserver.settings import homeserver_settings
+from synrepl.homeserver.tables import facts
 from synrepl.ids.writers import create_writers
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
@@ -33,30 +35,37 @@ class TablesSiteTests(SiteCase):
         create_writers(self.database.cursor())
         self.is_gone = False
         self.path = directory / "homeserver.db"
-        self.source = TableSource(
-            self.connect,
-            table_streams([PUSHERS], default_writer="master"),
-            flavor="sqlite",
+        self.patch(
+            facts, "Database", lambda url, what: SimpleNamespace(connect=self.connect, flavor="sqlite")
+        )
+        self.patch(facts, "ReactorThread", lambda reactor, name: ImmediateThread())
+        settings = Settings.build({"table_streams": [PUSHERS]})
+        self.tables = facts.TableFacts(
+            homeserver_settings(settings),
+            self.clock,
             log=self.log,
             table=self.table,
-            clock=self.clock,
-            thread=ImmediateThread(),
+            metrics=self.metrics,
+            history_lost=self.fail,
         )
-        self.addCleanup(self.source._close)
-        bringing = IngestServices(
-            Settings.build(),
+        self.ingest = IngestServices(
+            settings,
             self.clock,
             table=self.table,
             metrics=self.metrics,
             credentials=Credentials(),
             history_lost=self.fail,
         )
-        bringing.tables = self.source
-        self.site = self.make_site(ingest=bringing, is_followed=bringing.is_followed)
+        self.addCleanup(lambda: self.wait(self.ingest.close()))
+        self.site = self.make_site(
+            ingest=self.ingest,
+            is_followed=self.ingest.is_followed,
+            rooms={"homeserver": HomeserverPart(tables=self.tables)},
+        )
 
     def start(self) -> None:
         """Take in what is there: the log stores it at the end of the reactor's turn."""
-        self.source.start()
+        self.ingest.open(self.log, self.publisher, self.refused, [self.tables])
         self.clock.advance(0)
 
     def connect(self) -> sqlite3.Connection:
@@ -81,7 +90,7 @@ class TablesSiteTests(SiteCase):
     def test_a_table_that_cannot_be_read_shows_everywhere(self) -> None:
         """The daemon serves on from its log, but it is not ready: what it serves gets older."""
         self.is_gone = True
-        self.source.start()
+        self.start()
 
         status = self.get("/v1/status").json()
         ready = self.get("/readyz")

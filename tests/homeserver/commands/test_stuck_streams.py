@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from synrepl.cli import main
+from tests.homeserver.doctor.places import FLAVORS, Place
 from tests.storage.builders import NOW
-from tests.storage.doctor.places import FLAVORS, Place
 
 URL = "http://127.0.0.1:1"
 

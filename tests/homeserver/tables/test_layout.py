@@ -8,7 +8,9 @@ import yaml
 
 from synrepl.config import Settings
 from synrepl.errors import ConfigError
+from synrepl.homeserver.settings import homeserver_settings
 from synrepl.homeserver.tables.layout import table_streams
+from tests.service.test_ways_in import FORGED
 
 RECEIPTS = {"stream": "receipts", "table": "receipts_linearized", "row": ["room_id"]}
 
@@ -86,4 +88,11 @@ def test_a_daemon_takes_them_from_its_file(tmp_path: Path) -> None:
 
     built = Settings.build({}, file=path)
 
-    assert ["w1"] == [one.default_writer for one in built.table_streams]
+    assert ["w1"] == [one.default_writer for one in homeserver_settings(built).table_streams]
+
+
+def test_no_table_is_read_for_streams_of_the_daemon() -> None:
+    """The mistake is told at the start, and not by a stream that stays empty."""
+    for stream in (*FORGED, "files"):
+        with pytest.raises(ConfigError, match=f"{stream}.*not from tables"):
+            table_streams([{"stream": stream, "table": "t", "row": ["a"]}], default_writer="master")

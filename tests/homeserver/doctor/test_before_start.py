@@ -21,8 +21,8 @@ from synrepl.homeserver.doctor.before_start import (
     wait_for,
 )
 from synrepl.storage.databases import Database
+from tests.homeserver.doctor.places import Place
 from tests.postgres import shared_server
-from tests.storage.doctor.places import Place
 
 POSITION = "INSERT INTO stream_positions VALUES ('{}', '{}', {})"
 ROW = "INSERT INTO {} VALUES ({}, 'master')"

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from synrepl.cli import main
-from tests.storage.doctor.places import Place
+from tests.homeserver.doctor.places import Place
 
 CONFIG = """
 table_streams:
