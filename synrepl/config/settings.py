@@ -19,7 +19,7 @@ from synrepl.ingest.settings import IngestSettings
 from synrepl.key_rules import is_loopback_host, refusal, url_refusal
 from synrepl.missing_rooms import why_missing
 from synrepl.ports.access import Key, Keyring
-from synrepl.ports.settings import Setting, duration, path, setting, size, switch, text
+from synrepl.ports.settings import Setting, duration, path, setting, size, switch
 from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
 from synrepl.replication.strategies import serving
 from synrepl.rooms import rooms
@@ -35,7 +35,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
     "Listeners and access": "listen http resp resp_ack insecure secret_file keys_file ca_file"
     " certificate_file private_key_file allowed_hosts advertise",
-    "Log and files": "database acks retain_seconds lease_seconds lease_bytes snapshot files fetch_files"
+    "Log and files": "database acks retain_seconds lease_seconds lease_bytes files fetch_files"
     " max_file_bytes",
     "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
     " stale_seconds refuse_stale_reads trust_stale_keys",
@@ -70,14 +70,6 @@ class Settings(
         "The listener of the HTTP API, the status page and the metrics, as a Twisted server endpoint string.",
         parse=endpoint,
         metavar="ENDPOINT",
-    )
-    snapshot: str | None = setting(
-        None,
-        "A directory or URI with a snapshot (synrepl pipeline compact) that an empty log is loaded from."
-        " A replica then follows its upstream from that position; a primary begins a new epoch.",
-        parse=text,
-        metavar="DIR",
-        example="/var/lib/synrepl/snapshot",
     )
     streams: tuple[Declaration, ...] = setting(
         (),

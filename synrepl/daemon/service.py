@@ -16,7 +16,6 @@ from synrepl.daemon.ingest import IngestServices
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
-from synrepl.extras import install
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
@@ -185,8 +184,6 @@ class Daemon(Service):
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
         refused = self.refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
         made = self._build_rooms(log, publisher, declared, refused)
-        if settings.snapshot is not None:
-            await self._restore(log, settings.snapshot)
         for part in made.values():
             await part.prepare()
         fact_sources = [part.fact_source for part in made.values() if part.fact_source is not None]
@@ -348,20 +345,6 @@ class Daemon(Service):
         database = self.settings.database
         return ConfigError(
             f"the log {database} is new: set --server-name to the server_name of its homeserver"
-        )
-
-    async def _restore(self, log: Log, location: str) -> None:
-        try:
-            # Imported on use: it needs the pipeline's libraries.
-            from synrepl.pipeline.restore import restore_snapshot
-        except ImportError as error:
-            raise ConfigError(f"a snapshot needs pyarrow ({error}): run {install('arrow')}") from error
-        await restore_snapshot(
-            log,
-            location,
-            self.reactor,
-            server_name=self.settings.expected_name(log.notes),
-            is_replica=bool(self.settings.upstream),
         )
 
     def _key_of(self, stream: str, row: bytes) -> Any:

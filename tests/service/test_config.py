@@ -52,7 +52,6 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("replica_name", "r1", "r1", "r1"),
     ("stale_seconds", "5", 5, 5.0),
     ("advertise", "db1.example", "db1.example", "db1.example"),
-    ("snapshot", "/srv/snapshot", "/srv/snapshot", "/srv/snapshot"),
     ("heartbeat_seconds", "2", 2, 2.0),
     ("files", "/srv/files", "/srv/files", Path("/srv/files")),
     ("fetch_files", "lazy", "lazy", "lazy"),
