@@ -177,7 +177,6 @@ class Daemon(Service):
         self._stops.append(publisher.stop)
         refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
         expiry = ExpiryClock(reactor, time.monotonic)
-        place = len(self._stops)
         parts = self._make_parts(
             DaemonParts(
                 settings=settings,
@@ -211,7 +210,6 @@ class Daemon(Service):
             streams=settings.streams,
             on_failure=self._ingest_failed,
         )
-        self._stops.insert(place, switch.stop)
         retention = Retention(
             log, reactor, settings, keys=keys_of(self.table), leases=hooks.leases, expiry=expiry
         )
@@ -252,7 +250,7 @@ class Daemon(Service):
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
 
         own = Tasks(self._logger, "own facts")
-        self._stops += [own.stop, retention.stop, thread.stop, listeners.stop]
+        self._stops += [own.stop, retention.stop, ingest.close, switch.stop, thread.stop, listeners.stop]
         await declared.load()
         await refused.load()
         if not any(part.hooks() for part in parts.values()):
