@@ -8,7 +8,7 @@ from tests.channel.processes.test_resp import Client, publish
 from tests.processes.channel import eventually
 from tests.processes.loading import Refused
 from tests.processes.replicas import Cluster, Member, code, told
-from tests.processes.test_acks import AcksLoad, numbers
+from tests.replicas.processes.test_acks import AcksLoad, numbers
 from tests.servers.ports import free_port
 
 
