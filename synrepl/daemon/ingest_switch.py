@@ -60,11 +60,10 @@ class IngestSwitch:
         if not self._role.is_primary:
             await self._ingest.close()
 
-    async def stop(self) -> None:
-        """Close the sources."""
+    def stop(self) -> None:
+        """Open and close nothing any more."""
         self._is_started = False
         self._tasks.stop()
-        await self._ingest.close()
 
     def role_changed(self) -> None:
         """Do what the role says from now on."""

@@ -214,7 +214,7 @@ class Daemon(Service):
             streams=settings.streams,
             on_failure=self._ingest_failed,
         )
-        self._stops.insert(place, switch.stop)
+        self._stops[place:place] = [ingest.close, switch.stop]
         retention = Retention(
             log, reactor, settings, keys=keys_of(self.table), leases=hooks.leases, expiry=expiry
         )
