@@ -24,6 +24,7 @@ from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.routes import OFFSET
 from synrepl.replicas.settings import CopySettings
+from synrepl.replicas.wire.native import Subscribe
 from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.storage.log import Log
@@ -31,7 +32,6 @@ from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.wire.commands import FederationAck, RemoteServerUp
-from synrepl.wire.native import Subscribe
 from tests.http.builders import receipt, typing
 from tests.memory_engine import FaultyEngine
 from tests.replicas.http.test_replica_routes import HERE, HS, CopiesCase

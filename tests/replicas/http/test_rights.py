@@ -11,12 +11,12 @@ from synrepl.http_api.routes import ROUTES
 from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right, access_of
 from synrepl.ports.history import EpochStart
 from synrepl.ports.rights import Operation, command_operation, operations, route_operation
+from synrepl.replicas.wire.native import Join, Subscribe
 from synrepl.replication.command_forwarder import line_of
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, FederationAck, declared_commands
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.native import Join, Subscribe
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
 from tests.files.site import DATA, PLACE, FilesSiteCase
 from tests.http.builders import SiteCase, Talk, receipt
