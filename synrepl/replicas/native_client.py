@@ -16,6 +16,7 @@ from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.replicas.command_forwarder import Numbered
 from synrepl.replicas.event_queue import EventQueue
 from synrepl.replicas.issued_keys import read_keys_block
 from synrepl.replicas.native_receiver import speak_native
@@ -34,7 +35,6 @@ from synrepl.replicas.settings import UpstreamSettings
 from synrepl.replicas.wire import native
 from synrepl.replicas.wire.blocks import Payload
 from synrepl.replication.addresses import Address
-from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.streams.facts import decode_facts
 from synrepl.transports.connection import ReplicationProtocol

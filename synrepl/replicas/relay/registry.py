@@ -19,6 +19,7 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replicas.acknowledgements import Acknowledgements
 from synrepl.replicas.channels import Channels
+from synrepl.replicas.command_receiver import CommandReceiver
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.native_receiver import OPENING, speak_native
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
@@ -31,7 +32,7 @@ from synrepl.replicas.settings import RelaySettings
 from synrepl.replicas.wire.native import ATOMIC, Hello, Refused, Subscribe, refusal
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
-from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.command_lines import line_of
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import ATOMIC_APPENDS
@@ -128,6 +129,12 @@ class ReplicaRegistry:
             doubt=self._doubt_of_keys,
         )
         self.issued.subscribers.append(self._on_keys)
+        self.command_receiver = CommandReceiver(
+            self.publisher.follower_commands,
+            self.publisher.metrics,
+            self.clock,
+            broadcast=lambda command, source: self.publisher.broadcast(command, but=source),
+        )
         self.publisher.broadcast_subscribers.append(self._on_relayed)
         self.log.copies.on_replaced(self.leases.reload)
 
@@ -205,6 +212,7 @@ class ReplicaRegistry:
     def halt(self) -> None:
         """Stop all tasks and timers, without saving leases."""
         self.tasks.cancel_all()
+        self.command_receiver.stop()
         self.leases.stop()
 
     def lowest(self) -> int | None:

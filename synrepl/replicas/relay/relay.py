@@ -394,7 +394,7 @@ class Relay(ConnectionOwner):
         if not self.is_known:
             raise RemoteProtocolError("UP is not valid before WELCOME")
         self._machine.move(native.Up)
-        number, since = self._registry.publisher.command_receiver.receive(
+        number, since = self._registry.command_receiver.receive(
             command.origin,
             [(command.number, command.line.encode())],
             source=self,
