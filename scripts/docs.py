@@ -40,8 +40,9 @@ from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa
 from synrepl.rooms import rooms  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
+from synrepl.wire.all_commands import all_commands  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
-from synrepl.wire.commands import Position, declared_commands  # noqa: E402
+from synrepl.wire.commands import Position  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
 from synrepl.wire.grammar import Command, CommandForm, Side  # noqa: E402
 
@@ -140,7 +141,7 @@ def wire() -> str:
         "",
         f"The newest release looked at is {_release(NEWEST.release)}.",
     ]
-    for command in declared_commands():
+    for command in all_commands():
         lines += ["", f"## {command.NAME}", "", *_doc(command), "", *_about(command)]
     return _page(lines)
 
@@ -482,7 +483,7 @@ def contract() -> str:
         fields = [f"{cells[0]}({cells[1]})" for cells in _rows("\n".join(_stream(stream)))]
         lines.append(" ".join([stream.name, _span(stream.span), *fields]))
     lines += ["", "[wire]"]
-    for one in declared_commands():
+    for one in all_commands():
         lines += [f"{grammar} ({_span(span)})" for span, grammar in _grammars(one)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

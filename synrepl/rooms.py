@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
     from synrepl.http_api.route import Route
+    from synrepl.wire.grammar import Command as WireCommand
 
 ENTRY_POINTS: Final = "synrepl.rooms"
 """The group of entry points, each with the name of a room and the class that declares it."""
@@ -110,6 +111,10 @@ class Room:
     def page_names(self) -> Mapping[str, Any]:
         """What its template of the status page may use by name."""
         return {}
+
+    def wire_commands(self) -> "Sequence[type[WireCommand]]":
+        """The commands of the wire that only it speaks."""
+        return ()
 
     def metrics_class(self) -> "type[Any] | None":
         """The class of its metrics, made with the registry of a process; None without any."""

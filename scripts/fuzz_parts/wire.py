@@ -17,12 +17,12 @@ from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import Cluster, MemoryEndpoint, Network
 from synrepl.transports.tcp import FollowerFactory
-from synrepl.wire.blocks import BlockBuffer
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER
 from synrepl.wire.session import Close, Deliver, Session, Warn
 from tests.captures import GOLDEN, said
 from tests.replicas.clusters import FakeCluster
+from tests.replicas.wire.block_buffer import BlockBuffer
 from tests.replication.test_broker import Setup
 
 __all__ = ["DIALECTS", "TABLE", "NativeTarget", "RedisTarget", "SessionTarget"]

@@ -9,7 +9,7 @@ from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.wire.native import ALL_PUBLISHERS, Publish, PublisherLost, PublishTo
+from synrepl.replicas.wire.native import ALL_PUBLISHERS, Publish, PublisherLost, PublishTo
 
 MAX_PUBLISHERS: Final = 10_000
 """The most publishers at one replica; it names them itself."""

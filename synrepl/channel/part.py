@@ -3,14 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from synrepl.channel.downlink import ChannelDownlink
 from synrepl.channel.ends import Source
 from synrepl.channel.publish_rights import line_refusal
 from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.channel.resp_codec import error, split_messages
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.settings import DURABLE_ONLY, SENT, ChannelSettings
-from synrepl.channel.uplink import ChannelUplink
 from synrepl.daemon.listeners import Port
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.ports.access import LOCAL, Access
@@ -25,6 +23,7 @@ from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
 
 if TYPE_CHECKING:
+    from synrepl.channel.downlink import ChannelDownlink
     from synrepl.channel.source import RespSource
     from synrepl.replicas.channels import ICarriesChannel, IChannelConversation
 
@@ -90,6 +89,9 @@ class ChannelPart(Part):
         if not is_replica:
             self._drop_uplink()
         elif server.uplink is None:
+            # Imported on use, as below: it speaks to replicas, which a daemon alone has not.
+            from synrepl.channel.uplink import ChannelUplink
+
             server.uplink = ChannelUplink(server.channel, self._reactor, self._metrics)
 
     @property
@@ -191,8 +193,10 @@ class ChannelPart(Part):
         name: str,
         access: Access,
         logger: LimitedLogger,
-    ) -> ChannelDownlink | None:
+    ) -> "ChannelDownlink | None":
         """Make what passes the channel to a replica; None if it is not served now."""
+        from synrepl.channel.downlink import ChannelDownlink
+
         channel = self._server.channel
         if channel is None:
             return None

@@ -19,7 +19,7 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
+from synrepl.replicas.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
 
 if TYPE_CHECKING:
     from synrepl.replicas.channels import IChannelConversation

@@ -63,7 +63,7 @@ class IngestSwitch:
             await self._ingest.close()
 
     def stop(self) -> None:
-        """Open and close nothing any more. The sources stay as they are."""
+        """Open and close nothing any more."""
         self._is_started = False
         self._tasks.stop()
 

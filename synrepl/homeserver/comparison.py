@@ -35,7 +35,6 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import declared_commands
 from synrepl.wire.dialect import Dialect, Release
-from synrepl.wire.native import NATIVE_COMMANDS
 
 HEARING_SECONDS: Final = 5.0
 """What was stored is heard of within so many seconds."""
@@ -484,7 +483,7 @@ def _unreadable_by(older: Release, newer: Release) -> list[str]:
     found += [
         f"the command {one.NAME}"
         for one in declared_commands()
-        if newer in one.SPAN and older not in one.SPAN and one not in NATIVE_COMMANDS
+        if newer in one.SPAN and older not in one.SPAN
     ]
     longer = [one.name for one in there if one in here and _shapes(one, old) != _shapes(one, new)]
     return found + ([f"rows of {', '.join(longer)} in their new form"] if longer else [])

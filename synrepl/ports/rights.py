@@ -116,12 +116,12 @@ def _speaks_for_another(access: Access, whom: str) -> str:
 def operations() -> Iterator[Operation]:
     """Return the whole table: routes, parameters with rights of their own, then commands, then the rest."""
     from synrepl.http_api.all_routes import all_routes
-    from synrepl.wire.commands import declared_commands
+    from synrepl.wire.all_commands import all_commands
 
     for route in all_routes():
         yield route_operation(route)
         yield from (parameter_operation(route, one) for one in route.query if one.right)
-    for command in declared_commands():
+    for command in all_commands():
         if command.SENT_BY & CLIENT:
             yield command_operation(command)
     yield NAME_OWNERS

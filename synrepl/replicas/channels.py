@@ -8,7 +8,7 @@ from typing import Protocol
 
 from synrepl.ports.access import Access
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.wire.native import Channel, Publish, PublisherLost, PublishTo
+from synrepl.replicas.wire.native import Channel, Publish, PublisherLost, PublishTo
 
 SentOnChannel = Channel | Publish | PublishTo | PublisherLost
 """The commands by which a replica takes part in the channel of its upstream."""

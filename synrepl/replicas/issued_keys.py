@@ -26,8 +26,8 @@ from synrepl.ports.access import IssuedKey, Keyring, Right, names_error
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.key_records import make_record, make_secret
 from synrepl.ports.tasks import Tasks
+from synrepl.replicas.wire.blocks import encode_block
 from synrepl.storage.log import Log
-from synrepl.wire.blocks import encode_block
 from synrepl.wire.text import is_name
 
 MAX_KEYS: Final = 500

@@ -16,8 +16,10 @@ from synrepl.ports.history import LogPosition
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.replicas.command_forwarder import Numbered
 from synrepl.replicas.event_queue import EventQueue
 from synrepl.replicas.issued_keys import read_keys_block
+from synrepl.replicas.native_receiver import speak_native
 from synrepl.replicas.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replicas.relay.snapshot_codec import SnapshotDecoder, read_meta
 from synrepl.replicas.replica.conversation import (
@@ -30,14 +32,13 @@ from synrepl.replicas.replica.conversation import (
     UpstreamKeys,
 )
 from synrepl.replicas.settings import UpstreamSettings
+from synrepl.replicas.wire import native
+from synrepl.replicas.wire.blocks import Payload
 from synrepl.replication.addresses import Address
-from synrepl.replication.command_forwarder import Numbered
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.streams.facts import decode_facts
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.credentials import Credentials, is_local
-from synrepl.wire import native
-from synrepl.wire.blocks import Payload
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
@@ -91,6 +92,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
         self.on_room()
 
     def block(self, payload: Payload) -> None:
+        """Handle a received block. Raises `RemoteProtocolError`."""
         if not self._is_welcome:
             raise RemoteProtocolError("a block is not valid before WELCOME")
         if payload.kind == "channel":
@@ -333,6 +335,11 @@ class NativeUpstream:
             raise
         return conversation
 
+    def _converse(self, connection: ReplicationProtocol) -> NativeConversation:
+        conversation = NativeConversation(connection, self.metrics)
+        speak_native(connection, conversation.block)
+        return conversation
+
     def build(self, name: str) -> ReplicationProtocol:
         """Make the protocol of a new connection; its owner is the conversation."""
         session = Session(
@@ -340,7 +347,7 @@ class NativeUpstream:
         )
         return ReplicationProtocol(
             session,
-            lambda connection: NativeConversation(connection, self.metrics),
+            self._converse,
             self.clock,
             self.metrics,
             logger=LimitedLogger(self._logger, self.clock),

@@ -16,6 +16,7 @@ from synrepl.ports.problems import Problem
 from synrepl.ports.response_errors import NeverSent
 from synrepl.ports.tasks import Tasks
 from synrepl.replicas.channels import Channels, IServedChannel
+from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.described import describe, own_readers, warnings, what_to_do
 from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.replicas.file_copies import IFileCopies
@@ -31,7 +32,6 @@ from synrepl.replicas.roles.states import Role
 from synrepl.replicas.settings import ReplicasSettings
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.addresses import Address
-from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.hooks import Hooks
 from synrepl.storage.append_gate import starting
 from synrepl.storage.log import Log

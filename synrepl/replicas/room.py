@@ -9,6 +9,7 @@ from synrepl.rooms import Command, Room, State
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
     from synrepl.http_api.route import Route
+    from synrepl.wire.grammar import Command as WireCommand
 
 
 class ReplicasRoom(Room):
@@ -124,6 +125,11 @@ class ReplicasRoom(Room):
             "RELAY_STATES": {state.value: state.means for state in RelayState},
             "REPLICA_STATES": REPLICA_STATES,
         }
+
+    def wire_commands(self) -> "Sequence[type[WireCommand]]":
+        from synrepl.replicas.wire.native import NATIVE_COMMANDS
+
+        return NATIVE_COMMANDS
 
     def metrics_class(self) -> type[Any]:
         from synrepl.replicas.metrics import ReplicasMetrics

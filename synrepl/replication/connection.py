@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from synrepl.wire.blocks import Payload
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -34,7 +33,7 @@ class Connection(Protocol):
 class ConnectionOwner:
     """Receives the events of a connection: for a follower, a server, or a replica's conversation.
 
-    This class itself ignores everything. `received` and `block` may raise `RemoteProtocolError`: its text is
+    This class itself ignores everything. `received` may raise `RemoteProtocolError`: its text is
     sent to the peer, and the connection closes.
     """
 
@@ -44,8 +43,8 @@ class ConnectionOwner:
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         """Handle received commands, in order."""
 
-    def block(self, payload: Payload) -> None:
-        """Handle a received block."""
+    def handed_over(self) -> None:
+        """The peer is no follower: let somebody else serve it (`HandOver`)."""
 
     def pause(self) -> None:
         """Stop sending: the transport's buffer is full."""

@@ -22,7 +22,7 @@ MAX_STREAMS: Final = 100
 """Maximum number of declared streams."""
 
 MAX_EPHEMERAL: Final = 4
-"""Maximum number of declared ephemeral streams: the held facts of all must fit `wire.blocks.MAX_HELD`."""
+"""Maximum number of declared ephemeral streams: the held facts of all must fit `wire.sizes.MAX_HELD`."""
 
 
 class DeclaredStreams:

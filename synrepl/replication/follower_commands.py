@@ -18,7 +18,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.run_owners import RunOwners
 from synrepl.ports.tasks import Tasks
-from synrepl.replication.command_forwarder import CommandOrigin, line_of
+from synrepl.replication.command_lines import CommandOrigin, line_of
 from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.hooks import IForwarding, StoredHere
 from synrepl.replication.presence import SyncingUsers

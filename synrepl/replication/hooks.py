@@ -8,7 +8,7 @@ the objects of this module answer: those of a daemon alone, a primary for ever.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -238,6 +238,9 @@ class NoLeases:
 class IHelloHandler(Protocol):
     """Serves the peers that say HELLO: they take the log as a whole, and are no followers."""
 
+    opening: ClassVar[Collection[bytes]]
+    """The names of the commands by which such a peer shows itself."""
+
     @property
     def connected(self) -> Sequence[Any]:
         """The open connections."""
@@ -255,6 +258,7 @@ class IHelloHandler(Protocol):
 class NoHello:
     """A daemon alone serves followers only."""
 
+    opening: ClassVar[Collection[bytes]] = frozenset({b"HELLO"})
     connected: Sequence[Any] = ()
 
     def serve(self, connection: Connection) -> ConnectionOwner:

@@ -13,7 +13,6 @@ from synrepl.ports.rights import is_told
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.replication.broadcasts import Broadcasts
-from synrepl.replication.command_receiver import CommandReceiver
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
@@ -100,12 +99,6 @@ class Publisher:
             instance=instance,
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
             unread=lambda name: metrics.commands_unread.labels(name).inc(),
-        )
-        self.command_receiver = CommandReceiver(
-            self.follower_commands,
-            metrics,
-            clock,
-            broadcast=lambda command, source: self.broadcast(command, but=source),
         )
         self.broadcast_subscribers: list[Callable[[Command, object], Iterable[None]]] = []
         """Functions that are called with each command of `broadcast` and where it came from (`but`).
@@ -362,7 +355,6 @@ class Publisher:
         self._pump_timer.stop()
         self._broadcasts.stop()
         self.tasks.cancel_all()
-        self.command_receiver.stop()
         self.follower_commands.stop()
 
 

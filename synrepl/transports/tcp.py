@@ -29,7 +29,7 @@ from synrepl.transports.failures import PEER_CLOSED, address_text, describe_fail
 from synrepl.transports.limits import RejectedConnection
 from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.commands import Error, Moved, Name, Ping, Replicate
-from synrepl.wire.dialect import Dialect
+from synrepl.wire.dialect import NATIVE, Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -71,8 +71,12 @@ class _ServerSide(ConnectionOwner):
                 self._serve()
             # Otherwise `received` refuses: a follower of synrepl gives its mark first.
         else:
-            self._owner.lost("the peer is a replica")
-            self._owner = self._factory.hello.serve(self._protocol)
+            self.handed_over()
+
+    def handed_over(self) -> None:
+        self._dialect = NATIVE
+        self._owner.lost("the peer is a replica")
+        self._owner = self._factory.hello.serve(self._protocol)
 
     def _serve(self) -> None:
         assert isinstance(self._owner, ServedFollower)
@@ -196,6 +200,7 @@ class PublisherFactory(Factory):
             name=self.server_name if isinstance(self.server_name, str) else self.server_name(),
             seconds=self.clock.seconds,
             keepalive=self.keepalive,
+            opening=self.hello.opening,
         )
         protocol = self.protocol(
             session,

@@ -18,11 +18,10 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.access import Keyring
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.replicas.wire import native
+from synrepl.replicas.wire.native_codec import native_codec
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.wire import native
-from synrepl.wire.codec import codec_of
-from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, SERVER
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 Source = tuple[str, str]
 
 RETRY_SECONDS: Final = 0.3
-TO_UPSTREAM: Final = codec_of(NATIVE, ours=CLIENT, theirs=SERVER)
-FROM_REPLICA: Final = codec_of(NATIVE, ours=SERVER, theirs=CLIENT)
+TO_UPSTREAM: Final = native_codec(ours=CLIENT, theirs=SERVER)
+FROM_REPLICA: Final = native_codec(ours=SERVER, theirs=CLIENT)
 LONGEST_LINE: Final = 200
 """Longer lines are none of the protocol between daemons."""
 

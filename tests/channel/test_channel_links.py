@@ -19,7 +19,7 @@ from synrepl.channel.uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.wire.native import Channel, Publish, PublisherLost
+from synrepl.replicas.wire.native import Channel, Publish, PublisherLost
 from tests.channel.channel_lines import MAIN, Subscription
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right, access_of
+from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
 from tests.http.builders import SiteCase, receipt
 
 SHARED = "shared"
@@ -81,17 +81,6 @@ class Authorization(SiteCase):
         self.assertEqual([403] * 2, [one.status for one in (read, acknowledged)])
         self.assertIn("administer", read.json()["message"])
         self.assertEqual(200, self.asked("GET", "/v1/syncing", "of paris").status)
-
-    def test_a_forwarded_invalidation_wants_the_right_to_write_its_stream(self) -> None:
-        """As one does that a follower says here."""
-        receive, said = self.publisher.command_receiver.receive, b'INVALIDATE_CACHE f ["x"]'
-        received = receive("copy-1", [(1, said)], access=access_of(OSLO))
-        self.assertEqual(((1, 1), 0), (received, self.log.head.serial))
-        self.assertEqual(1, self.metrics.commands_dropped.labels("INVALIDATE_CACHE")._value.get())
-
-        receive("copy-1", [(2, said)])
-
-        self.assertEqual(1, self.log.head.serial)
 
     def test_a_key_sees_its_streams_alone(self) -> None:
         """In every way in which streams are read or written."""

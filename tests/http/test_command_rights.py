@@ -89,24 +89,6 @@ class CommandRightsTests(SiteCase):
                     is_allowed = False
                 self.assertEqual(may(key, sample, instance), is_allowed)
 
-    def test_through_a_replica(self) -> None:
-        """What its followers say is judged by the replica's key; one of all instances has asked them."""
-        self.wait(self.log.append("federation", "master", [b'[["k",{}]]']))
-        receiver, number = self.publisher.command_receiver, 0
-        for key in KEYS[-2:]:
-            for run in key.instances or ():
-                number += 1
-                line = f"USER_SYNC {run} @a:hs None start 1".encode()
-                receiver.receive("o", [(number, line)], access=access_of(key))
-        for key, sample, instance, line in self.samples():
-            if sample.line.startswith("REPLICATE"):
-                continue  # no replica forwards it
-            number += 1
-            before = self.dropped()
-            with self.subTest(key=key, line=line):
-                receiver.receive("o", [(number, line)], access=access_of(key))
-                self.assertEqual(may(key, sample, instance), self.dropped() == before)
-
     def dropped(self) -> float:
         """How many commands were dropped."""
         names = [sample.line.split(" ")[0] for sample in SAMPLES]

@@ -10,12 +10,13 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from synrepl.ports.history import Appended
+from synrepl.replicas.wire.blocks import Payload
+from synrepl.replicas.wire.native import VERSION, Hello, Subscribe, Welcome
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import Network
-from synrepl.wire.blocks import BlockBuffer, Payload
-from synrepl.wire.native import VERSION, Hello, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
 from tests.replicas.nodes import FakeNode
+from tests.replicas.wire.block_buffer import BlockBuffer
 
 __all__ = ["RawReplica", "FakeCluster"]
 

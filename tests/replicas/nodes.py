@@ -17,6 +17,7 @@ from synrepl.ports.history import Appended, LogPosition
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
+from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.http.replica_handlers import describe_log
 from synrepl.replicas.native_client import NativeUpstream
 from synrepl.replicas.relay.leases import Leases
@@ -28,7 +29,6 @@ from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
 from synrepl.replicas.settings import CopySettings, RelaySettings, UpstreamSettings
 from synrepl.replication.addresses import Address
-from synrepl.replication.command_forwarder import CommandForwarder
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import StoredHere
 from synrepl.replication.publisher import Publisher

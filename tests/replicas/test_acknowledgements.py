@@ -11,9 +11,9 @@ from synrepl.ports.history import Appended
 from synrepl.ports.response_errors import NotForwarded
 from synrepl.replicas import acknowledgements
 from synrepl.replicas.roles.messages import CannotPromote
+from synrepl.replicas.wire.native import Subscribe
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
-from synrepl.wire.native import Subscribe
 from tests.memory_engine import FaultyEngine
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode

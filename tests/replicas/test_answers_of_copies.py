@@ -17,6 +17,7 @@ from synrepl.files.store import FileStore
 from synrepl.ports.access import LOCAL
 from synrepl.replicas.http.peer_clients import PeerHttp
 from synrepl.replicas.part import make_write_forwarder
+from synrepl.replicas.wire.native import Hello
 from synrepl.replication.hooks import Hooks
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.http.api import make_site
@@ -25,7 +26,6 @@ from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
 from synrepl.wire.filter import ALL
-from synrepl.wire.native import Hello
 from tests.files.builders import checksum
 from tests.http.builders import CATCH_UP, Answer, Talk
 from tests.raw_peer import raw_client

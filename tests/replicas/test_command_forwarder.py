@@ -6,7 +6,9 @@ import pytest
 from prometheus_client import generate_latest
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.command_forwarder import MAX_QUEUED, WINDOW, command_of, line_of
+from synrepl.replicas.command_forwarder import MAX_QUEUED, WINDOW, command_of
+from synrepl.replicas.wire.native import VERSION, Hello
+from synrepl.replication.command_lines import line_of
 from synrepl.replication.federation_acks import PRESENT_SECONDS
 from synrepl.wire.commands import (
     ClearUserSync,
@@ -17,7 +19,6 @@ from synrepl.wire.commands import (
     UserIp,
     UserSync,
 )
-from synrepl.wire.native import VERSION, Hello
 from tests.replicas.clusters import FakeCluster, RawReplica
 from tests.replicas.nodes import FakeNode
 

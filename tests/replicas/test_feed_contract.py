@@ -11,15 +11,16 @@ from synrepl.ports.history import BEGINNING, LogPosition
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.settings import RelaySettings
-from synrepl.wire.blocks import BlockBuffer, Payload
-from synrepl.wire.grammar import Command
-from synrepl.wire.native import (
+from synrepl.replicas.wire.blocks import Payload
+from synrepl.replicas.wire.native import (
     VERSION,
     Hello,
     Refused,
     Subscribe,
 )
+from synrepl.wire.grammar import Command
 from tests.http.builders import SiteCase, Talk, receipt, typing
+from tests.replicas.wire.block_buffer import BlockBuffer
 
 if TYPE_CHECKING:
     Case = SiteCase
@@ -120,7 +121,7 @@ class RelayPeer(Peer):
         super().__init__(at, is_slow=is_slow)
         self.logger = LimitedLogger(Logger(), case.clock)
         self.blocks = BlockBuffer()
-        self.relay = case.registry.serve(self)  # type: ignore[arg-type]
+        self.relay = case.registry.attach(self)  # type: ignore[arg-type]
         subscription = Subscribe(
             history=case.log.history, position=LogPosition(at.epoch, at.serial, at.digest)
         )

@@ -9,9 +9,9 @@ from twisted.internet.task import Clock
 
 from synrepl.ports.access import Access, Right
 from synrepl.ports.metrics import Metrics
+from synrepl.replicas.command_forwarder import CommandForwarder, Numbered
+from synrepl.replicas.command_receiver import EXPIRY_SECONDS, CommandReceiver
 from synrepl.replicas.replica.conversation import IConversation
-from synrepl.replication.command_forwarder import CommandForwarder, Numbered
-from synrepl.replication.command_receiver import EXPIRY_SECONDS, CommandReceiver
 from synrepl.wire.commands import RemovePusher, UserSync
 from synrepl.wire.grammar import Command
 

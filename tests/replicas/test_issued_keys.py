@@ -13,11 +13,12 @@ from synrepl.ports.access import Access, IssuedKey, Keyring, Right
 from synrepl.ports.key_authority import AllKeysCount
 from synrepl.ports.key_records import make_record
 from synrepl.replicas.issued_keys import MAX_KEYS, IssuedKeys, keys_block, read_keys_block
-from synrepl.wire.blocks import BlockBuffer, Payload
-from synrepl.wire.native import CAPABILITIES, OWN_CAPABILITIES
+from synrepl.replicas.wire.blocks import Payload
+from synrepl.replicas.wire.native import CAPABILITIES, OWN_CAPABILITIES
 from tests.ports.test_key_records import OLD, SECRET
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode
+from tests.replicas.wire.block_buffer import BlockBuffer
 
 ALL = (Right.READ, Right.WRITE, Right.REPLICATE, Right.ADMINISTER)
 RECORD = {"salt": "0a", "stored_key": "0b" * 32, "server_key": "0c" * 32}

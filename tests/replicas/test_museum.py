@@ -7,9 +7,9 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.replicas.native_client import MAX_QUEUED_BYTES, NativeConversation
+from synrepl.replicas.wire.blocks import Payload
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
-from synrepl.wire.blocks import Payload
 from synrepl.wire.position import LogPosition
 from tests.memory_engine import FaultyEngine
 from tests.replicas.clusters import FakeCluster

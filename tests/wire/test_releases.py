@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from synrepl.replicas.wire.native import NATIVE_COMMANDS
 from synrepl.wire.commands import EpochNotice, Moved, Rewind, declared_commands
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import CommandForm
-from synrepl.wire.native import NATIVE_COMMANDS
 from tests.releases import MINORS, at, facts
 
 OURS = {*NATIVE_COMMANDS, EpochNotice, Moved, Rewind}

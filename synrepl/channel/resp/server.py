@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
@@ -15,13 +15,15 @@ from synrepl.channel.resp.connection import RespConnection
 from synrepl.channel.resp_codec import PushEncoder
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import ServedLink
-from synrepl.channel.uplink import ChannelUplink
 from synrepl.ports.access import Keyring
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
 from synrepl.ports.turn_queue import TurnQueue
+
+if TYPE_CHECKING:
+    from synrepl.channel.uplink import ChannelUplink
 
 ALONE_SECONDS: Final = 5.0
 """How long a replica's port may be without the channel of an upstream before that is a problem."""

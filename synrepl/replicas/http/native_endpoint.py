@@ -33,11 +33,11 @@ from synrepl.ports.time import Timer
 from synrepl.replicas.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.routes import CONNECTION, NATIVE, NATIVE_BYTES, OFFSET
+from synrepl.replicas.wire.native import refusal
 from synrepl.transports.connection import STALLED_SECONDS
 from synrepl.transports.failures import describe_error
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.response_body import BodyChunks
-from synrepl.wire.native import refusal
 
 PROXY_SUSPICION: Final = (
     "is there a synrepl daemon, and does a proxy before it hold back the answer until that ends"

@@ -8,7 +8,7 @@ from synrepl.ports.rights import command_operation, refusal
 from synrepl.replicas.relay.interfaces import RelayConnection
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import REPLICA
-from synrepl.wire import native
+from synrepl.replicas.wire import native
 from synrepl.wire.text import identity_error, printable
 
 

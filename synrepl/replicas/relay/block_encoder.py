@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from synrepl.ports.history import AppendReceipt, EpochStart
 from synrepl.replicas.relay.snapshot_codec import meta_block
+from synrepl.replicas.wire.blocks import encode_block, encode_blocks
 from synrepl.replication.feed import EphemeralStep
 from synrepl.replication.text_pages import LineEncoder
 from synrepl.streams.facts import Fact, encode_facts
-from synrepl.wire.blocks import encode_block, encode_blocks
 from synrepl.wire.filter import ALL, Filter
 
 

@@ -9,8 +9,7 @@ from synrepl.ports.access import Access
 from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.ports.rights import command_operation, refusal
 from synrepl.replicas.relay.registry import ReplicaRegistry
-from synrepl.storage.log import Log
-from synrepl.wire.native import (
+from synrepl.replicas.wire.native import (
     CHANNEL,
     OWN_CAPABILITIES,
     VERSION,
@@ -21,6 +20,7 @@ from synrepl.wire.native import (
     Publish,
     Welcome,
 )
+from synrepl.storage.log import Log
 
 HANDSHAKE_REFUSALS: Final = ("version", "bad_name", "no_rights")
 """The codes of a REFUSED before WELCOME."""

@@ -1,8 +1,8 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -19,7 +19,9 @@ from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import ExpiryClock
 from synrepl.replicas.acknowledgements import Acknowledgements
 from synrepl.replicas.channels import Channels
+from synrepl.replicas.command_receiver import CommandReceiver
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
+from synrepl.replicas.native_receiver import OPENING, speak_native
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
 from synrepl.replicas.relay.interfaces import IRelay, RelayConnection
 from synrepl.replicas.relay.leases import MAX_LEASES, Leases
@@ -27,19 +29,20 @@ from synrepl.replicas.relay.states import RelayState
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
 from synrepl.replicas.settings import RelaySettings
+from synrepl.replicas.wire.native import ATOMIC, Hello, Refused, Subscribe, refusal
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
-from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.command_lines import line_of
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import ATOMIC, Hello, Refused, Subscribe, refusal
 from synrepl.wire.text import identity_error
 
 if TYPE_CHECKING:
     from synrepl.replicas.relay.relay import Relay
+    from synrepl.transports.connection import ReplicationProtocol
 
 NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
@@ -90,6 +93,7 @@ class ReplicaRegistry:
     keys: Keyring = field(default_factory=Keyring)
     expiry: ExpiryClock | None = None
     channels: Channels = field(default_factory=Channels)
+    opening: ClassVar[Collection[bytes]] = OPENING
     _logger = Logger()
 
     def __post_init__(self) -> None:
@@ -125,6 +129,12 @@ class ReplicaRegistry:
             doubt=self._doubt_of_keys,
         )
         self.issued.subscribers.append(self._on_keys)
+        self.command_receiver = CommandReceiver(
+            self.publisher.follower_commands,
+            self.publisher.metrics,
+            self.clock,
+            broadcast=lambda command, source: self.publisher.broadcast(command, but=source),
+        )
         self.publisher.broadcast_subscribers.append(self._on_relayed)
         self.log.copies.on_replaced(self.leases.reload)
 
@@ -142,8 +152,13 @@ class ReplicaRegistry:
                     newest[lease.name] = lease
         return [PromisedReplica(lease.uuid, lease.name, lease.address) for _, lease in sorted(newest.items())]
 
-    def serve(self, connection: RelayConnection) -> "Relay":
-        """Serve the replica at the other end of a connection."""
+    def serve(self, connection: "ReplicationProtocol") -> "Relay":
+        """Serve the replica at the other end of a connection, in the native dialect."""
+        speak_native(connection)
+        return self.attach(connection)
+
+    def attach(self, connection: RelayConnection) -> "Relay":
+        """Make the relay of a new connection."""
         # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
         from synrepl.replicas.relay.relay import Relay
 
@@ -197,6 +212,7 @@ class ReplicaRegistry:
     def halt(self) -> None:
         """Stop all tasks and timers, without saving leases."""
         self.tasks.cancel_all()
+        self.command_receiver.stop()
         self.leases.stop()
 
     def lowest(self) -> int | None:

@@ -19,13 +19,13 @@ from synrepl.replicas.relay.interfaces import RelayConnection
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
 from synrepl.replicas.relay.states import TRANSITIONS, RelayEvent, RelayState
+from synrepl.replicas.wire import native
+from synrepl.replicas.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.log_waiters import Interest
 from synrepl.replication.machine import Machine, states_of
 from synrepl.replication.sender import Sender
-from synrepl.wire import native
-from synrepl.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL
 from synrepl.wire.grammar import Command
@@ -394,7 +394,7 @@ class Relay(ConnectionOwner):
         if not self.is_known:
             raise RemoteProtocolError("UP is not valid before WELCOME")
         self._machine.move(native.Up)
-        number, since = self._registry.publisher.command_receiver.receive(
+        number, since = self._registry.command_receiver.receive(
             command.origin,
             [(command.number, command.line.encode())],
             source=self,

@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
-from synrepl.wire.blocks import encode_block, encode_blocks
+from synrepl.replicas.wire.blocks import encode_block, encode_blocks
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
 """The most memory in bytes for metadata in a `SnapshotDecoder`: enough for about 1.3 million receipts."""

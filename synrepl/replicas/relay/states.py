@@ -15,8 +15,7 @@ import enum
 from collections.abc import Hashable, Mapping
 from typing import Final
 
-from synrepl.replication.machine import NamedState, Transitions
-from synrepl.wire.native import (
+from synrepl.replicas.wire.native import (
     Ack,
     Channel,
     Digests,
@@ -28,6 +27,7 @@ from synrepl.wire.native import (
     Subscribe,
     Up,
 )
+from synrepl.replication.machine import NamedState, Transitions
 
 
 class RelayState(NamedState):

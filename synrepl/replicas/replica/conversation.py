@@ -9,11 +9,11 @@ from synrepl.errors import ReplicationError
 from synrepl.ports.access import IssuedKey
 from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replicas.channels import IChannelConversation
+from synrepl.replicas.command_forwarder import Numbered
+from synrepl.replicas.wire.native import Join, Refused, Subscribe, Welcome
 from synrepl.replication.addresses import Address
-from synrepl.replication.command_forwarder import Numbered
 from synrepl.streams.facts import Fact
 from synrepl.wire.grammar import Command
-from synrepl.wire.native import Join, Refused, Subscribe, Welcome
 from synrepl.wire.text import is_address, printable
 
 MAX_MESSAGE: Final = 1_000

@@ -3,8 +3,8 @@
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.replicas.replica.join import Progress
+from synrepl.replicas.wire.native import Heartbeat
 from synrepl.storage.log import Log
-from synrepl.wire.native import Heartbeat
 
 
 class Freshness:

@@ -22,13 +22,13 @@ from synrepl.replicas.replica.conversation import (
     SnapshotMeta,
 )
 from synrepl.replicas.replica.states import ReplicaEvent
+from synrepl.replicas.wire.native import Heartbeat, Join, Joined, Joining, Peers
 from synrepl.storage.log import Log
 from synrepl.storage.log_copies import LogCopies
 from synrepl.storage.staged_copy import StagedCopy
 from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Heartbeat, Join, Joined, Joining, Peers
 
 
 class FactBatcher:

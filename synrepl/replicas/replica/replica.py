@@ -17,6 +17,7 @@ from synrepl.ports.settings import UNNAMED
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import sleep
 from synrepl.replicas.channels import Channels
+from synrepl.replicas.command_forwarder import CommandForwarder, command_of
 from synrepl.replicas.replica.conversation import (
     Ephemeral,
     Event,
@@ -33,13 +34,12 @@ from synrepl.replicas.replica.join import FactBatcher, JoinAttempt, Progress, fa
 from synrepl.replicas.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.replica.upstreams import Upstreams
 from synrepl.replicas.settings import CopySettings
+from synrepl.replicas.wire import native
 from synrepl.replication.addresses import Address
-from synrepl.replication.command_forwarder import CommandForwarder, command_of
 from synrepl.replication.holdings import held
 from synrepl.replication.machine import Machine
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
-from synrepl.wire import native
 from synrepl.wire.address_list import Fault, fault_of
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable

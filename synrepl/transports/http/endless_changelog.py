@@ -6,7 +6,7 @@ from synrepl.errors import LocalProtocolError
 from synrepl.http_api.routes import NDJSON
 from synrepl.ports.rights import is_told
 from synrepl.ports.time import Timer
-from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.command_lines import line_of
 from synrepl.replication.feed import Stop
 from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.log_waiters import Interest

@@ -13,6 +13,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.ports.access import Keyring
 from synrepl.ports.history import EMPTY, LogPosition
 from synrepl.ports.response_errors import NeverSent
+from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.http.native_endpoint import (
     LAST_WORDS_SECONDS,
     PAUSE_SECONDS,
@@ -24,14 +25,13 @@ from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.routes import OFFSET
 from synrepl.replicas.settings import CopySettings
-from synrepl.replication.command_forwarder import CommandForwarder
+from synrepl.replicas.wire.native import Subscribe
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.wire.commands import FederationAck, RemoteServerUp
-from synrepl.wire.native import Subscribe
 from tests.http.builders import receipt, typing
 from tests.memory_engine import FaultyEngine
 from tests.replicas.http.test_replica_routes import HERE, HS, CopiesCase

@@ -8,8 +8,8 @@ from twisted.logger import capturedLogs, formatEvent
 from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
 from synrepl.replicas.http import native_handlers as native_routes
 from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES
+from synrepl.replicas.wire.native import Join
 from synrepl.transports.connection import STALLED_SECONDS
-from synrepl.wire.native import Join
 from tests.http.builders import receipt
 from tests.replicas.http.native_door import Door
 from tests.replicas.http.test_replica_routes import CopiesCase

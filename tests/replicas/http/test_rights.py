@@ -11,12 +11,12 @@ from synrepl.http_api.routes import ROUTES
 from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right, access_of
 from synrepl.ports.history import EpochStart
 from synrepl.ports.rights import Operation, command_operation, operations, route_operation
-from synrepl.replication.command_forwarder import line_of
+from synrepl.replicas.wire.native import Join, Subscribe
+from synrepl.replication.command_lines import line_of
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, FederationAck, declared_commands
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.native import Join, Subscribe
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
 from tests.files.site import DATA, PLACE, FilesSiteCase
 from tests.http.builders import SiteCase, Talk, receipt
@@ -150,7 +150,7 @@ class TableTests(CopiesCase, FilesSiteCase):
             **self.served(),
             keys=self.relays.keys,
         )
-        self.receiver = self.publisher.command_receiver
+        self.receiver = self.relays.command_receiver
         self.commands = self.publisher.follower_commands.buffer
 
     def request_of(self, peer: Peer, method: str, path: str, body: Any = None) -> Any:
@@ -399,7 +399,7 @@ class SightTests(CopiesCase):
     def test_commands_for_the_homeserver_are_those_of_seen_streams(self) -> None:
         """And a key that sees some of them cannot acknowledge them all."""
         said = [(1, b"REMOVE_PUSHER app key @a:hs"), (2, b"USER_SYNC w @a:hs PHONE start 1")]
-        self.publisher.command_receiver.receive("o", said)
+        self.relays.command_receiver.receive("o", said)
 
         self.assertIn("REMOVE_PUSHER", self.told("GET", "/v1/commands", None, "shared"))
         self.assertEqual(1, len(self.told("GET", "/v1/commands").splitlines()))
@@ -410,7 +410,7 @@ class SightTests(CopiesCase):
 
     def test_the_origin_of_forwarded_commands_belongs_to_a_key(self) -> None:
         """Or a peer could use up the numbers of another one, whose commands would be lost."""
-        receive = self.publisher.command_receiver.receive
+        receive = self.relays.command_receiver.receive
         receive("paris-1", [(10**9, b"PING")], access=access_of(self.limited))
 
         received = receive("paris-1", [(7, b"REMOTE_SERVER_UP example.org")])

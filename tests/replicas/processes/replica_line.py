@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 
 from synrepl.http_api.routes import OCTETS
 from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES, OFFSET
+from synrepl.replicas.wire.native import VERSION
 from synrepl.wire.codec import LineBuffer
-from synrepl.wire.native import VERSION
 from tests.service.processes import Daemon
 
 __all__ = ["HttpPipe", "Line", "Pipe", "open_line"]

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from synrepl.replicas.relay.leases import MAX_ANONYMOUS
+from synrepl.replicas.wire.blocks import MAX_BLOCK, encode_block
+from synrepl.replicas.wire.native import Joining, Welcome, heartbeat_check
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.transports.http.append_routes import MAX_WRITERS
-from synrepl.wire.blocks import MAX_BLOCK, encode_block
-from synrepl.wire.native import Joining, Welcome, heartbeat_check
 from synrepl.wire.position import LogPosition
 from tests.processes.channel import eventually, status
 from tests.processes.http_proxy import HttpProxy, ProxiedRequest

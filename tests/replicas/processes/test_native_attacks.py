@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from synrepl.replicas.wire.blocks import encode_block
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact, encode_fact
-from synrepl.wire.blocks import encode_block
 from tests.certificates import Authority
 from tests.processes.channel import SECRET, ask, eventually, status
 from tests.processes.proxy import Proxy

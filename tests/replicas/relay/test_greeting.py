@@ -5,10 +5,10 @@ from twisted.internet.address import IPv4Address
 from twisted.logger import capturedLogs, formatEvent
 
 from synrepl.ports.access import Key, Keyring, Right
+from synrepl.replicas.wire.native import VERSION, Hello
 from synrepl.testing.network import MemoryTransport
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import NATIVE
-from synrepl.wire.native import VERSION, Hello
 from tests.raw_peer import raw_server
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode

@@ -6,12 +6,12 @@ from twisted.internet.defer import Deferred, succeed
 
 from synrepl.ports.access import Access, Key, Keyring
 from synrepl.replicas.relay.leases import MAX_LEASES
+from synrepl.replicas.wire.native import VERSION, Hello, Join, Subscribe, Welcome
 from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
 from synrepl.wire.commands import RemoteServerUp
 from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import VERSION, Hello, Join, Subscribe, Welcome
 from synrepl.wire.position import LogPosition
 from tests.replicas.clusters import FakeCluster, RawReplica
 from tests.replicas.nodes import FakeNode

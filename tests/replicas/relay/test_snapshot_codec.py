@@ -13,8 +13,9 @@ from synrepl.replicas.relay.snapshot_codec import (
     read_meta,
     snapshot_block,
 )
-from synrepl.wire import blocks as blocks_module
-from synrepl.wire.blocks import BlockBuffer, Payload
+from synrepl.replicas.wire import blocks as blocks_module
+from synrepl.replicas.wire.blocks import Payload
+from tests.replicas.wire.block_buffer import BlockBuffer
 
 numbers = st.integers(0, 2**63 - 1)
 texts = st.text(max_size=10)

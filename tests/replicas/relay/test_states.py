@@ -14,9 +14,7 @@ from synrepl.replicas.relay import relay as relay_module
 from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
 from synrepl.replicas.relay.states import TRANSITIONS, RelayEvent, RelayState
-from synrepl.replication import text_pages as pages_module
-from synrepl.wire.grammar import Command
-from synrepl.wire.native import (
+from synrepl.replicas.wire.native import (
     VERSION,
     Ack,
     Channel,
@@ -30,6 +28,8 @@ from synrepl.wire.native import (
     Up,
     refusal,
 )
+from synrepl.replication import text_pages as pages_module
+from synrepl.wire.grammar import Command
 from synrepl.wire.position import LogPosition
 from tests.replicas.clusters import FakeCluster
 from tests.replication.machine_steps import allowed_steps, taken_steps
@@ -120,7 +120,7 @@ class Replica:
         if state is RelayState.GREETING:
             # A native listener finds out by HELLO that the peer is a replica.
             connection = Mock(certified_name=None, is_local=True)
-            self.node.relays.serve(connection)
+            self.node.relays.attach(connection)
         else:
             welcome = raw.greet(cluster)
             assert welcome is not None

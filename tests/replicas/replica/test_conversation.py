@@ -11,12 +11,12 @@ from synrepl.ports.metrics import Metrics
 from synrepl.replicas.native_client import MAX_QUEUED_BYTES, NativeConversation, NativeUpstream
 from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.settings import UpstreamSettings
+from synrepl.replicas.wire.blocks import encode_block
+from synrepl.replicas.wire.native import Refused, Welcome, heartbeat_check
 from synrepl.replication.addresses import Address
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.connection import ReplicationProtocol
-from synrepl.wire.blocks import encode_block
 from synrepl.wire.dialect import NATIVE
-from synrepl.wire.native import Refused, Welcome, heartbeat_check
 from tests.replicas.clusters import FakeCluster
 
 WELCOME = f"{Welcome.EXAMPLES[NATIVE]}\n".encode()

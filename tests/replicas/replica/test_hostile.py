@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.wire.native import heartbeat_check
+from synrepl.replicas.wire.native import heartbeat_check
 from tests.raw_peer import raw_server
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.replica.test_conversation import connected

@@ -9,13 +9,13 @@ from synrepl.ports.history import LogSnapshot
 from synrepl.replicas.relay.block_encoder import facts_block
 from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.replica import join as joining_module
+from synrepl.replicas.wire import native
+from synrepl.replicas.wire.native import Join, Joined
 from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
-from synrepl.wire import native
 from synrepl.wire.filter import Filter
-from synrepl.wire.native import Join, Joined
 from synrepl.wire.position import LogPosition
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode

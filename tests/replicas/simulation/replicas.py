@@ -28,6 +28,7 @@ from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replicas.roles.notifier import MAX_NOTIFY_RETRY_SECONDS
 from synrepl.replicas.roles.rivals import INQUIRY_INTERVAL
 from synrepl.replicas.roles.states import Role
+from synrepl.replicas.wire.native import Hello, Subscribe
 from synrepl.replication import feed as feed_module
 from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
@@ -38,7 +39,6 @@ from synrepl.streams.declared import StreamBody
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryLink, Network
-from synrepl.wire.native import Hello, Subscribe
 from tests.memory_engine import FaultyEngine
 from tests.replicas.nodes import FakeNode
 from tests.replicas.simulation.histories import Content, Histories, content

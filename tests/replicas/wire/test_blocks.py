@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.wire import blocks as blocks_module
-from synrepl.wire.blocks import (
+from synrepl.replicas.wire import blocks as blocks_module
+from synrepl.replicas.wire.blocks import (
     COUNTED_BYTES,
     MAX_BLOCK,
     MAX_HELD,
     MAX_LINES,
-    BlockBuffer,
     Payload,
     encode_block,
     encode_blocks,
 )
 from synrepl.wire.codec import MAX_LENGTH
 from tests.operations import count_operations
+from tests.replicas.wire.block_buffer import BlockBuffer
 
 STREAM = b"SERVER hs\n" + encode_block("facts", 2, b"one\ntwo\n") + encode_block("held", 0, b"") + b"PING 5\n"
 FOUND = [b"SERVER hs", Payload("facts", 2, b"one\ntwo\n"), Payload("held", 0, b""), b"PING 5"]

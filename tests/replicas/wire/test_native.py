@@ -3,18 +3,20 @@
 import pytest
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire.codec import codec_of
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
-from synrepl.wire.filter import ALL, Filter
-from synrepl.wire.grammar import CLIENT, SERVER, Command
-from synrepl.wire.native import (
+from synrepl.replicas.native_receiver import OPENING
+from synrepl.replicas.wire.native import (
     NATIVE_COMMANDS,
     DigestsAre,
     Hello,
     Subscribe,
 )
+from synrepl.replicas.wire.native_codec import native_codec
+from synrepl.wire.codec import codec_of
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.filter import ALL, Filter
+from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.position import LogPosition
-from synrepl.wire.session import AUTO, Action, Session
+from synrepl.wire.session import AUTO, Action, HandOver, Session
 
 
 def len_of(integer: int) -> str:
@@ -30,11 +32,19 @@ HELLO = b'HELLO {"uuid":"u","name":"replica1","version":3}'
 
 
 def receive(session: Session, lines: list[bytes]) -> list[Action]:
-    return list(session.receive(lines))
+    """What the session makes of these lines; a replica is served in its own dialect."""
+    actions: list[Action] = []
+    for action in session.receive(lines):
+        if isinstance(action, HandOver):
+            session.speak(native_codec(ours=SERVER, theirs=CLIENT))
+            actions += receive(session, list(action.lines))
+        else:
+            actions.append(action)
+    return actions
 
 
 def server(dialect: Dialect | None = AUTO) -> Session:
-    return Session(SERVER, dialect, name="hs", seconds=lambda: 1000.0)
+    return Session(SERVER, dialect, name="hs", seconds=lambda: 1000.0, opening=OPENING)
 
 
 @pytest.mark.parametrize("before", [[], [b"NAME replica1"], [b"NAME replica1", b"PING 1"], [b"PING 1"]])
@@ -70,17 +80,17 @@ def test_no_release_receives_native_commands(dialect: Dialect, command: type[Com
     ours = SERVER if SERVER in command.SENT_BY else CLIENT
     theirs = CLIENT if ours is SERVER else SERVER
     line = command.EXAMPLES[NATIVE].encode()
-    parsed = codec_of(NATIVE, ours=theirs, theirs=ours).parse(line)
+    parsed = native_codec(ours=theirs, theirs=ours).parse(line)
 
-    assert codec_of(NATIVE, ours=ours, theirs=theirs).format(parsed) == line
+    assert native_codec(ours=ours, theirs=theirs).format(parsed) == line
     with pytest.raises(LocalProtocolError):
         codec_of(dialect, ours=ours, theirs=theirs).format(parsed)
 
 
-REPLICAS = codec_of(NATIVE, ours=SERVER, theirs=CLIENT)
+REPLICAS = native_codec(ours=SERVER, theirs=CLIENT)
 """What a primary reads and writes."""
 
-PRIMARYS = codec_of(NATIVE, ours=CLIENT, theirs=SERVER)
+PRIMARYS = native_codec(ours=CLIENT, theirs=SERVER)
 
 
 def test_a_body_is_decoded_as_it_was_encoded() -> None:
@@ -146,7 +156,7 @@ def test_epochs_and_serials_are_never_below_zero(body: str) -> None:
 def test_an_ack_is_bounded(line: bytes, why: str) -> None:
     """As all integers of commands."""
     with pytest.raises(RemoteProtocolError, match=why):
-        codec_of(NATIVE, ours=SERVER, theirs=CLIENT).parse(line)
+        native_codec(ours=SERVER, theirs=CLIENT).parse(line)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from typing import Final, Protocol
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
+from synrepl.replication.command_lines import REMIND_SECONDS, line_of
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, Ping
-from synrepl.wire.dialect import LEGACY, NEWEST
+from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 
 MAX_QUEUED: Final = 10_000
@@ -22,21 +23,11 @@ MAX_QUEUED: Final = 10_000
 WINDOW: Final = 500
 """The most commands that are sent to an upstream and not acknowledged yet."""
 
-REMIND_SECONDS: Final = 60.0
-"""How often a replica sends a heartbeat and the acks of its connected federation senders. Without them, the
-upstream would drop its users and acks.
-"""
 
 PING: Final = b"PING"
 
 Numbered = tuple[int, bytes]
 """A command's number within its origin, and its line."""
-
-
-def line_of(command: Command) -> bytes:
-    """Format a command for `NEWEST`, or for `LEGACY` if `NEWEST` lacks it. Raises LocalProtocolError."""
-    dialect = NEWEST if NEWEST.release in command.SPAN else LEGACY
-    return codec_of(dialect, ours=CLIENT, theirs=SERVER).format(command)
 
 
 def command_of(line: bytes) -> Command:
@@ -194,19 +185,3 @@ class CommandForwarder:
         self._reminder.restart(REMIND_SECONDS)
         self._is_reminder_due = True
         self._flush_soon()
-
-
-class CommandOrigin:
-    """A replica that forwards commands, with the key named `owner`.
-
-    `number` is that of the last command received from it.
-    """
-
-    __slots__ = ("last_active_at", "name", "number", "owner", "since")
-
-    def __init__(self, owner: str, name: str, since: int) -> None:
-        self.owner = owner
-        self.name = name
-        self.since = since
-        self.number = since - 1
-        self.last_active_at = 0.0

@@ -14,7 +14,8 @@ from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.rights import command_refusal
 from synrepl.ports.time import Timer
-from synrepl.replication.command_forwarder import PING, CommandOrigin, Numbered, command_of
+from synrepl.replicas.command_forwarder import PING, Numbered, command_of
+from synrepl.replication.command_lines import CommandOrigin
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.wire.commands import FROM_ALL_PROCESSES, FederationAck, Ping
 from synrepl.wire.grammar import Command
