@@ -27,6 +27,8 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/contrib/test_proxies.py": SERVERS,
     "tests/files": DEV,
     "tests/files/processes": SERVERS,
+    "tests/files/test_crash.py": SERVERS,
+    "tests/files/test_queue_database.py": SERVERS,
     "tests/http": DEV,
     "tests/http/test_arrow.py": frozenset({"dev", "arrow"}),
     "tests/homeserver": DEV,
