@@ -219,7 +219,7 @@ class ChannelUplink:
             self._channel.publisher_lost(self._upstream)
 
 
-def _command(name: str, channel: str, line: bytes) -> "SentOnChannel":
+def _command(name: str, channel: str, line: bytes) -> Any:
     commands, text = _commands(), line.decode("utf-8", "surrogateescape")
     if channel:
         return commands.PublishTo(publisher=name, channel=channel, line=text)
