@@ -4,6 +4,7 @@ The public API is the names in `__all__`, the streams and rows in `synrepl.strea
 `synrepl.wire.commands`, and `synrepl.testing`; everything else may move (docs/reference/library.md).
 Each name is imported on first use: so importing this package installs no reactor, and its pure core
 (`synrepl.wire`, `synrepl.streams`) needs no Twisted.
+A name of a room that is not installed raises `ImportError`.
 """
 
 from importlib import import_module
@@ -76,7 +77,7 @@ _NAMES = {
     "synrepl.streams.table": "StreamTable",
     "synrepl.wire.dialect": "CURRENT Dialect LEGACY MIDDLE NATIVE",
 }
-"""The public names by the module that has them."""
+"""The public names by the module that has them: of the core, and of the room `ids`."""
 
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -140,7 +141,14 @@ if not TYPE_CHECKING:
             # Modules have lower case names, and Python asks for some that are not there.
             hint = "" if name.startswith("_") else import_module("synrepl.errors").suggest(name, __all__)
             raise AttributeError(f"module 'synrepl' has no attribute {name!r}{hint}")
-        return getattr(import_module(home), name)
+        try:
+            return getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            folder = ".".join(home.split(".")[:2])
+            if error.name not in (folder, home):
+                raise
+            room = folder.removeprefix("synrepl.")
+            raise ImportError(f"{name} belongs to {room}, which is not installed") from error
 
 
 def __dir__() -> list[str]:

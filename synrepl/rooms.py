@@ -4,7 +4,7 @@ The core names no room. A room declares itself by an entry point of the group ``
 without its folder and that line, everything else works as before.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from types import MappingProxyType
@@ -65,6 +65,11 @@ class Room:
 
     It sees the status, and the macros of ``status.html.j2``.
     """
+    extensions: Mapping[str, str] = MappingProxyType({})
+    """What it adds to commands of the core: by the name of a command, ``module:function`` of a function that
+    takes the command, and returns it with options of the room."""
+    absent_status: Mapping[str, Any] = MappingProxyType({})
+    """Its keys of the status of a daemon that does not have it, as the settings do not want it."""
 
     def settings_class(self) -> type[Any] | None:
         """The dataclass with its settings (`synrepl.base.settings`); None without any."""
@@ -80,6 +85,10 @@ class Room:
     def listeners(self, settings: Any) -> "Sequence[tuple[str, str]]":
         """The listeners that its `Part` will have, whose clients show keys: the name of the setting of each,
         and its server endpoint string."""
+        return ()
+
+    def assigned_streams(self, settings: Any) -> Collection[str]:
+        """The streams that its `Part.fact_source` brings, with their tokens: nobody can post to them."""
         return ()
 
     def routes(self) -> "Sequence[Route]":
@@ -118,6 +127,11 @@ class Room:
     def build(self, daemon: "DaemonParts") -> "Part | None":
         """Make what runs in a daemon; None if nothing does. Raises `ConfigError`."""
         return None
+
+
+def wanted_rooms(settings: Any) -> list[Room]:
+    """Return the rooms that a daemon with these settings has, in the order of `rooms`."""
+    return [room for room in rooms() if room.is_wanted(settings)]
 
 
 @cache

@@ -34,8 +34,6 @@ gc.set_threshold(100_000, 50, 1_000)
 SLOW: Final = (
     # Real processes.
     "processes/",
-    "channel/processes/",
-    "files/test_package_uploads",
     "cli/test_targets.py::test_the_demo",
     "crash/",
     "test_howtos",
@@ -76,9 +74,9 @@ SLOW: Final = (
     "pipeline/test_without_spark",
     # Models of random operations, where another one runs on the engine in memory.
     "storage/test_log_model.py::AdoptModelOnSQLiteTests",
-    "storage/ids/test_definitions",
-    "storage/ids/test_oracle",
-    "storage/tables/test_source",
+    "ids/test_definitions",
+    "ids/test_oracle",
+    "homeserver/tables/test_source",
     # The tools of the house.
     "test_bench.py::test_an_interrupted",
     "test_mutants.py::test_tests_that_fail",

@@ -15,6 +15,7 @@ class ChannelRoom(Room):
 
     name = "channel"
     after = ("replicas",)
+    absent_status = MappingProxyType({"resp": None})
     headings = MappingProxyType({"Listeners and access": "resp resp_ack"})
 
     def settings_class(self) -> type[Any]:

@@ -11,6 +11,7 @@ import click
 
 from synrepl.errors import ReplicationError, suggest
 from synrepl.extras import missing_extra
+from synrepl.rooms import rooms
 
 EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
@@ -163,6 +164,15 @@ class LazyGroup(CliGroup):
 
 class MainGroup(LazyGroup):
     """The commands of the program. An expected error ends a command with one line on standard error."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command, with what rooms add to it."""
+        command = super().get_command(ctx, cmd_name)
+        places = [place for room in rooms() if (place := room.extensions.get(cmd_name))]
+        for place in places if command is not None else ():
+            module, _, attribute = place.partition(":")
+            command = getattr(import_module(module), attribute)(command)
+        return command
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _one_line():

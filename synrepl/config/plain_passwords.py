@@ -9,20 +9,23 @@ from synrepl.transports.redis.address import RedisAddress
 
 
 def plain_passwords(
-    *, redis: RedisAddress | None, databases: Mapping[str, str | None], instance_map: Mapping[str, str]
+    *, redis: RedisAddress | None, texts: Mapping[str, str], instance_map: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield a note for each password that goes to another machine without TLS.
 
-    `databases` are the URLs by setting; `instance_map` is empty without a secret.
+    `texts` are the settings that are texts, among them the URLs of databases; `instance_map` is empty
+    without a secret.
     """
     if redis is not None and not redis.tls and (redis.password_file or redis.sentinel_password_file):
         far = [host for host, _ in redis.hosts if not is_loopback_host(host)]
         if far:
             yield f"redis: its password goes to {far[0]} in the clear: use rediss://"
-    for name, url in databases.items():
-        parts = urlsplit(url or "")
+    for name, url in texts.items():
+        if not url.startswith(("postgresql://", "postgres://")):
+            continue
+        parts = urlsplit(url)
         mode = parse_qs(parts.query).get("sslmode", ["prefer"])[-1]
-        host = (parts.hostname or "") if parts.scheme.startswith("postgres") else ""
+        host = parts.hostname or ""
         if host and not is_loopback_host(host) and not mode.startswith("verify-"):
             yield f"{name}: nothing verifies that {host} is the server: add ?sslmode=verify-full"
     for name, url in instance_map.items():

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from synrepl.config.files import read_file, read_keys, read_secret
 from synrepl.config.plain_passwords import plain_passwords
 from synrepl.errors import ConfigError, suggest
@@ -20,7 +18,7 @@ from synrepl.ingest.settings import IngestSettings
 from synrepl.key_rules import is_loopback_host
 from synrepl.missing_rooms import why_missing
 from synrepl.ports.access import Key, Keyring
-from synrepl.ports.settings import Setting, path, paths, setting, size, switch, text
+from synrepl.ports.settings import Setting, path, setting, size, switch
 from synrepl.replication.settings import RetentionSettings
 from synrepl.replication.strategies import serving
 from synrepl.rooms import rooms
@@ -36,10 +34,8 @@ GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
     "Listeners and access": "listen http insecure secret_file keys_file ca_file"
     " certificate_file private_key_file allowed_hosts advertise",
-    "Log and files": "database retain_seconds snapshot",
-    "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
-    " no_federation",
-    "Watch": "homeserver homeserver_workers",
+    "Log and files": "database retain_seconds",
+    "Sources of facts": "redis redis_writes follow instance_map streams no_federation",
     "Connections": "dialect ping_seconds timeout_seconds request_seconds reader_bytes max_body_bytes",
 }
 """The headings of the manual in its order, each with the names of its settings."""
@@ -66,14 +62,6 @@ class Settings(
         parse=endpoint,
         metavar="ENDPOINT",
     )
-    snapshot: str | None = setting(
-        None,
-        "A directory or URI with a snapshot (synrepl pipeline compact) that an empty log is loaded from."
-        " A replica then follows its upstream from that position; a primary begins a new epoch.",
-        parse=text,
-        metavar="DIR",
-        example="/var/lib/synrepl/snapshot",
-    )
     streams: tuple[Declaration, ...] = setting(
         (),
         "Streams of one's own, by name, each with `key`, `kind` (kept or ephemeral), `columns`"
@@ -87,23 +75,6 @@ class Settings(
         False,
         "Do not serve the stream federation: Synapse has none while its main process sends to other servers.",
         parse=switch,
-    )
-    homeserver: tuple[Path, ...] = setting(
-        (),
-        "A configuration file of the homeserver, or a directory of them, to watch: what is written, announced"
-        " and received (synrepl inspect). It adds no writes and no sources. May be repeated.",
-        parse=paths,
-        metavar="PATH",
-        kind="list",
-        example="[/etc/matrix-synapse/homeserver.yaml]",
-    )
-    homeserver_workers: tuple[Path, ...] = setting(
-        (),
-        "The configuration file of a worker of `homeserver`, or a directory of them. May be repeated.",
-        parse=paths,
-        metavar="PATH",
-        kind="list",
-        example="[/etc/matrix-synapse/workers]",
     )
     secret_file: Path | None = setting(
         None,
@@ -196,13 +167,12 @@ class Settings(
         own = {instance} - {"master", "main"}
         others = {name: url for name, url in parsed["instance_map"].items() if name not in own}
         parsed["instance_map"] = MappingProxyType(others)
-        parsed["table_streams"] = tuple(
-            msgspec.structs.replace(one, default_writer=instance) for one in parsed["table_streams"]
-        )
         built = settings_class()(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
         notes = plain_passwords(
             redis=built.redis,
-            databases={"database": built.database, "tables_database": built.tables_database},
+            texts={
+                one.name: value for one in settings() if isinstance(value := getattr(built, one.name), str)
+            },
             instance_map={} if built.secret is None else built.instance_map,
         )
         built = dataclasses.replace(built, notes=tuple(notes))
@@ -259,11 +229,6 @@ def validate(built: Settings) -> None:
     _check_open(built)
     _check_private(built)
     _check_name(built)
-    if any(one.for_catch_up for one in built.table_streams) and not (built.has_channel or built.follow):
-        raise ConfigError(
-            "table_streams: a table with `catch_up: true` only fills gaps, and live facts have no source: set"
-            " --redis or --follow, or remove catch_up"
-        )
     if (built.certificate_file is None) != (built.private_key_file is None):
         raise ConfigError("--certificate-file and --private-key-file go together: set both")
     if built.timeout_seconds <= built.ping_seconds:

@@ -7,6 +7,7 @@ from twisted.logger import Logger
 from synrepl.daemon.ingest import IngestServices
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.ingest.channel_host import IChannelHost
+from synrepl.ingest.fact_source import IFactSource
 from synrepl.ports.tasks import Tasks
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import IRole
@@ -19,8 +20,7 @@ from synrepl.streams.declaration import Declaration
 class IngestSwitch:
     """Opens the sources and declares the configured `streams` while `role` is that of a primary.
 
-    `host` is the channel that this daemon serves itself.
-
+    `fact_sources` of rooms and the channel of `host` are sources too.
     `on_failure` is called with the reason if the sources can no longer be opened or closed.
     """
 
@@ -34,8 +34,9 @@ class IngestSwitch:
         refused: RefusedFacts,
         declared: DeclaredStreams,
         role: IRole,
-        host: IChannelHost | None,
         *,
+        fact_sources: Sequence[IFactSource],
+        host: IChannelHost | None,
         streams: Sequence[Declaration],
         on_failure: Callable[[str], object],
     ) -> None:
@@ -45,6 +46,7 @@ class IngestSwitch:
         self._refused = refused
         self._declared = declared
         self._role = role
+        self._fact_sources = fact_sources
         self._host = host
         self._streams = streams
         self._on_failure = on_failure
@@ -54,7 +56,7 @@ class IngestSwitch:
     async def start(self) -> None:
         """Do what the role says now. Raises `ReplicationError` if a source cannot be opened."""
         if self._role.is_primary:
-            self._ingest.open(self._log, self._publisher, self._refused, self._host)
+            self._open()
             await self._declare()
         self._is_started = True
         if not self._role.is_primary:
@@ -70,12 +72,15 @@ class IngestSwitch:
         if self._is_started:
             self._tasks.start(self._adjust(), "starting or stopping ingest")
 
+    def _open(self) -> None:
+        self._ingest.open(self._log, self._publisher, self._refused, self._fact_sources, self._host)
+
     async def _adjust(self) -> None:
         try:
             if not self._role.is_primary:
                 await self._ingest.close()
                 return
-            self._ingest.open(self._log, self._publisher, self._refused, self._host)
+            self._open()
             try:
                 await self._declare()
             except ReplicationError as error:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from synrepl.config import Settings
 from synrepl.daemon.listeners import Listeners, Port
 from synrepl.ingest.channel_host import IChannelHost
+from synrepl.ingest.fact_source import IFactSource
 from synrepl.ports.access import LOCAL, Access, Keyring
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
@@ -26,10 +27,17 @@ from synrepl.transports.credentials import Credentials
 class Part:
     """What a room runs in a daemon; a subclass overrides what it has.
 
-    Parts are started before the ports open, and stopped after the ports have closed, in the order in which
-    they were made. They are started the other way round: a room is made after those on which it builds, and
-    these begin to act when it is there.
+    Parts are made once the log is open, and prepare it before anything reads it. They are started before the
+    ports open, and stopped after the ports have closed, in the order in which they were made. They are
+    started the other way round: a room is made after those on which it builds, and these begin to act when
+    it is there.
     """
+
+    fact_source: IFactSource | None = None
+    """What brings facts into the log while this daemon is the primary."""
+
+    async def prepare(self) -> None:
+        """Prepare the log, before anything has read it. Raises `ReplicationError`."""
 
     async def start(self) -> None:
         """Start. Raises `ConfigError` if a setting cannot be used."""

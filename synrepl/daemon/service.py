@@ -1,10 +1,10 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from twisted.application.service import Service
@@ -18,7 +18,6 @@ from synrepl.daemon.ingest_switch import IngestSwitch
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
-from synrepl.extras import install
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.settings import UNNAMED
@@ -31,7 +30,7 @@ from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.retention import Retention, keys_of
-from synrepl.rooms import rooms
+from synrepl.rooms import rooms, wanted_rooms
 from synrepl.storage.append_gate import AppendGate, WriterRules, starting
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
@@ -42,10 +41,6 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.server import Services
 from synrepl.wire.dialect import NEWEST
-
-if TYPE_CHECKING:
-    from synrepl.homeserver.invalidation import Invalidator
-    from synrepl.homeserver.watch import HomeserverWatch
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
 """The settings that `Daemon.reload` applies."""
@@ -162,13 +157,12 @@ class Daemon(Service):
             metrics=self.metrics,
             credentials=self.credentials,
             history_lost=listeners.history_lost,
+            assigned=self._assigned_streams(),
         )
         rules = WriterRules()
-        log = await self._open_log(ingest.followed_streams, rules)
+        log = await self._open_log(rules)
         self._stops.append(log.stop)
         self._check_name(log)
-        if settings.snapshot is not None:
-            await self._restore(log, settings.snapshot)
         # The first subscriber of the log: the others find newly declared streams in the table.
         declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
         log.subscribe(self.metrics.count_facts)
@@ -183,7 +177,6 @@ class Daemon(Service):
         self._stops.append(publisher.stop)
         refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
         expiry = ExpiryClock(reactor, time.monotonic)
-        place = len(self._stops)
         parts = self._make_parts(
             DaemonParts(
                 settings=settings,
@@ -202,6 +195,8 @@ class Daemon(Service):
                 rooms=self._parts,
             )
         )
+        for part in parts.values():
+            await part.prepare()
         hooks = self.hooks = _hooks_of(parts.values())
         switch = IngestSwitch(
             ingest,
@@ -210,15 +205,14 @@ class Daemon(Service):
             refused,
             declared,
             hooks.role,
-            self._channel_host(),
+            fact_sources=[part.fact_source for part in parts.values() if part.fact_source is not None],
+            host=self._channel_host(),
             streams=settings.streams,
             on_failure=self._ingest_failed,
         )
-        self._stops[place:place] = [ingest.close, switch.stop]
         retention = Retention(
             log, reactor, settings, keys=keys_of(self.table), leases=hooks.leases, expiry=expiry
         )
-        watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
         services = self._services = Services(
             log=log,
@@ -233,8 +227,6 @@ class Daemon(Service):
             declared=declared,
             refused=refused,
             thread=thread,
-            watch=watch,
-            invalidator=invalidator,
             rooms=parts,
         )
 
@@ -258,7 +250,7 @@ class Daemon(Service):
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
 
         own = Tasks(self._logger, "own facts")
-        self._stops += [own.stop, retention.stop, thread.stop, listeners.stop]
+        self._stops += [own.stop, retention.stop, ingest.close, switch.stop, thread.stop, listeners.stop]
         await declared.load()
         await refused.load()
         if not any(part.hooks() for part in parts.values()):
@@ -275,7 +267,7 @@ class Daemon(Service):
         await listeners.open(services, self.keyring, parts.values())
         return log
 
-    async def _open_log(self, followed: Sequence[str], rules: WriterRules) -> Log:
+    async def _open_log(self, rules: WriterRules) -> Log:
         database = self.settings.database
         kind, _, path = database.partition(":")
         if self._needs_name and self._lacks_name and kind == "sqlite" and not Path(path).exists():
@@ -292,7 +284,7 @@ class Daemon(Service):
             self.reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
-            assigned=followed,
+            assigned=self._assigned_streams(),
             unordered=[stream.name for stream in self.table if not stream.ordered],
             any_writer=[stream.name for stream in self.table if stream.any_writer],
             append_refusal=rules.refusal,
@@ -306,11 +298,16 @@ class Daemon(Service):
             raise ConfigError(f"the log {database}: {error}") from error
         return log
 
+    def _assigned_streams(self) -> list[str]:
+        """The streams whose facts have tokens before this daemon has them."""
+        settings = self.settings
+        return [name for room in wanted_rooms(settings) for name in room.assigned_streams(settings)]
+
     def _make_parts(self, daemon: DaemonParts) -> Mapping[str, Part]:
         """Make the parts of all rooms that the settings want. Raises `ConfigError`."""
         place = len(self._stops)
-        for room in rooms():
-            if room.is_wanted(self.settings) and (part := room.build(daemon)) is not None:
+        for room in wanted_rooms(self.settings):
+            if (part := room.build(daemon)) is not None:
                 self._parts[room.name] = part
                 # What began to act last is stopped first.
                 self._stops.insert(place, part.stop)
@@ -320,21 +317,6 @@ class Daemon(Service):
         """The part of a room that serves a channel; None if none does."""
         hosts = (part.channel_host() for part in self._parts.values())
         return next((one for one in hosts if one is not None), None)
-
-    def _open_homeserver(self) -> "tuple[HomeserverWatch, Invalidator] | tuple[None, None]":
-        """Watch the homeserver of the settings, if there is one. Raises `ConfigError`."""
-        if not self.settings.homeserver:
-            return None, None
-        # Imported on use: most daemons watch no homeserver.
-        from synrepl.homeserver.configuration import read_homeserver
-        from synrepl.homeserver.invalidation import Invalidator
-        from synrepl.homeserver.watch import HomeserverWatch
-
-        homeserver = read_homeserver(self.settings.homeserver, self.settings.homeserver_workers)
-        watch = HomeserverWatch(self.reactor, homeserver, self.metrics)
-        self._stops.append(watch.stop)
-        watch.start()
-        return watch, Invalidator(self.reactor, homeserver, seconds=self.reactor.seconds)
 
     def _check_name(self, log: Log) -> None:
         """Warn of a primary's log that belongs to no homeserver. With `needs_name`, refuse an empty one."""
@@ -360,20 +342,6 @@ class Daemon(Service):
         database = self.settings.database
         return ConfigError(
             f"the log {database} is new: set --server-name to the server_name of its homeserver"
-        )
-
-    async def _restore(self, log: Log, location: str) -> None:
-        try:
-            # Imported on use: it needs the pipeline's libraries.
-            from synrepl.pipeline.restore import restore_snapshot
-        except ImportError as error:
-            raise ConfigError(f"a snapshot needs pyarrow ({error}): run {install('arrow')}") from error
-        await restore_snapshot(
-            log,
-            location,
-            self.reactor,
-            server_name=self.settings.expected_name(log.notes),
-            is_replica=self._is_copy,
         )
 
     def _key_of(self, stream: str, row: bytes) -> Any:

@@ -5,9 +5,10 @@ from typing import Final
 from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, ReplicationError
+from synrepl.homeserver.invalidation_requests import InvalidationReport, InvalidationRequest, NotInvalidated
+from synrepl.homeserver.part import invalidator_of
+from synrepl.homeserver.routes import INVALIDATE
 from synrepl.html.humanize import counted
-from synrepl.http_api.routes import INVALIDATE
-from synrepl.ports.invalidations import InvalidationReport, InvalidationRequest, NotInvalidated
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
@@ -22,7 +23,7 @@ _logger = Logger()
 @handles(INVALIDATE)
 async def invalidate(call: Call, body: InvalidationRequest) -> InvalidationReport:
     """Invalidate caches of the homeserver, and log who did it and why; the keys are not logged."""
-    invalidator = call.services.invalidator
+    invalidator = invalidator_of(call.services)
     if invalidator is None:
         raise ApiError("not_found", "this daemon knows no homeserver: start it with --homeserver")
     if body.is_empty:

@@ -29,14 +29,14 @@ from synrepl.homeserver.channel import announcements, redis_address
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.database import open_database
 from synrepl.homeserver.homeserver_invalidations import HomeserverInvalidations
-from synrepl.homeserver.looks import MetricsLook
-from synrepl.homeserver.metrics import MetricsScraper
-from synrepl.ports.invalidations import (
+from synrepl.homeserver.invalidation_requests import (
     InvalidationReport,
     InvalidationRequest,
     NotInvalidated,
     ProcessReport,
 )
+from synrepl.homeserver.looks import MetricsLook
+from synrepl.homeserver.metrics import MetricsScraper
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import shielded
 from synrepl.replication.broker.member import ChannelMember

@@ -1,6 +1,14 @@
 """The room of the homeserver: its tables as a source of facts, and commands that look at it from outside."""
 
+from collections.abc import Collection, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
 from synrepl.rooms import Command, Room
+
+if TYPE_CHECKING:
+    from synrepl.daemon.parts import DaemonParts, Part
+    from synrepl.http_api.route import Route
 
 LOOK = "Inspect a homeserver"
 
@@ -9,7 +17,14 @@ class HomeserverRoom(Room):
     """Looks at the processes and tables of a homeserver."""
 
     name = "homeserver"
-    after = ("replicas",)
+    headings = MappingProxyType(
+        {
+            "Sources of facts": "table_streams tables_database",
+            "Watch": "homeserver homeserver_workers",
+        }
+    )
+    absent_status = MappingProxyType({"homeserver": None, "tables": [], "writers": []})
+    extensions = MappingProxyType({"streams": "synrepl.homeserver.commands.stuck_streams:extend"})
     commands = (
         Command(
             "inspect",
@@ -42,6 +57,39 @@ class HomeserverRoom(Room):
             "Operate",
         ),
     )
+
+    def settings_class(self) -> type[Any]:
+        from synrepl.homeserver.settings import HomeserverSettings
+
+        return HomeserverSettings
+
+    def check_settings(self, settings: Any) -> None:
+        from synrepl.homeserver.settings import homeserver_settings
+
+        homeserver_settings(settings).check()
+
+    def assigned_streams(self, settings: Any) -> Collection[str]:
+        from synrepl.homeserver.settings import homeserver_settings
+
+        return [one.stream for one in homeserver_settings(settings).followed_tables]
+
+    def routes(self) -> "Sequence[Route]":
+        from synrepl.homeserver.routes import ROUTES
+
+        return ROUTES
+
+    def metrics_class(self) -> type[Any]:
+        from synrepl.homeserver.watch_metrics import WatchMetrics
+
+        return WatchMetrics
+
+    def is_wanted(self, settings: Any) -> bool:
+        return bool(settings.homeserver or settings.table_streams)
+
+    def build(self, daemon: "DaemonParts") -> "Part | None":
+        from synrepl.homeserver.part import build
+
+        return build(daemon)
 
     def import_handlers(self) -> None:
         import synrepl.homeserver.handlers  # noqa: F401

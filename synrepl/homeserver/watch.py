@@ -16,7 +16,7 @@ from synrepl.homeserver.database import DatabaseViewer, open_database
 from synrepl.homeserver.findings import Finding, Unseen
 from synrepl.homeserver.looks import Look, MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
-from synrepl.ports.metrics import Metrics
+from synrepl.homeserver.watch_metrics import WatchMetrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.threads import ReactorThread
@@ -40,7 +40,7 @@ class HomeserverWatch:
 
     _logger = Logger()
 
-    def __init__(self, reactor: Any, homeserver: Homeserver, metrics: Metrics) -> None:
+    def __init__(self, reactor: Any, homeserver: Homeserver, metrics: WatchMetrics) -> None:
         self.findings: list[Finding] = []
         self._reactor = reactor
         self._homeserver = homeserver

@@ -404,29 +404,6 @@ SYNCING: Final = Route(
     stream="presence",
     examples=(Example("/v1/syncing", {"users": []}),),
 )
-INVALIDATE: Final = Route(
-    "homeserver.invalidate",
-    "POST",
-    "/v1/invalidate",
-    "Invalidate caches of the homeserver that the daemon watches, as `synrepl invalidate` does.",
-    right="administer",
-    stream="caches",
-    errors=("busy", "not_invalidated"),
-    max_body=64 * KIB,
-    examples=(
-        refused_example(
-            "/v1/invalidate", "not_found", {"name": "get_user_by_id", "key": ["@ada:hs.example"]}
-        ),
-    ),
-    answer={
-        "rows": [{"name": str, "keys": ([str], None)}],
-        "drops": {...: [{"name": str, "key": ([str], None)}]},
-        "notes": [str],
-        "ids": [int],
-        "overtaken": [int],
-        "processes": [{"name": str, "release": str, "received": (bool, None), "why": str}],
-    },
-)
 DECLARED: Final = Route(
     "stream.list_all",
     "GET",

@@ -4,11 +4,8 @@ from typing import Any, Final
 
 from synrepl.errors import StorageError
 from synrepl.ids.id_tables import IdStream
-from synrepl.ids.transactions import ICursor
 from synrepl.storage.sql import Flavor, execute
-
-__all__ = ["Flavor", "IdDatabase", "lock_table_creation"]
-
+from synrepl.storage.worker_database import ICursor, lock_table_creation
 
 POSITIONS: Final = """CREATE TABLE IF NOT EXISTS stream_positions (
     stream_name TEXT NOT NULL,
@@ -27,16 +24,6 @@ RUN: Final = 1000
 
 START_LOCK: Final = 0x5359_4E52
 """The class of the advisory locks that serialize the repairs of a stream's ids."""
-
-MAKE_LOCK: Final = 0x5359_4E4D
-"""The advisory lock that serializes table creation: concurrent IF NOT EXISTS can fail."""
-
-
-def lock_table_creation(cursor: ICursor, flavor: Flavor) -> None:
-    """On PostgreSQL, exclude other creators of these tables until the transaction ends."""
-    if flavor == "postgresql":
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", (MAKE_LOCK,))
-        cursor.fetchone()
 
 
 class IdDatabase:

@@ -14,14 +14,16 @@ from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.logger import Logger
 
 from synrepl.errors import StorageError
-from synrepl.ids.database import Flavor, IdDatabase
+from synrepl.ids.database import IdDatabase
 from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.startup import IdProblem, IdProblems, examine, repair, tracker_start
 from synrepl.ids.tracker import Tracker, TrackerStart
-from synrepl.ids.transactions import ICursor, IPool, ITransaction, transact
+from synrepl.ids.transactions import IPool, ITransaction, transact
 from synrepl.ids.writers import Unfinished
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Backoff, doubling, sleep
+from synrepl.storage.sql import Flavor
+from synrepl.storage.worker_database import ICursor
 
 T = TypeVar("T")
 

@@ -1,19 +1,8 @@
 """The layout of a stream's ids in the database: its sequence, tables and writers."""
 
-import re
-
 import msgspec
 
-from synrepl.errors import ConfigError
-
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(?:\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
-
-
-def identifier(name: str) -> str:
-    """Check the name of a table, column or sequence, which becomes part of SQL. Raises `ConfigError`."""
-    if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
-        raise ConfigError(f"{name!r} is not the name of a table, column or sequence: use letters, digits, _")
-    return name
+from synrepl.storage.worker_database import identifier
 
 
 class IdTable(msgspec.Struct, frozen=True, kw_only=True):

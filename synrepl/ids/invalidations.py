@@ -14,9 +14,9 @@ import msgspec
 from synrepl.caches.changes import Changes
 from synrepl.caches.registry import CacheRegistry
 from synrepl.ids.generator import MultiWriterIdGenerator
-from synrepl.ids.id_tables import identifier
 from synrepl.ids.transactions import ITransaction
 from synrepl.storage.sql import execute
+from synrepl.storage.worker_database import identifier
 
 TABLE: Final = "cache_invalidation_stream_by_instance"
 

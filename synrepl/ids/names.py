@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from synrepl.errors import StorageError
-from synrepl.ids.transactions import ICursor
 from synrepl.storage.lock import FileLock
+from synrepl.storage.worker_database import ICursor
 
 NAMES: Final = 0x5359_4E57
 """The class of the advisory locks for writers' names."""

@@ -22,7 +22,7 @@ import msgspec
 
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.tracker import TrackerStart
-from synrepl.ids.transactions import ICursor
+from synrepl.storage.worker_database import ICursor
 
 Kind = Literal[
     "sequence_behind_tables", "sequence_behind_positions", "sequence_unused", "unknown_writer", "history_lost"

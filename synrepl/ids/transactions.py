@@ -1,22 +1,14 @@
 """Transactions with callbacks for their end."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.python.failure import Failure
 
+from synrepl.storage.worker_database import ICursor
+
 T = TypeVar("T")
-
-
-class ICursor(Protocol):
-    """The part of a DB-API cursor that synrepl uses."""
-
-    def execute(self, statement: str, parameters: Sequence[Any] = ..., /) -> Any: ...
-
-    def fetchone(self) -> Any: ...
-
-    def fetchall(self) -> list[Any]: ...
 
 
 class ITransaction(ICursor, Protocol):

@@ -16,16 +16,17 @@ from typing import Any, Final, Self
 from twisted.logger import Logger
 
 from synrepl.errors import ConfigError, StorageError
-from synrepl.ids.database import Flavor, IdDatabase
+from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import CHANNEL, MultiWriterIdGenerator, NotAWriter
 from synrepl.ids.names import FileNames, SessionNames
-from synrepl.ids.transactions import ICursor
 from synrepl.ids.writers import Unfinished, create_writers, last_process, store_status
 from synrepl.ports.interfaces import IClock, IThread
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer, sleep
+from synrepl.storage.sql import Flavor
 from synrepl.storage.threads import ReactorThread
+from synrepl.storage.worker_database import ICursor
 
 HEARTBEAT_SECONDS: Final = 1.0
 ACQUIRE_SECONDS: Final = 15.0

@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ids.database import Flavor, IdDatabase, lock_table_creation
-from synrepl.ids.transactions import ICursor
-from synrepl.storage.sql import execute
+from synrepl.ids.database import IdDatabase
+from synrepl.storage.sql import Flavor, execute
+from synrepl.storage.worker_database import ICursor, lock_table_creation
 
 WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
     stream_name TEXT NOT NULL,

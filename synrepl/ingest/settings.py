@@ -7,10 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from synrepl.errors import ConfigError
-from synrepl.homeserver.tables.layout import TableStream, table_streams
 from synrepl.ports.settings import setting, text, word
 from synrepl.replication.write_policy import StreamWrite, read_writes
-from synrepl.storage.settings import LogSettings, parse_database
+from synrepl.storage.settings import LogSettings
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.settings import ConnectionSettings, client_endpoints
 
@@ -54,11 +53,6 @@ def _synapse_url(name: str, where: Mapping[Any, Any]) -> str:
     return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in str(host) else host}:{port}"
 
 
-def parse_tables(value: Any) -> tuple[TableStream, ...]:
-    """Parse the streams that are read from tables. `Settings.build` sets their default writer."""
-    return () if value in ((), [], None) else tuple(table_streams(value, default_writer="master"))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IngestSettings(ConnectionSettings, LogSettings):
     """The sources of facts besides HTTP."""
@@ -97,22 +91,6 @@ class IngestSettings(ConnectionSettings, LogSettings):
         metavar="TABLE",
         kind="file",
         example="{persister1: http://localhost:9101, persister2: {host: localhost, port: 9102, tls: false}}",
-    )
-    table_streams: tuple[TableStream, ...] = setting(
-        (),
-        "The streams whose facts are rows of the homeserver's tables: a list of `stream`, `table`, `row` ...",
-        parse=parse_tables,
-        metavar="LIST",
-        kind="file",
-        example="[{stream: push_rules, table: push_rules_stream, row: [user_id],"
-        " sequence: push_rules_stream_sequence}]",
-    )
-    tables_database: str | None = setting(
-        None,
-        "The database with the tables of `table_streams`. None: the database of the log.",
-        parse=parse_database,
-        metavar="URL",
-        example="postgresql://synrepl@localhost/synapse?passfile=/etc/synrepl/pgpass",
     )
 
     @property

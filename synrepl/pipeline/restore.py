@@ -6,7 +6,9 @@ from typing import Any, Final
 
 from twisted.logger import Logger
 
+from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, StorageError
+from synrepl.pipeline.settings import snapshot_of
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
@@ -27,6 +29,26 @@ FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
 """The columns of a snapshot's file that facts are made of."""
 
 _logger = Logger(namespace="synrepl.pipeline.restore")
+
+
+class SnapshotPart(Part):
+    """Restores the snapshot of the settings into an empty log, before the daemon reads it."""
+
+    def __init__(self, daemon: DaemonParts) -> None:
+        self._daemon = daemon
+
+    async def prepare(self) -> None:
+        settings, log = self._daemon.settings, self._daemon.log
+        location = snapshot_of(settings)
+        assert location is not None
+        await restore_snapshot(
+            log,
+            location,
+            self._daemon.reactor,
+            server_name=settings.expected_name(log.notes),
+            # A setting of the room replicas, which may be missing.
+            is_replica=bool(getattr(settings, "upstream", ())),
+        )
 
 
 async def restore_snapshot(

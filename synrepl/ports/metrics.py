@@ -118,25 +118,6 @@ class Metrics:
             "Age of the writer's oldest id that is reserved and not finished.",
             ["stream", "writer"],
         )
-        self.unannounced_rows = gauge(
-            "stream_unannounced_rows",
-            "Ids that a writer of the watched homeserver (--homeserver) stored and never announced on Redis.",
-            ["stream", "writer"],
-        )
-        self.unannounced_seconds = gauge(
-            "stream_unannounced_seconds",
-            "Seconds since a writer of the watched homeserver stores what it does not announce.",
-            ["stream", "writer"],
-        )
-        self.homeserver_lag_rows = gauge(
-            "homeserver_lag_rows",
-            "Ids that a writer or process of the watched homeserver is behind, and the kind of finding that"
-            " says why.",
-            ["stream", "writer", "process", "because"],
-        )
-        self.homeserver_findings = gauge(
-            "homeserver_findings", "What is wrong in the watched homeserver, by kind of finding.", ["kind"]
-        )
         self.epoch = gauge("epoch", "The epoch of the log.")
         self.serial = gauge("serial", "The last serial of the log.")
         self.begin_serial = gauge("begin_serial", "The serial up to which the log is trimmed.")

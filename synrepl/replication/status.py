@@ -68,7 +68,7 @@ RECENT: Final = 20
 
 
 class StatusSection(Protocol):
-    """A part of the daemon that has a section in the status, such as the watch of a homeserver."""
+    """A part of the daemon that has a section in the status."""
 
     def status(self) -> dict[str, Any]:
         """The section."""
@@ -134,10 +134,7 @@ NO_SOURCE: Final[dict[str, Any]] = {
 """What the status says of a channel from which this daemon takes no facts."""
 
 NO_INGEST: Final[dict[str, Any]] = {
-    "tables": [],
-    "writers": [],
     "redis": None,
-    "resp": None,
     "following": [],
     "stuck": [],
 }
@@ -150,7 +147,6 @@ def build_status(
     table: StreamTable,
     ingest: FactReceiver | None,
     hooks: Hooks | None = None,
-    watch: StatusSection | None = None,
     refused: RefusedFacts | None = None,
     rooms: Mapping[str, RoomPart] = MappingProxyType({}),
     clock: IClock,
@@ -211,7 +207,6 @@ def build_status(
             msgspec.to_builtins(start.seen_by(access.streams)) for start in log.head.epoch_starts
         ],
         "refused": None if refused is None or access.streams is not None else _refused(refused),
-        "homeserver": None if watch is None or access.streams is not None else watch.status(),
         "followers": followers if access.streams is None else [],
         "streams": _streams(log, table, publisher.holdings.filter, access),
         "recent": recent_facts(publisher, access, RECENT),
@@ -221,6 +216,7 @@ def build_status(
         "facts_per_second": _rate(publisher, now, started_at),
         "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent()), None),
         "disk": disk,
+        **{key: value for room in installed_rooms() for key, value in room.absent_status.items()},
         **{key: value for part in rooms.values() for key, value in part.status(access).items()},
     }
 

@@ -6,11 +6,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from synrepl.errors import ConfigError
-from synrepl.ids.database import lock_table_creation
-from synrepl.ids.id_tables import identifier
-from synrepl.ids.transactions import ICursor
 from synrepl.ports.interfaces import SaveablePosition
 from synrepl.storage.sql import Flavor, execute
+from synrepl.storage.worker_database import ICursor, identifier, lock_table_creation
 
 SAVEPOINT: Final = "synrepl_effects"
 

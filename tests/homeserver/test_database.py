@@ -9,7 +9,7 @@ import pytest
 from synrepl.homeserver.database import DatabaseViewer
 from synrepl.homeserver.looks import CommittedRow, DatabaseLook
 from synrepl.storage.databases import Database
-from tests.storage.doctor.places import FLAVORS, Place
+from tests.homeserver.doctor.places import FLAVORS, Place
 
 
 @pytest.fixture(params=FLAVORS)

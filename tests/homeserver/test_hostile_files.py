@@ -24,7 +24,7 @@ from synrepl.homeserver.configuration import read_homeserver
 from synrepl.homeserver.doctor.complaints import Complaint, Diagnosis
 from synrepl.homeserver.findings import Finding, Unseen
 from synrepl.homeserver.inspection import InspectionReport
-from synrepl.ports.invalidations import InvalidationReport, ProcessReport
+from synrepl.homeserver.invalidation_requests import InvalidationReport, ProcessReport
 from synrepl.small_files import MAX_BYTES, read_small_file
 from synrepl.storage.databases import Database
 from synrepl.transports.redis.connections import explain

@@ -14,7 +14,7 @@ from synrepl.homeserver.invalidation import (
     make_plan,
     releases_of,
 )
-from synrepl.ports.invalidations import InvalidationRequest, ProcessReport
+from synrepl.homeserver.invalidation_requests import InvalidationRequest, ProcessReport
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun

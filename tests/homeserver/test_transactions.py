@@ -17,8 +17,8 @@ from synrepl.homeserver.findings import Finding
 from synrepl.homeserver.looks import DatabaseLook, Look, OpenTransaction
 from synrepl.homeserver.transactions import MAX_STATEMENT, find_lock_waits, statement_head
 from synrepl.storage.databases import Database
+from tests.homeserver.doctor.places import Place
 from tests.processes.channel import eventually
-from tests.storage.doctor.places import Place
 
 SERVER = Homeserver(server_name="hs", database=DatabaseSettings(path="/hs.db"), redis=None, processes=())
 TABLES = {

@@ -16,7 +16,7 @@ from synrepl.homeserver.configuration import DatabaseSettings, Homeserver, Proce
 from synrepl.homeserver.looks import DatabaseLook, Heard, Look, MetricsLook
 from synrepl.homeserver.refusals import Refusal
 from synrepl.homeserver.watch import HomeserverWatch
-from synrepl.ports.metrics import Metrics
+from synrepl.homeserver.watch_metrics import WatchMetrics
 from synrepl.wire.dialect import span
 
 SERVER = Homeserver(
@@ -39,8 +39,8 @@ class Watched:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.metrics = Metrics(CollectorRegistry())
-        self.watch = HomeserverWatch(self.clock, SERVER, self.metrics)
+        self.registry = CollectorRegistry()
+        self.watch = HomeserverWatch(self.clock, SERVER, WatchMetrics(self.registry))
 
     def see(self, position: int, announced: int | None = None, *, since: float = -60.0) -> list[str]:
         """Look once, 5 seconds after the last time: the kinds of what is wrong."""
@@ -54,7 +54,7 @@ class Watched:
 
     def value(self, name: str, **labels: str) -> float | None:
         """A metric."""
-        return self.metrics.registry.get_sample_value(f"synrepl_{name}", labels)
+        return self.registry.get_sample_value(f"synrepl_{name}", labels)
 
 
 def test_one_silent_row_is_told_within_two_looks() -> None:
@@ -148,7 +148,7 @@ def test_a_row_right_after_the_first_look_counts(hears_at: float, monkeypatch: p
     monkeypatch.setattr("synrepl.homeserver.watch.open_database", lambda settings: None)
     monkeypatch.setattr("synrepl.homeserver.watch.DatabaseViewer", lambda *given: Viewer())
     server = msgspec.structs.replace(SERVER, redis=RedisSettings(), database=DatabaseSettings(), processes=())
-    watch = HomeserverWatch(clock, server, Metrics(CollectorRegistry()))
+    watch = HomeserverWatch(clock, server, WatchMetrics(CollectorRegistry()))
     watch._thread = SimpleNamespace(run=lambda work: succeed(work()), stop=lambda: succeed(None))  # type: ignore[assignment]
     watch.start()
     clock.advance(hears_at)

@@ -11,7 +11,6 @@ from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, ClearUserSync, Replicate
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
-from tests.channel.test_connection import Site
 from tests.http.builders import SiteCase
 
 
@@ -71,23 +70,6 @@ class CommandRightsTests(SiteCase):
         """A new command gets its row."""
         names = {sample.line.split(" ")[0] for sample in SAMPLES}
         self.assertEqual({Replicate.NAME, *(command.NAME for command in FORWARDED)}, names)
-
-    def test_at_the_resp_port(self) -> None:
-        """Whoever may publish at all: with the right to write, and all streams."""
-        site = Site(*KEYS)
-        publishers = {key.name: site.client(key.name) for key in KEYS}
-        for key in KEYS[-2:]:
-            for run in key.instances or ():
-                publishers[key.name].ask("PUBLISH", "hs", f"USER_SYNC {run} @a:hs None start 1")
-        site.ingested.clear()
-        for key, sample, instance, line in self.samples():
-            may_publish = Right.WRITE in key.rights and key.streams is None
-            is_allowed = may_publish and may(key, sample, instance)
-            with self.subTest(key=key, line=line):
-                answer = publishers[key.name].ask("PUBLISH", "hs", line.decode())
-                self.assertEqual(":0" if is_allowed else "-NOPERM", answer.split("\r\n")[0].split(" ")[0])
-                self.assertEqual([line] if is_allowed else [], site.ingested)
-            site.ingested.clear()
 
     def test_on_a_line(self) -> None:
         """A follower's certificate may have a key."""

@@ -7,6 +7,7 @@ from synrepl.http_api.routes import OPENMETRICS, PROMETHEUS
 from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.metrics import POSITION_WRITERS
 from synrepl.replication.status import build_status, states
+from synrepl.rooms import rooms
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
 from tests.http.builders import BROKEN, SiteCase, receipt
@@ -95,12 +96,10 @@ class StatusTests(SiteCase):
                 "uuid": self.log.uuid,
                 "holds": "",
                 "epoch_starts": [],
-                "homeserver": None,
+                **{key: value for room in rooms() for key, value in room.absent_status.items()},
                 "lag_rows": 0,
                 "lag_seconds": 0.0,
                 "followers": [],
-                "tables": [],
-                "writers": [],
                 "redis": None,
                 "resp": None,
                 "following": [],

@@ -12,7 +12,6 @@ from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
 from synrepl.errors import ConfigError
-from synrepl.files.http_files import HttpFiles
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import BlockingClient, NotADaemon
 from synrepl.replicas.settings import parse_upstream as upstream
@@ -75,21 +74,6 @@ def test_a_daemon_asks_another_at_its_url(url: str, position: tuple[str, str, in
 
     assert (scheme, host, port, f"{path}/v1/changelog?since=0&streams=a%2Cb") == agent.only()
     assert f"no response from {url.removesuffix(path)}: connection refused" in str(error)
-
-
-@pytest.mark.parametrize(("url", "position"), URLS)
-def test_files_are_fetched_from_a_url(url: str, position: tuple[str, str, int, str]) -> None:
-    """They are asked for by a client of their own."""
-    scheme, host, port, path = position
-    agent = Asked()
-    files = HttpFiles(HttpClient(Clock(), client=HTTPClient(agent)), url)
-
-    async def nothing(data: bytes) -> None:
-        raise AssertionError(data)
-
-    ended(files.fetch(SHA256, 0, nothing))
-
-    assert (scheme, host, port, f"{path}/v1/files/sha256/{SHA256}") == agent.only()
 
 
 @pytest.mark.parametrize(("url", "position"), URLS)

@@ -35,7 +35,6 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("database", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db"),
     ("database", REMOTE, REMOTE, REMOTE),
     ("database", LOCAL, LOCAL, LOCAL),
-    ("tables_database", LOCAL, LOCAL, LOCAL),
     ("follow", "tcp:old:9092", ["tcp:old:9092"], ("tcp:old:9092",)),
     ("lease_seconds", "60", 60, 60.0),
     ("lease_bytes", "2GiB", 2 * 1024**3, 2 * 1024**3),
@@ -52,7 +51,6 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("replica_name", "r1", "r1", "r1"),
     ("stale_seconds", "5", 5, 5.0),
     ("advertise", "db1.example", "db1.example", "db1.example"),
-    ("snapshot", "/srv/snapshot", "/srv/snapshot", "/srv/snapshot"),
     ("heartbeat_seconds", "2", 2, 2.0),
     ("dialect", "native", "native", NATIVE),
 ]

@@ -13,6 +13,7 @@ from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.problems import Problem
+from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.write_policy import WritePolicy
@@ -25,6 +26,25 @@ from synrepl.transports.credentials import Credentials
 from tests.memory_engine import FaultyEngine
 
 TABLE = StreamTable.default()
+
+
+class BroughtWhole:
+    """An `IFactSource` that brings these streams whole, and no missing facts."""
+
+    missed_streams: tuple[str, ...] = ()
+
+    def __init__(self, streams: tuple[str, ...]) -> None:
+        self.streams = self.whole_streams = streams
+
+    def open(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
+        """Nobody asks."""
+        raise NotImplementedError
 
 
 def sources(*servers: str, tables: tuple[str, ...] = (), redis: str | None = None) -> SourceManager:
@@ -49,7 +69,7 @@ def sources(*servers: str, tables: tuple[str, ...] = (), redis: str | None = Non
         table=TABLE,
         metrics=metrics,
         write_policy=WritePolicy((), instance="w", table=TABLE, tables=tables),
-        tables=tables,
+        fact_sources=[BroughtWhole(tables)],
         credentials=Credentials(),
         refused=RefusedFacts(log, TABLE, metrics, instance="w"),
         lost=lambda stream: None,

@@ -9,8 +9,7 @@ from itertools import product
 from typing import Any, Final
 
 from synrepl.config import Settings
-from synrepl.errors import ConfigError, StorageError
-from synrepl.homeserver.tables.layout import table_streams
+from synrepl.errors import StorageError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.replication.follower.follower import Follower
@@ -146,7 +145,6 @@ class WaysInTests(SiteCase):
             table=self.table,
             metrics=self.metrics,
             write_policy=WritePolicy((), instance="master", table=self.table),
-            tables=(),
             credentials=Credentials(),
             refused=RefusedFacts(self.log, self.table, self.metrics, instance="master"),
             lost=lambda stream: None,
@@ -201,12 +199,6 @@ class WaysInTests(SiteCase):
         self.assertEqual(2, refused)
         self.assertEqual(200, self.ask("POST", "/v1/streams", b'{"name":"packages"}').status)
         self.assertEqual([("master", 1)], self.stored("declarations"))
-
-    def test_no_table_is_read_for_them(self) -> None:
-        """The mistake is told at the start, and not by a stream that stays empty."""
-        for stream in (*FORGED, "files"):
-            with self.assertRaisesRegex(ConfigError, f"{stream}.*not from tables"):
-                table_streams([{"stream": stream, "table": "t", "row": ["a"]}], default_writer="master")
 
     def test_an_ordinary_silence_is_stored(self) -> None:
         """The control of a POSITION, which has no rows."""

@@ -216,8 +216,9 @@ def _open_homeservers(settings: "DatabaseSettings", *, statement_seconds: float)
 def _configured_streams(config: Path, url: str) -> "list[IdStream]":
     """Return the streams of a configuration file whose tables are in this database. Raises `ConfigError`."""
     from synrepl.config import Settings
+    from synrepl.homeserver.settings import homeserver_settings
 
-    settings = Settings.build({}, file=config)
+    settings = homeserver_settings(Settings.build({}, file=config))
     if settings.tables_database not in (None, url) and settings.database == url:
         return []
     return [one.ids for one in settings.table_streams]

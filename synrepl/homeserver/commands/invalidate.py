@@ -22,7 +22,7 @@ from synrepl.wire.text import printable
 if TYPE_CHECKING:
     from synrepl.homeserver.configuration import Homeserver
     from synrepl.homeserver.invalidation import InvalidationPlan
-    from synrepl.ports.invalidations import InvalidationReport
+    from synrepl.homeserver.invalidation_requests import InvalidationReport
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed, or with --verify not seen at a process; 2 wrong usage, such as a name that"
@@ -78,7 +78,7 @@ def invalidate(
     from synrepl.cli.output import quiet
     from synrepl.cli.reactor import run_reactor
     from synrepl.homeserver.invalidation import Invalidator
-    from synrepl.ports.invalidations import InvalidationRequest
+    from synrepl.homeserver.invalidation_requests import InvalidationRequest
 
     request = InvalidationRequest(
         name=name or "",

@@ -13,8 +13,10 @@ import msgspec
 from synrepl.homeserver.doctor.complaints import Complaint
 from synrepl.homeserver.doctor.statements import raise_sequence_sql
 from synrepl.homeserver.doctor.synapse import Catalog, OwnedSequence
-from synrepl.ids.database import Flavor, IdDatabase
-from synrepl.ids.id_tables import IDENTIFIER, IdStream, IdTable
+from synrepl.ids.database import IdDatabase
+from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.storage.sql import Flavor
+from synrepl.storage.worker_database import IDENTIFIER
 
 TRANSACTIONS: Final = "application_services_txn_id_seq"
 """Ids of what all application services are sent."""

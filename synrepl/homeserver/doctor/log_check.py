@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from synrepl.homeserver.doctor.complaints import Complaint
-from synrepl.ids.database import Flavor
 from synrepl.ports.history import EpochStart
 from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.provenance import NAMED, MarkCheck, unproven
 from synrepl.storage.schema import COLUMNS, EPOCH_START_COLUMNS, VERSION, load_bounds
-from synrepl.storage.sql import execute
+from synrepl.storage.sql import Flavor, execute
 from synrepl.streams.facts import Fact
 from synrepl.wire.text import printable
 

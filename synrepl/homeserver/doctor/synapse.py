@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.ids.database import Flavor
 from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.storage.schema import is_older_log
+from synrepl.storage.sql import Flavor
 
 LOG: Final = {"facts", "log_header", "positions"}
 """Tables that every log has."""

@@ -7,10 +7,10 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.homeserver.tables.layout import SourceTable, TableStream, Template, columns_of
-from synrepl.ids.database import Flavor, IdDatabase
+from synrepl.ids.database import IdDatabase
 from synrepl.ids.startup import IdProblems, examine, tracker_start
-from synrepl.ids.transactions import ICursor
-from synrepl.storage.sql import execute
+from synrepl.storage.sql import Flavor, execute
+from synrepl.storage.worker_database import ICursor
 
 
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):

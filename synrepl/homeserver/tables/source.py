@@ -24,7 +24,6 @@ from twisted.logger import Logger
 from synrepl.errors import ReplicationError, RowError
 from synrepl.homeserver.tables.layout import TableStream
 from synrepl.homeserver.tables.scan import TablePage, TableScan
-from synrepl.ids.database import Flavor
 from synrepl.ids.startup import IdProblems
 from synrepl.ids.writers import WriterState, read_writers
 from synrepl.ports.interfaces import IClock, IThread
@@ -32,6 +31,7 @@ from synrepl.ports.problems import Problem
 from synrepl.ports.tasks import Tasks
 from synrepl.ports.time import Timer
 from synrepl.storage.log import Log
+from synrepl.storage.sql import Flavor
 from synrepl.streams.facts import NO_ROWS
 from synrepl.streams.table import StreamTable
 

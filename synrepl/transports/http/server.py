@@ -15,7 +15,6 @@ from twisted.web.server import Request, Site
 from synrepl.http_api.route import Route, Router
 from synrepl.ports.access import Access
 from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.invalidations import IInvalidator
 from synrepl.ports.metrics import Metrics
 from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
@@ -23,7 +22,7 @@ from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.status import FactReceiver, RoomPart, StatusPart, StatusSection
+from synrepl.replication.status import FactReceiver, RoomPart
 from synrepl.replication.stored_bytes import NO_BYTES, IStoredBytes
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -50,7 +49,6 @@ class Services:
     `hooks` answer what concerns other daemons of the log, `rooms` are the parts of rooms by name. `clock` is
     the reactor, except in tests. Catch-up has the row shapes of `settings.dialect`; without one, those of the
     worker's release if it is known, or else the newest. `thread` does what would keep the reactor for long.
-    `watch` looks at the homeserver, and `invalidator` invalidates its caches.
     """
 
     log: Log
@@ -65,8 +63,6 @@ class Services:
     declared: DeclaredStreams | None = None
     refused: RefusedFacts | None = None
     thread: IThread = field(default_factory=ImmediateThread)
-    watch: StatusSection | None = None
-    invalidator: IInvalidator | None = None
     rooms: Mapping[str, RoomPart] = field(default_factory=dict)
 
     @property
@@ -79,10 +75,9 @@ class Services:
         """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
         is_healthy, why = self.log.healthy
         reasons = [] if is_healthy else [f"log: {why}"]
-        parts: list[StatusPart | RoomPart] = [*self.rooms.values()]
-        for part in (*parts, *([] if self.ingest is None else [self.ingest])):
-            reasons += [problem.text for problem in part.problems() if problem.not_ready]
-        return reasons
+        problems = [problem for part in self.rooms.values() for problem in part.problems()]
+        problems += [] if self.ingest is None else self.ingest.problems()
+        return reasons + [problem.text for problem in problems if problem.not_ready]
 
 
 class ApiSite(Site):

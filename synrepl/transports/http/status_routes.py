@@ -141,7 +141,6 @@ def _status(call: Call) -> dict[str, Any]:
         table=services.table,
         ingest=services.ingest,
         hooks=services.hooks,
-        watch=services.watch,
         refused=services.refused,
         rooms=services.rooms,
         clock=services.clock,
