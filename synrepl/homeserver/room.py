@@ -17,6 +17,7 @@ class HomeserverRoom(Room):
     """Looks at the processes and tables of a homeserver."""
 
     name = "homeserver"
+    needs = ("ids",)
     headings = MappingProxyType(
         {
             "Sources of facts": "table_streams tables_database",
