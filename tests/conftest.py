@@ -99,13 +99,17 @@ _SLOW: Final = re.compile(rf"tests/(?:{_OF_ROOMS}|{'|'.join(map(re.escape, SLOW)
 """Anything with PostgreSQL in its name starts a server."""
 
 WHOLE: Final = (
-    # The manual, its commands, what else the project ships, and the list of mutants: of all rooms.
+    # The manual, its commands, what the project ships, benchmarks, the list of mutants: of all rooms.
     "contrib/",
+    "test_bench.py::test_every_benchmark_exists",
     "test_docs",
+    "test_growth",
     "test_howtos",
     "test_mutants.py::test_every_mutant_fits",
     "test_references.py::test_the_tree",
     "test_site",
+    "test_test_extras",
+    "wire/test_error_codes.py::test_every_code_of_the_table",
 )
 _WHOLE: Final = re.compile(rf"tests/(?:{'|'.join(map(re.escape, WHOLE))})")
 
