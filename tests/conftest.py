@@ -8,7 +8,9 @@ import gc
 import importlib.metadata
 import os
 import re
+from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -45,6 +47,7 @@ SLOW: Final = (
     "service/test_limits",
     "service/test_serve.py::test_a_mistake",
     "service/test_signals",
+    "replicas/service/test_serve.py::test_a_mistake",
     "storage/test_kill",
     # A Java of their own, or pictures, or jobs that are killed again and again.
     "pipeline/test_archive.py::test_kills",
@@ -99,15 +102,39 @@ _SLOW: Final = re.compile(rf"tests/(?:{_OF_ROOMS}|{'|'.join(map(re.escape, SLOW)
 """Anything with PostgreSQL in its name starts a server."""
 
 WHOLE: Final = (
-    # The manual, its commands, what else the project ships, and the list of mutants: of all rooms.
+    # The manual, its commands, what the project ships, benchmarks, the list of mutants: of all rooms.
     "contrib/",
+    "test_bench.py::test_every_benchmark_exists",
     "test_docs",
+    "test_growth",
     "test_howtos",
     "test_mutants.py::test_every_mutant_fits",
     "test_references.py::test_the_tree",
     "test_site",
+    "test_test_extras",
+    "wire/test_error_codes.py::test_every_code_of_the_table",
 )
 _WHOLE: Final = re.compile(rf"tests/(?:{'|'.join(map(re.escape, WHOLE))})")
+
+
+class _Module(pytest.Module):
+    """A file of tests; one that imports a room that has been taken away has none."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return list(super().collect())
+        except self.CollectError as error:
+            why = error.__cause__
+            missing = {f"{package}.{room}" for package in ("synrepl", "tests") for room in missing_rooms()}
+            if isinstance(why, ModuleNotFoundError) and why.name in missing:
+                return []
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """Make the collector of a file of tests."""
+    made: pytest.Module = _Module.from_parent(parent, path=module_path)
+    return made
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,15 +1,18 @@
 """What a replica's served channel is for its upstream: a subscriber, and the publishers at that replica."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from twisted.logger import Logger
 
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
+from synrepl.channel.uplink import ALL_PUBLISHERS
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.replicas.wire.native import ALL_PUBLISHERS, Publish, PublisherLost, PublishTo
+
+if TYPE_CHECKING:
+    from synrepl.replicas.wire.native import Publish, PublisherLost, PublishTo
 
 MAX_PUBLISHERS: Final = 10_000
 """The most publishers at one replica; it names them itself."""
@@ -68,7 +71,7 @@ class ChannelDownlink:
         """The transport's buffer has room."""
         self._channel.resumed(self._subscriber)
 
-    def published(self, command: Publish | PublishTo) -> None:
+    def published(self, command: "Publish | PublishTo") -> None:
         """A client of the replica, or of one further down, has published a line.
 
         Raises `RemoteProtocolError` if it was published here: then daemons follow each other in a circle.
@@ -88,8 +91,8 @@ class ChannelDownlink:
             if why := self._refusal(line):
                 self.refused += 1
                 raise RemoteProtocolError(why)
-            if isinstance(command, PublishTo):
-                channel.publish_beside(publisher, channel.name + b"/" + command.channel.encode(), line)
+            if beside := getattr(command, "channel", ""):
+                channel.publish_beside(publisher, channel.name + b"/" + beside.encode(), line)
             else:
                 self._publish(publisher, line)
         except RemoteProtocolError as error:
@@ -108,7 +111,7 @@ class ChannelDownlink:
         if self._held_bytes > MAX_HELD:
             raise RemoteProtocolError(f"incomplete batches at this replica have more than {MAX_HELD} bytes")
 
-    def publisher_lost(self, command: PublisherLost) -> None:
+    def publisher_lost(self, command: "PublisherLost") -> None:
         """A client of the replica is gone, perhaps with its last lines; or all are."""
         if command.publisher == ALL_PUBLISHERS:
             self._lose_all()

@@ -8,7 +8,7 @@ for a while.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from twisted.logger import Logger
 
@@ -19,10 +19,9 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.ports.interfaces import IClock
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
-from synrepl.replicas.wire.native import ALL_PUBLISHERS, Channel, Publish, PublisherLost, PublishTo
 
 if TYPE_CHECKING:
-    from synrepl.replicas.channels import IChannelConversation
+    from synrepl.replicas.channels import IChannelConversation, SentOnChannel
 
 MAX_WAITING: Final = 8 * 1024 * 1024
 """The bytes that wait for an upstream that does not read. Beyond it all of them are dropped."""
@@ -33,7 +32,8 @@ out."""
 
 OF_STREAMS: Final = (b"RDATA ", b"POSITION ", b"REPLICATE")
 
-Sent = Channel | Publish | PublishTo | PublisherLost
+ALL_PUBLISHERS: Final = "*"
+"""Stands for all publishers at this daemon."""
 
 
 class Waiting(NamedTuple):
@@ -107,7 +107,7 @@ class ChannelUplink:
         self._known.remove(publisher)
         # Rows of it that wait would be believed by nobody.
         self._drop(lambda one: one.publisher is publisher and one.is_of_stream)
-        self._send(PublisherLost(publisher.name))
+        self._send(_commands().PublisherLost(publisher.name))
 
     # -- called by the replica -----------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class ChannelUplink:
         self._conversation = conversation
         conversation.on_channel = self._received
         conversation.on_room = self._flush
-        self._send(Channel())
+        self._send(_commands().Channel())
         self._flush()
 
     def disconnected(self) -> None:
@@ -147,7 +147,7 @@ class ChannelUplink:
             self.overflows += 1
             self._drop(lambda one: True)
             self._known.clear()
-            self._send(PublisherLost(ALL_PUBLISHERS))
+            self._send(_commands().PublisherLost(ALL_PUBLISHERS))
 
     def _flush(self) -> None:
         """Send what waits."""
@@ -170,7 +170,7 @@ class ChannelUplink:
                 self._count_dropped(one)
                 # Its rows are believed again after its next position.
                 self._known.remove(one.publisher)
-                data = conversation.encode([PublisherLost(name)])
+                data = conversation.encode([_commands().PublisherLost(name)])
                 assert data is not None
             sent.append(data)
         conversation.write(b"".join(sent))
@@ -181,7 +181,7 @@ class ChannelUplink:
             self._count += 1
             publisher.name = f"{self._channel.origin}.{self._count}"
 
-    def _send(self, command: Sent) -> None:
+    def _send(self, command: "SentOnChannel") -> None:
         """Send this before all that waits."""
         conversation = self._conversation
         if conversation is not None and (data := conversation.encode([command])) is not None:
@@ -197,7 +197,7 @@ class ChannelUplink:
     def _count_dropped(self, one: Waiting) -> None:
         if not one.is_of_stream:
             # Not by its own name, which a client chooses.
-            self._metrics.commands_dropped.labels(Publish.NAME).inc()
+            self._metrics.commands_dropped.labels("PUBLISH").inc()
 
     # -- down ----------------------------------------------------------------------------------------------
 
@@ -219,8 +219,15 @@ class ChannelUplink:
             self._channel.publisher_lost(self._upstream)
 
 
-def _command(name: str, channel: str, line: bytes) -> Sent:
-    text = line.decode("utf-8", "surrogateescape")
+def _command(name: str, channel: str, line: bytes) -> Any:
+    commands, text = _commands(), line.decode("utf-8", "surrogateescape")
     if channel:
-        return PublishTo(publisher=name, channel=channel, line=text)
-    return Publish(publisher=name, line=text)
+        return commands.PublishTo(publisher=name, channel=channel, line=text)
+    return commands.Publish(publisher=name, line=text)
+
+
+def _commands() -> Any:
+    """Import what replicas say to each other on use: there is an upstream only where they are."""
+    from synrepl.replicas.wire import native
+
+    return native

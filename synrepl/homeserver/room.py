@@ -1,6 +1,6 @@
 """The room of the homeserver: its tables as a source of facts, and commands that look at it from outside."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ class HomeserverRoom(Room):
     """Looks at the processes and tables of a homeserver."""
 
     name = "homeserver"
+    needs = ("ids",)
     headings = MappingProxyType(
         {
             "Sources of facts": "table_streams tables_database",
@@ -72,6 +73,9 @@ class HomeserverRoom(Room):
         from synrepl.homeserver.settings import homeserver_settings
 
         return [one.stream for one in homeserver_settings(settings).followed_tables]
+
+    def status_shape(self) -> Mapping[str, Any]:
+        return {"tables": [{"stream": str}], "writers": [{"stream": str, "writer": str}]}
 
     def routes(self) -> "Sequence[Route]":
         from synrepl.homeserver.routes import ROUTES

@@ -63,7 +63,7 @@ def names_error(names: Iterable[str], what: str) -> str:
 
 
 class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A key that a primary has made, as every daemon keeps it (`replication/issued_keys.py`).
+    """A key that a primary has made, as every daemon keeps it (`replicas/issued_keys.py`).
 
     `streams` and `instances` are as in `Key`. `made_ms` and `revoked_ms` (None: it is valid) are Unix times
     in milliseconds.

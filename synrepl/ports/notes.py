@@ -25,17 +25,17 @@ class Notes(TypedDict, total=False):
     filter: str
     """The filter of a copy of less than everything: a `Filter`, as JSON."""
     joining: str
-    """In a staged copy: the JOIN that it belongs to, as JSON (`replication/replica/join.py`)."""
+    """In a staged copy: the JOIN that it belongs to, as JSON (`replicas/replica/join.py`)."""
     resync: str
     """A mark: an operator asked for a new copy, which has not arrived yet."""
     role: str
-    """The role of the daemon, as JSON (`replication/roles/record.py`); without it the settings decide."""
+    """The role of the daemon, as JSON (`replicas/roles/record.py`); without it the settings decide."""
     promoting: str
-    """The promotion in progress, as JSON (`replication/roles/record.py`)."""
+    """The promotion in progress, as JSON (`replicas/roles/record.py`)."""
     handover: str
-    """The hand-over in progress, as JSON (`replication/roles/handover.py`)."""
+    """The hand-over in progress, as JSON (`replicas/roles/handover.py`)."""
     promised: str
-    """The digest at the promise that counts (`replication/promises.py`)."""
+    """The digest at the promise that counts (`replicas/promises.py`)."""
     upstream_at: str
     """The address of the upstream, as ``NATIVE HTTP``."""
     primary_at: str
@@ -45,7 +45,7 @@ class Notes(TypedDict, total=False):
     tables: str
     """At a replica: the streams that its primary reads from tables (`Log.table_streams`), as a JSON list."""
     keys: str
-    """The issued keys, as JSON (`replication/issued_keys.py`)."""
+    """The issued keys, as JSON (`replicas/issued_keys.py`)."""
     peers: str
     """The addresses of the upstream's other replicas, as a JSON list."""
 

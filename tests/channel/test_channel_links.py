@@ -15,10 +15,11 @@ from synrepl.channel.downlink import ChannelDownlink
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.resp_codec import message
 from synrepl.channel.served_channel import ServedChannel
-from synrepl.channel.uplink import MAX_AGE_SECONDS, ChannelUplink, Sent
+from synrepl.channel.uplink import MAX_AGE_SECONDS, ChannelUplink
 from synrepl.errors import RemoteProtocolError
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.ports.metrics import Metrics
+from synrepl.replicas.channels import SentOnChannel as Sent
 from synrepl.replicas.wire.native import Channel, Publish, PublisherLost
 from tests.channel.channel_lines import MAIN, Subscription
 

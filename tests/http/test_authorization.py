@@ -56,14 +56,12 @@ class Authorization(SiteCase):
     def test_a_key_that_lacks_a_right_is_told_which(self) -> None:
         """A key for reading can be given to a dashboard."""
         posted = self.asked("POST", "/v1/streams/receipts/facts", "of paris", b'{"facts":[]}')
-        promoted = self.asked("POST", "/v1/promote", "of paris")
-        joined = self.asked("POST", "/v1/native", "of paris")
+        declared = self.asked("POST", "/v1/streams", "of paris")
 
-        self.assertEqual([403] * 3, [one.status for one in (posted, promoted, joined)])
+        self.assertEqual([403] * 2, [one.status for one in (posted, declared)])
         self.assertEqual("no_rights", posted.json()["error"])
         self.assertEqual("the key paris lacks the right write: add it in keys_file", posted.json()["message"])
-        self.assertIn("administer", promoted.json()["message"])
-        self.assertIn("replicate", joined.json()["message"])
+        self.assertIn("administer", declared.json()["message"])
         self.assertEqual(200, self.asked("GET", "/v1/changelog", "of paris").status)
 
     def test_what_is_said_to_all_processes_is_for_replicas(self) -> None:
@@ -143,7 +141,6 @@ class Authorization(SiteCase):
             ("POST", facts, "reads", 0, 403),
             ("POST", facts, "limited", 0, 403),
             ("PUT", file, "limited", 0, 403),
-            ("POST", "/v1/resync", "reads", 0, 403),
             ("POST", "/v1/nothing", SHARED, 0, 404),
             ("GET", "/v1/status", SHARED, 0, 200),
             ("POST", facts, SHARED, 9, 400),
@@ -178,11 +175,11 @@ class WithoutSecrets(SiteCase):
     def test_from_this_machine_everything_may_be_asked(self) -> None:
         """A single daemon on loopback works without any set-up."""
         self.assertEqual(200, self.post("receipts", [receipt()]).status)
-        self.assertEqual(404, self.ask("POST", "/v1/promote").status)  # this site has no copies
+        self.assertEqual(200, self.ask("GET", "/v1/streams").status)
 
     def test_from_another_machine_one_can_read_and_write_alone(self) -> None:
-        """The operator said --insecure; who is primary is nothing that a stranger decides."""
-        for path in ("promote", "resync", "handover", "claim", "leases", "native", "native/bytes"):
+        """The operator said --insecure; what streams there are is nothing that a stranger decides."""
+        for path in ("streams", "refused/replay", "refused/remove"):
             with self.subTest(path):
                 talk = self.talk(peer="192.168.0.7")
                 talk.say(self.request("POST", f"/v1/{path}", b"{}", "Host: 192.168.0.1"))

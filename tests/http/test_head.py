@@ -59,7 +59,6 @@ class ExpectTests(SiteCase):
         for method, path, status in (
             *places,
             ("POST", "/v1/appends", 401),
-            ("POST", "/v1/native/bytes", 401),
         ):
             for length in ("Content-Length: 999", "Transfer-Encoding: chunked"):
                 with self.subTest(path=path, length=length):

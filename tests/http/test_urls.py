@@ -11,10 +11,8 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
-from synrepl.errors import ConfigError
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import BlockingClient, NotADaemon
-from synrepl.replicas.settings import parse_upstream as upstream
 from synrepl.transports.http.http_client import HttpClient
 
 SHA256 = "a" * 64
@@ -99,13 +97,3 @@ def test_a_command_says_that_this_is_no_url(url: str) -> None:
     """Brackets are easily forgotten."""
     with pytest.raises(NotADaemon, match="is not the address of a daemon; an example is http:"):
         BlockingClient(url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://[::1", "http://::1]:9093", "http://[::g]:9093", "http://::1:9093", "https://hs:port", "http://"],
-)
-def test_an_upstream_that_is_no_url_is_refused_at_the_start(url: str) -> None:
-    """A daemon that starts would look for it for ever."""
-    with pytest.raises(ConfigError, match="must be a URL"):
-        upstream(url)

@@ -7,7 +7,7 @@ from tests.museum.catalogue import check_cases
 NUMBERS = {
     1: "7427", 2: "7482", 3: "9010", 4: "16639", 5: "16560", 6: "15349", 7: "4963", 8: "6327",
     16: "15136", 17: "14723", 18: "11521", 19: "13863", 20: "16557", 21: "4127", 22: "2026", 23: "17360",
-    24: "4749", 32: "devpi #1102", 33: "15312",
+    24: "4749", 33: "15312",
 }  # fmt: skip
 """The number of each bug where it was reported. Those of rooms are in tests/ROOM."""
 

@@ -11,6 +11,7 @@ NUMBERS = {
     28: "Tarantool #5536",
     29: "Tarantool #3830",
     30: "devpi #1124",
+    32: "devpi #1102",
 }
 """The number of each bug where it was reported."""
 

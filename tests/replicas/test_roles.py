@@ -1352,3 +1352,11 @@ def test_a_replica_that_forgot_its_primary_does_not_become_one() -> None:
 
     assert a.roles.role == "fenced"
     assert "its address is unknown" in a.roles.why
+
+
+def test_errors_of_roles_take_whether_to_retry_from_the_table() -> None:
+    """Unless they say otherwise."""
+    assert CannotPromote("behind", "why").retryable
+    assert not CannotPromote("files_missing", "why").retryable
+    assert ClaimRefused("not_verified", "why").retryable
+    assert CannotPromote("upstream_away", "why", retryable=True).retryable

@@ -1,18 +1,15 @@
 """A pooler before PostgreSQL: it answers with a process of its own, and gives sessions to others."""
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 import pytest
-from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
-from synrepl.cli import main
 from synrepl.errors import StorageError
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.postgres_connection import POOLER, PostgresAddress
@@ -202,13 +199,3 @@ def test_what_a_pooler_refuses_with_is_told(words: str, hint: str) -> None:
     assert hint in refused.value.hint
     assert ("`options`" in refused.value.hint) == ("options" in words)
     assert refused.value.retryable
-
-
-def test_the_doctor_looks_through_a_pooler_that_shares_sessions() -> None:
-    """It takes no lock, and changes no setting; only --fix needs a session of its own."""
-    pooler = SharingPooler(new_database())
-
-    result = CliRunner().invoke(main, ["doctor", "--database", pooler.url, "--json"])
-    pooler.stop()
-
-    assert ["nothing_known"] == [one["kind"] for one in json.loads(result.stdout)["complaints"]]

@@ -1,4 +1,4 @@
-"""What every transport promises to a reader: lines, Redis, native blocks, and these over HTTP.
+"""What every transport promises to a reader: lines and Redis here, those of rooms in tests/ROOM.
 
 `tests/replicas/test_feed_contract.py` has the promises about the contents of a feed.
 """
@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest
 from twisted.logger import capturedLogs
 
-from tests.transports.pairs import HttpPair, NativePair, RedisPair, TcpPair, TransportPair
+from tests.transports.pairs import RedisPair, TcpPair, TransportPair
 
-PAIRS: Final = [TcpPair, RedisPair, NativePair, HttpPair]
+PAIRS: Final = [TcpPair, RedisPair]
 
 MOST_BUFFERED: Final = 4 * 1024 * 1024
 """Bytes that a server buffers at most for a reader that does not read."""

@@ -9,7 +9,6 @@ from typing import Final
 import pytest
 
 from synrepl.http_api.routes import ROUTES
-from synrepl.replicas.roles.messages import CannotPromote, ClaimRefused
 from synrepl.transports.http.api_error import ApiError
 from synrepl.wire.error_codes import ERROR_CODES, REFUSALS
 
@@ -90,11 +89,3 @@ def test_an_error_has_the_status_and_the_headers_of_its_code(code: str) -> None:
 def test_the_refusal_of_a_replica_says_whether_to_retry(code: str) -> None:
     """A replica decides by it."""
     assert REFUSALS[code].retryable is not None
-
-
-def test_errors_of_roles_take_whether_to_retry_from_the_table() -> None:
-    """Unless they say otherwise."""
-    assert CannotPromote("behind", "why").retryable
-    assert not CannotPromote("files_missing", "why").retryable
-    assert ClaimRefused("not_verified", "why").retryable
-    assert CannotPromote("upstream_away", "why", retryable=True).retryable

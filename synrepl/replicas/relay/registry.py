@@ -378,7 +378,7 @@ class ReplicaRegistry:
         """Make or renew the lease of an admitted replica: it needs the facts after this serial.
 
         A new lease is on disk before the replica has a copy: no promise to appends may leave out a replica
-        that could be promoted (`replication/promises.py`). Raises `StorageError`.
+        that could be promoted (`replicas/promises.py`). Raises `StorageError`.
         """
         known = self.leases[replica.uuid]
         self.leases.make(

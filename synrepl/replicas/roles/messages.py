@@ -61,7 +61,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     `epoch_starts` tells where each of its epochs began, `trimmed_upto` the serial up to which its log was
     trimmed. It is `promoting` from its first request for a hand-over to the end of the promotion. `newer` are
     the first of its facts after the serial that was asked for. It `has_promise` if its log has one
-    (`replication/promises.py`). `keys` is the digest of its issued keys, `revoked` the names of those that it
+    (`replicas/promises.py`). `keys` is the digest of its issued keys, `revoked` the names of those that it
     knows to be revoked, by the ids of their records; they are said to who may administer.
     """
 

@@ -1,7 +1,7 @@
 """The check of a promotion: nothing that replicas have acknowledged is given up.
 
 A promotion by force asks nobody but those who could have acknowledged what the candidate lacks: the replicas
-of the newest promise in its log (`replication/promises.py`). With M replicas of which any N acknowledge, an
+of the newest promise in its log (`replicas/promises.py`). With M replicas of which any N acknowledge, an
 acknowledged fact is at N of them, so that M-N+1 answers, the candidate itself included, have one of those
 among them; where certain replicas acknowledge, one of them is enough. If none that answered is ahead, the
 candidate has everything that was acknowledged.
