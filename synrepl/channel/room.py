@@ -1,6 +1,6 @@
 """The room of the channel: the RESP port, in the place of a Redis between Synapse's processes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,11 @@ class ChannelRoom(Room):
 
     def listeners(self, settings: Any) -> Sequence[tuple[str, str]]:
         return [("resp", one) for one in settings.resp]
+
+    def status_shape(self) -> Mapping[str, Any]:
+        from synrepl.http_api.shapes import SOURCE
+
+        return {"resp": {"address": str, "subscribers": int, "publishers": int, "held_back": int, **SOURCE}}
 
     def is_wanted(self, settings: Any) -> bool:
         return bool(settings.resp)

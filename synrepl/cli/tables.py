@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from synrepl.html.humanize import size, span
+from synrepl.html.humanize import span
 from synrepl.rooms import rooms
 
 SHOWN: Final = 50
@@ -87,7 +87,6 @@ def status_lines(found: Mapping[str, Any], now: float, *, is_wide: bool = False)
     yield from _about(found)
     parts = (
         *(lines for room in rooms() for lines in room.status_tables(found, now, is_wide=is_wide)),
-        _files(found, now),
         _sources(found),
         _stuck(found),
         followers_table(found.get("followers") or [], is_wide=is_wide),
@@ -140,23 +139,9 @@ def followers_table(found: Sequence[Mapping[str, Any]], *, is_wide: bool = False
     yield from table(head, rows, wide=("serial", "connected for"), is_wide=is_wide)
 
 
-def _files(found: Mapping[str, Any], now: float) -> Iterator[str]:
-    one = found.get("files")
-    if one is None or not any(one[key] for key in ("stored", "wanted", "missing", "failing", "quarantined")):
-        return
-    yield (
-        f"files: {one['stored']:,} stored ({size(one['stored_bytes'])}), {one['missing']:,} missing,"
-        f" {one['wanted']:,} wanted, {one['in_flight']:,} in flight, {one['quarantined']:,} quarantined"
-    )
-    for failing in one["failing"]:
-        left = failing["next_at"] - now
-        when = f"in {span(left)}" if left > 0 else "now"
-        text = f"    {failing['name']}: {failing['why']} ({failing['tries']} tries, the next {when})"
-        yield click.style(text, "yellow")
-
-
 def _sources(found: Mapping[str, Any]) -> Iterator[str]:
-    sources = [*filter(None, [found.get("redis"), found.get("resp")]), *found.get("following", [])]
+    sources = [one for one in found.values() if isinstance(one, Mapping) and "gaps" in one]
+    sources += found.get("following", [])
     if sources:
         rows = [
             (

@@ -1,6 +1,6 @@
 """The room of files: bytes by checksum, and the names of files as a stream."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ class FilesRoom(Room):
             "Read and write",
         ),
     )
+    page_template = "files.html.j2"
 
     def settings_class(self) -> type[Any]:
         from synrepl.files.settings import FilesSettings
@@ -38,6 +39,26 @@ class FilesRoom(Room):
 
     def import_handlers(self) -> None:
         import synrepl.files.handlers  # noqa: F401
+
+    def status_shape(self) -> Mapping[str, Any]:
+        return {
+            "files": {
+                "stored": int,
+                "stored_bytes": int,
+                "wanted": int,
+                "in_flight": int,
+                "missing": int,
+                "quarantined": int,
+                "failing": [{"name": str, "why": str, "tries": int, "next_at": float}],
+            }
+        }
+
+    def status_tables(
+        self, found: Mapping[str, Any], now: float, *, is_wide: bool = False
+    ) -> Iterable[Iterable[str]]:
+        from synrepl.files.status_table import status_table
+
+        return [status_table(found, now)]
 
     def metrics_class(self) -> type[Any]:
         from synrepl.files.metrics import FilesMetrics

@@ -79,7 +79,7 @@ SECONDS: Final = (float, None)
 
 _GAP: Final = {"stream": str, "writer": str}
 
-_SOURCE: Final = {
+SOURCE: Final = {
     "why": str,
     "lag_rows": int,
     "lag_seconds": SECONDS,
@@ -127,18 +127,6 @@ STATUS: Final = {
     "trimmed_upto": int,
     "lag_rows": int,
     "lag_seconds": SECONDS,
-    "files": (
-        None,
-        {
-            "stored": int,
-            "stored_bytes": int,
-            "wanted": int,
-            "in_flight": int,
-            "missing": int,
-            "quarantined": int,
-            "failing": [{"name": str, "why": str, "tries": int, "next_at": float}],
-        },
-    ),
     "refused": (
         None,
         {
@@ -159,8 +147,7 @@ STATUS: Final = {
         }
     ],
     "streams": {...: {"kept": bool, "writers": {...: int}}},
-    "redis": (None, {"address": str, "subscribed": bool, **_SOURCE}),
-    "resp": (None, {"address": str, "subscribers": int, "publishers": int, "held_back": int, **_SOURCE}),
-    "following": [{"endpoint": str, "connected": bool, **_SOURCE}],
+    "redis": (None, {"address": str, "subscribed": bool, **SOURCE}),
+    "following": [{"endpoint": str, "connected": bool, **SOURCE}],
     "stuck": [{"stream": str, "writer": str, "token": int, "behind": int, "seconds": SECONDS}],
 }

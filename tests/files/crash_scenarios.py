@@ -7,8 +7,8 @@ from typing import Any, Final
 from synrepl.files.names import FileQueue, LogProgress, NamedFile
 from synrepl.files.store import FileStore
 from synrepl.storage.position_files import FilePositions
-from tests.crash.scenarios import NOW, Acknowledge, Acknowledged, Scenario
-from tests.files.builders import open_verified
+from tests.crash.scenarios import Acknowledge, Acknowledged, Scenario
+from tests.files.builders import NOW, open_verified
 
 
 class FilesScenario(Scenario):
