@@ -109,6 +109,10 @@ class IssuedKeys:
         """The names of keys that are revoked here and not at the upstream, which lost that."""
         return self._lost
 
+    def lead(self) -> None:
+        """Follow nobody's keys any more: this daemon is the primary, so that what it knows counts."""
+        self._taken, self._lost = "", ()
+
     def revoked(self) -> dict[str, str]:
         """The names of the revoked keys, by the ids of their records."""
         return {issued: one.name for issued, one in self._keys.items() if one.revoked_ms is not None}

@@ -182,6 +182,7 @@ class ReplicasPart(Part):
         """Serve, forward and fetch as the role says."""
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
+            self.relays.issued.lead()
         if self.roles.role == FENCED:
             # They come back, and are told where the primary is.
             self.relays.close("this daemon is fenced: another one is primary")

@@ -147,10 +147,12 @@ CHECKED_AT_OPEN: Final = 1000
 def find_inconsistency(
     tail: Sequence[Fact],
     floor: LogPosition,
-    positions: Mapping[tuple[str, str], int],
+    positions: Mapping[tuple[str, str], int] | None,
     discarded: DiscardedRanges,
 ) -> str:
     """The first inconsistency in the last facts; "" if there is none. Beyond `floor` no fact may be missing.
+
+    Without `positions` none are compared.
 
     `tail` is the last `CHECKED_AT_OPEN` facts and the one before them, or all facts beyond `floor`.
     """
@@ -165,6 +167,8 @@ def find_inconsistency(
         return f"serial {check.missing[0]} is missing"
     if check.wrong:
         return f"the digest of serial {check.wrong[0]} does not follow from the facts before it"
+    if positions is None:
+        return ""
     for stream, writer, token, position in check.wrong_positions(positions, whole=False):
         stored = "missing" if position is None else position
         return f"the last token of {writer} in {stream} is {token}, but its stored position is {stored}"

@@ -90,8 +90,12 @@ class SQLEngine:
 
     # -- life cycle ----------------------------------------------------------------------------------------
 
-    def open(self) -> Head:
-        """Create or migrate the tables, check the end of the log, count this boot, and return the head."""
+    def open(self, *, is_whole: bool = True) -> Head:
+        """Create or migrate the tables, check the end of the log, count this boot, and return the head.
+
+        Positions of a copy under construction (not `is_whole`) are not compared with its facts: which facts
+        its source has lost comes at the end of a snapshot, with the right positions.
+        """
         database = self.database
         if database.is_open:
             raise StorageError(op="open", why=f"{database.name} is open already")
@@ -107,7 +111,7 @@ class SQLEngine:
                     migrate(connection.execute, tables, steps, database.name)
                     check_writes(connection, self._dialect, database.name)
                     self._reload(connection)
-                    self._check_head(connection)
+                    self._check_head(connection, with_positions=is_whole)
                     database.check_recorded(connection)
                     self._identify(connection)
                     connection.execute("UPDATE log_header SET boots = boots + 1")
@@ -128,14 +132,15 @@ class SQLEngine:
         )
         self._appends.load(connection)
 
-    def _check_head(self, connection: SQLConnection) -> None:
+    def _check_head(self, connection: SQLConnection, *, with_positions: bool) -> None:
         floor = self._current_bounds(connection).floor
         with connection.stream(
             f"SELECT {COLUMNS} FROM facts WHERE serial > ? ORDER BY serial DESC LIMIT ?",
             (floor.serial, CHECKED_AT_OPEN + 1),
         ) as rows:
             tail = list(starmap(Fact, rows))[::-1]
-        why = find_inconsistency(tail, floor, _positions(connection), self._discarded)
+        positions = _positions(connection) if with_positions else None
+        why = find_inconsistency(tail, floor, positions, self._discarded)
         if why:
             why = f"{self.database.name}: {why}"
             raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._dialect.kind))

@@ -41,7 +41,7 @@ class StagedCopy:
 
     async def open(self) -> None:
         """Open the engine, and load the copy's position and notes."""
-        head = await self._thread.run(self._engine.open)
+        head = await self._thread.run(partial(self._engine.open, is_whole=False))
         self.position = head.position
         self.notes = await self._thread.run(self._engine.notes.all)
 

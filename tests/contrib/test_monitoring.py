@@ -126,7 +126,7 @@ def _page() -> str:
 
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, dict[str, frozenset[str]]]:
-    """The metrics at ``/metrics`` of a daemon, with their samples, each with its labels."""
+    """The metrics at ``/metrics`` of a daemon with all rooms, with their samples, each with its labels."""
     scrape = Scrape()
     scrape.setUp()
     for room in rooms():

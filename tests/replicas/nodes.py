@@ -291,6 +291,7 @@ class FakeNode:
     def role_changed(self) -> None:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
+            self.relays.issued.lead()
         if self.roles.role == FENCED:
             self.relays.close("this daemon is fenced: another one is primary")
         self._role_changed(self)

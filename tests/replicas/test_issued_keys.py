@@ -148,6 +148,30 @@ def test_nothing_is_sent_to_a_replica_that_has_the_same_keys() -> None:
 
 def test_a_revocation_that_a_promotion_lost_is_listed_until_it_is_made_again() -> None:
     """The daemon that knows it goes on to refuse the key."""
+    cluster, a, b, secret = with_lost_revocation()
+    assert list(a.relays.issued.lost) == ["laptop"]
+    assert access(a, secret) is None
+    revoke(cluster, b, "laptop")
+    cluster.pass_(1)
+    assert list(a.relays.issued.lost) == []
+    assert access(b, secret) is None
+
+
+def test_a_revocation_that_a_promotion_lost_counts_again_once_who_knows_it_is_primary() -> None:
+    """Then nothing is lost any more, and the others are told."""
+    cluster, a, b, secret = with_lost_revocation()
+
+    cluster.promote(a)
+    cluster.pass_(5)
+
+    assert (a.roles.role, list(a.relays.issued.lost)) == ("primary", [])
+    cluster.resync(b)
+    cluster.pass_(5)
+    assert access(b, secret) is None
+
+
+def with_lost_revocation() -> tuple[FakeCluster, FakeNode, FakeNode, str]:
+    """Return a replica that knows a key to be revoked, the primary that does not, and the secret."""
     cluster = FakeCluster()
     a = cluster.node("a", secret="right")
     b = cluster.node("b", "a", secret="right")
@@ -166,12 +190,7 @@ def test_a_revocation_that_a_promotion_lost_is_listed_until_it_is_made_again() -
     cluster.pass_(5)
 
     assert a.roles.role == "replica", (a.roles.why, a.replica and a.replica.why)
-    assert list(a.relays.issued.lost) == ["laptop"]
-    assert access(a, secret) is None
-    revoke(cluster, b, "laptop")
-    cluster.pass_(1)
-    assert list(a.relays.issued.lost) == []
-    assert access(b, secret) is None
+    return cluster, a, b, secret
 
 
 def test_a_promotion_takes_the_revocations_that_others_know() -> None:

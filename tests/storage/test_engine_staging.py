@@ -167,6 +167,31 @@ class Contract(Case):
         self.assertEqual(snapshot, told)
         self.assertEqual(OLD[10:], self.serials(engine))
 
+    def test_a_copy_in_the_making_knows_no_lost_facts_yet(self) -> None:
+        """It has tokens 3 and 4, which its source has lost, and what came after them; the loss comes last."""
+        lost = facts_after(None, *(("events", "w", n - 1, n) for n in range(1, 5)))
+        kept = facts_after(lost[-1], ("events", "w", 2, 3), epoch=2)
+        engine = self.filled()
+        copy = engine.staging()
+        copy.open()
+        copy.commit(lost[1:], [], upto=lost[-1].position)
+        copy.commit(kept, [])
+        copy.close()
+
+        self.assertEqual(kept[-1].position, copy.open(is_whole=False).position)
+
+        copy.restore(
+            LogSnapshot(
+                position=kept[-1].position,
+                trimmed_upto=lost[0].position,
+                epoch_starts=(EpochStart(2, 4, lost[-1].digest, 1, "lost", "events", 2),),
+                positions={("events", "w"): 3},
+                receipts=(),
+            )
+        )
+        copy.close()
+        self.assertEqual(kept[-1].position, engine.adopt_staged().position)
+
     def test_a_dropped_copy_is_gone(self) -> None:
         """The next copy begins anew."""
         engine = self.filled()
