@@ -105,6 +105,7 @@ WHOLE: Final = (
     # The manual, its commands, what the project ships, benchmarks, the list of mutants: of all rooms.
     "contrib/",
     "test_bench.py::test_every_benchmark_exists",
+    "service/test_config.py::test_the_example_file_is_right",
     "test_docs",
     "test_growth",
     "test_howtos",

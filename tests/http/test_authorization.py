@@ -31,6 +31,11 @@ SHOWN: list[tuple[list[str], str | None]] = [
 class Authorization(SiteCase):
     """A site with a shared secret and two keys."""
 
+    hidden: tuple[tuple[str, str, bytes], ...] = ()
+    """More requests of streams that a limited key does not see."""
+    bodies: tuple[tuple[str, str, str, int, int], ...] = ()
+    """More requests with bodies: method, path, secret, bytes held, status."""
+
     def setUp(self) -> None:
         super().setUp()
         self.keys = Keyring(SHARED, [PARIS, OSLO])
@@ -92,7 +97,7 @@ class Authorization(SiteCase):
             ("GET", "/v1/changelog?streams=receipts,push_rules", b""),
             ("GET", "/v1/extent?streams=push_rules", b""),
             ("GET", "/v1/syncing", b""),
-            ("GET", f"/v1/files/sha256/{'0' * 64}", b""),
+            *self.hidden,
             ("POST", "/v1/streams/push_rules/facts", b'{"facts":[[["@b:hs"]]]}'),
             ("POST", "/v1/facts", b'{"appends":[{"stream":"push_rules","facts":[[["@b:hs"]]]}]}'),
         ]:
@@ -136,11 +141,11 @@ class Authorization(SiteCase):
         reader = Key(name="r", secret="reads", rights=frozenset({Right.READ}))
         limited = Key(name="l", secret="limited", streams=frozenset({"push_rules"}))
         self.site = self.make_site(keys=Keyring(SHARED, [reader, limited]))
-        facts, file = "/v1/streams/receipts/facts", f"/v1/files/sha256/{'0' * 64}"
+        facts = "/v1/streams/receipts/facts"
         for method, path, secret, held, status in (
             ("POST", facts, "reads", 0, 403),
             ("POST", facts, "limited", 0, 403),
-            ("PUT", file, "limited", 0, 403),
+            *self.bodies,
             ("POST", "/v1/nothing", SHARED, 0, 404),
             ("GET", "/v1/status", SHARED, 0, 200),
             ("POST", facts, SHARED, 9, 400),

@@ -1,5 +1,8 @@
 """Reading a copy that does not hold everything: it says so, and never gives an empty answer."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from synrepl.ports.notes import Notes
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
@@ -21,6 +24,9 @@ class Copy(Alone):
 class FilteredTests(SiteCase):
     """A copy of `receipts` by `master`."""
 
+    more: Mapping[str, str] = MappingProxyType({})
+    """More paths, each with what is not held."""
+
     def setUp(self) -> None:
         super().setUp()
         self.receipts(2)
@@ -38,7 +44,7 @@ class FilteredTests(SiteCase):
             "/v1/changelog?streams=push_rules,receipts": "stream push_rules",
             "/v1/changelog?writers=other": "writer other",
             "/v1/extent?streams=push_rules": "stream push_rules",
-            f"/v1/files/sha256/{'0' * 64}": "stream files",
+            **self.more,
         }
         for path, named in paths.items():
             answer = self.get(path)
@@ -93,6 +99,9 @@ class FilteredTests(SiteCase):
 class JoiningTests(SiteCase):
     """A replica without a whole copy."""
 
+    more: tuple[str, ...] = ()
+    """More paths."""
+
     def setUp(self) -> None:
         super().setUp()
         self.copy = Copy()
@@ -107,7 +116,7 @@ class JoiningTests(SiteCase):
             "/v1/changelog",
             "/v1/changelog?follow=true",
             "/v1/extent",
-            f"/v1/files/sha256/{'0' * 64}",
+            *self.more,
         )
         for path in paths:
             answer = self.get(path)

@@ -101,7 +101,6 @@ class StatusTests(SiteCase):
                 "lag_seconds": 0.0,
                 "followers": [],
                 "redis": None,
-                "resp": None,
                 "following": [],
                 "stuck": [],
                 "uptime_seconds": 5.0,
