@@ -153,8 +153,6 @@ class StatusPageTests(SiteCase):
             "paris",
             REPLICA_STATES["live"],
             "85%",
-            "media/1.png",
-            "in 1 min 30 s",
             "promoted",
             "pusher1",
             "worker1 7, worker2 9",
