@@ -104,6 +104,7 @@ _SLOW: Final = re.compile(rf"tests/(?:{_OF_ROOMS}|{'|'.join(map(re.escape, SLOW)
 WHOLE: Final = (
     # The manual, its commands, what the project ships, benchmarks, the list of mutants: of all rooms.
     "contrib/",
+    "service/test_config.py::test_the_example_file",
     "test_bench.py::test_every_benchmark_exists",
     "service/test_config.py::test_the_example_file_is_right",
     "test_docs",

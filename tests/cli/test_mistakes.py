@@ -22,11 +22,7 @@ __all__ = ["addresses"]
 DAEMON_COMMANDS: Final = (
     "status",
     "who",
-    "replicas",
-    "leases",
     "streams",
-    "promote",
-    "resync --yes",
     "append x",
 )
 """Commands that ask a daemon."""
@@ -56,14 +52,10 @@ MISTAKES: Final = [
     ("status --interval never --watch", USAGE, "number of seconds"),
     ("status extra", USAGE, "unexpected extra argument"),
     ("top --url {nobody}", USAGE, "top needs a terminal"),
-    ("promote", USAGE, "Missing option '--url'"),
-    ("resync", USAGE, "Missing option '--url'"),
     ("append x", USAGE, "add for example --url http://127.0.0.1:9093, or set $SYNREPL_URL"),
     ("append --url {nobody}", USAGE, "Missing argument 'STREAM'"),
     ("append x --url {nobody} --batch 0", USAGE, "0 is not in the range"),
     ("append x --url {nobody} --acks 1,paris", USAGE, "must be a number of replicas, or their names"),
-    ("leases add --url {nobody}", USAGE, "add takes the name of a replica"),
-    ("leases give", USAGE, "'give' is not one of"),
     ("streams craete x", USAGE, "did you mean create?; see synrepl streams --help"),
     ("serve --server-name", USAGE, "requires an argument; see synrepl serve --help"),
     ("serve --server-name x --database log.db", USAGE, "not 'log.db'; did you mean sqlite:log.db?"),
@@ -113,9 +105,8 @@ def test_a_mistake_is_one_line(
 
 
 JUNK_COMMANDS: Final = (
-    *("status", "status --json", "who", "replicas --check", "leases", "leases add x", "leases drop x"),
-    *("streams", "streams create x --untyped", "promote", "promote --force --yes"),
-    *("resync --yes", "append x", "append x --writer w", "replay {facts}"),
+    *("status", "status --json", "who", "streams", "streams create x --untyped"),
+    *("append x", "append x --writer w", "replay {facts}"),
 )
 
 
@@ -127,7 +118,7 @@ def test_junk_in_place_of_a_response_is_one_line(
     check_junk(command, tmp_path, monkeypatch)
 
 
-OTHERS: Final = ("replicas", "leases", "keys", "promote", "resync", "files")
+OTHERS: Final = ("files",)
 """Commands of rooms whose mistakes are here."""
 COMMANDS: Final = {
     name: command
