@@ -106,7 +106,6 @@ WHOLE: Final = (
     "contrib/",
     "service/test_config.py::test_the_example_file",
     "test_bench.py::test_every_benchmark_exists",
-    "service/test_config.py::test_the_example_file_is_right",
     "test_docs",
     "test_growth",
     "test_howtos",
