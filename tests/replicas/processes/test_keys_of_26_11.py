@@ -9,7 +9,7 @@ from tests.processes.channel import eventually
 from tests.replicas.processes.test_secret_attacks import ask
 from tests.service.processes import Daemon
 
-LOG = Path(__file__).resolve().parents[1] / "releases" / "keys-26.11.db.gz"
+LOG = Path(__file__).resolve().parents[2] / "releases" / "keys-26.11.db.gz"
 SHARED = "the-shared-secret-of-the-fixture"
 LAPTOP = "laptop.kpRm5ft_837irC9yIJ5vTAVnY8KJj02vDlN49DrCSgA"
 DESK = "desk.T3jrSsxauqCuIYr7LS3U877g7_Tbhn1y-G3YoO9inRI"
