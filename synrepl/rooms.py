@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from synrepl.daemon.parts import DaemonParts, Part
     from synrepl.http_api.route import Route
     from synrepl.wire.grammar import Command as WireCommand
 
@@ -19,7 +18,7 @@ ENTRY_POINTS: Final = "synrepl.rooms"
 """The group of entry points, each with the name of a room and the class that declares it."""
 
 
-class Command(NamedTuple):
+class RoomCommand(NamedTuple):
     """A command of the program.
 
     `place` is ``module:attribute``, `line` its line in the list of commands, `heading` that of its list.
@@ -31,7 +30,7 @@ class Command(NamedTuple):
     heading: str
 
 
-class State(NamedTuple):
+class DaemonState(NamedTuple):
     """A state of a daemon that is worse than that it lacks something: no operator can overlook it.
 
     `means` is a sentence about it, `what_to_do` what an operator should do (empty: nothing). `kind` is its
@@ -59,8 +58,8 @@ class Room:
     """The rooms whose parts are made before this one's, if they are there and wanted."""
     headings: Mapping[str, str] = MappingProxyType({})
     """Its settings, by their heading in the manual: names separated by spaces."""
-    commands: tuple[Command, ...] = ()
-    states: tuple[State, ...] = ()
+    commands: tuple[RoomCommand, ...] = ()
+    states: tuple[DaemonState, ...] = ()
     """The states in which its part can be (`Part.state`), the most severe first."""
     page_template = ""
     """A template of its package with the sections of its part on the status page; empty without any.
@@ -126,7 +125,7 @@ class Room:
         """Whether a daemon with these settings has this room."""
         return True
 
-    def build(self, daemon: "DaemonParts") -> "Part | None":
+    def build(self, daemon: Any) -> Any:
         """Make what runs in a daemon; None if nothing does. Raises `ConfigError`."""
         return None
 

@@ -5,7 +5,7 @@ from typing import Final
 import click
 
 from synrepl.cli.command import CONTEXTS_GONE, MainGroup
-from synrepl.rooms import Command, rooms
+from synrepl.rooms import RoomCommand, rooms
 
 HEADINGS: Final = (
     "Inspect a homeserver",
@@ -19,33 +19,33 @@ HEADINGS: Final = (
 """The headings of the list of commands, in its order."""
 
 CORE_COMMANDS: Final = (
-    Command("serve", "synrepl.cli.serve:serve", "Run the daemon in the foreground.", "Run"),
-    Command(
+    RoomCommand("serve", "synrepl.cli.serve:serve", "Run the daemon in the foreground.", "Run"),
+    RoomCommand(
         "demo", "synrepl.cli.demo:demo", "Show a daemon at work: two workers, two recorded sessions.", "Run"
     ),
-    Command("config", "synrepl.cli.config:config", "Check the configuration of a daemon.", "Run"),
-    Command("status", "synrepl.cli.status:status", "Show the status of a daemon.", "Look"),
-    Command("top", "synrepl.cli.status:top", "Watch a daemon on one screen.", "Look"),
-    Command("who", "synrepl.cli.status:who", "Show the followers of a daemon.", "Look"),
-    Command(
+    RoomCommand("config", "synrepl.cli.config:config", "Check the configuration of a daemon.", "Run"),
+    RoomCommand("status", "synrepl.cli.status:status", "Show the status of a daemon.", "Look"),
+    RoomCommand("top", "synrepl.cli.status:top", "Watch a daemon on one screen.", "Look"),
+    RoomCommand("who", "synrepl.cli.status:who", "Show the followers of a daemon.", "Look"),
+    RoomCommand(
         "streams", "synrepl.cli.streams:streams", "Show the streams of a daemon, or declare one.", "Look"
     ),
-    Command(
+    RoomCommand(
         "tail",
         "synrepl.cli.tail:tail",
         "Follow a server, a Redis or the changelog of a daemon.",
         "Read and write",
     ),
-    Command("append", "synrepl.cli.append:append", "Append rows from standard input.", "Read and write"),
-    Command(
+    RoomCommand("append", "synrepl.cli.append:append", "Append rows from standard input.", "Read and write"),
+    RoomCommand(
         "refused", "synrepl.cli.refused:refused", "List and replay facts that could not be read.", "Operate"
     ),
-    Command(
+    RoomCommand(
         "replay", "synrepl.cli.replay:replay", "Append the rows of a recorded session.", "Read and write"
     ),
-    Command("tls", "synrepl.cli.tls:tls", "Make certificates for daemons and their clients.", "Set up"),
-    Command("caches", "synrepl.cli.caches:caches", "Check the caches of a worker.", "Operate"),
-    Command(
+    RoomCommand("tls", "synrepl.cli.tls:tls", "Make certificates for daemons and their clients.", "Set up"),
+    RoomCommand("caches", "synrepl.cli.caches:caches", "Check the caches of a worker.", "Operate"),
+    RoomCommand(
         "completion", "synrepl.cli.completion:completion", "Print the completion script of a shell.", "Set up"
     ),
 )

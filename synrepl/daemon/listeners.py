@@ -16,7 +16,7 @@ from synrepl.ports.time import sleep
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
-from synrepl.replication.hooks import IHelloHandler, NoHello
+from synrepl.replication.hooks import IHello, NoHello
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response
@@ -72,7 +72,7 @@ class Listeners:
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
         self._holdings: Holdings | None = None
-        self._hello: IHelloHandler = NoHello()
+        self._hello: IHello = NoHello()
         self._tls: list[ServerTls | None] = []
         """For each of `ports`, then for those of rooms: its certificates, if it speaks TLS."""
 

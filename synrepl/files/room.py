@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synrepl.rooms import Command, Room
+from synrepl.rooms import Room, RoomCommand
 
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
@@ -18,7 +18,7 @@ class FilesRoom(Room):
     after = ("replicas",)
     headings = MappingProxyType({"Log and files": "files fetch_files max_file_bytes"})
     commands = (
-        Command(
+        RoomCommand(
             "files",
             "synrepl.files.commands:files",
             "List the names of files, and get a file by its name.",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from synrepl.daemon.parts import DaemonParts, Part
-from synrepl.homeserver.room import HomeserverRoom
+from synrepl.homeserver.absence import ABSENT_STATUS
 from synrepl.homeserver.settings import homeserver_settings
 from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.problems import Problem
@@ -44,10 +44,10 @@ class HomeserverPart(Part):
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
         """The watch and the tables; nothing for a peer whose key is limited to some streams."""
         if access.streams is not None:
-            return HomeserverRoom.absent_status
+            return ABSENT_STATUS
         tables = {} if self._tables is None else self._tables.status()
         watch = {} if self._watch is None else {"homeserver": self._watch.status()}
-        return {**HomeserverRoom.absent_status, **tables, **watch}
+        return {**ABSENT_STATUS, **tables, **watch}
 
     def problems(self) -> Sequence[Problem]:
         """The tables that cannot be read."""

@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synrepl.rooms import Command, Room
+from synrepl.homeserver.absence import ABSENT_STATUS
+from synrepl.rooms import Room, RoomCommand
 
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
@@ -24,34 +25,34 @@ class HomeserverRoom(Room):
             "Watch": "homeserver homeserver_workers",
         }
     )
-    absent_status = MappingProxyType({"homeserver": None, "tables": [], "writers": []})
+    absent_status = ABSENT_STATUS
     extensions = MappingProxyType({"streams": "synrepl.homeserver.commands.stuck_streams:extend"})
     commands = (
-        Command(
+        RoomCommand(
             "inspect",
             "synrepl.homeserver.commands.inspect:inspect",
             "Find what is stuck in a live homeserver; read only.",
             LOOK,
         ),
-        Command(
+        RoomCommand(
             "explain",
             "synrepl.homeserver.commands.explain:explain_command",
             "Say what a token or log line of Synapse means.",
             LOOK,
         ),
-        Command(
+        RoomCommand(
             "probe",
             "synrepl.homeserver.commands.probe:probe",
             "Measure how long processes take to show a write.",
             LOOK,
         ),
-        Command(
+        RoomCommand(
             "doctor",
             "synrepl.homeserver.commands.doctor:doctor",
             "Find problems of the streams in a database.",
             LOOK,
         ),
-        Command(
+        RoomCommand(
             "invalidate",
             "synrepl.homeserver.commands.invalidate:invalidate",
             "Make stale caches of a live homeserver right.",

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synrepl.rooms import Command, Room
+from synrepl.rooms import Room, RoomCommand
 
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
@@ -15,7 +15,7 @@ class PipelineRoom(Room):
     name = "pipeline"
     headings = MappingProxyType({"Log and files": "snapshot"})
     commands = (
-        Command(
+        RoomCommand(
             "pipeline", "synrepl.pipeline.commands.jobs:pipeline", "Run Spark jobs on the streams.", "Analyze"
         ),
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from twisted.protocols.basic import LineReceiver
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.replicas.wire.blocks import HEAD, BlockReader, Payload
+from synrepl.replicas.wire.blocks import HEAD, BlockParser, Payload
 from synrepl.replicas.wire.native import NATIVE_COMMANDS
 from synrepl.replicas.wire.native_codec import native_codec
 from synrepl.wire.codec import MAX_LENGTH
@@ -48,7 +48,7 @@ class NativeReceiver(LineReceiver):
     def __init__(self, connection: INativeConnection, on_block: Callable[[Payload], object] | None) -> None:
         self._connection = connection
         self._on_block = on_block
-        self._blocks = BlockReader()
+        self._blocks = BlockParser()
         self._lines: list[bytes] = []
         """Received lines that are not handled yet."""
 

@@ -23,6 +23,7 @@ from synrepl.replicas.file_copies import IFileCopies
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
 from synrepl.replicas.metrics import ReplicasMetrics
 from synrepl.replicas.peer_addresses import PeerAddresses
+from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.replica.states import ReplicaState
 from synrepl.replicas.replica.upstreams import NoUpstream
@@ -116,7 +117,7 @@ class ReplicasPart(Part):
             acknowledgements=self.relays.acknowledgements,
             leases=self.relays,
             keys=self.relays.issued,
-            hello=self.relays,
+            hello=RelayHello(self.relays),
         )
 
     @property

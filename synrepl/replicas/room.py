@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synrepl.rooms import Command, Room, State
+from synrepl.rooms import DaemonState, Room, RoomCommand
 
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
@@ -25,28 +25,28 @@ class ReplicasRoom(Room):
         }
     )
     commands = (
-        Command(
+        RoomCommand(
             "replicas",
             "synrepl.replicas.commands.replicas:replicas",
             "Show the replicas of a daemon.",
             "Look",
         ),
-        Command(
+        RoomCommand(
             "leases",
             "synrepl.replicas.commands.replicas:leases",
             "List, add and drop leases of replicas.",
             "Operate",
         ),
-        Command(
+        RoomCommand(
             "keys",
             "synrepl.replicas.commands.keys:keys",
             "List, add and revoke keys that replicas accept too.",
             "Operate",
         ),
-        Command(
+        RoomCommand(
             "promote", "synrepl.replicas.commands.roles:promote", "Make a replica the primary.", "Operate"
         ),
-        Command(
+        RoomCommand(
             "resync",
             "synrepl.replicas.commands.roles:resync",
             "Make a fenced or diverged daemon a replica again.",
@@ -55,29 +55,29 @@ class ReplicasRoom(Room):
     )
 
     states = (
-        State(
+        DaemonState(
             "stopped",
             "this copy is ahead of its upstream, or its history differs: an operator must decide (resync)",
             "synrepl resync saves the facts that only this copy has to a file, and joins again"
             " (manual: howto/replicas)",
             kind="bad",
         ),
-        State(
+        DaemonState(
             "fenced",
             "another daemon is primary; this one refuses appends",
             "run synrepl resync to become a replica of the other daemon; or, if the other daemon is not"
             " primary after all, synrepl promote --force (manual: howto/replicas)",
             kind="bad",
         ),
-        State("joining", "this replica has no complete copy yet, and answers no reads"),
-        State(
+        DaemonState("joining", "this replica has no complete copy yet, and answers no reads"),
+        DaemonState(
             "stale",
             "this replica was last up to date longer ago than --stale-seconds, or has not compared its copy"
             " with its upstream since the start; it may lack newer facts, and its facts are still sent",
             "start the primary again, or the network to it; if it is lost for good, make this replica the"
             " primary: synrepl promote --force (manual: howto/replicas)",
         ),
-        State("handing over", "another daemon is becoming primary; appends are refused for a moment"),
+        DaemonState("handing over", "another daemon is becoming primary; appends are refused for a moment"),
     )
     page_template = "replicas.html.j2"
 

@@ -235,7 +235,7 @@ class NoLeases:
 # -- what a HELLO opens ------------------------------------------------------------------------------------
 
 
-class IHelloHandler(Protocol):
+class IHello(Protocol):
     """Serves the peers that say HELLO: they take the log as a whole, and are no followers."""
 
     opening: ClassVar[Collection[bytes]]
@@ -282,4 +282,4 @@ class Hooks:
     acknowledgements: IAcknowledgements = field(default_factory=NoCopies)
     leases: ILeases = field(default_factory=NoLeases)
     keys: IKeyAuthority = field(default_factory=AllKeysCount)
-    hello: IHelloHandler = field(default_factory=NoHello)
+    hello: IHello = field(default_factory=NoHello)

@@ -17,7 +17,7 @@ from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.stored_bytes import IStoredBytes
-from synrepl.rooms import State
+from synrepl.rooms import DaemonState
 from synrepl.rooms import rooms as installed_rooms
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
@@ -25,20 +25,20 @@ from synrepl.wire import jsontext
 from synrepl.wire.filter import Filter
 from synrepl.wire.text import printable
 
-FAILING: Final = State(
+FAILING: Final = DaemonState(
     "failing",
     "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
     "read the error: mostly the disk is full, or the database cannot be reached; facts are"
     " accepted again by themselves (manual: howto/operate)",
     kind="bad",
 )
-BEHIND: Final = State(
+BEHIND: Final = DaemonState(
     "behind",
     "an upstream, a table or Redis cannot be read, facts or files are missing, or there is another"
     " error; stored facts are still sent",
     "read the errors; most end by themselves when the source is back (manual: howto/operate)",
 )
-SERVING: Final = State(
+SERVING: Final = DaemonState(
     "serving",
     "appends are accepted (a replica forwards them to its primary), and facts are sent",
     kind="good",
@@ -46,7 +46,7 @@ SERVING: Final = State(
 
 
 @cache
-def states() -> Mapping[str, State]:
+def states() -> Mapping[str, DaemonState]:
     """Return the values of `state`, the most severe first: those of the core and of all installed rooms."""
     found = (FAILING, *(one for room in installed_rooms() for one in room.states), BEHIND, SERVING)
     return MappingProxyType({one.word: one for one in found})

@@ -26,7 +26,7 @@ from synrepl.transports.send_buffer import immediate_write
 from synrepl.wire.codec import MAX_LENGTH
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import LINE_TOO_LONG, Action, Close, Deliver, HandOver, Send, Session
+from synrepl.wire.session import LINE_TOO_LONG, Action, Close, Deliver, Send, Session, Upgrade
 
 PIECE_BYTES: Final = 2 * 1024
 """Received bytes that are handled at once: a hundred short commands take up to 15 milliseconds."""
@@ -74,7 +74,7 @@ class ReplicationProtocol(LineOnlyReceiver):
     REPLICATE events NOW
 
     Where nobody overrides it, all lines of a read go to the session at once, as a call for each line costs
-    more than reading a row. A peer that is no follower is handed over (`HandOver`), and with it the bytes
+    more than reading a row. A peer that is no follower is handed over (`Upgrade`), and with it the bytes
     from then on: what takes them (`receive_by`) may find more than lines there.
     """
 
@@ -351,7 +351,7 @@ class ReplicationProtocol(LineOnlyReceiver):
                     self._write(data)
                 case Deliver(commands):
                     self._deliver(commands)
-                case HandOver(lines):
+                case Upgrade(lines):
                     self._is_dialect_reported = True
                     self.owner.handed_over()
                     self._pass_on(lines)

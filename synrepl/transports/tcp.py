@@ -20,7 +20,7 @@ from synrepl.ports.time import Timer
 from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.forks import is_later
-from synrepl.replication.hooks import IHelloHandler, NoHello, ReadRefusal
+from synrepl.replication.hooks import IHello, NoHello, ReadRefusal
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import following, serving
@@ -176,7 +176,7 @@ class PublisherFactory(Factory):
     clock: IClock
     metrics: Metrics
     keepalive: Keepalive = KEEPALIVE
-    hello: IHelloHandler = field(default_factory=NoHello)
+    hello: IHello = field(default_factory=NoHello)
     max_connections: int = MAX_CONNECTIONS
     queue: TurnQueue | None = None
     keys: Keyring = field(default_factory=Keyring)

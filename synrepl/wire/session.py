@@ -62,7 +62,7 @@ class Deliver(msgspec.Struct, frozen=True):
     commands: list[Command | RdataRun]
 
 
-class HandOver(msgspec.Struct, frozen=True):
+class Upgrade(msgspec.Struct, frozen=True):
     """Let somebody else serve the peer, who is no follower: give them these lines, and what comes after.
 
     The session goes on once it speaks their dialect (`Session.speak`).
@@ -83,7 +83,7 @@ class Warn(msgspec.Struct, frozen=True):
     why: str
 
 
-Action = Send | Deliver | HandOver | Close | Warn
+Action = Send | Deliver | Upgrade | Close | Warn
 
 
 class Keepalive(msgspec.Struct, frozen=True):
@@ -199,7 +199,7 @@ class Session:
         if commands or why:
             yield Deliver(commands)
         if opened_at is not None:
-            yield HandOver(lines[opened_at:])
+            yield Upgrade(lines[opened_at:])
         elif why:
             yield from self.fail(why)
 

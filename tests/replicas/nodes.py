@@ -20,6 +20,7 @@ from synrepl.ports.time import sleep
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.http.replica_handlers import describe_log
 from synrepl.replicas.native_client import NativeUpstream
+from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.leases import Leases
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.relay import Relay
@@ -204,7 +205,7 @@ class FakeNode:
             dialect=AUTO,
             clock=clock,
             metrics=self.metrics,
-            hello=self.relays,
+            hello=RelayHello(self.relays),
             keepalive=KEEPALIVE,
         )
         self.log.copies.on_replaced(self._close_followers)
@@ -284,7 +285,7 @@ class FakeNode:
             self._tasks.start(self._save_primary(replica), "saving the primary's address")
 
     async def _save_primary(self, replica: Replica) -> None:
-        """As `ReplicationServices` does: after a promotion this node must notify the previous primary."""
+        """As `ReplicasPart` does: after a promotion this node must notify the previous primary."""
         if self.log.notes.get("primary_at") != str(replica.primary):
             await self.log.note(primary_at=str(replica.primary))
 

@@ -7,6 +7,7 @@ from synrepl.daemon.parts import Part
 from synrepl.ports.access import LOCAL, Access
 from synrepl.ports.problems import Problem
 from synrepl.replicas.described import describe, own_readers, warnings
+from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.write_forwarder import WriteForwarder
@@ -32,7 +33,7 @@ class ServedReplicas(Part):
             acknowledgements=self.relays.acknowledgements,
             leases=self.relays,
             keys=self.relays.issued,
-            hello=self.relays,
+            hello=RelayHello(self.relays),
         )
 
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 from synrepl.ports.history import BEGINNING, LogPosition
 from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.relay import attach
 from synrepl.replicas.settings import RelaySettings
 from synrepl.replicas.wire.blocks import Payload
 from synrepl.replicas.wire.native import (
@@ -121,7 +122,7 @@ class RelayPeer(Peer):
         super().__init__(at, is_slow=is_slow)
         self.logger = LimitedLogger(Logger(), case.clock)
         self.blocks = BlockBuffer()
-        self.relay = case.registry.attach(self)  # type: ignore[arg-type]
+        self.relay = attach(case.registry, self)  # type: ignore[arg-type]
         subscription = Subscribe(
             history=case.log.history, position=LogPosition(at.epoch, at.serial, at.digest)
         )

@@ -40,8 +40,8 @@ def test_the_filter_of_a_replica_is_read(tmp_path: Path) -> None:
         tmp_path, upstream="tcp:p:1", upstream_streams=["b", "a"], upstream_writers="w", anonymous=True
     )
 
-    built = parsed("--config", str(path))
-    flags = parsed("--upstream", "tcp:p:1", "--upstream-streams", "b,a", "--resync-on-fork")
+    built: Any = parsed("--config", str(path))
+    flags: Any = parsed("--upstream", "tcp:p:1", "--upstream-streams", "b,a", "--resync-on-fork")
 
     assert (("a", "b"), ("w",), True) == (built.upstream_streams, built.upstream_writers, built.anonymous)
     assert (("a", "b"), None, True) == (flags.upstream_streams, flags.upstream_writers, flags.resync_on_fork)
@@ -49,7 +49,8 @@ def test_the_filter_of_a_replica_is_read(tmp_path: Path) -> None:
 
 def test_the_defaults_are_those_of_the_contract() -> None:
     """Outside programs rely on them."""
-    assert Settings.build().lease_bytes == 1024**3
+    built: Any = Settings.build()
+    assert built.lease_bytes == 1024**3
 
 
 @pytest.mark.parametrize(

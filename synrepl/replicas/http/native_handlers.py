@@ -22,6 +22,7 @@ from synrepl.ports.interfaces import IClock
 from synrepl.ports.time import Timer
 from synrepl.replicas import routes
 from synrepl.replicas.http.served_replicas import replicas_of
+from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES, OFFSET
 from synrepl.replication.connection import ConnectionOwner
@@ -64,7 +65,7 @@ async def connect(call: Call) -> None:
     )
     protocol = ReplicationProtocol(
         session,
-        lambda connection: _ReplicaSide(registry.serve(connection)),
+        lambda connection: _ReplicaSide(RelayHello(registry).serve(connection)),
         services.clock,
         services.metrics,
         logger=call.api.limited_logger,

@@ -1,8 +1,8 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -21,9 +21,8 @@ from synrepl.replicas.acknowledgements import Acknowledgements
 from synrepl.replicas.channels import Channels
 from synrepl.replicas.command_receiver import CommandReceiver
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
-from synrepl.replicas.native_receiver import OPENING, speak_native
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
-from synrepl.replicas.relay.interfaces import IRelay, RelayConnection
+from synrepl.replicas.relay.interfaces import IRelay
 from synrepl.replicas.relay.leases import MAX_LEASES, Leases
 from synrepl.replicas.relay.states import RelayState
 from synrepl.replicas.roles.manager import RoleManager
@@ -39,10 +38,6 @@ from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import identity_error
-
-if TYPE_CHECKING:
-    from synrepl.replicas.relay.relay import Relay
-    from synrepl.transports.connection import ReplicationProtocol
 
 NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
@@ -93,7 +88,6 @@ class ReplicaRegistry:
     keys: Keyring = field(default_factory=Keyring)
     expiry: ExpiryClock | None = None
     channels: Channels = field(default_factory=Channels)
-    opening: ClassVar[Collection[bytes]] = OPENING
     _logger = Logger()
 
     def __post_init__(self) -> None:
@@ -151,20 +145,6 @@ class ReplicaRegistry:
                 if known is None or _last_seen(known) < _last_seen(lease):
                     newest[lease.name] = lease
         return [PromisedReplica(lease.uuid, lease.name, lease.address) for _, lease in sorted(newest.items())]
-
-    def serve(self, connection: "ReplicationProtocol") -> "Relay":
-        """Serve the replica at the other end of a connection, in the native dialect."""
-        speak_native(connection)
-        return self.attach(connection)
-
-    def attach(self, connection: RelayConnection) -> "Relay":
-        """Make the relay of a new connection."""
-        # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
-        from synrepl.replicas.relay.relay import Relay
-
-        relay = Relay(self, connection)
-        self.connected.append(relay)
-        return relay
 
     def detach(self, relay: IRelay) -> None:
         """Forget a relay whose connection has ended."""

@@ -539,3 +539,10 @@ class Relay(ConnectionOwner):
                 epoch=sent.epoch, serial=sent.serial, digest=sent.digest, head=head, at_ms=at_ms, check=check
             )
         )
+
+
+def attach(registry: ReplicaRegistry, connection: RelayConnection) -> Relay:
+    """Make the relay of a new connection."""
+    relay = Relay(registry, connection)
+    registry.connected.append(relay)
+    return relay

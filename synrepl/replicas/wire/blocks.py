@@ -61,7 +61,7 @@ def encode_blocks(kind: str, lines: bytes) -> bytes:
     return b"".join(blocks)
 
 
-class BlockReader:
+class BlockParser:
     """Takes one block after the other: the line that announces it (`announce`), then its bytes (`receive`).
 
     It holds at most one unfinished block, and never allocates for bytes that have not arrived. Work is linear

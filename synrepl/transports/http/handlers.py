@@ -11,7 +11,6 @@ from synrepl.http_api.route import Route
 if TYPE_CHECKING:
     from synrepl.transports.http.api_error import ApiError
     from synrepl.transports.http.channel import ApiChannel
-    from synrepl.transports.http.server import Services
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
@@ -49,9 +48,9 @@ class OwnBody(NamedTuple):
     begin: "Callable[[ApiChannel, Callable[[ApiError], None]], IBody]"
 
 
-B = TypeVar("B", bound="Callable[[Services, bytes], OwnBody | None]")
+B = TypeVar("B", bound="Callable[[Any, bytes], OwnBody | None]")
 
-_BODIES: Final[dict[str, "Callable[[Services, bytes], OwnBody | None]"]] = {}
+_BODIES: Final[dict[str, "Callable[[Any, bytes], OwnBody | None]"]] = {}
 """By the name of the route."""
 
 
@@ -98,7 +97,7 @@ def takes_body(route: Route) -> Callable[[B], B]:
     return tie
 
 
-def own_body(route: Route | None, services: "Services", uri: bytes) -> OwnBody | None:
+def own_body(route: Route | None, services: Any, uri: bytes) -> OwnBody | None:
     """Return how the body of a request with this URI is taken; None: as any other."""
     find = None if route is None else _BODIES.get(route.name)
     return None if find is None else find(services, uri)

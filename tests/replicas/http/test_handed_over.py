@@ -14,6 +14,7 @@ from twisted.internet.testing import StringTransport
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
+from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.wire.blocks import Payload
 from synrepl.transports.tcp import PublisherFactory
 from tests.certificates import Authority
@@ -74,7 +75,7 @@ class HandedOverTests(CopiesCase):
             dialect=None,
             clock=self.clock,
             metrics=self.metrics,
-            hello=self.relays,
+            hello=RelayHello(self.relays),
         )
 
     def pass_(self) -> None:

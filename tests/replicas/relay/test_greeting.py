@@ -5,6 +5,7 @@ from twisted.internet.address import IPv4Address
 from twisted.logger import capturedLogs, formatEvent
 
 from synrepl.ports.access import Key, Keyring, Right
+from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.wire.native import VERSION, Hello
 from synrepl.testing.network import MemoryTransport
 from synrepl.transports.tcp import PublisherFactory
@@ -190,7 +191,7 @@ def native_listener(
         dialect=NATIVE,
         clock=cluster.clock,
         metrics=node.metrics,
-        hello=node.relays,
+        hello=RelayHello(node.relays),
     )
     cluster.network.listen(address, factory)
     return node

@@ -120,7 +120,7 @@ class Replica:
         if state is RelayState.GREETING:
             # A native listener finds out by HELLO that the peer is a replica.
             connection = Mock(certified_name=None, is_local=True)
-            self.node.relays.attach(connection)
+            relay_module.attach(self.node.relays, connection)
         else:
             welcome = raw.greet(cluster)
             assert welcome is not None

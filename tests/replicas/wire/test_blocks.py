@@ -14,13 +14,13 @@ from synrepl.replicas.wire import blocks as blocks_module
 from synrepl.replicas.wire.blocks import (
     COUNTED_BYTES,
     MAX_BLOCK,
-    MAX_HELD,
     MAX_LINES,
     Payload,
     encode_block,
     encode_blocks,
 )
 from synrepl.wire.codec import MAX_LENGTH
+from synrepl.wire.sizes import MAX_HELD
 from tests.operations import count_operations
 from tests.replicas.wire.block_buffer import BlockBuffer
 

@@ -16,7 +16,7 @@ from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialec
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.position import LogPosition
-from synrepl.wire.session import AUTO, Action, HandOver, Session
+from synrepl.wire.session import AUTO, Action, Session, Upgrade
 
 
 def len_of(integer: int) -> str:
@@ -35,7 +35,7 @@ def receive(session: Session, lines: list[bytes]) -> list[Action]:
     """What the session makes of these lines; a replica is served in its own dialect."""
     actions: list[Action] = []
     for action in session.receive(lines):
-        if isinstance(action, HandOver):
+        if isinstance(action, Upgrade):
             session.speak(native_codec(ours=SERVER, theirs=CLIENT))
             actions += receive(session, list(action.lines))
         else:
