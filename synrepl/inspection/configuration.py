@@ -100,7 +100,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     not known, and `unmeasured` says why, and what to give. `host` is where other processes reach it; None
     if the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes.
     `listens` are the ports and paths of its listeners for replication, and `serves` the resources of all
-    its listeners; None if that is not known. `listens_tcp` are those of the older type, `listens_tls` those
+    its listeners; None if that is not known. `holds` are the ports and paths of its other listeners, and
+    whether each is of type http. `listens_tcp` are those of the older type, `listens_tls` those
     with TLS. `lacks_main_port`: it does not know the port of the main process. `shares_not` are the duties
     that it does whole, as no list of names is set. `has_media` says whether it loads the media repository,
     and `is_for_media` that it has no other work. `secret_mark` tells equal replication secrets from
@@ -116,6 +117,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     duties: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     listens: tuple[int | str, ...] | None = None
+    holds: Mapping[int | str, bool] = {}
     listens_tcp: tuple[int, ...] = ()
     listens_tls: frozenset[int] = frozenset()
     serves: frozenset[str] | None = None
@@ -169,12 +171,12 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     services, and None if not all of them are known. `pushes` says whether any process does. `twice` are
     files that have a process' name in common, by the name. `unnamed` are files without a `worker_name`, by
     the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two processes on one
-    machine: the port, the first process, the second, and its file. `misspelled` are keys that are no
-    settings, with the file, and the setting that each is like. `left_in` is a worker's file with the
-    listeners of the main process, and the key that makes it a worker's, if no file is the main process'.
-    `unread` is what could not be read of the files, and `notes` what is worth a note. `release` is the one
-    that was given, and `has_workers` says whether the file of a worker was, and `has_unknown_names` whether
-    a template's mark was left in the name of one.
+    machine, or of two listeners of one: the port, the first process, the second, and its file.
+    `misspelled` are keys that are no settings, with the file, and the setting that each is like.
+    `left_in` is a worker's file with the listeners of the main process, and the key that makes it a
+    worker's, if no file is the main process'. `unread` is what could not be read of the files, and
+    `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether the
+    file of a worker was, and `has_unknown_names` whether a template's mark was left in the name of one.
     """
 
     server_name: str
@@ -380,6 +382,7 @@ class _ConfigurationLoader:
             duties=tuple(sorted(duty.name for duty in DUTIES if duty.has(config, self._release))),
             writes=tuple(writes(name, stream_writers(config), self._release)),
             listens=self._listens(config),
+            holds=self._holds(config),
             listens_tcp=tuple(
                 one["port"]
                 for one in map(as_mapping, config.list("listeners"))
@@ -462,6 +465,17 @@ class _ConfigurationLoader:
             if "replication" in names and isinstance(where, int | str):
                 found.append(where)
         return tuple(found)
+
+    def _holds(self, config: ProcessConfig) -> dict[int | str, bool]:
+        """The ports and paths of listeners without the resource replication; whether each is of type http."""
+        found: dict[int | str, bool] = {}
+        for listener in map(as_mapping, config.list("listeners" if config.is_main else "worker_listeners")):
+            where = listener.get("path") or listener.get("port")
+            if isinstance(where, int | str) and not isinstance(where, Template):
+                found[where] = listener.get("type") == "http"
+        for where in self._listens(config) or ():
+            found.pop(where, None)
+        return found
 
     def _serves(self, config: ProcessConfig) -> frozenset[str] | None:
         """The resources of its listeners; None if one is not known."""
@@ -602,17 +616,22 @@ class _ConfigurationLoader:
                     )
 
     def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int, str, str, str]]:
-        """Ports at which two processes listen, if the files say that all run on one machine."""
-        if away.processes or self._hosts.get(MAIN) not in LOOPBACK:
-            return
+        """Ports with two listeners: of one process, or of two if the files say that all run on one machine."""
+        is_one_machine = not away.processes and self._hosts.get(MAIN) in LOOPBACK
         seen: dict[int, list[tuple[str, str]]] = {}
         for config in self._configs:
             own: dict[int, set[str]] = {}
+            doubled: dict[int, None] = {}
             for one in config.list("listeners" if config.is_main else "worker_listeners"):
                 listener = as_mapping(one)
                 if isinstance(port := listener.get("port"), int) and port:
-                    own.setdefault(port, set()).update(binds_of(listener))
-            for port, binds in own.items():
+                    binds = set(binds_of(listener))
+                    if any(collide(bind, mine) for bind in own.get(port, ()) for mine in binds):
+                        doubled[port] = None
+                    own.setdefault(port, set()).update(binds)
+            for port in doubled:
+                yield port, config.name, config.name, config.file
+            for port, binds in own.items() if is_one_machine else ():
                 others = [
                     name
                     for name, bind in seen.get(port, ())

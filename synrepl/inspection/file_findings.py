@@ -239,10 +239,24 @@ def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
             " requests of other processes to it fail",
             remedy=f"set instance_map.{entry} to {listens} in the shared file"
             if listens
-            else f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
+            else _at_held_port(process, where, f"it at instance_map.{entry}")
+            or f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
             " replication",
             cost=RESTART_ALL if listens else RESTART_ONE,
         )
+
+
+def _at_held_port(process: Process, where: int | str, key: str, *, is_http: bool = True) -> str:
+    """What to do where another listener of the process has the port: a second one would not start there."""
+    if where not in process.holds:
+        return ""
+    own = f"give replication a listener of its own, and set {key}"
+    if not (is_http and process.holds[where]):
+        return f"{own} (what has the one now is of another type)"
+    return (
+        f"add `replication` to the resources of the listener at {printable(str(where))} in {process.file}, if"
+        f" no outsider reaches it; or {own}"
+    )
 
 
 def _wrong_tls(homeserver: Homeserver, process: Process, where: int | str) -> Iterator[Finding]:
@@ -283,7 +297,8 @@ def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
             + ": the main process is not reached",
             remedy=f"set `{key}: {listens}`"
             if listens
-            else f"add to `listeners` in {main.file}: {{port: {port}, type: "
+            else _at_held_port(main, port, f"`{key}` to its port", is_http=is_http)
+            or f"add to `listeners` in {main.file}: {{port: {port}, type: "
             + ("http, resources: [{names: [replication]}]}" if is_http else "replication}"),
             cost=RESTART_ALL,
         )
@@ -291,6 +306,17 @@ def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
 
 def _shared_ports(homeserver: Homeserver) -> Iterator[Finding]:
     for port, first, second, file in homeserver.shared_ports:
+        if first == second:
+            yield Finding(
+                kind="port_twice",
+                process=second,
+                why=f"{file} has two listeners of {printable(second)} at {port}: the second cannot listen"
+                " there, and the process does not start",
+                remedy="put their resources into one, if both are of type http; else give one a port of its"
+                " own",
+                cost=RESTART_ONE,
+            )
+            continue
         yield Finding(
             kind="port_twice",
             process=second,

@@ -67,7 +67,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "replaced_key": "a key that another file, or the same, has again: what is lost makes it say nothing",
         "ignored_key": "a key that the release does not read yet",
         "no_main_port": "a worker of before 1.84 serves requests, and has no port of the main process",
-        "port_twice": "two processes of one machine listen at one port",
+        "port_twice": "two processes of one machine, or two listeners of one process, are at one port",
         "no_main": "the `instance_map` of a worker has no `main`",
         "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
         "refused_key": "a key that the release refuses: the process does not start",

@@ -1,0 +1,94 @@
+"""``inspect --files``: listeners of a process: the ports at which others look for it, and who holds them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.inspection.test_files import UNWELL, WELL, WHOLE, kinds, run, write
+from tests.inspection.test_work import listener, one, worker
+
+MAIN = {"host": "synapse", "port": 8008}
+
+
+@pytest.mark.parametrize("where", [{"port": 8009}, {"path": "/run/w1.sock", "port": None}])
+def test_a_port_that_another_listener_of_the_process_holds(tmp_path: Path, where: dict[str, Any]) -> None:
+    """A guide leads `instance_map` to the port of clients: a second listener would not start there."""
+    held = {key: value for key, value in {**listener("client"), **where}.items() if value is not None}
+    address = {"host": "w1", "port": 8009} if "path" not in where else {"path": where["path"]}
+    shared = {**WHOLE, "instance_map": {**WHOLE["instance_map"], "w1": address}}
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", held))
+
+    found = one(run(*files, code=UNWELL), "wrong_port")
+
+    at = where.get("path") or where["port"]
+    assert (
+        f"add `replication` to the resources of the listener at {at} in {files[-1]}, if no outsider reaches"
+        in found["remedy"]
+    )
+    assert "or give replication a listener of its own, and set it at instance_map.w1" in found["remedy"]
+
+
+def test_the_port_of_clients_in_place_of_that_of_the_main_process(tmp_path: Path) -> None:
+    shared = {**WHOLE, "instance_map": {"main": MAIN}, "listeners": [listener("client", port=8008)]}
+    found = one(run(*write(tmp_path, homeserver=shared), code=UNWELL), "wrong_port")
+
+    assert "the listener at 8008" in found["remedy"]
+    assert "instance_map.main" in found["remedy"]
+
+
+def test_what_is_not_of_type_http_takes_no_resource(tmp_path: Path) -> None:
+    """The port of metrics."""
+    metrics = {"type": "metrics", "port": 8008}
+    shared = {**WHOLE, "instance_map": {"main": MAIN}, "listeners": [metrics]}
+    found = one(run(*write(tmp_path, homeserver=shared), code=UNWELL), "wrong_port")
+
+    assert "to the resources" not in found["remedy"]
+    assert "give replication a listener of its own" in found["remedy"]
+    assert "8008" not in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("key", "release", "adds"),
+    [("worker_replication_http_port", "1.50", True), ("worker_replication_port", "1.12", False)],
+)
+def test_an_older_key_with_the_port_of_clients(tmp_path: Path, key: str, release: str, adds: bool) -> None:
+    """Replication over TCP has a listener of its own type, which takes no resource."""
+    shared = {"server_name": "x", "listeners": [listener("client", port=8008)]}
+    old = {"worker_replication_host": "synapse", "worker_replication_http_port": 8008, key: 8008}
+    if not adds:
+        del old["worker_replication_http_port"]
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", **old))
+
+    found = one(run(*files, "--synapse", release, code=UNWELL), "wrong_port")
+
+    assert adds == ("add `replication` to the resources of the listener at 8008" in found["remedy"])
+    assert f"of its own, and set `{key}` to its port" in found["remedy"]
+    assert "port: 8008" not in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_found"),
+    [
+        ({}, {}, True),
+        ({"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["0.0.0.0"]}, True),
+        ({"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["::1"]}, False),
+        ({}, {"port": 8010}, False),
+        # Both at no port: they have paths.
+        ({"path": "/a", "port": 0}, {"path": "/b", "port": 0}, False),
+    ],
+)
+def test_two_listeners_of_one_process_at_one_port(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], is_found: bool
+) -> None:
+    """Whatever the hosts are: it is one process."""
+    shared = {**WHOLE, "instance_map": {"main": {"host": "synapse", "port": 9093}}}
+    own = [listener("client", **{"port": 8009, **first}), listener("media", **{"port": 8009, **second})]
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", *own))
+
+    found = run(*files, code=UNWELL if is_found else WELL)
+
+    assert ([("port_twice", "w1")] if is_found else []) == kinds(found)
+    if is_found:
+        assert f"{files[-1]} has two listeners of w1 at 8009" in one(found, "port_twice")["why"]
+        assert "into one" in one(found, "port_twice")["remedy"]
