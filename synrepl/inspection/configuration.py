@@ -6,6 +6,7 @@ be a secret.
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -100,7 +101,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     not known, and `unmeasured` says why, and what to give. `host` is where other processes reach it; None
     if the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes.
     `listens` are the ports and paths of its listeners for replication, and `serves` the resources of all
-    its listeners; None if that is not known. `holds` are the ports and paths of its other listeners, and
+    its listeners; None if that is not known. `has_listeners` is false for a main process that listens at no
+    port. `holds` are the ports and paths of its other listeners, and
     whether each is of type http. `listens_tcp` are those of the older type, `listens_tls` those
     with TLS. `lacks_main_port`: it does not know the port of the main process. `shares_not` are the duties
     that it does whole, as no list of names is set. `has_media` says whether it loads the media repository,
@@ -117,6 +119,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     duties: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     listens: tuple[int | str, ...] | None = None
+    has_listeners: bool = True
     holds: Mapping[int | str, bool] = {}
     listens_tcp: tuple[int, ...] = ()
     listens_tls: frozenset[int] = frozenset()
@@ -359,9 +362,13 @@ class _ConfigurationLoader:
     def _misspelled(self) -> Iterator[tuple[str, str, str]]:
         for config in self._configs:
             for key in config.values:
-                if key not in KEYS and key not in MEANT and isinstance(key, str) and len(key) < MAX_KEY:
-                    for meant in difflib.get_close_matches(key, MEANT, 1, _NEAR):
-                        yield key, config.origin(key), meant
+                if key in KEYS or key in MEANT or not isinstance(key, str) or len(key) >= MAX_KEY:
+                    continue
+                if _lists_workers(key, config.get(key)):
+                    yield key, config.origin(key), ""
+                    continue
+                for meant in difflib.get_close_matches(key, MEANT, 1, _NEAR):
+                    yield key, config.origin(key), meant
 
     def _server_name(self) -> str:
         names = [config.get("server_name") for config in self._configs]
@@ -382,6 +389,7 @@ class _ConfigurationLoader:
             duties=tuple(sorted(duty.name for duty in DUTIES if duty.has(config, self._release))),
             writes=tuple(writes(name, stream_writers(config), self._release)),
             listens=self._listens(config),
+            has_listeners=_has_listeners(config),
             holds=self._holds(config),
             listens_tcp=tuple(
                 one["port"]
@@ -616,7 +624,7 @@ class _ConfigurationLoader:
                     )
 
     def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int, str, str, str]]:
-        """Ports with two listeners: of one process, or of two if the files say that all run on one machine."""
+        """Ports with two listeners: of one process, or of two if the files say that all are on one host."""
         is_one_machine = not away.processes and self._hosts.get(MAIN) in LOOPBACK
         seen: dict[int, list[tuple[str, str]]] = {}
         for config in self._configs:
@@ -751,6 +759,24 @@ class _ConfigurationLoader:
 
     def _note(self, kind: str, why: str, remedy: str, *, process: str = "") -> None:
         self._notes.append(Finding(kind=kind, process=str(process), why=why, remedy=remedy))
+
+
+_OF_WORKERS: Final = re.compile(r"(?:\w+_)?workers|workers?_(?:list|configs?|instances)")
+"""Names of a list of workers, as tools that start them call it."""
+
+
+def _lists_workers(key: str, value: Any) -> bool:
+    """Whether the value of a key that is no setting is a list of workers."""
+    entries = list(value.values()) if isinstance(value, dict) else as_list(value)
+    named = [one for entry in entries for one in as_mapping(entry) if str(one).startswith("worker_")]
+    # Keys with x- are for anchors of YAML.
+    return bool(entries) and not key.startswith("x-") and bool(named or _OF_WORKERS.fullmatch(key))
+
+
+def _has_listeners(config: ProcessConfig) -> bool:
+    """Whether a process listens anywhere, as far as is known. A worker need not."""
+    # A value of another type is refused.
+    return not config.is_main or bool(config.get("bind_port")) or config.get("listeners", []) != []
 
 
 CHECKS: Final = {"federation": "federation is", "pushers": "the pushers are"}

@@ -38,6 +38,7 @@ def find_in_files(
         missing = [name for name in homeserver.named if _is_missing(homeserver, name)]
         yield from find_without_work(homeserver, missing)
     yield from _misspelled(homeserver)
+    yield from _without_listeners(homeserver)
     yield from _wrong_ports(homeserver)
     yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
@@ -111,7 +112,7 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             count=len(names),
             why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not"
             " start there",
-            remedy=one.remedy,
+            remedy=one.remedy + (_and_listener(homeserver) if one.kind == "no_main" else ""),
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
         )
 
@@ -212,6 +213,16 @@ def _without_name(count: int) -> str:
 
 def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
     for key, file, meant in homeserver.misspelled:
+        if not meant:
+            yield Finding(
+                kind="misspelled_key",
+                why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing; it"
+                " starts no worker",
+                remedy="start each worker with a file of its own, which has its `worker_app` and"
+                " `worker_name`, and remove that key",
+                cost=RESTART_ALL,
+            )
+            continue
         yield Finding(
             kind="misspelled_key",
             why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing;"
@@ -219,6 +230,44 @@ def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
             remedy=f"rename it to `{meant}`",
             cost=RESTART_ALL,
         )
+
+
+def _and_listener(homeserver: Homeserver) -> str:
+    """What to do besides naming the main process in `instance_map`, if it has no listener for it."""
+    main = homeserver.process(MAIN)
+    if main is None or not main.file or main.listens or (main.listens is None and main.has_listeners):
+        return ""
+    return (
+        f"; and add to `listeners` in {main.file} one of type http with the resource replication: the main"
+        " process has none"
+    )
+
+
+def _without_listeners(homeserver: Homeserver) -> Iterator[Finding]:
+    """A main process that listens nowhere: it starts, and logs nothing of it."""
+    main = homeserver.process(MAIN)
+    if main is None or not main.file or main.has_listeners:
+        return
+    yield Finding(
+        kind="no_listeners",
+        process=MAIN,
+        why=f"{main.file} has no `listeners`: the main process starts, and serves nobody"
+        + (": neither clients, other servers, nor its workers" if homeserver.has_workers else ""),
+        remedy=f"add `listeners` to {main.file}, one of type http with the resources client and federation"
+        + (
+            ", unless workers serve all of them, and one with the resource replication" + _mapped(homeserver)
+            if homeserver.has_workers
+            else ""
+        )
+        + "; or give the file that has them as well",
+        cost=RESTART_ONE,
+    )
+
+
+def _mapped(homeserver: Homeserver) -> str:
+    """Where `instance_map` has the main process."""
+    where = homeserver.instances.get(MAIN)
+    return "" if where is None else f" at {printable(str(where))}, as instance_map.main has it"
 
 
 def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:

@@ -92,3 +92,63 @@ def test_two_listeners_of_one_process_at_one_port(
     if is_found:
         assert f"{files[-1]} has two listeners of w1 at 8009" in one(found, "port_twice")["why"]
         assert "into one" in one(found, "port_twice")["remedy"]
+
+
+# -- none ----------------------------------------------------------------------------------------------------
+
+BARE = {key: value for key, value in WHOLE.items() if key != "listeners"}
+
+
+@pytest.mark.parametrize("listeners", [None, []])
+def test_a_main_process_without_listeners(tmp_path: Path, listeners: Any) -> None:
+    """A generator of manifests has `port: 8008` at the top, which is no setting. It starts, and is deaf."""
+    shared = {**BARE, "port": 8008} | ({} if listeners is None else {"listeners": listeners})
+    alone = one(run(*write(tmp_path, homeserver=shared), code=UNWELL), "no_listeners")
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", listener("client")))
+    found = one(run(*files, code=UNWELL), "no_listeners")
+
+    assert "master" == alone["process"] == found["process"]
+    assert f"{files[1]} has no `listeners`" in found["why"]
+    assert "client and federation" in alone["remedy"]
+    assert "replication" not in alone["remedy"]
+    assert "replication at 9093, as instance_map.main has it" in found["remedy"]
+
+
+def test_a_port_by_an_older_key_is_a_listener(tmp_path: Path) -> None:
+    assert [] == kinds(run(*write(tmp_path, homeserver={**BARE, "bind_port": 8448}), code=WELL))
+
+
+@pytest.mark.parametrize("listeners", [None, [listener("client", port=8008)], [listener("replication")]])
+def test_the_cure_of_a_missing_main_has_the_listener_too(tmp_path: Path, listeners: Any) -> None:
+    shared = {"server_name": "x", "redis": {"enabled": True}} | (
+        {"listeners": listeners} if listeners else {}
+    )
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", listener("client")))
+    found = one(run(*files, code=UNWELL), "no_main")
+
+    is_there = listeners == [listener("replication")]
+    assert is_there != (f"add to `listeners` in {files[1]} one of type http" in found["remedy"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_found"),
+    [
+        ("worker_list", [{"worker_name": "w1", "worker_type": "generic_worker"}], True),
+        ("workers", {"w1": {"port": 8083}}, True),
+        ("workers", ["w1"], True),
+        ("generic_workers", [{"name": "w1"}], True),
+        ("pods", [{"worker_name": "w1"}], True),
+        ("workers", [], False),
+        ("x-workers", {"w1": {"worker_app": "y"}}, False),
+        ("modules", [{"module": "a.b", "config": {"worker_x": 1}}], False),
+    ],
+)
+def test_a_list_of_workers_is_no_setting(tmp_path: Path, key: str, value: Any, is_found: bool) -> None:
+    """It starts none. No setting is meant by it."""
+    files = write(tmp_path, homeserver={**WHOLE, key: value})
+    found = run(*files, code=UNWELL if is_found else WELL)
+
+    assert ([("misspelled_key", "")] if is_found else []) == kinds(found)
+    if is_found:
+        assert f"`{key}` in {files[1]} is no setting" in found["findings"][0]["why"]
+        assert "did you mean" not in str(found)
