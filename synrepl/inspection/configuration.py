@@ -166,20 +166,21 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
 
     `writers` are the configured writers of each stream, by the name in `stream_writers`; a stream that is not
     there is written by the main process. `named` are the names that duties, `stream_writers` and
-    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path
-    of the processes in `instance_map`. `proxies` are those through which others talk to other servers,
-    `calls_tls` those that others go to by TLS. `old_ports` are ports of the main process by a worker's
-    older keys: its name, the key, the port. `replaced` are keys that say nothing, as another file has them
-    again, and `newer` those that not all releases know. `appservices` are the ids of configured application
-    services, and None if not all of them are known. `pushes` says whether any process does. `twice` are
-    files that have a process' name in common, by the name. `unnamed` are files without a `worker_name`, by
-    the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two processes on one
-    machine, or of two listeners of one: the port, the first process, the second, and its file.
-    `misspelled` are keys that are no settings, with the file, and the setting that each is like.
-    `left_in` is a worker's file with the listeners of the main process, and the key that makes it a
-    worker's, if no file is the main process'. `unread` is what could not be read of the files, and
-    `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether the
-    file of a worker was, and `has_unknown_names` whether a template's mark was left in the name of one.
+    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the
+    path of the processes in `instance_map`. `proxies` are those through which others talk to other
+    servers, `calls_tls` those that others go to by TLS. `old_ports` are ports of the main process by a
+    worker's older keys: its name, the key, the port. `replaced` are keys that say nothing, as another
+    file has them again, and `newer` those that not all releases know. `appservices` are the ids of
+    configured application services, and None if not all of them are known. `pushes` says whether any
+    process does. `twice` are files that have a process' name in common, by the name. `unnamed` are files
+    without a `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are
+    those of two processes on one machine, or of two listeners of one: the port, the first process, the
+    second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
+    each is like. `left_in` is a worker's file with the listeners of the main process, and the key that
+    makes it a worker's, if no file is the main process'. `unread` is what could not be read of the files,
+    and `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether
+    the file of a worker was, and `has_unknown_names` whether a template's mark was left in the name of
+    one.
     """
 
     server_name: str
@@ -200,6 +201,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     unnamed: Mapping[str, tuple[str, ...]] = {}
     shared_ports: tuple[tuple[int, str, str, str], ...] = ()
     misspelled: tuple[tuple[str, str, str], ...] = ()
+    read_by_main: tuple[tuple[str, str], ...] = ()
     left_in: tuple[str, ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
@@ -231,7 +233,7 @@ def read_homeserver(
     `metrics` are URLs of metrics by the name of the process; they count more than `targets` of Prometheus,
     and these more than what the files say. Raises `ConfigError`, whose text says which file and what to give.
     """
-    merged = merge_files([*paths, *workers], KEYS)
+    merged = merge_files(paths, KEYS, workers)
     return _ConfigurationLoader(merged, dict(metrics or {}), targets, path_map or PathMap(), release).read()
 
 
@@ -342,6 +344,7 @@ class _ConfigurationLoader:
             unnamed={name: tuple(of) for name, of in unnamed.items()},
             shared_ports=tuple(self._shared_ports(away)),
             misspelled=tuple(dict.fromkeys(self._misspelled())),
+            read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
             left_in=() if self._main.is_main else self._left_in(),
             unread=tuple(self._unread),
             notes=tuple(self._notes),

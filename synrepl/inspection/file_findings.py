@@ -25,6 +25,7 @@ def find_in_files(
     the files counts, or else the newest. With None, as they are to come, what releases refuse is left out.
     `there` are processes that were heard or measured.
     """
+    yield from _read_by_main(homeserver)
     if releases is not None:
         asked = releases or [homeserver.release or NEWEST.release]
         yield from _refused(homeserver, asked)
@@ -45,13 +46,17 @@ def find_in_files(
     yield from _contradictions(homeserver)
 
 
-LEFT_IN: Final = {
-    "worker_app": "from 1.49 on a main process does not start with it; if it is the main process', remove"
-    " `worker_app` and `worker_name`",
+WITH_KEY: Final = {
+    "worker_app": "from 1.49 on a main process does not start with it",
     "worker_name": "a main process with it has that name, and then does and writes nothing, or does not"
-    " start; if it is the main process', remove `worker_name`",
+    " start",
 }
-"""What a key of workers does in the file of the main process."""
+"""What a main process does with a key of workers."""
+LEFT_IN: Final = {
+    "worker_app": "if it is the main process', remove `worker_app` and `worker_name`",
+    "worker_name": "if it is the main process', remove `worker_name`",
+}
+"""What to do where the file of the main process has such a key."""
 
 
 def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
@@ -64,8 +69,8 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
             Unseen(
                 what=MAIN,
                 why=(
-                    "{} has a `{}`, and is taken for a worker's: {}".format(
-                        *homeserver.left_in, LEFT_IN[homeserver.left_in[1]]
+                    "{} has a `{}`, and is taken for a worker's: {}; {}".format(
+                        *homeserver.left_in, WITH_KEY[homeserver.left_in[1]], LEFT_IN[homeserver.left_in[1]]
                     )
                     if homeserver.left_in
                     else f"no file that was given is of it ({keys[0]}): add it"
@@ -114,6 +119,19 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             " start there",
             remedy=one.remedy + (_and_listener(homeserver) if one.kind == "no_main" else ""),
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
+        )
+
+
+def _read_by_main(homeserver: Homeserver) -> Iterator[Finding]:
+    """Files of workers in a folder of the main process: it comes first, as nothing runs without that."""
+    for file, key in homeserver.read_by_main:
+        yield Finding(
+            kind="refused_at_start",
+            process=MAIN,
+            why=f"the main process reads {file}, which is a worker's (`{key}`): {WITH_KEY[key]}",
+            remedy=f"move {file} out of what the main process is given; or give it with --worker here, if"
+            " the main process is not given that folder",
+            cost=RESTART_ONE,
         )
 
 

@@ -796,3 +796,36 @@ def test_one_note_of_many_processes_is_one_line(tmp_path: Path) -> None:
     (line,) = [one for one in result.output.splitlines() if one.startswith("note: unmeasured")]
     assert line.startswith("note: unmeasured (master, w1, w2 and 2 more): ")
     assert "--metrics NAME=URL" in line
+
+
+@pytest.mark.parametrize("key", ["worker_app: synapse.app.generic_worker", "worker_name: w1"])
+@pytest.mark.parametrize("has_more", [False, True])
+def test_a_workers_file_in_a_folder_of_the_main_process(tmp_path: Path, key: str, has_more: bool) -> None:
+    """In conf.d (matrix-org/synapse#3517): the main process reads it too, and does not start."""
+    folder, file = tmp_path / "conf.d", tmp_path / "homeserver.yaml"
+    folder.mkdir()
+    file.write_text(json.dumps({**WHOLE, "redis": {"enabled": True, "port": "6379"}}))
+    if has_more:
+        (folder / "server_name.yaml").write_text("server_name: x\n")
+    (folder / "w1.yaml").write_text(f"{key}\n")
+
+    found = run("--homeserver", file, "--homeserver", folder, code=UNWELL)
+    apart = run("--homeserver", file, "--worker", folder, code=UNWELL)
+    alone = run("--homeserver", file, "--homeserver", folder / "w1.yaml", code=UNWELL)
+    file.rename(folder / "homeserver.yaml")
+    flat = run("--homeserver", folder, code=UNWELL)
+
+    first = found["findings"][0]
+    assert ("refused_at_start", "master") == (first["kind"], first["process"])
+    assert f"the main process reads {folder / 'w1.yaml'}, which is a worker's" in first["why"]
+    assert f"move {folder / 'w1.yaml'} out of what the main process is given" in first["remedy"]
+    assert all("which is a worker's" not in str(one["findings"]) for one in (apart, alone, flat))
+
+
+def test_the_app_of_the_main_process_in_its_folder_is_its_own(tmp_path: Path) -> None:
+    """As synctl has it."""
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "homeserver.yaml").write_text(json.dumps(WHOLE))
+    (tmp_path / "conf.d/main.yaml").write_text("worker_app: synapse.app.homeserver\n")
+
+    run("--homeserver", tmp_path / "homeserver.yaml", "--homeserver", tmp_path / "conf.d", code=WELL)
