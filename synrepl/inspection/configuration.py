@@ -105,7 +105,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     port. `holds` are the ports and paths of its other listeners, and
     whether each is of type http. `listens_tcp` are those of the older type, `listens_tls` those
     with TLS. `lacks_main_port`: it does not know the port of the main process. `shares_not` are the duties
-    that it does whole, as no list of names is set. `has_media` says whether it loads the media repository,
+    that it does whole, as no list of names is set. `done_in`: if several files have its name, those of each
+    duty. `has_media` says whether it loads the media repository,
     and `is_for_media` that it has no other work. `secret_mark` tells equal replication secrets from
     different ones; it is empty without a secret, and None if it cannot be read. `writers` are the
     `stream_writers` in its files, and `refusals` what any release refuses in them.
@@ -126,6 +127,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     serves: frozenset[str] | None = None
     lacks_main_port: bool = False
     shares_not: tuple[str, ...] = ()
+    done_in: Mapping[str, tuple[str, ...]] = {}
     has_media: bool = False
     is_for_media: bool = False
     has_redis: bool = True
@@ -413,6 +415,7 @@ class _ConfigurationLoader:
                 for duty in DUTIES
                 if not duty.is_of_one and not config.get(duty.names) and duty.has(config, self._release)
             ),
+            done_in=self._done_in(name),
             has_media=has_media(config),
             is_for_media=config.app == DUTY["media"].app,
             has_redis=bool(config.mapping("redis").get("enabled")),
@@ -420,6 +423,16 @@ class _ConfigurationLoader:
             writers=stream_writers(config),
             refusals=tuple(find_refusals(config)),
         )
+
+    def _done_in(self, name: str) -> dict[str, tuple[str, ...]]:
+        """The files of each duty, if several have this name: each is started with its own."""
+        of = [config for config in self._configs if config.name == name]
+        if len(of) < 2 or name == MAIN or isinstance(name, Template):
+            return {}
+        return {
+            duty.name: tuple(config.file for config in of if duty.has(config, self._release))
+            for duty in DUTIES
+        }
 
     def _measured(
         self, config: ProcessConfig, given: Mapping[str, str], *, away: Elsewhere
