@@ -667,9 +667,46 @@ def test_a_name_with_a_mark_left_in_is_shown_as_it_is(
     assert "WORKER_NAME" in result.stdout
 
 
-def test_a_template_that_is_no_yaml(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "redis: {enabled: true, port: {{ redis.port }}, host: redis}",
+        "redis: {enabled: true, port: {{ redis.port | default('6379') }}}",
+        "redis:\n  enabled: true\n  port: {{redis.port}}  # of the server",
+        "redis:\r\n  enabled: true\r\n  port: {{ redis.port }}\r",
+        "app_service_config_files: [{{ redis.port }}, a.yaml]",
+        "app_service_config_files:\n  - {{ redis.port }}",
+        "app_service_config_files:\n- {{ redis.port }}",
+    ],
+)
+def test_a_mark_without_quotes_is_a_value_that_is_not_known(tmp_path: Path, line: str) -> None:
+    """It is no YAML, and was refused with the file; all else of it can be examined."""
     file = tmp_path / "homeserver.yaml"
-    file.write_text("server_name: x\nport: {{ port }}\n")
+    file.write_text(
+        f"server_name: {{{{ name }}}}\n{line}\n"
+        "listeners: [{port: 8008, type: http}]\nstreams_writers: {}\n"
+    )
+    found = run("--homeserver", file, code=UNWELL)
+
+    assert [("misspelled_key", "")] == kinds(found)
+    assert any("has the variable redis.port left in" in one["why"] for one in found["unseen"])
+    assert "{{ name }}" == found["server_name"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "port: {{ port }}: x",
+        "{{ key }}: x",
+        "{% if x %}",
+        "host: {{ a }}{{ b }}",
+        "a: {{ port }}\n{% if x %}",
+        "a: 'x, {{ port }}, y'\nb: {{ port }}",
+    ],
+)
+def test_a_template_that_is_no_yaml(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "homeserver.yaml"
+    file.write_text(f"server_name: x\n{line}\n")
     result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(file)])
 
     assert WRONG == result.exit_code
