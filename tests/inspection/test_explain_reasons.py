@@ -794,3 +794,35 @@ def test_a_url_that_cannot_be_read_is_the_cause_of_the_task_that_failed(
     assert "was not sent" in passage.cause
     assert lacks_port == ("has no port (None)" in " ".join(passage.words))
     assert is_bare == ("IPv6" in " ".join(passage.words))
+
+
+_REDIS = "2026-04-06 16:48:45,240 - {} - 341 - INFO - sentinel - {}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _REDIS.format(
+            "synapse.replication.tcp.redis",
+            "Connection to redis server valkey:6379 failed: DNS lookup failed: valkey.",
+        ),
+        # Of a text that is not known.
+        _REDIS.format("synapse.replication.tcp.redis", "Something else").replace("INFO", "ERROR")
+        + f"\n{FRAMES}twisted.internet.error.DNSLookupError: DNS lookup failed: valkey.\n",
+    ],
+)
+def test_a_name_that_redis_has_no_ipv4_address_of(text: str) -> None:
+    """In a cluster of IPv6 alone (element-hq/synapse#10694)."""
+    [passage] = explain(text).passages
+    words, advice = " ".join(passage.words), " ".join(passage.advice)
+
+    assert "IPv4" in words
+    assert "AAAA" in words
+    assert "getent ahostsv4 valkey" in advice
+    assert "ip_range_blacklist" not in words + advice
+    assert "instance_map" not in advice
+
+
+def test_a_name_of_another_client_may_have_any_address() -> None:
+    [passage] = explain(_REDIS.format("synapse.http.client", "DNS lookup failed: x")).passages
+    assert "ahostsv4" not in str(passage)

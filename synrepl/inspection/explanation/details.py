@@ -563,6 +563,27 @@ def _url(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, [match.meanings[0], *words], advice, []) if words else None
 
 
+OF_REDIS: Final = "synapse.replication.tcp.redis"
+"""The logger of Synapse's client of Redis."""
+
+
+def of_redis_client(passage: Passage, logger: str) -> Passage:
+    """What a failed lookup means for the client of Redis, which asks for addresses of IPv4 alone."""
+    if passage.kind != "address_none" or logger != OF_REDIS:
+        return passage
+    found = re.search(r"lookup failed: ([\w.-]{1,255}?)\.?(?=$|\s)", passage.text, re.ASCII)
+    name = found[1] if found else "NAME"
+    words = (
+        "That name has no IPv4 address here, or the lookup took too long. Synapse's client of Redis asks for"
+        " addresses of IPv4 (A) alone: a name with AAAA alone fails."
+    )
+    step = (
+        "see whether the name is right, and has such an address in this container: getent ahostsv4"
+        f" {name}. Without any, set redis.host to a name with one, or to the IPv6 address itself"
+    )
+    return msgspec.structs.replace(passage, words=[words], advice=[step])
+
+
 def _answered(match: Match, writers: Writers) -> Passage | None:
     """Explain an answer that is an error."""
     code = int(match.values[-1])
@@ -933,7 +954,7 @@ def _with_reasons(
     for one in reasons:
         found = _explained(one, writers) if isinstance(one, Match) else None
         if found is not None and found.kind != match.message.key:
-            known.setdefault(found.kind, found)
+            known.setdefault(found.kind, of_redis_client(found, match.message.logger))
     if not known:
         words = [
             f"The exception: {_shown(one if isinstance(one, str) else one.text)}"
