@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from synrepl.cli import main
 from synrepl.cli.command import LazyGroup
-from synrepl.cli.jobs import _compact_lines, pipeline
+from synrepl.cli.jobs import _archive_lines, _compact_lines, pipeline
 
 COMMANDS = sorted(main.places)
 NOBODY = "http://127.0.0.1:1"
@@ -65,6 +65,15 @@ def test_trouble_is_one_line_and_exit_code_1(arguments: list[str], said: str) ->
     assert result.exit_code == 1
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_archive_of_an_empty_daemon_is_none() -> None:
+    """It said "the archive ends at serial 0", and the next job that nothing is archived there."""
+    done = SimpleNamespace(batches=0, merged=0, serial=0, epoch=1, digest="")
+
+    lines = list(_archive_lines(done))
+
+    assert lines == ["no new facts", "nothing was archived: there is no table yet"]
 
 
 def test_a_compaction_says_where_its_snapshot_is() -> None:
