@@ -66,7 +66,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "wrong_port": "`instance_map` has an address at which that process does not listen for replication",
         "replaced_key": "a key that another file, or the same, has again: what is lost makes it say nothing",
         "ignored_key": "a key that the release does not read yet",
-        "no_listeners": "the main process listens nowhere: it serves nobody",
+        "no_listeners": "the main process listens nowhere: it serves nobody (a note)",
         "no_main_port": "a worker of before 1.84 serves requests, and has no port of the main process",
         "port_twice": "two processes of one machine, or two listeners of one process, are at one port",
         "no_main": "the `instance_map` of a worker has no `main`",

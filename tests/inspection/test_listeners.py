@@ -96,16 +96,23 @@ def test_two_listeners_of_one_process_at_one_port(
 
 # -- none ----------------------------------------------------------------------------------------------------
 
+
+def note(found: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The one note of this kind."""
+    (noted,) = [one for one in found["notes"] if one["kind"] == kind]
+    return noted
+
+
 BARE = {key: value for key, value in WHOLE.items() if key != "listeners"}
 
 
-@pytest.mark.parametrize("listeners", [None, []])
-def test_a_main_process_without_listeners(tmp_path: Path, listeners: Any) -> None:
+@pytest.mark.parametrize(("listeners", "code"), [(None, WELL), ([], UNWELL)])
+def test_a_main_process_without_listeners(tmp_path: Path, listeners: Any, code: int) -> None:
     """A generator of manifests has `port: 8008` at the top, which is no setting. It starts, and is deaf."""
     shared = {**BARE, "port": 8008} | ({} if listeners is None else {"listeners": listeners})
-    alone = one(run(*write(tmp_path, homeserver=shared), code=UNWELL), "no_listeners")
+    alone = note(run(*write(tmp_path, homeserver=shared), code=code), "no_listeners")
     files = write(tmp_path, homeserver=shared, w1=worker("w1", listener("client")))
-    found = one(run(*files, code=UNWELL), "no_listeners")
+    found = note(run(*files, code=code), "no_listeners")
 
     assert "master" == alone["process"] == found["process"]
     assert f"{files[1]} has no `listeners`" in found["why"]
