@@ -55,7 +55,11 @@ def test_what_is_not_of_type_http_takes_no_resource(tmp_path: Path) -> None:
 def test_an_older_key_with_the_port_of_clients(tmp_path: Path, key: str, release: str, adds: bool) -> None:
     """Replication over TCP has a listener of its own type, which takes no resource."""
     shared = {"server_name": "x", "listeners": [listener("client", port=8008)]}
-    old = {"worker_replication_host": "synapse", "worker_replication_http_port": 8008, key: 8008}
+    old: dict[str, Any] = {
+        "worker_replication_host": "synapse",
+        "worker_replication_http_port": 8008,
+        key: 8008,
+    }
     if not adds:
         del old["worker_replication_http_port"]
     files = write(tmp_path, homeserver=shared, w1=worker("w1", **old))
@@ -99,8 +103,9 @@ def test_two_listeners_of_one_process_at_one_port(
 
 def note(found: dict[str, Any], kind: str) -> dict[str, Any]:
     """The one note of this kind."""
-    (noted,) = [one for one in found["notes"] if one["kind"] == kind]
-    return noted
+    noted: list[dict[str, Any]] = [one for one in found["notes"] if one["kind"] == kind]
+    assert len(noted) == 1
+    return noted[0]
 
 
 BARE = {key: value for key, value in WHOLE.items() if key != "listeners"}
