@@ -1,5 +1,6 @@
 """Readers of the configuration file, the secret file and the keys file."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -43,11 +44,27 @@ def load_yaml(path: Path) -> Any:
 
 
 def load_layers(path: Path) -> list[Any]:
-    """Read a YAML file as `load_yaml` does, as several values if keys at its top are repeated."""
+    """Read a YAML file as `load_yaml` does, as several values if keys at its top are repeated.
+
+    A template's mark that is a whole value without quotes is a text, as one with quotes is.
+    """
     from synrepl.config.bounded_yaml import LayeredLoader
 
-    found: list[Any] = _load(path, LayeredLoader)
+    found: list[Any] = _load(path, LayeredLoader, quotes_marks=True)
     return found
+
+
+_MARK: Final = re.compile(
+    rb"(?P<before>(?:^|[:\[,]|-(?= ))[ \t]*)(?P<mark>\{\{[ \t]*[\w.]{1,100}[^{}\n]{0,500}\}\})"
+    rb"(?=[ \t]*(?:[,\]}]|\r?$|[ \t]#))",
+    re.MULTILINE,
+)
+"""A mark that is a whole value. In YAML it is a mapping whose key is a mapping, which nobody means."""
+
+
+def _quoted(content: bytes) -> bytes:
+    """The content with such marks in quotes."""
+    return _MARK.sub(lambda one: one["before"] + b"'" + one["mark"].replace(b"'", b"''") + b"'", content)
 
 
 NO_YAML: Final = {
@@ -63,12 +80,17 @@ YAML_HINTS: Final = {
 """What is meant by words of the YAML reader."""
 
 
-def _load(path: Path, loader: Any) -> Any:
+def _load(path: Path, loader: Any, *, quotes_marks: bool = False) -> Any:
     import yaml  # Imported late: large, and needed only with a file.
 
     content = read_small_file(path)
     try:
-        return yaml.load(content, loader)  # noqa: S506 (it is a SafeLoader)
+        try:
+            return yaml.load(content, loader)  # noqa: S506 (it is a SafeLoader)
+        except yaml.YAMLError:
+            if not quotes_marks or (quoted := _quoted(content)) == content:
+                raise
+            return yaml.load(quoted, loader)  # noqa: S506
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""

@@ -6,6 +6,7 @@ be a secret.
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -100,9 +101,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     not known, and `unmeasured` says why, and what to give. `host` is where other processes reach it; None
     if the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes.
     `listens` are the ports and paths of its listeners for replication, and `serves` the resources of all
-    its listeners; None if that is not known. `listens_tcp` are those of the older type, `listens_tls` those
+    its listeners; None if that is not known. `has_listeners` is false for a main process that listens at no
+    port. `holds` are the ports and paths of its other listeners, and
+    whether each is of type http. `listens_tcp` are those of the older type, `listens_tls` those
     with TLS. `lacks_main_port`: it does not know the port of the main process. `shares_not` are the duties
-    that it does whole, as no list of names is set. `has_media` says whether it loads the media repository,
+    that it does whole, as no list of names is set. `done_in`: if several files have its name, those of each
+    duty. `has_media` says whether it loads the media repository,
     and `is_for_media` that it has no other work. `secret_mark` tells equal replication secrets from
     different ones; it is empty without a secret, and None if it cannot be read. `writers` are the
     `stream_writers` in its files, and `refusals` what any release refuses in them.
@@ -116,11 +120,14 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     duties: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     listens: tuple[int | str, ...] | None = None
+    has_listeners: bool = True
+    holds: Mapping[int | str, bool] = {}
     listens_tcp: tuple[int, ...] = ()
     listens_tls: frozenset[int] = frozenset()
     serves: frozenset[str] | None = None
     lacks_main_port: bool = False
     shares_not: tuple[str, ...] = ()
+    done_in: Mapping[str, tuple[str, ...]] = {}
     has_media: bool = False
     is_for_media: bool = False
     has_redis: bool = True
@@ -161,20 +168,21 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
 
     `writers` are the configured writers of each stream, by the name in `stream_writers`; a stream that is not
     there is written by the main process. `named` are the names that duties, `stream_writers` and
-    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the path
-    of the processes in `instance_map`. `proxies` are those through which others talk to other servers,
-    `calls_tls` those that others go to by TLS. `old_ports` are ports of the main process by a worker's
-    older keys: its name, the key, the port. `replaced` are keys that say nothing, as another file has them
-    again, and `newer` those that not all releases know. `appservices` are the ids of configured application
-    services, and None if not all of them are known. `pushes` says whether any process does. `twice` are
-    files that have a process' name in common, by the name. `unnamed` are files without a `worker_name`, by
-    the `worker_app` that Synapse takes for the name then. `shared_ports` are those of two processes on one
-    machine: the port, the first process, the second, and its file. `misspelled` are keys that are no
-    settings, with the file, and the setting that each is like. `left_in` is a worker's file with the
-    listeners of the main process, and the key that makes it a worker's, if no file is the main process'.
-    `unread` is what could not be read of the files, and `notes` what is worth a note. `release` is the one
-    that was given, and `has_workers` says whether the file of a worker was, and `has_unknown_names` whether
-    a template's mark was left in the name of one.
+    `instance_map` have, each with the keys and the file that name it. `instances` are the port or the
+    path of the processes in `instance_map`. `proxies` are those through which others talk to other
+    servers, `calls_tls` those that others go to by TLS. `old_ports` are ports of the main process by a
+    worker's older keys: its name, the key, the port. `replaced` are keys that say nothing, as another
+    file has them again, and `newer` those that not all releases know. `appservices` are the ids of
+    configured application services, and None if not all of them are known. `pushes` says whether any
+    process does. `twice` are files that have a process' name in common, by the name. `unnamed` are files
+    without a `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are
+    those of two processes on one machine, or of two listeners of one: the port, the first process, the
+    second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
+    each is like. `left_in` is a worker's file with the listeners of the main process, and the key that
+    makes it a worker's, if no file is the main process'. `unread` is what could not be read of the files,
+    and `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether
+    the file of a worker was, and `has_unknown_names` whether a template's mark was left in the name of
+    one.
     """
 
     server_name: str
@@ -195,6 +203,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     unnamed: Mapping[str, tuple[str, ...]] = {}
     shared_ports: tuple[tuple[int, str, str, str], ...] = ()
     misspelled: tuple[tuple[str, str, str], ...] = ()
+    read_by_main: tuple[tuple[str, str], ...] = ()
     left_in: tuple[str, ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
@@ -226,7 +235,7 @@ def read_homeserver(
     `metrics` are URLs of metrics by the name of the process; they count more than `targets` of Prometheus,
     and these more than what the files say. Raises `ConfigError`, whose text says which file and what to give.
     """
-    merged = merge_files([*paths, *workers], KEYS)
+    merged = merge_files(paths, KEYS, workers)
     return _ConfigurationLoader(merged, dict(metrics or {}), targets, path_map or PathMap(), release).read()
 
 
@@ -337,6 +346,7 @@ class _ConfigurationLoader:
             unnamed={name: tuple(of) for name, of in unnamed.items()},
             shared_ports=tuple(self._shared_ports(away)),
             misspelled=tuple(dict.fromkeys(self._misspelled())),
+            read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
             left_in=() if self._main.is_main else self._left_in(),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
@@ -357,9 +367,13 @@ class _ConfigurationLoader:
     def _misspelled(self) -> Iterator[tuple[str, str, str]]:
         for config in self._configs:
             for key in config.values:
-                if key not in KEYS and key not in MEANT and isinstance(key, str) and len(key) < MAX_KEY:
-                    for meant in difflib.get_close_matches(key, MEANT, 1, _NEAR):
-                        yield key, config.origin(key), meant
+                if key in KEYS or key in MEANT or not isinstance(key, str) or len(key) >= MAX_KEY:
+                    continue
+                if _lists_workers(key, config.get(key)):
+                    yield key, config.origin(key), ""
+                    continue
+                for meant in difflib.get_close_matches(key, MEANT, 1, _NEAR):
+                    yield key, config.origin(key), meant
 
     def _server_name(self) -> str:
         names = [config.get("server_name") for config in self._configs]
@@ -380,6 +394,8 @@ class _ConfigurationLoader:
             duties=tuple(sorted(duty.name for duty in DUTIES if duty.has(config, self._release))),
             writes=tuple(writes(name, stream_writers(config), self._release)),
             listens=self._listens(config),
+            has_listeners=_has_listeners(config),
+            holds=self._holds(config),
             listens_tcp=tuple(
                 one["port"]
                 for one in map(as_mapping, config.list("listeners"))
@@ -399,6 +415,7 @@ class _ConfigurationLoader:
                 for duty in DUTIES
                 if not duty.is_of_one and not config.get(duty.names) and duty.has(config, self._release)
             ),
+            done_in=self._done_in(name),
             has_media=has_media(config),
             is_for_media=config.app == DUTY["media"].app,
             has_redis=bool(config.mapping("redis").get("enabled")),
@@ -406,6 +423,16 @@ class _ConfigurationLoader:
             writers=stream_writers(config),
             refusals=tuple(find_refusals(config)),
         )
+
+    def _done_in(self, name: str) -> dict[str, tuple[str, ...]]:
+        """The files of each duty, if several have this name: each is started with its own."""
+        of = [config for config in self._configs if config.name == name]
+        if len(of) < 2 or name == MAIN or isinstance(name, Template):
+            return {}
+        return {
+            duty.name: tuple(config.file for config in of if duty.has(config, self._release))
+            for duty in DUTIES
+        }
 
     def _measured(
         self, config: ProcessConfig, given: Mapping[str, str], *, away: Elsewhere
@@ -462,6 +489,17 @@ class _ConfigurationLoader:
             if "replication" in names and isinstance(where, int | str):
                 found.append(where)
         return tuple(found)
+
+    def _holds(self, config: ProcessConfig) -> dict[int | str, bool]:
+        """The ports and paths of listeners without the resource replication; whether each is of type http."""
+        found: dict[int | str, bool] = {}
+        for listener in map(as_mapping, config.list("listeners" if config.is_main else "worker_listeners")):
+            where = listener.get("path") or listener.get("port")
+            if isinstance(where, int | str) and not isinstance(where, Template):
+                found[where] = listener.get("type") == "http"
+        for where in self._listens(config) or ():
+            found.pop(where, None)
+        return found
 
     def _serves(self, config: ProcessConfig) -> frozenset[str] | None:
         """The resources of its listeners; None if one is not known."""
@@ -602,17 +640,22 @@ class _ConfigurationLoader:
                     )
 
     def _shared_ports(self, away: Elsewhere) -> Iterator[tuple[int, str, str, str]]:
-        """Ports at which two processes listen, if the files say that all run on one machine."""
-        if away.processes or self._hosts.get(MAIN) not in LOOPBACK:
-            return
+        """Ports with two listeners: of one process, or of two if the files say that all are on one host."""
+        is_one_machine = not away.processes and self._hosts.get(MAIN) in LOOPBACK
         seen: dict[int, list[tuple[str, str]]] = {}
         for config in self._configs:
             own: dict[int, set[str]] = {}
+            doubled: dict[int, None] = {}
             for one in config.list("listeners" if config.is_main else "worker_listeners"):
                 listener = as_mapping(one)
                 if isinstance(port := listener.get("port"), int) and port:
-                    own.setdefault(port, set()).update(binds_of(listener))
-            for port, binds in own.items():
+                    binds = set(binds_of(listener))
+                    if any(collide(bind, mine) for bind in own.get(port, ()) for mine in binds):
+                        doubled[port] = None
+                    own.setdefault(port, set()).update(binds)
+            for port in doubled:
+                yield port, config.name, config.name, config.file
+            for port, binds in own.items() if is_one_machine else ():
                 others = [
                     name
                     for name, bind in seen.get(port, ())
@@ -732,6 +775,24 @@ class _ConfigurationLoader:
 
     def _note(self, kind: str, why: str, remedy: str, *, process: str = "") -> None:
         self._notes.append(Finding(kind=kind, process=str(process), why=why, remedy=remedy))
+
+
+_OF_WORKERS: Final = re.compile(r"(?:\w+_)?workers|workers?_(?:list|configs?|instances)")
+"""Names of a list of workers, as tools that start them call it."""
+
+
+def _lists_workers(key: str, value: Any) -> bool:
+    """Whether the value of a key that is no setting is a list of workers."""
+    entries = list(value.values()) if isinstance(value, dict) else as_list(value)
+    named = [one for entry in entries for one in as_mapping(entry) if str(one).startswith("worker_")]
+    # Keys with x- are for anchors of YAML.
+    return bool(entries) and not key.startswith("x-") and bool(named or _OF_WORKERS.fullmatch(key))
+
+
+def _has_listeners(config: ProcessConfig) -> bool:
+    """Whether a process listens anywhere, as far as is known. A worker need not."""
+    # A value of another type is refused.
+    return not config.is_main or bool(config.get("bind_port")) or config.get("listeners", []) != []
 
 
 CHECKS: Final = {"federation": "federation is", "pushers": "the pushers are"}

@@ -25,6 +25,7 @@ def find_in_files(
     the files counts, or else the newest. With None, as they are to come, what releases refuse is left out.
     `there` are processes that were heard or measured.
     """
+    yield from _read_by_main(homeserver)
     if releases is not None:
         asked = releases or [homeserver.release or NEWEST.release]
         yield from _refused(homeserver, asked)
@@ -44,13 +45,17 @@ def find_in_files(
     yield from _contradictions(homeserver)
 
 
-LEFT_IN: Final = {
-    "worker_app": "from 1.49 on a main process does not start with it; if it is the main process', remove"
-    " `worker_app` and `worker_name`",
+WITH_KEY: Final = {
+    "worker_app": "from 1.49 on a main process does not start with it",
     "worker_name": "a main process with it has that name, and then does and writes nothing, or does not"
-    " start; if it is the main process', remove `worker_name`",
+    " start",
 }
-"""What a key of workers does in the file of the main process."""
+"""What a main process does with a key of workers."""
+LEFT_IN: Final = {
+    "worker_app": "if it is the main process', remove `worker_app` and `worker_name`",
+    "worker_name": "if it is the main process', remove `worker_name`",
+}
+"""What to do where the file of the main process has such a key."""
 
 
 def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
@@ -63,8 +68,8 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
             Unseen(
                 what=MAIN,
                 why=(
-                    "{} has a `{}`, and is taken for a worker's: {}".format(
-                        *homeserver.left_in, LEFT_IN[homeserver.left_in[1]]
+                    "{} has a `{}`, and is taken for a worker's: {}; {}".format(
+                        *homeserver.left_in, WITH_KEY[homeserver.left_in[1]], LEFT_IN[homeserver.left_in[1]]
                     )
                     if homeserver.left_in
                     else f"no file that was given is of it ({keys[0]}): add it"
@@ -111,8 +116,21 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             count=len(names),
             why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not"
             " start there",
-            remedy=one.remedy,
+            remedy=one.remedy + (_and_listener(homeserver) if one.kind == "no_main" else ""),
             cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
+        )
+
+
+def _read_by_main(homeserver: Homeserver) -> Iterator[Finding]:
+    """Files of workers in a folder of the main process: it comes first, as nothing runs without that."""
+    for file, key in homeserver.read_by_main:
+        yield Finding(
+            kind="refused_at_start",
+            process=MAIN,
+            why=f"the main process reads {file}, which is a worker's (`{key}`): {WITH_KEY[key]}",
+            remedy=f"move {file} out of what the main process is given; or give it with --worker here, if"
+            " the main process is not given that folder",
+            cost=RESTART_ONE,
         )
 
 
@@ -212,6 +230,16 @@ def _without_name(count: int) -> str:
 
 def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
     for key, file, meant in homeserver.misspelled:
+        if not meant:
+            yield Finding(
+                kind="misspelled_key",
+                why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing; it"
+                " starts no worker",
+                remedy="start each worker with a file of its own, which has its `worker_app` and"
+                " `worker_name`, and remove that key",
+                cost=RESTART_ALL,
+            )
+            continue
         yield Finding(
             kind="misspelled_key",
             why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing;"
@@ -219,6 +247,44 @@ def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
             remedy=f"rename it to `{meant}`",
             cost=RESTART_ALL,
         )
+
+
+def _and_listener(homeserver: Homeserver) -> str:
+    """What to do besides naming the main process in `instance_map`, if it has no listener for it."""
+    main = homeserver.process(MAIN)
+    if main is None or not main.file or main.listens or (main.listens is None and main.has_listeners):
+        return ""
+    return (
+        f"; and add to `listeners` in {main.file} one of type http with the resource replication: the main"
+        " process has none"
+    )
+
+
+def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
+    """A main process that listens nowhere: it starts, and logs nothing of it. Its file may be shortened."""
+    main = homeserver.process(MAIN)
+    if main is None or not main.file or main.has_listeners:
+        return
+    yield Finding(
+        kind="no_listeners",
+        process=MAIN,
+        why=f"{main.file} has no `listeners`: the main process starts, and serves nobody"
+        + (": neither clients, other servers, nor its workers" if homeserver.has_workers else ""),
+        remedy=f"add `listeners` to {main.file}, one of type http with the resources client and federation"
+        + (
+            ", unless workers serve all of them, and one with the resource replication" + _mapped(homeserver)
+            if homeserver.has_workers
+            else ""
+        )
+        + "; or give the file that has them as well",
+        cost=RESTART_ONE,
+    )
+
+
+def _mapped(homeserver: Homeserver) -> str:
+    """Where `instance_map` has the main process."""
+    where = homeserver.instances.get(MAIN)
+    return "" if where is None else f" at {printable(str(where))}, as instance_map.main has it"
 
 
 def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
@@ -239,10 +305,24 @@ def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
             " requests of other processes to it fail",
             remedy=f"set instance_map.{entry} to {listens} in the shared file"
             if listens
-            else f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
+            else _at_held_port(process, where, f"it at instance_map.{entry}")
+            or f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
             " replication",
             cost=RESTART_ALL if listens else RESTART_ONE,
         )
+
+
+def _at_held_port(process: Process, where: int | str, key: str, *, is_http: bool = True) -> str:
+    """What to do where another listener of the process has the port: a second one would not start there."""
+    if where not in process.holds:
+        return ""
+    own = f"give replication a listener of its own, and set {key}"
+    if not (is_http and process.holds[where]):
+        return f"{own} (what has the one now is of another type)"
+    return (
+        f"add `replication` to the resources of the listener at {printable(str(where))} in {process.file}, if"
+        f" no outsider reaches it; or {own}"
+    )
 
 
 def _wrong_tls(homeserver: Homeserver, process: Process, where: int | str) -> Iterator[Finding]:
@@ -283,7 +363,8 @@ def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
             + ": the main process is not reached",
             remedy=f"set `{key}: {listens}`"
             if listens
-            else f"add to `listeners` in {main.file}: {{port: {port}, type: "
+            else _at_held_port(main, port, f"`{key}` to its port", is_http=is_http)
+            or f"add to `listeners` in {main.file}: {{port: {port}, type: "
             + ("http, resources: [{names: [replication]}]}" if is_http else "replication}"),
             cost=RESTART_ALL,
         )
@@ -291,6 +372,17 @@ def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
 
 def _shared_ports(homeserver: Homeserver) -> Iterator[Finding]:
     for port, first, second, file in homeserver.shared_ports:
+        if first == second:
+            yield Finding(
+                kind="port_twice",
+                process=second,
+                why=f"{file} has two listeners of {printable(second)} at {port}: the second cannot listen"
+                " there, and the process does not start",
+                remedy="put their resources into one, if both are of type http; else give one a port of its"
+                " own",
+                cost=RESTART_ONE,
+            )
+            continue
         yield Finding(
             kind="port_twice",
             process=second,

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
@@ -56,7 +57,22 @@ STEP_SECONDS: Final = 0.25
 ATTEMPTS: Final = 5
 """How often rows are written again that others overtook."""
 
+RECEIVED_MEANS: Final = (
+    "received: the process has counted the row. It does not tell whether an entry had that key: if what it"
+    " answers is still stale, drop the whole cache with --all NAME"
+)
+"""What it does not mean that a process received a row with keys."""
+
 T = TypeVar("T")
+
+
+def is_by_key(report: InvalidationReport) -> bool:
+    """Whether a process that received the rows may have had no entry of their keys."""
+    is_received = any(one.received for one in report.processes)
+    # Of the names for several caches every process drops what is of the room.
+    return is_received and any(
+        row["keys"] is not None and row["name"] not in ROOM_ALIASES for row in report.rows
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -353,7 +369,10 @@ class Invalidator:
             await announcer.stop()
             await self._in_thread(writer.close)
         processes = await self._verify(len(plan.rows)) if verifies else []
-        return plan.report(processes, ids=ids, overtaken=overtaken)
+        report = plan.report(processes, ids=ids, overtaken=overtaken)
+        if is_by_key(report):
+            report = msgspec.structs.replace(report, notes=[*report.notes, RECEIVED_MEANS])
+        return report
 
     async def _write(
         self, writer: HomeserverInvalidations, announcer: Announcer, rows: Sequence[CacheInvalidation]

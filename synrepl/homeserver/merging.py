@@ -141,7 +141,8 @@ class MergedFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What was read: the processes (the main process first, if its files were given), and what was not.
 
     `ignored` are files that Synapse ignores, as they hold no mapping. `around` are files that are not its
-    own, but have to do with them, each with what it is.
+    own, but have to do with them, each with what it is. `read_by_main` are files of workers in a folder that
+    the main process is given, each with the key that makes it a worker's.
     """
 
     processes: Sequence[ProcessConfig]
@@ -149,19 +150,24 @@ class MergedFiles(msgspec.Struct, frozen=True, kw_only=True):
     around: Sequence[tuple[str, str]] = ()
     unfilled: Sequence[Unfilled] = ()
     replaced: Sequence[Replaced] = ()
+    read_by_main: Sequence[tuple[str, str]] = ()
 
 
-def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
+def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterable[Path] = ()) -> MergedFiles:
     """Read these files and directories, in order. Marks of templates are sought below `read_keys`.
+
+    `paths` are what the main process is given, with files of workers or without, and `workers` are not.
 
     Raises `ConfigError` for a file that cannot be read, and if none is the configuration of a homeserver.
     """
-    given = list(paths)
+    of_main = list(paths)
+    given = [*of_main, *workers]
     keys, ignored, unfilled = frozenset(read_keys), list[str](), list[Unfilled]()
     around, replaced = list[tuple[str, str]](), list[Replaced]()
     shared, own = _Merge(), list[_Merge]()
     seen, read = set[Path](), set[Path]()
-    for path in given:
+    sharing, in_folders = set[Path](), list[tuple[Path, str, str]]()
+    for number, path in enumerate(given):
         contents = {}
         for file in _files(path):
             layers = load_layers(file)
@@ -187,7 +193,12 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
                     replaced += _replaced(shared.values, shared.origins, str(file), content)
                 read.add(file.resolve())
                 shared = shared.over(file, content)
+                sharing.add(path)
         for group in groups:
+            if number < len(of_main) and path.is_dir():
+                in_folders += [
+                    (path, str(file), key) for file in group for key in _naming(contents[file])[:1]
+                ]
             # The same file may be named by itself, and be in a folder as well.
             if not seen.issuperset(file.resolve() for file in group):
                 merged = _Merge()
@@ -206,8 +217,23 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str]) -> MergedFiles:
         without = f" ({', '.join(ignored)} has no settings at its top)" if ignored else ""
         raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver{without}")
     return MergedFiles(
-        processes=processes, ignored=ignored, around=around, unfilled=unfilled, replaced=replaced
+        processes=processes,
+        ignored=ignored,
+        around=around,
+        unfilled=unfilled,
+        replaced=replaced,
+        # A folder alone may be all there is, and not be what the main process is given.
+        read_by_main=[
+            (file, key) for path, file, key in in_folders if sharing.intersection(of_main) - {path}
+        ],
     )
+
+
+def _naming(content: Mapping[str, Any]) -> list[str]:
+    """The keys that make it the file of a worker."""
+    return [
+        key for key in ("worker_app", "worker_name") if content.get(key, HOMESERVER_APP) != HOMESERVER_APP
+    ]
 
 
 COLLECTIONS: Final = ("listeners", "redis", "database", "instance_map", "stream_writers")

@@ -98,45 +98,67 @@ def _given(homeserver: Homeserver) -> list[Process]:
 def _done_twice(homeserver: Homeserver) -> Iterator[Finding]:
     """What one process does for all, and several do: the files of each leave it to that process."""
     for duty in (one for one in DUTIES if one.is_of_one):
-        names = [one.name for one in _given(homeserver) if duty.name in one.duties]
-        if len(names) > 1:
-            is_named = (homeserver.release or NEWEST.release) in duty.named
-            key = f"`{duty.names}: NAME`" if is_named else f"`{duty.switch}: false`"
-            yield _twice(
-                duty,
-                names,
-                "one process does it for all",
-                f"set {key} in the shared file"
-                + (f", and remove `{duty.switch}` from all files" if is_named and duty.switch else ""),
-            )
+        doing = [one for one in _given(homeserver) if duty.name in one.duties]
+        is_named = (homeserver.release or NEWEST.release) in duty.named
+        key = f"`{duty.names}: NAME`" if is_named else f"`{duty.switch}: false`"
+        if is_named and all(_copies(one, duty) for one in doing):
+            key = f"one of them in `{duty.names}`"
+        yield from _twice(
+            duty,
+            doing,
+            "one process does it for all",
+            f"set {key} in the shared file"
+            + (f", and remove `{duty.switch}` from all files" if is_named and duty.switch else ""),
+        )
 
 
 def _shared_by_nobody(homeserver: Homeserver) -> Iterator[Finding]:
-    """What is shared by a list of names, and several do without one: each does all of it."""
+    """What is shared by a list of names, and several do without one, or by one name: each does all of it."""
     for duty in (one for one in DUTIES if one.takes_list):
         release = homeserver.release or NEWEST.release
-        names = [
-            one.name
+        doing = [
+            one
             for one in _given(homeserver)
-            if duty.name in one.shares_not
+            if (duty.name in one.shares_not or _copies(one, duty))
             and not any(refusal.key == duty.switch for refusal in refused_by(one.refusals, release))
         ]
-        if len(names) > 1:
-            listed = ", ".join(map(printable, names))
-            yield _twice(
+        listed = ", ".join(printable(one.name) for one in doing)
+        if any(_copies(one, duty) for one in doing):
+            yield from _twice(
                 duty,
-                names,
-                f"without `{duty.names}` each does all of it",
-                f"set `{duty.names}: [{listed}]` in the shared file, and restart all of them at once",
+                doing,
+                "no list tells processes of one name apart",
+                f"list all of them in `{duty.names}` in the shared file, and restart all of them at once",
             )
+            continue
+        yield from _twice(
+            duty,
+            doing,
+            f"without `{duty.names}` each does all of it",
+            f"set `{duty.names}: [{listed}]` in the shared file, and restart all of them at once",
+        )
 
 
-def _twice(duty: Duty, names: list[str], why: str, remedy: str) -> Finding:
-    return Finding(
+def _copies(process: Process, duty: Duty) -> list[str]:
+    """The files that have this duty, if several of one name do."""
+    files = process.done_in.get(duty.name, ())
+    return [*files] if len(files) > 1 else []
+
+
+def _twice(duty: Duty, doing: list[Process], why: str, remedy: str) -> Iterator[Finding]:
+    names = [
+        f"{printable(one.name)} ({file})" if file else printable(one.name)
+        for one in doing
+        for file in _copies(one, duty) or [""]
+    ]
+    if len(names) < 2:
+        return
+    if len(names) > len(doing):
+        remedy = f"give each worker a worker_name of its own, and {remedy}"
+    yield Finding(
         kind="done_twice",
         count=len(names),
-        why=f"each of {several([printable(one) for one in names])} {DOES[duty.name]}: it is done"
-        f" {len(names)} times, and {why}",
+        why=f"each of {several(names)} {DOES[duty.name]}: it is done {len(names)} times, and {why}",
         remedy=remedy,
         cost=RESTART_ALL,
     )

@@ -741,3 +741,88 @@ def test_a_message_of_one_word_takes_no_other_line_away() -> None:
     lines = f"2022-07-22 15:42:54,886 - synapse.app - 81 - WARNING - Stopping\n{killed}"
 
     assert ["process_killed"] == [one.kind for one in explain(lines).passages]
+
+
+# -- addresses between processes -----------------------------------------------------------------------------
+
+_SENT = "2020-06-14 23:49:11,767 - synapse.http.client - 330 - INFO - replication-POSITION-27- Error sending"
+
+
+@pytest.mark.parametrize(
+    ("host", "failure", "is_sent", "lacks_port", "is_bare"),
+    [
+        ("::1:None", "URLParseError expected integer for port, not ':1:None'", False, True, True),
+        ("10.0.0.1:None", "URLParseError expected integer for port, not 'None'", False, True, False),
+        ("main:None", "DNSLookupError DNS lookup failed: main:None", True, True, False),
+        ("fd00::7:9093", "URLParseError expected integer for port, not ':7:9093'", False, False, True),
+        ("[::1]:9093", "ConnectError", True, False, False),
+        ("main:9093", "ConnectError", True, False, False),
+    ],
+)
+def test_an_address_of_another_process_that_is_none(
+    host: str, failure: str, is_sent: bool, lacks_port: bool, is_bare: bool
+) -> None:
+    """The settings of 1.15 were half there (element-hq/synapse#7695)."""
+    found = explain(
+        f"{_SENT} request to  GET http://{host}/_synapse/replication/get_repl_stream_updates/x: {failure}"
+    )
+    [passage] = found.passages
+    words, advice = " ".join(passage.words), " ".join(passage.advice)
+
+    assert "http_failed" == passage.kind
+    assert is_sent == ("got no answer" in words)
+    assert is_sent != ("was not sent" in words)
+    assert lacks_port == ("has no port (None)" in words) == ("worker_replication_http_port" in advice)
+    assert is_bare == ("IPv6" in words) == ("host name" in advice)
+    assert (lacks_port or is_bare) != ("see whether that process runs" in advice)
+
+
+@pytest.mark.parametrize(
+    ("port", "lacks_port", "is_bare"), [(":1:None", True, True), ("None", True, False), ("x", False, False)]
+)
+def test_a_url_that_cannot_be_read_is_the_cause_of_the_task_that_failed(
+    port: str, lacks_port: bool, is_bare: bool
+) -> None:
+    found = explain(
+        "2020-06-14 23:49:11,768 - synapse.metrics.background_process_metrics - 215 - ERROR -"
+        " replication-POSITION-27- Background process 'replication-POSITION' threw an exception\n"
+        f"{FRAMES}hyperlink._url.URLParseError: expected integer for port, not '{port}'\n"
+    )
+    [passage] = found.passages
+
+    assert "replication_task_failed" == passage.kind
+    assert "was not sent" in passage.cause
+    assert lacks_port == ("has no port (None)" in " ".join(passage.words))
+    assert is_bare == ("IPv6" in " ".join(passage.words))
+
+
+_REDIS = "2026-04-06 16:48:45,240 - {} - 341 - INFO - sentinel - {}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _REDIS.format(
+            "synapse.replication.tcp.redis",
+            "Connection to redis server valkey:6379 failed: DNS lookup failed: valkey.",
+        ),
+        # Of a text that is not known.
+        _REDIS.format("synapse.replication.tcp.redis", "Something else").replace("INFO", "ERROR")
+        + f"\n{FRAMES}twisted.internet.error.DNSLookupError: DNS lookup failed: valkey.\n",
+    ],
+)
+def test_a_name_that_redis_has_no_ipv4_address_of(text: str) -> None:
+    """In a cluster of IPv6 alone (element-hq/synapse#10694)."""
+    [passage] = explain(text).passages
+    words, advice = " ".join(passage.words), " ".join(passage.advice)
+
+    assert "IPv4" in words
+    assert "AAAA" in words
+    assert "getent ahostsv4 valkey" in advice
+    assert "ip_range_blacklist" not in words + advice
+    assert "instance_map" not in advice
+
+
+def test_a_name_of_another_client_may_have_any_address() -> None:
+    [passage] = explain(_REDIS.format("synapse.http.client", "DNS lookup failed: x")).passages
+    assert "ahostsv4" not in str(passage)

@@ -280,7 +280,8 @@ def test_workers_without_redis_are_reported(tmp_path: Path) -> None:
     folder = CASES / "ignored-file"
     worker = tmp_path / "w1.yaml"
     worker.write_text(
-        "worker_app: synapse.app.generic_worker\nworker_name: w1\ninstance_map: {main: {path: /s}}\n"
+        "worker_app: synapse.app.generic_worker\nworker_name: w1\n"
+        "instance_map: {main: {host: localhost, port: 9093}}\n"
     )
     found = run("--homeserver", folder / "homeserver.yaml", "--worker", worker, code=PARTLY)
 
@@ -369,6 +370,7 @@ WHOLE: dict[str, Any] = {
     "server_name": "x",
     "redis": {"enabled": True},
     "instance_map": {"main": {"host": "127.0.0.1", "port": 9093}},
+    "listeners": [{"type": "http", "port": 9093, "resources": [{"names": ["replication"]}]}],
 }
 
 
@@ -626,6 +628,7 @@ def test_marks_of_templates_are_named_and_their_values_unknown(tmp_path: Path) -
         "redis: {enabled: true, host: 'pa55w0rd-${REDIS_HOST:-redis}'}\n"
         "instance_map: {main: {host: '{{ main.host }}', port: 9093}}\n"
         "federation_sender_instances: ['${SENDER}']\n"
+        "listeners: [{port: 9093, type: http, resources: [{names: [replication]}]}]\n"
         "macaroon_secret_key: ${SECRET}\n"
     )
     found = run("--homeserver", file, code=PARTLY)
@@ -664,9 +667,46 @@ def test_a_name_with_a_mark_left_in_is_shown_as_it_is(
     assert "WORKER_NAME" in result.stdout
 
 
-def test_a_template_that_is_no_yaml(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "redis: {enabled: true, port: {{ redis.port }}, host: redis}",
+        "redis: {enabled: true, port: {{ redis.port | default('6379') }}}",
+        "redis:\n  enabled: true\n  port: {{redis.port}}  # of the server",
+        "redis:\r\n  enabled: true\r\n  port: {{ redis.port }}\r",
+        "app_service_config_files: [{{ redis.port }}, a.yaml]",
+        "app_service_config_files:\n  - {{ redis.port }}",
+        "app_service_config_files:\n- {{ redis.port }}",
+    ],
+)
+def test_a_mark_without_quotes_is_a_value_that_is_not_known(tmp_path: Path, line: str) -> None:
+    """It is no YAML, and was refused with the file; all else of it can be examined."""
     file = tmp_path / "homeserver.yaml"
-    file.write_text("server_name: x\nport: {{ port }}\n")
+    file.write_text(
+        f"server_name: {{{{ name }}}}\n{line}\n"
+        "listeners: [{port: 8008, type: http}]\nstreams_writers: {}\n"
+    )
+    found = run("--homeserver", file, code=UNWELL)
+
+    assert [("misspelled_key", "")] == kinds(found)
+    assert any("has the variable redis.port left in" in one["why"] for one in found["unseen"])
+    assert "{{ name }}" == found["server_name"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "port: {{ port }}: x",
+        "{{ key }}: x",
+        "{% if x %}",
+        "host: {{ a }}{{ b }}",
+        "a: {{ port }}\n{% if x %}",
+        "a: 'x, {{ port }}, y'\nb: {{ port }}",
+    ],
+)
+def test_a_template_that_is_no_yaml(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "homeserver.yaml"
+    file.write_text(f"server_name: x\n{line}\n")
     result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(file)])
 
     assert WRONG == result.exit_code
@@ -767,7 +807,9 @@ def test_two_addresses_that_are_one(tmp_path: Path) -> None:
 )
 def test_a_key_that_is_written_wrong(tmp_path: Path, key: str, meant: str) -> None:
     """Synapse ignores it, so that the worker has no work, and nobody says so."""
-    (tmp_path / "homeserver.yaml").write_text(f"server_name: hs\n{key}: {{}}\n")
+    (tmp_path / "homeserver.yaml").write_text(
+        f"server_name: hs\nlisteners: [{{port: 8008, type: http}}]\n{key}: {{}}\n"
+    )
 
     found = run("--homeserver", tmp_path / "homeserver.yaml", code=UNWELL if meant else WELL)
 
@@ -791,3 +833,36 @@ def test_one_note_of_many_processes_is_one_line(tmp_path: Path) -> None:
     (line,) = [one for one in result.output.splitlines() if one.startswith("note: unmeasured")]
     assert line.startswith("note: unmeasured (master, w1, w2 and 2 more): ")
     assert "--metrics NAME=URL" in line
+
+
+@pytest.mark.parametrize("key", ["worker_app: synapse.app.generic_worker", "worker_name: w1"])
+@pytest.mark.parametrize("has_more", [False, True])
+def test_a_workers_file_in_a_folder_of_the_main_process(tmp_path: Path, key: str, has_more: bool) -> None:
+    """In conf.d (matrix-org/synapse#3517): the main process reads it too, and does not start."""
+    folder, file = tmp_path / "conf.d", tmp_path / "homeserver.yaml"
+    folder.mkdir()
+    file.write_text(json.dumps({**WHOLE, "redis": {"enabled": True, "port": "6379"}}))
+    if has_more:
+        (folder / "server_name.yaml").write_text("server_name: x\n")
+    (folder / "w1.yaml").write_text(f"{key}\n")
+
+    found = run("--homeserver", file, "--homeserver", folder, code=UNWELL)
+    apart = run("--homeserver", file, "--worker", folder, code=UNWELL)
+    alone = run("--homeserver", file, "--homeserver", folder / "w1.yaml", code=UNWELL)
+    file.rename(folder / "homeserver.yaml")
+    flat = run("--homeserver", folder, code=UNWELL)
+
+    first = found["findings"][0]
+    assert ("refused_at_start", "master") == (first["kind"], first["process"])
+    assert f"the main process reads {folder / 'w1.yaml'}, which is a worker's" in first["why"]
+    assert f"move {folder / 'w1.yaml'} out of what the main process is given" in first["remedy"]
+    assert all("which is a worker's" not in str(one["findings"]) for one in (apart, alone, flat))
+
+
+def test_the_app_of_the_main_process_in_its_folder_is_its_own(tmp_path: Path) -> None:
+    """As synctl has it."""
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "homeserver.yaml").write_text(json.dumps(WHOLE))
+    (tmp_path / "conf.d/main.yaml").write_text("worker_app: synapse.app.homeserver\n")
+
+    run("--homeserver", tmp_path / "homeserver.yaml", "--homeserver", tmp_path / "conf.d", code=WELL)

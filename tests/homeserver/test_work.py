@@ -169,3 +169,46 @@ def test_media_of_another_program_is_noted(tmp_path: Path) -> None:
         tmp_path, homeserver={**WHOLE, "enable_media_repo": False}, w=worker("w1", listener("client"))
     )
     assert "enable_media_repo" in one(run(*files, code=WELL), "media_not_served", "notes")["why"]
+
+
+@pytest.mark.parametrize(
+    ("shared", "app", "work", "cure"),
+    [
+        ({"send_federation": False}, "federation_sender", "sends federation", "federation_sender_instances"),
+        (
+            {"federation_sender_instances": ["s"]},
+            "generic_worker",
+            "sends federation",
+            "federation_sender_instances",
+        ),
+        ({"run_background_tasks_on": "s"}, "generic_worker", "background tasks", "run_background_tasks_on"),
+    ],
+)
+def test_processes_of_one_name_do_its_work_each(
+    tmp_path: Path, shared: dict[str, Any], app: str, work: str, cure: str
+) -> None:
+    """A playbook gave both senders one name (spantaleev/matrix-docker-ansible-deploy#931)."""
+    files = write(tmp_path, homeserver={**WHOLE, **shared}, a=worker("s", app=app), b=worker("s", app=app))
+    found = run(*files, code=UNWELL)
+
+    assert [("done_twice", ""), ("name_twice", "s")] == kinds(found)
+    told = one(found, "done_twice")
+    assert 2 == told["count"]
+    assert f"each of s ({files[3]}) and s ({files[5]})" in told["why"]
+    assert work in told["why"]
+    assert told["remedy"].startswith("give each worker a worker_name of its own, and ")
+    assert f"`{cure}`" in told["remedy"]
+
+
+def test_of_one_name_only_who_has_the_work_does_it(tmp_path: Path) -> None:
+    """The other is of another kind, which sends nothing."""
+    shared = {**WHOLE, "send_federation": False}
+    own = {"a": worker("s", app="federation_sender"), "b": worker("s", listener("client"))}
+    assert [("name_twice", "s")] == kinds(run(*write(tmp_path, homeserver=shared, **own), code=UNWELL))
+
+
+def test_a_third_of_another_name_is_counted_too(tmp_path: Path) -> None:
+    shared = {**WHOLE, "send_federation": False}
+    own = {key: worker("s" if key < "c" else "t", app="federation_sender") for key in "abc"}
+    told = one(run(*write(tmp_path, homeserver=shared, **own), code=UNWELL), "done_twice")
+    assert 3 == told["count"]

@@ -110,6 +110,15 @@ def test_mistakes_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
         assert "Traceback" not in result.output
 
 
+def test_an_archive_of_an_empty_daemon_is_none() -> None:
+    """It said "the archive ends at serial 0", and the next job that nothing is archived there."""
+    done = SimpleNamespace(batches=0, merged=0, serial=0, epoch=1, digest="")
+
+    lines = list(jobs._archive_lines(done))
+
+    assert lines == ["no new facts", "nothing was archived: there is no table yet"]
+
+
 def test_a_compaction_says_where_its_snapshot_is() -> None:
     """A daemon can start from there; the digest is that of the log."""
     made = SimpleNamespace(keys=2_000, rows=2_100, facts=1_900, serial=600, epoch=3, digest="0f" * 32)

@@ -45,7 +45,9 @@ SHOWN: Final = 100
 @click.option("--release", metavar="RELEASE", help="The release of Synapse [default: what its metrics tell]")
 @click.option("--why", metavar="TEXT", help="Why it is done, for the record that is printed.")
 @click.option(
-    "--verify", is_flag=True, help="Wait until the metrics of each process count the rows as received."
+    "--verify",
+    is_flag=True,
+    help="Wait until the metrics of each process count the rows, whether an entry matched or not.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the rows and what each process drops; write nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -159,11 +161,15 @@ def _planned_lines(report: "InvalidationReport") -> Iterator[str]:
 
 
 def _lines(report: "InvalidationReport") -> Iterator[str]:
+    from synrepl.homeserver.invalidation import RECEIVED_MEANS, is_by_key
+
     for one in report.processes:
         if one.received:
             yield click.style(f"{shown(one.name)}: received", "green")
         else:
             yield click.style(shown(f"{one.name}: not seen: {one.why}"), "red")
+    if is_by_key(report):
+        yield RECEIVED_MEANS
     if report.overtaken:
         yield click.style(
             f"{counted(len(report.overtaken), 'row')} came after later rows of the homeserver, and may have"

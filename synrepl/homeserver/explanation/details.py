@@ -519,6 +519,71 @@ def _connecting(match: Match, writers: Writers) -> Passage | None:
     return msgspec.structs.replace(_passage(match, [words], [step], []), severity="error")
 
 
+_REPLICATION_HOST: Final = re.compile(r"https?://([^/\s]{1,300})/_synapse/replication/", re.ASCII)
+_NO_PORT: Final = re.compile(r"not ['\"]?([^\s'\"]{1,300})", re.ASCII)
+SET_PORT: Final = (
+    "set worker_replication_http_port in the file of this process, the port of the main process' listener"
+    " with the resource replication; from 1.84 on host and port of each process are in instance_map"
+)
+SET_NAME: Final = (
+    "give that process a host name in place of the address (localhost for ::1): this release puts it into the"
+    " URL as it is"
+)
+
+
+def _slips(address: str) -> tuple[list[str], list[str]]:
+    """Say what is wrong in the address of another process, as far as a URL shows it."""
+    words, advice = [], []
+    host, _, port = address.rpartition(":")
+    if port == "None":
+        words.append("The address of that process has no port (None): it is not set.")
+        advice.append(SET_PORT)
+    if ":" in host and not host.endswith("]"):
+        words.append("Its host is an IPv6 address without brackets, which is no host of a URL.")
+        advice.append(SET_NAME)
+    return words, advice
+
+
+def _not_sent(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request to another process by its URL."""
+    found = _REPLICATION_HOST.search(match.text)
+    words, advice = _slips(found[1]) if found else ([], [])
+    if "URLParseError" in match.text:
+        words.insert(0, "A request to another process of the homeserver was not sent: its URL is not valid.")
+    elif words:
+        words.insert(0, match.meanings[0])
+    return _passage(match, words, advice or [match.message.do], []) if words else None
+
+
+def _url(match: Match, writers: Writers) -> Passage | None:
+    """Explain a URL that cannot be read by what stands where its port should be."""
+    found = _NO_PORT.search(match.text)
+    # The host ends at its first colon for who reads it.
+    words, advice = _slips(f":{found[1]}" if ":" in found[1] else f"h:{found[1]}") if found else ([], [])
+    return _passage(match, [match.meanings[0], *words], advice, []) if words else None
+
+
+OF_REDIS: Final = "synapse.replication.tcp.redis"
+"""The logger of Synapse's client of Redis."""
+
+
+def of_redis_client(passage: Passage, logger: str) -> Passage:
+    """What a failed lookup means for the client of Redis, which asks for addresses of IPv4 alone."""
+    if passage.kind != "address_none" or logger != OF_REDIS:
+        return passage
+    found = re.search(r"lookup failed: ([\w.-]{1,255}?)\.?(?=$|\s)", passage.text, re.ASCII)
+    name = found[1] if found else "NAME"
+    words = (
+        "That name has no IPv4 address here, or the lookup took too long. Synapse's client of Redis asks for"
+        " addresses of IPv4 (A) alone: a name with AAAA alone fails."
+    )
+    step = (
+        "see whether the name is right, and has such an address in this container: getent ahostsv4"
+        f" {name}. Without any, set redis.host to a name with one, or to the IPv6 address itself"
+    )
+    return msgspec.structs.replace(passage, words=[words], advice=[step])
+
+
 def _answered(match: Match, writers: Writers) -> Passage | None:
     """Explain an answer that is an error."""
     code = int(match.values[-1])
@@ -817,6 +882,8 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "db_old_worker": _schema,
     "tcp_client_connect": _connecting,
     "http_answered": _answered,
+    "http_failed": _not_sent,
+    "url_invalid": _url,
     "client_write_failed": _write_failed,
     "unknown_stream": _unknown,
     "unknown_stream_position": _unknown,
@@ -887,7 +954,7 @@ def _with_reasons(
     for one in reasons:
         found = _explained(one, writers) if isinstance(one, Match) else None
         if found is not None and found.kind != match.message.key:
-            known.setdefault(found.kind, found)
+            known.setdefault(found.kind, of_redis_client(found, match.message.logger))
     if not known:
         words = [
             f"The exception: {_shown(one if isinstance(one, str) else one.text)}"
@@ -900,8 +967,8 @@ def _with_reasons(
     words = list(passage.words)
     for reason in known.values():
         first, *more = reason.words
-        words += [f"{_shown(reason.text)}: {first}", *more]
-        advice += reason.advice
+        words += [f"{_shown(reason.text)}: {first}", *(word for word in more if word not in words)]
+        advice += [step for step in reason.advice if step not in advice]
     severity = min((passage.severity, *(each.severity for each in known.values())), key=SEVERITIES.index)
     cause = next(iter(known.values())).words[0]
     return msgspec.structs.replace(passage, words=words, advice=advice, severity=severity, cause=cause)

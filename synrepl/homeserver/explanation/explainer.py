@@ -18,6 +18,7 @@ from synrepl.homeserver.explanation.details import (
     SEVERITIES,
     explain_message,
     explain_traceback,
+    of_redis_client,
     without_secrets,
 )
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
@@ -283,6 +284,7 @@ class _Explainer:
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
         if found is not None and (passage := explain_message(found, self._writers)) is not None:
+            passage = of_redis_client(passage, header.logger)
             module = module_of(header.logger)
             if module is not None and module.is_beside:
                 about = f"{printable(header.logger)} logged it ({module.about.partition(';')[0]}): {BESIDE}"

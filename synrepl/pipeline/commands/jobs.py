@@ -99,7 +99,10 @@ def _archive_lines(done: Any) -> Iterator[str]:
         yield "no new facts"
     if done.merged:
         yield f"merged {done.merged} small files"
-    yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"
+    if done.serial:
+        yield f"the archive ends at serial {done.serial} of epoch {done.epoch}, digest {done.digest[:16]}"
+    else:
+        yield "nothing was archived: there is no table yet"
 
 
 @click.command("archive", cls=CliCommand)

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from synrepl.cli import main
+from synrepl.cli.invalidate import _lines
+from synrepl.ports.invalidations import InvalidationReport, ProcessReport
 
 USER = "@ada:hs.test"
 
@@ -105,3 +108,26 @@ def test_a_function_of_a_module(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "drops nothing that is known here" in result.stdout
     assert "is taken for a function of a module" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "received", "is_said"),
+    [
+        ({"name": "is_server_admin", "keys": ["@a:hs"]}, True, True),
+        ({"name": "is_server_admin", "keys": None}, True, False),
+        ({"name": "dr_cache_fake", "keys": ["!r:hs"]}, True, False),
+        ({"name": "is_server_admin", "keys": ["@a:hs"]}, False, False),
+        ({"name": "is_server_admin", "keys": ["@a:hs"]}, None, False),
+    ],
+)
+def test_what_was_received_may_have_matched_nothing(
+    row: dict[str, object], received: bool | None, is_said: bool
+) -> None:
+    """A release keeps the entry under another type of key (element-hq/synapse#18783): it stays stale."""
+    processes = [] if received is None else [ProcessReport(name="master", received=received, why="x")]
+    report = InvalidationReport(rows=[row], ids=[1], processes=processes)
+
+    lines = [click.unstyle(one) for one in _lines(report)]
+
+    assert is_said == any("does not tell whether an entry had that key" in one for one in lines)
+    assert is_said == any("--all NAME" in one for one in lines)
