@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from synrepl.cli import main
-from synrepl.cli.invalidate import _lines
-from synrepl.ports.invalidations import InvalidationReport, ProcessReport
+from synrepl.homeserver.commands.invalidate import _lines
+from synrepl.homeserver.invalidation_requests import InvalidationReport, ProcessReport
 
 USER = "@ada:hs.test"
 
