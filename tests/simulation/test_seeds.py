@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("world", ["workers", "broker", "replicas", "upstreams", "acks"])
+@pytest.mark.parametrize("world", ["workers", "broker"])
 def test_a_seed_is_a_run_that_can_be_repeated(world: str) -> None:
     """In another process, with other hashes and addresses in memory."""
     check_repeats(f"tests.simulation.{world}")

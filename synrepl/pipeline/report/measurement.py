@@ -26,7 +26,7 @@ from synrepl.pipeline.report.fact_scan import counted_once, facts_of, scan_facts
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
 
-LEASES: Final = HttpRequest("GET", "/v1/leases", {"leases": [{...: Any}]})
+LEASES: Final = HttpRequest("GET", "/v1/leases", {"leases": [{...: object}]})
 """What a daemon retains for whom; only one that serves replicas answers it."""
 
 NOT_FOUND: Final = 404
