@@ -37,10 +37,11 @@ INFORMATION = f"{TIME} INFO synapse.replication.tcp.client - sentinel - Connecte
         ([LOOP_DIED + RACE, HEADLINE, UNHANDLED + RACE], []),
         (
             [LOOP_DIED + OTHER_PLACE, HEADLINE, UNHANDLED + OTHER_PLACE],
-            [LOOP_DIED + OTHER_PLACE, UNHANDLED + OTHER_PLACE],
+            [LOOP_DIED + OTHER_PLACE, HEADLINE, UNHANDLED + OTHER_PLACE],
         ),
         ([LOOP_DIED + OTHER_ERROR, INFORMATION], [LOOP_DIED + OTHER_ERROR]),
         ([LOOP_DIED], [LOOP_DIED]),
+        ([HEADLINE], [HEADLINE]),
     ],
 )
 def test_complaints(log: list[str], complaints: list[str]) -> None:

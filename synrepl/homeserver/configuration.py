@@ -101,12 +101,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     not known, and `unmeasured` says why, and what to give. `host` is where other processes reach it; None
     if the files do not say. `duties` are names of `DUTIES`, and `writes` the streams that it writes.
     `listens` are the ports and paths of its listeners for replication, and `serves` the resources of all
-    its listeners; None if that is not known. `has_listeners` is false for a main process that listens at no
-    port. `holds` are the ports and paths of its other listeners, and
-    whether each is of type http. `listens_tcp` are those of the older type, `listens_tls` those
-    with TLS. `lacks_main_port`: it does not know the port of the main process. `shares_not` are the duties
-    that it does whole, as no list of names is set. `done_in`: if several files have its name, those of each
-    duty. `has_media` says whether it loads the media repository,
+    its listeners; None if that is not known. `has_listeners` is false for a main process that listens at
+    no port. `holds` are the ports and paths of its other listeners, and whether each is of type http.
+    `listens_tcp` are those of the older type, `listens_tls` those with TLS. `lacks_main_port`: it does
+    not know the port of the main process. `shares_not` are the duties that it does whole, as no list of
+    names is set. `done_in`: if several files have its name, those of each duty. `has_media` says whether
+    it loads the media repository,
     and `is_for_media` that it has no other work. `secret_mark` tells equal replication secrets from
     different ones; it is empty without a secret, and None if it cannot be read. `writers` are the
     `stream_writers` in its files, and `refusals` what any release refuses in them.
@@ -178,7 +178,8 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     without a `worker_name`, by the `worker_app` that Synapse takes for the name then. `shared_ports` are
     those of two processes on one machine, or of two listeners of one: the port, the first process, the
     second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
-    each is like. `left_in` is a worker's file with the listeners of the main process, and the key that
+    each is like. `read_by_main` are files of workers in a folder of the main process, each with the key that
+    makes it a worker's. `left_in` is a worker's file with the listeners of the main process, and the key that
     makes it a worker's, if no file is the main process'. `unread` is what could not be read of the files,
     and `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether
     the file of a worker was, and `has_unknown_names` whether a template's mark was left in the name of

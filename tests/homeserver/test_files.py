@@ -280,8 +280,7 @@ def test_workers_without_redis_are_reported(tmp_path: Path) -> None:
     folder = CASES / "ignored-file"
     worker = tmp_path / "w1.yaml"
     worker.write_text(
-        "worker_app: synapse.app.generic_worker\nworker_name: w1\n"
-        "instance_map: {main: {host: localhost, port: 9093}}\n"
+        "worker_app: synapse.app.generic_worker\nworker_name: w1\ninstance_map: {main: {path: /s}}\n"
     )
     found = run("--homeserver", folder / "homeserver.yaml", "--worker", worker, code=PARTLY)
 
@@ -370,7 +369,6 @@ WHOLE: dict[str, Any] = {
     "server_name": "x",
     "redis": {"enabled": True},
     "instance_map": {"main": {"host": "127.0.0.1", "port": 9093}},
-    "listeners": [{"type": "http", "port": 9093, "resources": [{"names": ["replication"]}]}],
 }
 
 
@@ -628,7 +626,6 @@ def test_marks_of_templates_are_named_and_their_values_unknown(tmp_path: Path) -
         "redis: {enabled: true, host: 'pa55w0rd-${REDIS_HOST:-redis}'}\n"
         "instance_map: {main: {host: '{{ main.host }}', port: 9093}}\n"
         "federation_sender_instances: ['${SENDER}']\n"
-        "listeners: [{port: 9093, type: http, resources: [{names: [replication]}]}]\n"
         "macaroon_secret_key: ${SECRET}\n"
     )
     found = run("--homeserver", file, code=PARTLY)
@@ -682,10 +679,7 @@ def test_a_name_with_a_mark_left_in_is_shown_as_it_is(
 def test_a_mark_without_quotes_is_a_value_that_is_not_known(tmp_path: Path, line: str) -> None:
     """It is no YAML, and was refused with the file; all else of it can be examined."""
     file = tmp_path / "homeserver.yaml"
-    file.write_text(
-        f"server_name: {{{{ name }}}}\n{line}\n"
-        "listeners: [{port: 8008, type: http}]\nstreams_writers: {}\n"
-    )
+    file.write_text(f"server_name: {{{{ name }}}}\n{line}\nstreams_writers: {{}}\n")
     found = run("--homeserver", file, code=UNWELL)
 
     assert [("misspelled_key", "")] == kinds(found)
@@ -807,9 +801,7 @@ def test_two_addresses_that_are_one(tmp_path: Path) -> None:
 )
 def test_a_key_that_is_written_wrong(tmp_path: Path, key: str, meant: str) -> None:
     """Synapse ignores it, so that the worker has no work, and nobody says so."""
-    (tmp_path / "homeserver.yaml").write_text(
-        f"server_name: hs\nlisteners: [{{port: 8008, type: http}}]\n{key}: {{}}\n"
-    )
+    (tmp_path / "homeserver.yaml").write_text(f"server_name: hs\n{key}: {{}}\n")
 
     found = run("--homeserver", tmp_path / "homeserver.yaml", code=UNWELL if meant else WELL)
 

@@ -108,13 +108,10 @@ def note(found: dict[str, Any], kind: str) -> dict[str, Any]:
     return noted[0]
 
 
-BARE = {key: value for key, value in WHOLE.items() if key != "listeners"}
-
-
 @pytest.mark.parametrize(("listeners", "code"), [(None, WELL), ([], UNWELL)])
 def test_a_main_process_without_listeners(tmp_path: Path, listeners: Any, code: int) -> None:
     """A generator of manifests has `port: 8008` at the top, which is no setting. It starts, and is deaf."""
-    shared = {**BARE, "port": 8008} | ({} if listeners is None else {"listeners": listeners})
+    shared = {**WHOLE, "port": 8008} | ({} if listeners is None else {"listeners": listeners})
     alone = note(run(*write(tmp_path, homeserver=shared), code=code), "no_listeners")
     files = write(tmp_path, homeserver=shared, w1=worker("w1", listener("client")))
     found = note(run(*files, code=code), "no_listeners")
@@ -127,7 +124,7 @@ def test_a_main_process_without_listeners(tmp_path: Path, listeners: Any, code: 
 
 
 def test_a_port_by_an_older_key_is_a_listener(tmp_path: Path) -> None:
-    assert [] == kinds(run(*write(tmp_path, homeserver={**BARE, "bind_port": 8448}), code=WELL))
+    assert [] == kinds(run(*write(tmp_path, homeserver={**WHOLE, "bind_port": 8448}), code=WELL))
 
 
 @pytest.mark.parametrize("listeners", [None, [listener("client", port=8008)], [listener("replication")]])

@@ -56,7 +56,7 @@ def test_what_is_lost_and_what_is_meant(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any], kind: str
 ) -> None:
     """What is lost is told; it is wrong if without it the key says nothing."""
-    write(tmp_path, a={"server_name": "x", **LISTENERS, **first}, b=second)
+    write(tmp_path, a={"server_name": "x", **first}, b=second)
     code = {"findings": UNWELL}.get(kind, WELL)
     files = "--homeserver", tmp_path / "a.yaml", "--homeserver", tmp_path / "b.yaml"
     result = run(*files, code=code if "instance_map" not in first else UNWELL)
@@ -93,7 +93,7 @@ def test_a_key_that_the_release_has_not_yet(
 ) -> None:
     files = write(
         tmp_path,
-        homeserver={"server_name": "x", "listeners": WHOLE["listeners"], "redis": {"enabled": True}, **keys},
+        homeserver={"server_name": "x", "redis": {"enabled": True}, **keys},
         w=worker("w1", listener("client"), **OLD),
     )
     found = run(*files, "--synapse", release, code=UNWELL if said else WELL)
@@ -173,7 +173,7 @@ def test_tls_at_one_end(tmp_path: Path, listens: bool, calls: bool) -> None:
 
 def test_workers_without_redis(tmp_path: Path) -> None:
     """What is missing stands before where it may be."""
-    shared = {key: WHOLE[key] for key in ("server_name", "instance_map", "listeners")}
+    shared = {"server_name": "x", "instance_map": WHOLE["instance_map"]}
     found = run(*write(tmp_path, homeserver=shared, w=worker("w1", listener("client"))), code=PARTLY)
     [why] = [one["why"] for one in found["unseen"] if one["what"] == "Redis"]
     assert "workers hear of nothing" in why
@@ -203,7 +203,7 @@ def test_two_settings_in_one_line(tmp_path: Path) -> None:
 
 def test_a_workers_key_where_there_is_no_worker(tmp_path: Path) -> None:
     """A guide sets it for more processes (a public capacity note); it does nothing."""
-    shared = {"server_name": "x", **LISTENERS, "worker_replication_http_port": 9093}
+    shared = {"server_name": "x", "worker_replication_http_port": 9093}
     found = run(*write(tmp_path, homeserver=shared), code=WELL)
     assert "`worker_replication_http_port`" in one(found, "ignored_key", "notes")["why"]
 
