@@ -28,13 +28,13 @@ from scripts.lib.cache_reference import cache_reference  # noqa: E402  # after t
 from scripts.lib.http_reference import http_reference, streams_of  # noqa: E402  # after the path
 from scripts.lib.library_reference import library_reference  # noqa: E402
 from scripts.lib.manual import BUILT, DOCS  # noqa: E402
+from synrepl.base.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
+from synrepl.base.rights import command_operation  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
 from synrepl.http_api.all_routes import all_routes  # noqa: E402
 from synrepl.missing_rooms import describe_rooms, missing_rooms  # noqa: E402
-from synrepl.ports.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
-from synrepl.ports.rights import command_operation  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
 from synrepl.rooms import rooms  # noqa: E402

@@ -11,6 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from synrepl.base.caches import Caches
+    from synrepl.base.interfaces import IPositionStore
+    from synrepl.base.metrics import Metrics
     from synrepl.caches.changes import Changes
     from synrepl.caches.vintage import Invalidation, Vintage
     from synrepl.config import Settings
@@ -38,9 +41,6 @@ if TYPE_CHECKING:
     from synrepl.ids.invalidations import InvalidationWriter
     from synrepl.ids.transactions import transact
     from synrepl.ids.writer_session import WriterSession
-    from synrepl.ports.caches import Caches
-    from synrepl.ports.interfaces import IPositionStore
-    from synrepl.ports.metrics import Metrics
     from synrepl.replication.follower.follower import Follower
     from synrepl.replication.follower.updates import FollowerEvent, Updates
     from synrepl.replication.publisher import Publisher
@@ -58,9 +58,9 @@ _NAMES = {
     "synrepl.config": "Settings",
     "synrepl.errors": "ConfigError GapError LocalProtocolError NeverAllocated NotConnected ProtocolError"
     " RemoteProtocolError ReplicationError RowError StorageError UnknownStream WaitTimeout",
-    "synrepl.ports.caches": "Caches",
-    "synrepl.ports.interfaces": "IPositionStore",
-    "synrepl.ports.metrics": "Metrics",
+    "synrepl.base.caches": "Caches",
+    "synrepl.base.interfaces": "IPositionStore",
+    "synrepl.base.metrics": "Metrics",
     "synrepl.replication.follower.follower": "Follower",
     "synrepl.replication.follower.updates": "FollowerEvent Updates",
     "synrepl.replication.publisher": "Publisher",

@@ -10,9 +10,9 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, IStreamServerEndpoint
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import ConfigError
 from synrepl.http_api.route import public_url
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.connection_monitor import ConnectionMonitor, http_probe

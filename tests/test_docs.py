@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from scripts.docs import PAGES, STORED, build, metrics
 from scripts.lib.manual import DOCS, pages
 from scripts.lib.references import anchors_of
+from synrepl.base.metrics import Metrics
 from synrepl.config import settings
-from synrepl.ports.metrics import Metrics
 from synrepl.rooms import rooms
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from twisted.internet.testing import StringTransport
 from twisted.logger import Logger
 
 from scripts.bench_parts.measuring import EVENT, Options, Result, best, part, peer
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread

@@ -118,7 +118,7 @@ def publisher(url: str, rows: int) -> None:
     from twisted.logger import Logger
 
     from scripts.bench_parts.children import reactor
-    from synrepl.ports.metrics import Metrics
+    from synrepl.base.metrics import Metrics
     from synrepl.replication.broker.peer import BrokerPeer
     from synrepl.replication.publisher import Publisher
     from synrepl.storage.log import Log

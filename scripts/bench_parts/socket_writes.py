@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from scripts.bench_parts.children import reactor
 from scripts.bench_parts.measuring import EVENT, best
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.publisher import PUMP_SECONDS, Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread

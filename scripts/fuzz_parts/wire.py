@@ -8,8 +8,8 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, conversed, pieces, words
+from synrepl.base.metrics import Metrics
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.metrics import Metrics
 from synrepl.replicas.native_client import NativeConversation, NativeUpstream
 from synrepl.replicas.settings import UpstreamSettings
 from synrepl.replication.addresses import Address

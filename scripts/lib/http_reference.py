@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from synrepl.base.rights import Operation, route_operation
 from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import Example, Parameter, Route
-from synrepl.ports.rights import Operation, route_operation
 from synrepl.transports.http import api as _ties_handlers  # noqa: F401
 from synrepl.transports.http.openapi_routes import build_description
 from synrepl.wire.error_codes import ERROR_CODES, RETRYABLE_STATUSES, ErrorCode

@@ -42,7 +42,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/homeserver/test_transactions.py": SERVERS,
     "tests/museum": DEV,
     "tests/ids": SERVERS,
-    "tests/ports": DEV,
+    "tests/base": DEV,
     "tests/processes": SERVERS,
     "tests/redis": DEV,
     "tests/redis/test_server.py": SERVERS,

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Final
 
 from twisted.logger import Logger
 
+from synrepl.base.limited_logger import LimitedLogger
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.uplink import ALL_PUBLISHERS
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.limited_logger import LimitedLogger
 
 if TYPE_CHECKING:
     from synrepl.replicas.wire.native import Publish, PublisherLost, PublishTo

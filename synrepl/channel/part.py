@@ -3,6 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
 from synrepl.channel.ends import Source
 from synrepl.channel.publish_rights import line_refusal
 from synrepl.channel.resp.server import RespFactory, RespServer
@@ -11,10 +15,6 @@ from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.settings import DURABLE_ONLY, SENT, ChannelSettings
 from synrepl.daemon.listeners import Port
 from synrepl.daemon.parts import DaemonParts, Part
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.status import NO_SOURCE
 from synrepl.storage.log import Log

@@ -6,9 +6,9 @@ A channel may have ten thousand streams and writers, and a subscriber may come, 
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.channel.ends import ChannelSubscriber, Source
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
 
 POSITIONS_AT_ONCE: Final = 500
 """The most positions that are sent in a turn."""

@@ -1,9 +1,9 @@
 """What a peer may publish on a channel that this daemon serves, by the rights and instances of its key."""
 
+from synrepl.base.access import Access
+from synrepl.base.rights import command_refusal, command_refusals
+from synrepl.base.run_owners import RunOwners
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import Access
-from synrepl.ports.rights import command_refusal, command_refusals
-from synrepl.ports.run_owners import RunOwners
 from synrepl.wire.codec import COMMANDS, codec_of
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER

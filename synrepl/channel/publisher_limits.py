@@ -7,10 +7,10 @@ for it and for its key as long as it is there, and not longer.
 from collections import Counter
 from typing import Final
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.problems import Problem
 from synrepl.channel.ends import ChannelPublisher, Source
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.problems import Problem
 from synrepl.wire.text import printable
 
 MAX_SOURCES: Final = 10_000

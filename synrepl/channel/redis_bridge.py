@@ -12,14 +12,14 @@ from typing import Final, Protocol
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.publish_rights import writer_of
 from synrepl.channel.publisher_limits import MAX_SOURCES
 from synrepl.channel.resp_codec import read_messages
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
 from synrepl.replication.broker.member import ChannelMember
 
 SWITCHES: Final = 4

@@ -8,11 +8,11 @@ import msgspec
 from twisted.internet import defer
 from twisted.internet.interfaces import IStreamClientEndpoint
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
 from synrepl.channel.redis_bridge import RedisBridge
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.ingest.redis import redis_silence
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
 from synrepl.replication.broker.member import ChannelMember
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.link import RedisChannels

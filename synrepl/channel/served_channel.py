@@ -24,6 +24,10 @@ from typing import Final, Protocol
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.metrics import Metrics
+from synrepl.base.run_owners import RunOwners
+from synrepl.base.time import Timer
 from synrepl.channel.ends import (
     ChannelPublisher,
     ChannelSubscriber,
@@ -35,10 +39,6 @@ from synrepl.channel.position_teller import PositionTeller
 from synrepl.channel.publisher_limits import MAX_SOURCES, PublisherLimits
 from synrepl.channel.resp_codec import message
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.run_owners import RunOwners
-from synrepl.ports.time import Timer
 from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position

@@ -6,13 +6,13 @@ from typing import Final
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import Timer
 from synrepl.channel.ends import ChannelPublisher, Source
 from synrepl.channel.served_channel import ServedChannel, always, ignore
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
 from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any, Final
 
+from synrepl.base.settings import setting
 from synrepl.errors import ConfigError
 from synrepl.ingest.settings import IngestSettings
-from synrepl.ports.settings import setting
 from synrepl.transports.settings import endpoints
 
 SENT: Final = "sent"

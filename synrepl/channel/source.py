@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from synrepl.base.problems import Problem
 from synrepl.channel.ends import Source as Pair
 from synrepl.channel.resp.server import RespServer
 from synrepl.channel.served_link import ServedLink
 from synrepl.ingest.channel import ChannelSource
-from synrepl.ports.problems import Problem
 
 if TYPE_CHECKING:
     from synrepl.channel.redis_connections import BridgeConnections

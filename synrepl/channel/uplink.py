@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
 from synrepl.channel.ends import ChannelPublisher
 from synrepl.channel.resp_codec import read_messages
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
 
 if TYPE_CHECKING:
     from synrepl.replicas.channels import IChannelConversation, SentOnChannel

@@ -14,13 +14,13 @@ import click
 import msgspec
 
 from synrepl import http_client
+from synrepl.base.settings import duration_or_zero
 from synrepl.cli.command import CONTEXTS_GONE, CliError, Option
 from synrepl.cli.tables import address
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_client import split_urls
-from synrepl.ports.settings import duration_or_zero
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.text import printable_values
 

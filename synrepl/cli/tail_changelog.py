@@ -10,14 +10,14 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Backoff, Timer, sleep
 from synrepl.cli.options import secret_advice
 from synrepl.cli.output import TailOptions, TailOutput
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace
 from synrepl.streams.facts import says_lost
 from synrepl.transports.http.changelog_client import FirstAnswer, read_changelog

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.interfaces import SaveablePosition
+from synrepl.base.time import Timer
 from synrepl.cli.output import TailOptions, TailOutput
 from synrepl.errors import GapError, suggest
-from synrepl.ports.interfaces import SaveablePosition
-from synrepl.ports.time import Timer
 from synrepl.replication.follower.facts import untyped
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from synrepl import http_client
+from synrepl.base.access import ALL_RIGHTS, Key, Right, names_error
 from synrepl.errors import ConfigError, suggest
 from synrepl.missing_rooms import why_missing
-from synrepl.ports.access import ALL_RIGHTS, Key, Right, names_error
 from synrepl.small_files import read_small_file
 
 CERTIFICATE: Final = "certificate"

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from synrepl.base.access import Key, Keyring
+from synrepl.base.settings import Setting, path, setting, size, switch
 from synrepl.config.files import read_file, read_keys, read_secret
 from synrepl.config.plain_passwords import plain_passwords
 from synrepl.errors import ConfigError, suggest
 from synrepl.ingest.settings import IngestSettings
 from synrepl.key_rules import is_loopback_host
 from synrepl.missing_rooms import why_missing
-from synrepl.ports.access import Key, Keyring
-from synrepl.ports.settings import Setting, path, setting, size, switch
 from synrepl.replication.settings import RetentionSettings
 from synrepl.replication.strategies import serving
 from synrepl.rooms import rooms

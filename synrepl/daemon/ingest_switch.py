@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 from twisted.logger import Logger
 
+from synrepl.base.tasks import Tasks
 from synrepl.daemon.ingest import IngestServices
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
-from synrepl.ports.tasks import Tasks
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import IRole
 from synrepl.replication.publisher import Publisher

@@ -9,11 +9,11 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 from twisted.logger import Logger
 
+from synrepl.base.access import Keyring
+from synrepl.base.time import sleep
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.config import Settings
 from synrepl.errors import ConfigError
-from synrepl.ports.access import Keyring
-from synrepl.ports.time import sleep
-from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import IHello, NoHello

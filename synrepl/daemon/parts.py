@@ -6,14 +6,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from synrepl.base.access import LOCAL, Access, Keyring
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
+from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.daemon.listeners import Listeners, Port
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
-from synrepl.ports.access import LOCAL, Access, Keyring
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
-from synrepl.ports.time import ExpiryClock
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher

@@ -15,14 +15,14 @@ from typing import Any, Final
 from twisted.logger import ILogObserver, LogEvent, Logger, globalLogPublisher
 from zope.interface import implementer
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.config import Settings
 from synrepl.daemon.clock_steps import keep_steady
 from synrepl.daemon.log_output import reopen_log_files
 from synrepl.daemon.service import Daemon
 from synrepl.daemon.turn_meter import measure_turns
 from synrepl.errors import ConfigError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
 
 MAX_DESCRIPTORS: Final = 65_536
 

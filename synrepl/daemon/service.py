@@ -11,6 +11,10 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.settings import UNNAMED
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.config import settings as all_settings
 from synrepl.daemon.ingest import IngestServices
@@ -19,10 +23,6 @@ from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ingest.channel_host import IChannelHost
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.settings import UNNAMED
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import ExpiryClock
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import Hooks

@@ -8,6 +8,7 @@ import msgspec
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
+from synrepl.base.gate import Gate
 from synrepl.errors import ReplicationError
 from synrepl.files.files import Files
 from synrepl.files.part import FilesPart
@@ -15,7 +16,6 @@ from synrepl.files.routes import GET_FILE, GET_FILE_BY_NAME, LIST_FILES, NAME_HE
 from synrepl.files.store import StoredFile
 from synrepl.files.uploads import Upload, is_upload
 from synrepl.http_api.request_errors import HttpError
-from synrepl.ports.gate import Gate
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import OwnBody, handles, takes_body

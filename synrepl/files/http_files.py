@@ -9,11 +9,11 @@ from twisted.internet.defer import Deferred
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
+from synrepl.base.gate import Gate
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.files.routes import GET_FILE, PUT_FILE
 from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.ports.gate import Gate
 from synrepl.transports.http.http_client import MAX_ERROR_BYTES, NO_HEADERS, HttpClient
 from synrepl.transports.http.response_body import BodyChunks
 

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.logger import Logger
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.problems import Problem
+from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.files.files import Files
@@ -13,9 +16,6 @@ from synrepl.files.metrics import FilesMetrics
 from synrepl.files.settings import FilesSettings
 from synrepl.files.store import FileStore
 from synrepl.html.humanize import counted
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.problems import Problem
-from synrepl.ports.response_errors import ErrorResponse, OwnResponse
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.catalog import FILES
 from synrepl.streams.stream import Stream

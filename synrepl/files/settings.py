@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+from synrepl.base.settings import path, setting, size
 from synrepl.errors import ConfigError
-from synrepl.ports.settings import path, setting, size
 from synrepl.storage.settings import LogSettings
 
 

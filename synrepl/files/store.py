@@ -25,10 +25,10 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IThread
+from synrepl.base.response_errors import ErrorResponse, OwnResponse
+from synrepl.base.tasks import Tasks
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.interfaces import IThread
-from synrepl.ports.response_errors import ErrorResponse, OwnResponse
-from synrepl.ports.tasks import Tasks
 from synrepl.storage.private_files import make_directory, map_errors, sync_directory
 
 P = ParamSpec("P")

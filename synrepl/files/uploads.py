@@ -7,11 +7,11 @@ from typing import Final
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
+from synrepl.base.gate import Gate
+from synrepl.base.tasks import Tasks
 from synrepl.errors import ReplicationError
 from synrepl.files.files import Files
 from synrepl.files.store import Spool
-from synrepl.ports.gate import Gate
-from synrepl.ports.tasks import Tasks
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
 from synrepl.transports.http.channel import ApiChannel
 

@@ -10,11 +10,11 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import Timer
 from synrepl.errors import RowError
 from synrepl.homeserver.configuration import RedisSettings
 from synrepl.homeserver.looks import Heard, UnreadableRows
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
 from synrepl.replication.broker.member import ChannelMember
 from synrepl.replication.follower.facts import decoder, untyped
 from synrepl.streams.table import StreamTable

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base.secret import Secret
 from synrepl.config.files import read_yaml
 from synrepl.errors import ConfigError, suggest
 from synrepl.homeserver.addresses import (
@@ -54,7 +55,6 @@ from synrepl.homeserver.merging import (
 )
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
 from synrepl.html.humanize import counted
-from synrepl.ports.secret import Secret
 from synrepl.small_files import read_small_file
 from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable

@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.tasks import shielded
 from synrepl.caches.changes import Changes
 from synrepl.caches.names import (
     EVENTS,
@@ -38,8 +40,6 @@ from synrepl.homeserver.invalidation_requests import (
 )
 from synrepl.homeserver.looks import MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.tasks import shielded
 from synrepl.replication.broker.member import ChannelMember
 from synrepl.streams.catalog import CACHES, CacheInvalidation
 from synrepl.transports.redis.link import RedisLink

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.problems import Problem
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.homeserver.absence import ABSENT_STATUS
 from synrepl.homeserver.settings import homeserver_settings
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.problems import Problem
 from synrepl.transports.http.server import Services
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.task import deferLater
 
+from synrepl.base.time import Timer
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.route import public_url
-from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_error
 from synrepl.transports.http.http_client import make_client

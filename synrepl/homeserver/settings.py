@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from synrepl.base.settings import paths, setting
 from synrepl.errors import ConfigError
 from synrepl.homeserver.tables.layout import TableStream, table_streams
 from synrepl.ingest.settings import IngestSettings
-from synrepl.ports.settings import paths, setting
 from synrepl.storage.settings import parse_database
 
 

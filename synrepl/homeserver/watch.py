@@ -7,6 +7,8 @@ from typing import Any, Final
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import StorageError
 from synrepl.homeserver.channel import ChannelMonitor
 from synrepl.homeserver.comparison import compare, unseen
@@ -17,8 +19,6 @@ from synrepl.homeserver.findings import Finding, Unseen
 from synrepl.homeserver.looks import Look, MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
 from synrepl.homeserver.watch_metrics import WatchMetrics
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.storage.threads import ReactorThread
 
 LOOK_SECONDS: Final = 5.0

@@ -13,6 +13,8 @@ import msgspec
 from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Backoff, doubling, sleep
 from synrepl.errors import StorageError
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.id_tables import IdStream, IdTable
@@ -20,8 +22,6 @@ from synrepl.ids.startup import IdProblem, IdProblems, examine, repair, tracker_
 from synrepl.ids.tracker import Tracker, TrackerStart
 from synrepl.ids.transactions import IPool, ITransaction, transact
 from synrepl.ids.writers import Unfinished
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Backoff, doubling, sleep
 from synrepl.storage.sql import Flavor
 from synrepl.storage.worker_database import ICursor
 

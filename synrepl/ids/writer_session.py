@@ -15,15 +15,15 @@ from typing import Any, Final, Self
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.metrics import Metrics
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer, sleep
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import CHANNEL, MultiWriterIdGenerator, NotAWriter
 from synrepl.ids.names import FileNames, SessionNames
 from synrepl.ids.writers import Unfinished, create_writers, last_process, store_status
-from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer, sleep
 from synrepl.storage.sql import Flavor
 from synrepl.storage.threads import ReactorThread
 from synrepl.storage.worker_database import ICursor

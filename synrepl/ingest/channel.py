@@ -5,8 +5,8 @@ from typing import Any
 
 from twisted.logger import Logger
 
+from synrepl.base.problems import Problem
 from synrepl.ingest.source import Source
-from synrepl.ports.problems import Problem
 from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.publisher import Publisher

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from synrepl.base.problems import Problem
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ingest.source import PATIENCE_SECONDS
-from synrepl.ports.problems import Problem
 from synrepl.transports.redis.link import RedisLink, RedisState
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from synrepl.base.settings import setting, text, word
 from synrepl.errors import ConfigError
-from synrepl.ports.settings import setting, text, word
 from synrepl.replication.write_policy import StreamWrite, read_writes
 from synrepl.storage.settings import LogSettings
 from synrepl.transports.redis.address import RedisAddress

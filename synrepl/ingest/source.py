@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from twisted.internet.interfaces import IStreamClientEndpoint
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
+from synrepl.base.time import Timer
 from synrepl.errors import GapError, LocalProtocolError, NotConnected
 from synrepl.ingest.settings import IngestSettings
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
-from synrepl.ports.time import Timer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.presence import SyncingUser

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
 from synrepl.errors import ConfigError
 from synrepl.extras import install
 from synrepl.ingest.channel import ChannelSource
 from synrepl.ingest.fact_source import IFactSource
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import ServerSource, Source
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.replication.ingester import Ingester, LoggedPositions

@@ -6,15 +6,15 @@ from typing import Any, Final
 
 from twisted.logger import Logger
 
+from synrepl.base.history import EpochStart, LogSnapshot
+from synrepl.base.notes import YES
+from synrepl.base.settings import UNNAMED
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, StorageError
 from synrepl.pipeline.settings import snapshot_of
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import EpochStart, LogSnapshot
-from synrepl.ports.notes import YES
-from synrepl.ports.settings import UNNAMED
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import StagedCopy
 from synrepl.storage.threads import ReactorThread

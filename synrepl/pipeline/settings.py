@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from synrepl.ports.settings import setting, text
+from synrepl.base.settings import setting, text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,10 @@ from typing import Protocol
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.response_errors import NotForwarded
+from synrepl.base.tasks import Tasks
 from synrepl.html.humanize import counted
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.response_errors import NotForwarded
-from synrepl.ports.tasks import Tasks
 from synrepl.replicas.promises import IPromised, PromiseKeeper
 from synrepl.replication.log_waiters import MAX_WAITERS
 from synrepl.wire.acks import NO_ACKS, Acks

@@ -6,8 +6,8 @@ What a channel is, and who serves one, this package does not know: see `IServedC
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from synrepl.ports.access import Access
-from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.base.access import Access
+from synrepl.base.limited_logger import LimitedLogger
 from synrepl.replicas.wire.native import Channel, Publish, PublisherLost, PublishTo
 
 SentOnChannel = Channel | Publish | PublishTo | PublisherLost

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
 from synrepl.replication.command_lines import REMIND_SECONDS, line_of
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, Ping

@@ -7,13 +7,13 @@ from typing import Final
 
 from twisted.logger import Logger
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
+from synrepl.base.rights import command_refusal
+from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.rights import command_refusal
-from synrepl.ports.time import Timer
 from synrepl.replicas.command_forwarder import PING, Numbered, command_of
 from synrepl.replication.command_lines import CommandOrigin
 from synrepl.replication.follower_commands import FollowerCommands

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from synrepl.base.access import Access
 from synrepl.html.humanize import counted
-from synrepl.ports.access import Access
 from synrepl.replicas.relay.leases import WARN_AT
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from synrepl.ports.interfaces import IThread
+from synrepl.base.interfaces import IThread
 from synrepl.storage.private_files import create_private, map_path_errors, sync_directory
 from synrepl.streams.facts import Fact, encode_facts
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from synrepl.ports.gate import Gate
+from synrepl.base.gate import Gate
 from synrepl.replicas.replica.conversation import Event
 
 

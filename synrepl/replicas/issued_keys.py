@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
+from synrepl.base.access import IssuedKey, Keyring, Right, names_error
+from synrepl.base.interfaces import IClock
+from synrepl.base.key_records import make_record, make_secret
+from synrepl.base.tasks import Tasks
 from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
-from synrepl.ports.access import IssuedKey, Keyring, Right, names_error
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.key_records import make_record, make_secret
-from synrepl.ports.tasks import Tasks
 from synrepl.replicas.wire.blocks import encode_block
 from synrepl.storage.log import Log
 from synrepl.wire.text import is_name

@@ -10,12 +10,12 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
+from synrepl.base.history import LogPosition
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
 from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.key_rules import refusal
-from synrepl.ports.history import LogPosition
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
 from synrepl.replicas.command_forwarder import Numbered
 from synrepl.replicas.event_queue import EventQueue
 from synrepl.replicas.issued_keys import read_keys_block

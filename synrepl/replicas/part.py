@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.problems import Problem
+from synrepl.base.response_errors import NeverSent
+from synrepl.base.tasks import Tasks
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.problems import Problem
-from synrepl.ports.response_errors import NeverSent
-from synrepl.ports.tasks import Tasks
 from synrepl.replicas.channels import Channels, IServedChannel
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.described import describe, own_readers, warnings, what_to_do

@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from synrepl.base.access import Keyring
+from synrepl.base.interfaces import IClock
+from synrepl.base.problems import Problem
+from synrepl.base.response_errors import NeverSent
 from synrepl.http_api.route import public_url
 from synrepl.key_rules import is_loopback_host
-from synrepl.ports.access import Keyring
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.problems import Problem
-from synrepl.ports.response_errors import NeverSent
 from synrepl.replication.addresses import Address
 from synrepl.transports.credentials import Credentials, is_below
 from synrepl.transports.endpoints import LOCAL_TYPES, host_of, split

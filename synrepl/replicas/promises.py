@@ -21,8 +21,8 @@ import msgspec
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
+from synrepl.base.response_errors import NotForwarded
 from synrepl.errors import RowError
-from synrepl.ports.response_errors import NotForwarded
 from synrepl.replication.own_facts import read_stream
 from synrepl.storage.log import Log
 from synrepl.storage.provenance import reign_of

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from synrepl.base.settings import NameSettings, duration, names, setting, size, switch, text, word
 from synrepl.errors import ConfigError
 from synrepl.key_rules import refusal, url_refusal
-from synrepl.ports.settings import NameSettings, duration, names, setting, size, switch, text, word
 from synrepl.replication.addresses import Address
 from synrepl.transports.endpoints import is_private
 from synrepl.transports.settings import ConnectionSettings, client_endpoints

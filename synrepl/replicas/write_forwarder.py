@@ -16,14 +16,14 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
+from synrepl.base.history import Appended
+from synrepl.base.interfaces import IClock
+from synrepl.base.response_errors import NeverSent, NotForwarded
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import sleep
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import APPEND, APPEND_BATCH
-from synrepl.ports.history import Appended
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.response_errors import NeverSent, NotForwarded
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import sleep
 from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.storage.log import Log

@@ -4,8 +4,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Final
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 
 MESSAGES_PER_TURN: Final = 250
 """Messages that are sent in a turn of the reactor; each takes some 15 microseconds."""

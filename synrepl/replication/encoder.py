@@ -5,7 +5,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from synrepl.ports.history import AppendReceipt, EpochStart
+from synrepl.base.history import AppendReceipt, EpochStart
 from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionsStep, TokenPage, read_page
 from synrepl.replication.strategies import ServeStrategy
 from synrepl.storage.log import Log

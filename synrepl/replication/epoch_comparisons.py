@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from synrepl.base.tasks import Tasks
 from synrepl.errors import StorageError
-from synrepl.ports.tasks import Tasks
 from synrepl.replication.forks import fork_serial, tokens_at
 from synrepl.wire.extension import EpochMark
 

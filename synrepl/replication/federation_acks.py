@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from synrepl.base.interfaces import IClock
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
 from synrepl.replication.command_lines import REMIND_SECONDS, CommandOrigin
 
 RECONNECT_SECONDS: Final = 300.0

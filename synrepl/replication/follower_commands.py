@@ -13,11 +13,11 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.run_owners import RunOwners
+from synrepl.base.tasks import Tasks
 from synrepl.errors import LocalProtocolError, RemoteProtocolError, ReplicationError, RowError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.run_owners import RunOwners
-from synrepl.ports.tasks import Tasks
 from synrepl.replication.command_lines import CommandOrigin, line_of
 from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.hooks import IForwarding, StoredHere

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder, LogEncoder
 from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionsStep, TokenPage, read_page

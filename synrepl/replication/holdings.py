@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ports.notes import Notes
+from synrepl.base.notes import Notes
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import Alone, IRole, ReadRefusal
 from synrepl.wire.filter import ALL, Filter

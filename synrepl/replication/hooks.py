@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
+from synrepl.base.access import Access
+from synrepl.base.history import Appended
+from synrepl.base.key_authority import AllKeysCount, IKeyAuthority
+from synrepl.base.response_errors import NotForwarded
 from synrepl.errors import StorageError
-from synrepl.ports.access import Access
-from synrepl.ports.history import Appended
-from synrepl.ports.key_authority import AllKeysCount, IKeyAuthority
-from synrepl.ports.response_errors import NotForwarded
 from synrepl.replication.addresses import Address
 from synrepl.replication.connection import Connection, ConnectionOwner
 from synrepl.wire.acks import NO_ACKS, Acks

@@ -10,10 +10,10 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock, SaveablePosition
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Backoff, Timer, sleep
 from synrepl.errors import GapError, ReplicationError, StorageError
-from synrepl.ports.interfaces import IClock, SaveablePosition
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.replication.refused_facts import RefusedFacts

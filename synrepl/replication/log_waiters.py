@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.replication.feed import MAX_SERIAL
 from synrepl.replication.ring import RingGroup
 from synrepl.wire.filter import Filter

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twisted.logger import Logger
 
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.history import Appended
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.rights import is_told
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.history import Appended
+from synrepl.base.interfaces import IClock
+from synrepl.base.metrics import Metrics
+from synrepl.base.rights import is_told
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.replication.broadcasts import Broadcasts
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder

@@ -12,8 +12,8 @@ from typing import Final, Literal
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import RowError
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.own_facts import read_stream
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import REFUSED, RefusedFact

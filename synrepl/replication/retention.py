@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock, KeysOf
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import ExpiryClock, sleep
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import IClock, KeysOf
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import ExpiryClock, sleep
 from synrepl.replication.hooks import ILeases
 from synrepl.replication.settings import RetentionSettings
 from synrepl.storage.log import Log

@@ -20,7 +20,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
-from synrepl.ports.history import EpochStart
+from synrepl.base.history import EpochStart
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import (
     EphemeralStep,

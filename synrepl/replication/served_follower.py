@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.access import Access
+from synrepl.base.interfaces import IClock
+from synrepl.base.rights import command_refusal
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError, StorageError
-from synrepl.ports.access import Access
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.rights import command_refusal
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons

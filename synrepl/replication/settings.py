@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from synrepl.ports.settings import duration, setting
+from synrepl.base.settings import duration, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

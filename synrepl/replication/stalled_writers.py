@@ -4,8 +4,8 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 

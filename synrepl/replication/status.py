@@ -9,10 +9,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.interfaces import IClock
+from synrepl.base.problems import Problem
 from synrepl.html.humanize import counted, size, span
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.problems import Problem
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts

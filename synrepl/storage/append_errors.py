@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from synrepl.base.history import AppendKey
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendKey
 
 FROM_TABLE: Final = "its facts come from the homeserver's table"
 """Why the log takes no appends to a stream whose facts are rows of a table."""

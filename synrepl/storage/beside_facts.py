@@ -5,8 +5,8 @@ from typing import Final, cast
 
 import msgspec
 
-from synrepl.ports.history import AppendKey, AppendReceipt, Lease
-from synrepl.ports.notes import Notes
+from synrepl.base.history import AppendKey, AppendReceipt, Lease
+from synrepl.base.notes import Notes
 from synrepl.storage.schema import LEASE_COLUMNS, RECEIPT_COLUMNS, receipt_of, row_of_key, row_of_receipt
 from synrepl.storage.sql import LogDatabase, SQLConnection
 

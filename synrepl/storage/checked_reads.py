@@ -12,11 +12,11 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.gate import Gate
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.ports.gate import Gate
-from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.storage.engine import SQLEngine
 

@@ -31,12 +31,12 @@ from twisted.internet.defer import Deferred, fail
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.base.gate import Gate
+from synrepl.base.history import Appended, AppendKey
+from synrepl.base.interfaces import Head, IClock, IThread
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.ports.gate import Gate
-from synrepl.ports.history import Appended, AppendKey
-from synrepl.ports.interfaces import Head, IClock, IThread
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, build_group

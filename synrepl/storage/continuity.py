@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from synrepl.base.history import EpochStart, LogPosition
 from synrepl.errors import StorageError
-from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 

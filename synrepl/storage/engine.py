@@ -10,9 +10,9 @@ from uuid import uuid4
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.interfaces import Head, KeysOf
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
-from synrepl.ports.interfaces import Head, KeysOf
 from synrepl.storage.beside_facts import UPSERT_NOTE, StoredLeases, StoredNotes, StoredReceipts
 from synrepl.storage.continuity import (
     CHECKED_AT_OPEN,

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from synrepl.ports.history import LogRange
+from synrepl.base.history import LogRange
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.continuity import DiscardedRanges
 from synrepl.storage.schema import COLUMNS, end_of_log, read_bounds

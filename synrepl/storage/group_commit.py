@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import Appended, AppendKey, AppendReceipt
+from synrepl.base.history import Appended, AppendKey, AppendReceipt
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import LOST, NO_ROWS, Fact

@@ -9,13 +9,13 @@ import msgspec
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
+from synrepl.base.history import Appended, AppendKey, Lease, LogPosition
+from synrepl.base.interfaces import Head, IClock, IThread, KeysOf
+from synrepl.base.notes import NoteChanges, Notes, changed, own_notes
+from synrepl.base.settings import UNNAMED
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, AppendKey, Lease, LogPosition
-from synrepl.ports.interfaces import Head, IClock, IThread, KeysOf
-from synrepl.ports.notes import NoteChanges, Notes, changed, own_notes
-from synrepl.ports.settings import UNNAMED
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.storage.append_checks import AppendChecks
 from synrepl.storage.append_errors import KeyReused, append_error
 from synrepl.storage.append_gate import AppendGate

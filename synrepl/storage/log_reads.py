@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import succeed
 
-from synrepl.ports.history import AppendReceipt, LogRange
-from synrepl.ports.interfaces import IThread
+from synrepl.base.history import AppendReceipt, LogRange
+from synrepl.base.interfaces import IThread
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore

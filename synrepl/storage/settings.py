@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from synrepl.base.settings import setting, text
 from synrepl.errors import ConfigError
-from synrepl.ports.settings import setting, text
 
 
 def parse_database(value: Any) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from synrepl.base.interfaces import SaveablePosition
 from synrepl.errors import ConfigError
-from synrepl.ports.interfaces import SaveablePosition
 from synrepl.storage.sql import Flavor, execute
 from synrepl.storage.worker_database import ICursor, identifier, lock_table_creation
 

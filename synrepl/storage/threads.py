@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.failure import Failure
 
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.errors import StorageError
-from synrepl.ports.turn_queue import TurnQueue
 
 T = TypeVar("T")
 

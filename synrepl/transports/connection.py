@@ -12,13 +12,13 @@ from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
-from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure

@@ -11,8 +11,8 @@ from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface import implementer
 
 from synrepl import key_rules
+from synrepl.base.response_errors import NeverSent
 from synrepl.key_rules import is_loopback_ip, url_refusal
-from synrepl.ports.response_errors import NeverSent
 
 if TYPE_CHECKING:
     from OpenSSL import SSL

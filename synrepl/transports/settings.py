@@ -4,9 +4,8 @@ import dataclasses
 import re
 from typing import Any
 
-from synrepl.errors import ConfigError, suggest
-from synrepl.ports.notes import Notes
-from synrepl.ports.settings import (
+from synrepl.base.notes import Notes
+from synrepl.base.settings import (
     NameSettings,
     duration,
     duration_or_zero,
@@ -16,6 +15,7 @@ from synrepl.ports.settings import (
     text,
     word,
 )
+from synrepl.errors import ConfigError, suggest
 from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.session import Keepalive

@@ -11,13 +11,13 @@ from twisted.internet.protocol import Factory, Protocol, ReconnectingClientFacto
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.ports.access import LOCAL, Access, Keyring
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.rights import command_operation, refusal
-from synrepl.ports.time import Timer
-from synrepl.ports.turn_queue import TurnQueue
+from synrepl.base.access import LOCAL, Access, Keyring
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
+from synrepl.base.rights import command_operation, refusal
+from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.forks import is_later
 from synrepl.replication.hooks import IHello, NoHello, ReadRefusal

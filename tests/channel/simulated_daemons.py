@@ -9,15 +9,15 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.base.access import Keyring
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
 from synrepl.channel.downlink import ChannelDownlink
 from synrepl.channel.redis_connections import BridgeConnections
 from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.uplink import ChannelUplink
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import Keyring
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
 from synrepl.replicas.channels import SentOnChannel as Sent
 from synrepl.replicas.wire import native
 from synrepl.replicas.wire.native_codec import native_codec

@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
 from synrepl.channel import downlink as channel_downlink
 from synrepl.channel import ends as channel_ends
 from synrepl.channel import publisher_limits
@@ -17,8 +19,6 @@ from synrepl.channel.resp_codec import message
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.uplink import MAX_AGE_SECONDS, ChannelUplink
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
 from synrepl.replicas.channels import SentOnChannel as Sent
 from synrepl.replicas.wire.native import Channel, Publish, PublisherLost
 from tests.channel.channel_lines import MAIN, Subscription

@@ -1,6 +1,6 @@
 """Which commands a peer may publish at the RESP port, by the rights of its key."""
 
-from synrepl.ports.access import Right
+from synrepl.base.access import Right
 from tests.channel.test_connection import Site
 from tests.http import test_command_rights as rights
 

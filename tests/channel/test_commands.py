@@ -9,9 +9,9 @@ from typing import Any
 import hiredis
 import pytest
 
+from synrepl.base.access import Key, Right
 from synrepl.channel.resp import cache_commands
 from synrepl.channel.resp.commands import COMMANDS, RespCommand
-from synrepl.ports.access import Key, Right
 from tests.channel.test_connection import FULL, PART, READER, WRITER, Client, Site
 
 PAGE = Path(__file__).parents[2] / "docs/howto/replace-redis.md"

@@ -9,15 +9,15 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
+from synrepl.base.access import IssuedKey, Key, Keyring, Right
+from synrepl.base.key_records import make_record, make_secret
+from synrepl.base.metrics import Metrics
 from synrepl.channel import publisher_limits
 from synrepl.channel.resp import cache, cache_commands
 from synrepl.channel.resp.connection import RespConnection
 from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import ServedLink
-from synrepl.ports.access import IssuedKey, Key, Keyring, Right
-from synrepl.ports.key_records import make_record, make_secret
-from synrepl.ports.metrics import Metrics
 
 READER = Key(name="reader", secret="r", rights=frozenset({Right.READ}))
 WRITER = Key(name="writer", secret="w", rights=frozenset({Right.WRITE}))

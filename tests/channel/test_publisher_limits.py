@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 
+from synrepl.base.metrics import Metrics
 from synrepl.channel import publisher_limits, served_channel
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.position_teller import POSITIONS_AT_ONCE
 from synrepl.channel.publisher_limits import MAX_OF_KEY, MAX_OF_PUBLISHER, PublisherLimits
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker.position_query import REQUERY_SECONDS
 from tests.channel.channel_lines import MAIN, Subscription
 

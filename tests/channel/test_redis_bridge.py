@@ -4,11 +4,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 
+from synrepl.base.metrics import Metrics
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.redis_bridge import SWITCH_SECONDS, RedisBridge
 from synrepl.channel.resp_codec import message
 from synrepl.channel.served_channel import ServedChannel
-from synrepl.ports.metrics import Metrics
 from tests.channel.channel_lines import MAIN, Subscription
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from synrepl.base.version import daemon_version
 from synrepl.channel import resp_codec as resp
-from synrepl.ports.version import daemon_version
 from tests.channel.test_connection import FULL, READER, Client, Site
 
 

@@ -6,12 +6,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 
+from synrepl.base.metrics import Metrics
 from synrepl.channel import ends as channel_ends
 from synrepl.channel import publisher_limits, served_channel
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import CATCH_UP_SECONDS, ServedChannel
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.metrics import Metrics
 from tests.channel.channel_lines import MAIN, Subscription
 
 

@@ -7,12 +7,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 
+from synrepl.base.metrics import Metrics
 from synrepl.channel import served_link
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import GATHER_SECONDS, HOLD_SECONDS, REJOIN_SECONDS, ServedLink
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.wire.commands import RemoteServerUp, Replicate, UserIp
 from synrepl.wire.grammar import Command

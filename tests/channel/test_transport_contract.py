@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from synrepl.base.access import Keyring
+from synrepl.base.metrics import Metrics
 from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import ServedLink
-from synrepl.ports.access import Keyring
-from synrepl.ports.metrics import Metrics
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.testing.network import MemoryLink
 from tests.redis.daemon import OnFakeRedis, RedisDaemon

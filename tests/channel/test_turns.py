@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synrepl.base.access import Key, Right
 from synrepl.channel.publisher_limits import MAX_OF_PUBLISHER
 from synrepl.channel.resp import server
 from synrepl.channel.resp.commands import COMMANDS, MANY, RespCommand
 from synrepl.channel.resp.connection import REQUESTS_AT_ONCE, RespConnection
 from synrepl.channel.resp.server import OVERFULL_SECONDS
-from synrepl.ports.access import Key, Right
 from tests.channel.test_connection import FULL, Client, Site
 
 COSTLY_REQUESTS = [

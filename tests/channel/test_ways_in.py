@@ -4,11 +4,11 @@ import json
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from synrepl.base.access import Keyring
 from synrepl.channel.part import ChannelPart
 from synrepl.channel.resp.server import RespServer
 from synrepl.channel.settings import ChannelSettings
 from synrepl.config import Settings
-from synrepl.ports.access import Keyring
 from tests.channel.test_connection import Client
 from tests.service import test_ways_in as ways
 

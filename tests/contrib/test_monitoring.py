@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from scripts import docs
-from synrepl.ports.metrics import TURN_SECONDS
+from synrepl.base.metrics import TURN_SECONDS
 from synrepl.replicas.relay.registry import REPLICA_STATES
 from synrepl.rooms import rooms
 from tests.http.builders import SiteCase

@@ -15,7 +15,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.ports.history import AppendKey, Lease
+from synrepl.base.history import AppendKey, Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log

@@ -2,10 +2,10 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from synrepl.base.access import Access
 from synrepl.files.files import MAX_BYTES
 from synrepl.files.metrics import FilesMetrics
 from synrepl.files.part import FilesPart
-from synrepl.ports.access import Access
 from synrepl.transports.http.http_client import HttpClient
 from tests.files.setup import FilesCase
 

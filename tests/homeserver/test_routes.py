@@ -5,6 +5,7 @@ from typing import Any
 
 from twisted.logger import globalLogPublisher
 
+from synrepl.base.access import Key, Keyring, Right
 from synrepl.errors import ConfigError, StorageError
 from synrepl.homeserver.invalidation_requests import (
     InvalidationReport,
@@ -13,7 +14,6 @@ from synrepl.homeserver.invalidation_requests import (
     ProcessReport,
 )
 from synrepl.homeserver.part import HomeserverPart
-from synrepl.ports.access import Key, Keyring, Right
 from tests.http.builders import Answer, SiteCase
 
 REPORT = InvalidationReport(

@@ -17,11 +17,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http import fromChunk
 from zope.interface import implementer
 
+from synrepl.base.access import Keyring
+from synrepl.base.history import Appended
+from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
 from synrepl.http_api.routes import APPEND
-from synrepl.ports.access import Keyring
-from synrepl.ports.history import Appended
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher

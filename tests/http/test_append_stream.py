@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import Appended
+from synrepl.base.history import Appended
 from synrepl.transports.http import append_stream_routes as stream_module
 from synrepl.transports.http.channel import PROGRESS_SECONDS
 from synrepl.transports.http.large_body import LARGE_BYTES

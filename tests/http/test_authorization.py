@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
+from synrepl.base.access import ALL_RIGHTS, Key, Keyring, Right
 from tests.http.builders import SiteCase, receipt
 
 SHARED = "shared"

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synrepl.ports.history import EMPTY, LogPosition
+from synrepl.base.history import EMPTY, LogPosition
 from synrepl.wire.commands import RemoteServerUp
 from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
 

@@ -3,10 +3,10 @@
 from itertools import product
 from typing import Any, Final, NamedTuple
 
+from synrepl.base.access import Key, Right, access_of
+from synrepl.base.rights import command_refusal
+from synrepl.base.run_owners import MAX_RUNS, RunOwners
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import Key, Right, access_of
-from synrepl.ports.rights import command_refusal
-from synrepl.ports.run_owners import MAX_RUNS, RunOwners
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, ClearUserSync, Replicate
 from synrepl.wire.dialect import LEGACY, NEWEST

@@ -9,8 +9,8 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.web.client import URI
 
+from synrepl.base.response_errors import NeverSent
 from synrepl.key_rules import url_refusal
-from synrepl.ports.response_errors import NeverSent
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import _Endpoints
 

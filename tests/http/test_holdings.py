@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from synrepl.ports.notes import Notes
+from synrepl.base.notes import Notes
 from synrepl.replication.addresses import Address
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import Alone

@@ -3,9 +3,9 @@
 from typing import Any, Final
 from unittest.mock import Mock, patch
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.metrics import POSITION_WRITERS
 from synrepl.http_api.routes import OPENMETRICS, PROMETHEUS
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.metrics import POSITION_WRITERS
 from synrepl.replication.status import build_status, states
 from synrepl.rooms import rooms
 from synrepl.wire.dialect import CURRENT

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
+from synrepl.base.access import Access, Key, Keyring, Right
 from synrepl.errors import ConfigError
-from synrepl.ports.access import Access, Key, Keyring, Right
 from synrepl.replication.declared_streams import MAX_EPHEMERAL, MAX_STREAMS, DeclaredStreams
 from synrepl.streams.declared import DaemonStreams, StreamBody
 from synrepl.streams.origin import Origin

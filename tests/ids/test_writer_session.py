@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import ensureDeferred
 from twisted.logger import LogEvent, Logger
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import ConfigError, StorageError
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator, NotAWriter
@@ -18,7 +19,6 @@ from synrepl.ids.id_tables import IdStream
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
 from synrepl.ids.writers import WriterState, create_writers, read_writers
-from synrepl.ports.metrics import Metrics
 from synrepl.storage.threads import ImmediateThread
 from tests.ids.databases import IdCase
 

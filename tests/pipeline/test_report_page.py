@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from synrepl.base.history import EpochStart
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
 from synrepl.pipeline.archive.table import Batch
@@ -22,7 +23,6 @@ from synrepl.pipeline.report.invalidations import Invalidations, expand_batches,
 from synrepl.pipeline.report.listings import Listing, as_csv
 from synrepl.pipeline.report.measurement import Coverage, DaemonStatus, Measurements, ask, counters
 from synrepl.pipeline.report.report import ReportResult, shown, write
-from synrepl.ports.history import EpochStart
 from tests.caches.fakes import NEWEST
 from tests.pipeline.archives import BEGAN_MS
 

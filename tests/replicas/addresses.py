@@ -2,7 +2,7 @@
 
 from twisted.internet.task import Clock
 
-from synrepl.ports.access import Keyring
+from synrepl.base.access import Keyring
 from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.transports.credentials import Credentials
 

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
-from synrepl.ports.history import Appended
+from synrepl.base.history import Appended
 from synrepl.replicas.wire.blocks import Payload
 from synrepl.replicas.wire.native import VERSION, Hello, Subscribe, Welcome
 from synrepl.testing.heap_clock import HeapClock

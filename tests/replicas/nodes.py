@@ -11,12 +11,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.logger import Logger
 
+from synrepl.base.access import LOCAL, Keyring
+from synrepl.base.history import Appended, LogPosition
+from synrepl.base.metrics import Metrics
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import sleep
 from synrepl.errors import NotConnected
-from synrepl.ports.access import LOCAL, Keyring
-from synrepl.ports.history import Appended, LogPosition
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import sleep
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.http.replica_handlers import describe_log
 from synrepl.replicas.native_client import NativeUpstream

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.problems import Problem
 from synrepl.daemon.parts import Part
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.problems import Problem
 from synrepl.replicas.described import describe, own_readers, warnings
 from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.registry import ReplicaRegistry

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import Appended
-from synrepl.ports.response_errors import NotForwarded
+from synrepl.base.history import Appended
+from synrepl.base.response_errors import NotForwarded
 from synrepl.replicas import acknowledgements
 from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.replicas.wire.native import Subscribe

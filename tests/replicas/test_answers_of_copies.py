@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.access import LOCAL
 from synrepl.files.files import MAX_BYTES, Files
 from synrepl.files.metrics import FilesMetrics
 from synrepl.files.part import FilesPart
 from synrepl.files.store import FileStore
-from synrepl.ports.access import LOCAL
 from synrepl.replicas.http.peer_clients import PeerHttp
 from synrepl.replicas.part import make_write_forwarder
 from synrepl.replicas.wire.native import Hello

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from synrepl.base.access import LOCAL, Access
 from synrepl.daemon.parts import Part
-from synrepl.ports.access import LOCAL, Access
 from synrepl.replicas.described import ENDED_REPLICA, LOST_REPLICA, warnings, what_to_do
 from synrepl.replication.status import build_status
 from tests.http.builders import SiteCase

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
 
-from synrepl.ports.history import BEGINNING, LogPosition
-from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.base.history import BEGINNING, LogPosition
+from synrepl.base.limited_logger import LimitedLogger
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.relay import attach
 from synrepl.replicas.settings import RelaySettings

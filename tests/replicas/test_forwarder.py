@@ -7,8 +7,8 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 
-from synrepl.ports.access import Access, Right
-from synrepl.ports.metrics import Metrics
+from synrepl.base.access import Access, Right
+from synrepl.base.metrics import Metrics
 from synrepl.replicas.command_forwarder import CommandForwarder, Numbered
 from synrepl.replicas.command_receiver import EXPIRY_SECONDS, CommandReceiver
 from synrepl.replicas.replica.conversation import IConversation

@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 
+from synrepl.base.access import Access, IssuedKey, Keyring, Right
+from synrepl.base.key_authority import AllKeysCount
+from synrepl.base.key_records import make_record
 from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
-from synrepl.ports.access import Access, IssuedKey, Keyring, Right
-from synrepl.ports.key_authority import AllKeysCount
-from synrepl.ports.key_records import make_record
 from synrepl.replicas.issued_keys import MAX_KEYS, IssuedKeys, keys_block, read_keys_block
 from synrepl.replicas.wire.blocks import Payload
 from synrepl.replicas.wire.native import CAPABILITIES, OWN_CAPABILITIES
-from tests.ports.test_key_records import OLD, SECRET
+from tests.base.test_key_records import OLD, SECRET
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode
 from tests.replicas.wire.block_buffer import BlockBuffer

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.ports.access import Key, Keyring
-from synrepl.ports.response_errors import NeverSent
+from synrepl.base.access import Key, Keyring
+from synrepl.base.response_errors import NeverSent
 from synrepl.replicas.peer_addresses import KIND, PeerAddresses
 from synrepl.replication.addresses import Address
 from synrepl.transports.credentials import Credentials

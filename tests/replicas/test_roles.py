@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent, globalLogPublisher
 
+from synrepl.base.history import EpochStart, LogPosition
 from synrepl.errors import NotConnected, StorageError
-from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replicas.replica.replica import RESYNC, WAYS_OUT
 from synrepl.replicas.roles.handover import HANDOVER_SECONDS
 from synrepl.replicas.roles.messages import (

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger, globalLogPublisher
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import NotConnected
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.broker.channel_states import TRANSITIONS as CHANNEL_TRANSITIONS
 from synrepl.replication.broker.channel_states import ChannelEvent, ChannelState
 from synrepl.replication.broker.channel_writers import MAX_WRITERS

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
-from synrepl.ports.metrics import Metrics
 from synrepl.replication import ingester as ingester_module
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication import refused_facts
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.streams.catalog import RefusedFact

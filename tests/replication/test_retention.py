@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.ports.access import Access
-from synrepl.ports.history import LogPosition
-from synrepl.ports.time import ExpiryClock
+from synrepl.base.access import Access
+from synrepl.base.history import LogPosition
+from synrepl.base.time import ExpiryClock
 from synrepl.replication import retention as retention_module
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.settings import RetentionSettings

@@ -7,7 +7,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from synrepl.ports.history import EpochStart
+from synrepl.base.history import EpochStart
 from synrepl.replication import feed as feed_module
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import Feed, Stop

@@ -9,11 +9,11 @@ import yaml
 from twisted.python.usage import UsageError
 
 from scripts.docs import settings as settings_page
+from synrepl.base.access import Key, Right
+from synrepl.base.settings import Setting
 from synrepl.config import Settings, settings
 from synrepl.config.settings import settings_class
 from synrepl.errors import ConfigError
-from synrepl.ports.access import Key, Right
-from synrepl.ports.settings import Setting
 from synrepl.replication.write_policy import StreamWrite
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect

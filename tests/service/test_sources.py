@@ -7,12 +7,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
 from synrepl.config import Settings
 from synrepl.daemon.ingest import IngestServices
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts

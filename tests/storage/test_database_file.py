@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from synrepl.base.history import EpochStart
 from synrepl.errors import StorageError
-from synrepl.ports.history import EpochStart
 from synrepl.storage import file_swap
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.engine import SQLEngine

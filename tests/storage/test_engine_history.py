@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from synrepl.errors import StorageError
-from synrepl.ports.history import (
+from synrepl.base.history import (
     BEGINNING,
     EMPTY,
     Appended,
@@ -14,6 +13,7 @@ from synrepl.ports.history import (
     LogPosition,
     LogSnapshot,
 )
+from synrepl.errors import StorageError
 from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, Lease, LogSnapshot
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, Lease, LogSnapshot
 from synrepl.storage import file_swap
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import astuple
 
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, Lease, LogRange
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, AppendKey, AppendReceipt, Lease, LogRange
 from synrepl.storage import fact_pages
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import SQLEngine

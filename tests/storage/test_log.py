@@ -6,10 +6,10 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent
 
+from synrepl.base.history import Appended, LogPosition
+from synrepl.base.settings import UNNAMED
 from synrepl.config import settings
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, LogPosition
-from synrepl.ports.settings import UNNAMED
 from synrepl.storage.append_errors import KeyReused, LogLost
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import checksum

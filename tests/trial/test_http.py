@@ -14,9 +14,9 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
+from synrepl.base.metrics import Metrics
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site

@@ -6,7 +6,7 @@ What is not found costs Synapse a computation, and no more: so each daemon has i
 from collections import OrderedDict
 from typing import Final
 
-from synrepl.ports.interfaces import IClock
+from synrepl.base.interfaces import IClock
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_VALUE: Final = 1024 * 1024

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from typing import Protocol as Interface
 
+from synrepl.base.access import Access, Key, Keyring, Right
+from synrepl.base.interfaces import IClock
+from synrepl.base.rights import Operation, refusal
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.publish_rights import line_refusal
 from synrepl.channel.resp.cache import ExpiringCache
 from synrepl.channel.served_channel import ServedChannel
-from synrepl.ports.access import Access, Key, Keyring, Right
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.rights import Operation, refusal
 from synrepl.wire.scope import ALL_STREAMS
 from synrepl.wire.text import printable
 

@@ -7,13 +7,13 @@ need.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from synrepl.base.access import Right
+from synrepl.base.rights import Operation, refusal
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.resp import cache_commands as cache
 from synrepl.channel.resp import connection_commands as connection
 from synrepl.channel.resp.cache import MAX_BYTES
 from synrepl.channel.resp.client import RefusedRequest, RespClient, shown_word
-from synrepl.ports.access import Right
-from synrepl.ports.rights import Operation, refusal
 from synrepl.wire.scope import ALL_STREAMS
 
 Words = Sequence[bytes]

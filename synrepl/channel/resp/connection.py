@@ -10,14 +10,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.base.access import LOCAL, REMOTE, Access
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.resp.client import IClientServer, RespClient
 from synrepl.channel.resp.commands import COMMANDS, answer
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import LOCAL, REMOTE, Access
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
-from synrepl.ports.turn_queue import TurnQueue
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
 from synrepl.transports.send_buffer import immediate_write

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
+from synrepl.base.version import daemon_version
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.resp.client import MAX_LISTED, RefusedRequest, RespClient, shown_word, whole_number
-from synrepl.ports.version import daemon_version
 
 DATABASES: Final = 16
 MAX_NAME: Final = 100

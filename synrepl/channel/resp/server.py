@@ -9,18 +9,18 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 
+from synrepl.base.access import Keyring
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.channel.resp.cache import ExpiringCache
 from synrepl.channel.resp.client import MAX_LISTED, RespClient
 from synrepl.channel.resp.connection import RespConnection
 from synrepl.channel.resp_codec import PushEncoder
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import ServedLink
-from synrepl.ports.access import Keyring
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
-from synrepl.ports.turn_queue import TurnQueue
 
 if TYPE_CHECKING:
     from synrepl.channel.uplink import ChannelUplink

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from synrepl.base.history import EpochStart
 from synrepl.homeserver.doctor.complaints import Complaint
-from synrepl.ports.history import EpochStart
 from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.provenance import NAMED, MarkCheck, unproven
 from synrepl.storage.schema import COLUMNS, EPOCH_START_COLUMNS, VERSION, load_bounds

@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from synrepl.base.interfaces import IThread
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
 from synrepl.errors import ConfigError, NotConnected, ReplicationError, RowError
 from synrepl.homeserver.settings import HomeserverSettings
 from synrepl.homeserver.tables.layout import TableStream
@@ -12,9 +15,6 @@ from synrepl.homeserver.tables.source import POLL_SECONDS, TableSource
 from synrepl.homeserver.tables.wakeups import Wakeups
 from synrepl.ids.generator import CHANNEL
 from synrepl.ids.writers import WriterState
-from synrepl.ports.interfaces import IThread
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.storage.databases import Database
 from synrepl.storage.log import Log

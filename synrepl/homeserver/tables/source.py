@@ -21,15 +21,15 @@ import msgspec
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.problems import Problem
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import ReplicationError, RowError
 from synrepl.homeserver.tables.layout import TableStream
 from synrepl.homeserver.tables.scan import TablePage, TableScan
 from synrepl.ids.startup import IdProblems
 from synrepl.ids.writers import WriterState, read_writers
-from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.problems import Problem
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.storage.log import Log
 from synrepl.storage.sql import Flavor
 from synrepl.streams.facts import NO_ROWS

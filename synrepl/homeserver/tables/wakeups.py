@@ -10,8 +10,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Backoff, Timer, doubling
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Backoff, Timer, doubling
 from synrepl.storage.postgres_connection import PostgresAddress
 from synrepl.storage.threads import ReactorThread
 

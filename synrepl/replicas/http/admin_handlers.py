@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import msgspec
 
-from synrepl.ports.history import LogPosition
+from synrepl.base.history import LogPosition
 from synrepl.replicas.described import own_readers
 from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.registry import ReaderRefused

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from synrepl.base.access import Access, IssuedKey, Right
 from synrepl.errors import ConfigError
-from synrepl.ports.access import Access, IssuedKey, Right
 from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.routes import ADD_KEY, KEYS, REVOKE_KEY
 from synrepl.transports.http.api_error import ApiError

@@ -25,11 +25,11 @@ from twisted.web.client import ResponseDone
 from twisted.web.http import PotentialDataLoss
 from zope.interface import implementer
 
+from synrepl.base.time import Timer
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import OCTETS
-from synrepl.ports.time import Timer
 from synrepl.replicas.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.routes import CONNECTION, NATIVE, NATIVE_BYTES, OFFSET

@@ -15,11 +15,11 @@ from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.base.access import Access
+from synrepl.base.gate import Gate
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.http_api.routes import OCTETS
-from synrepl.ports.access import Access
-from synrepl.ports.gate import Gate
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
 from synrepl.replicas import routes
 from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.hello import RelayHello

@@ -5,10 +5,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from synrepl.base.history import LogPosition
 from synrepl.errors import NotConnected
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
-from synrepl.ports.history import LogPosition
 from synrepl.replicas.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.replicas.routes import CLAIM, HANDOVER, REPLICATION
 from synrepl.replication.addresses import Address

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from synrepl.ports.access import Access, Right
+from synrepl.base.access import Access, Right
 from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.handshake import make_welcome
 from synrepl.replicas.relay.registry import ReplicaRegistry

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from synrepl.ports.access import LOCAL, REMOTE, Access, Key
-from synrepl.ports.key_records import split_issued
-from synrepl.ports.rights import command_operation, refusal
+from synrepl.base.access import LOCAL, REMOTE, Access, Key
+from synrepl.base.key_records import split_issued
+from synrepl.base.rights import command_operation, refusal
 from synrepl.replicas.relay.interfaces import RelayConnection
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import REPLICA

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from synrepl.ports.history import AppendReceipt, EpochStart
+from synrepl.base.history import AppendReceipt, EpochStart
 from synrepl.replicas.relay.snapshot_codec import meta_block
 from synrepl.replicas.wire.blocks import encode_block, encode_blocks
 from synrepl.replication.feed import EphemeralStep

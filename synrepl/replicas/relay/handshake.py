@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ports.access import Access
-from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
-from synrepl.ports.rights import command_operation, refusal
+from synrepl.base.access import Access
+from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
+from synrepl.base.rights import command_operation, refusal
 from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.wire.native import (
     CHANNEL,

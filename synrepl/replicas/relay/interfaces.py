@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from synrepl.ports.history import LogPosition
-from synrepl.ports.limited_logger import LimitedLogger
+from synrepl.base.history import LogPosition
+from synrepl.base.limited_logger import LimitedLogger
 from synrepl.replicas.relay.states import RelayState
 from synrepl.replication.connection import Connection
 from synrepl.wire.grammar import Command

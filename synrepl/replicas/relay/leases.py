@@ -23,10 +23,10 @@ from typing import Final
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.ports.history import Lease
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import ExpiryClock, Timer
+from synrepl.base.history import Lease
+from synrepl.base.interfaces import IClock
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import ExpiryClock, Timer
 from synrepl.replicas.settings import RelaySettings
 from synrepl.storage.log import Log
 from synrepl.wire.text import is_address

@@ -8,15 +8,15 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base import rights
+from synrepl.base.access import Access, Keyring, Right
+from synrepl.base.history import READER_PREFIX, Lease
+from synrepl.base.interfaces import IClock
+from synrepl.base.response_errors import ErrorResponse, OwnResponse
+from synrepl.base.rights import command_operation
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import ExpiryClock
 from synrepl.errors import LocalProtocolError, ReplicationError, StorageError
-from synrepl.ports import rights
-from synrepl.ports.access import Access, Keyring, Right
-from synrepl.ports.history import READER_PREFIX, Lease
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.response_errors import ErrorResponse, OwnResponse
-from synrepl.ports.rights import command_operation
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import ExpiryClock
 from synrepl.replicas.acknowledgements import Acknowledgements
 from synrepl.replicas.channels import Channels
 from synrepl.replicas.command_receiver import CommandReceiver

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from twisted.internet.defer import CancelledError
 
+from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
+from synrepl.base.rights import command_operation, is_told, refusal
+from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import BEGINNING, LogPosition, LogSnapshot
-from synrepl.ports.rights import command_operation, is_told, refusal
-from synrepl.ports.time import Timer
 from synrepl.replicas.channels import IChannelDownlink
 from synrepl.replicas.issued_keys import keys_block
 from synrepl.replicas.relay.authenticator import Authenticator

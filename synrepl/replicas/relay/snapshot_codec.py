@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replicas.wire.blocks import encode_block, encode_blocks
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024

@@ -5,9 +5,9 @@ from typing import Final, Protocol
 
 import msgspec
 
+from synrepl.base.access import IssuedKey
+from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.errors import ReplicationError
-from synrepl.ports.access import IssuedKey
-from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replicas.channels import IChannelConversation
 from synrepl.replicas.command_forwarder import Numbered
 from synrepl.replicas.wire.native import Join, Refused, Subscribe, Welcome

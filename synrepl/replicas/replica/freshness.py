@@ -1,7 +1,7 @@
 """How fresh a replica's copy is: what its upstream is known to have, and when that was heard."""
 
+from synrepl.base.interfaces import IClock
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
 from synrepl.replicas.replica.join import Progress
 from synrepl.replicas.wire.native import Heartbeat
 from synrepl.storage.log import Log

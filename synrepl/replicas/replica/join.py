@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
+from synrepl.base.history import AppendReceipt, LogPosition, LogSnapshot
+from synrepl.base.interfaces import IClock
+from synrepl.base.notes import YES
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.ports.history import AppendReceipt, LogPosition, LogSnapshot
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.notes import YES
 from synrepl.replicas.replica.conversation import (
     Ephemeral,
     Facts,

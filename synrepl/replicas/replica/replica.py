@@ -8,14 +8,14 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
+from synrepl.base.access import IssuedKey
+from synrepl.base.interfaces import IClock
+from synrepl.base.notes import YES
+from synrepl.base.settings import UNNAMED
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import sleep
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.html.humanize import counted
-from synrepl.ports.access import IssuedKey
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.notes import YES
-from synrepl.ports.settings import UNNAMED
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import sleep
 from synrepl.replicas.channels import Channels
 from synrepl.replicas.command_forwarder import CommandForwarder, command_of
 from synrepl.replicas.replica.conversation import (

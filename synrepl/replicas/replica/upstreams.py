@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from synrepl.base.time import Backoff, doubling
 from synrepl.errors import NotConnected
-from synrepl.ports.time import Backoff, doubling
 from synrepl.replicas.replica.conversation import IConversation, IUpstream
 from synrepl.replication.addresses import Address
 from synrepl.wire.address_list import AddressList, Fault

@@ -6,8 +6,8 @@ from typing import Any, Final
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.defer import TimeoutError as TimedOut
 
+from synrepl.base.interfaces import IClock
 from synrepl.errors import NotConnected, ReplicationError
-from synrepl.ports.interfaces import IClock
 from synrepl.replicas.roles.messages import IPeerClient, PeerStatus
 from synrepl.replication.addresses import Address
 from synrepl.wire.text import printable

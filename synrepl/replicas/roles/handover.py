@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.history import LogPosition
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer, sleep
 from synrepl.errors import ReplicationError
-from synrepl.ports.history import LogPosition
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer, sleep
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.messages import (
     PRIMARY,

@@ -8,11 +8,11 @@ import msgspec
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
+from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.interfaces import IClock
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import sleep
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import sleep
 from synrepl.replicas.replica.states import ReplicaState
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.handover import HandOverCandidate, HandOverPrimary

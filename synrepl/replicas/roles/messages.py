@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.errors import ReplicationError
-from synrepl.ports.history import EpochStart, LogPosition
-from synrepl.ports.response_errors import ErrorResponse, OwnResponse
 from synrepl.replicas.roles.states import Role
 from synrepl.replication.addresses import Address
 from synrepl.wire.error_codes import ERROR_CODES

@@ -7,9 +7,9 @@ from typing import Final
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.tasks import Tasks
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.tasks import Tasks
 from synrepl.replicas.roles.messages import Claim, IPeerClient
 from synrepl.replication.addresses import Address
 

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.ports.interfaces import IClock
+from synrepl.base.interfaces import IClock
 from synrepl.replicas.promises import PromisedReplica, StoredPromise, newest_promises
 from synrepl.replicas.roles.asking import ask_all
 from synrepl.replicas.roles.messages import CannotPromote, IPeerClient, NewerFact, PeerStatus

@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import RepeatLimit
+from synrepl.base.problems import Problem
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import RepeatLimit
-from synrepl.ports.problems import Problem
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.messages import (
     MAX_EPOCH,

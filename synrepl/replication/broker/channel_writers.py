@@ -5,8 +5,8 @@ from typing import Final
 
 from twisted.logger import Logger
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.replication.broker.echoes import Echoes
 from synrepl.replication.broker.name_claim import CONFLICT_SECONDS, NameClaim
 from synrepl.replication.publisher import Publisher

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from synrepl.ports.interfaces import IClock
+from synrepl.base.interfaces import IClock
 from synrepl.wire.codec import codec_of
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command

@@ -6,8 +6,8 @@ from typing import Final
 
 from twisted.logger import Logger
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.replication.broker.claim_states import TRANSITIONS, ClaimEvent, ClaimState
 from synrepl.replication.machine import Machine
 

@@ -14,8 +14,8 @@ from collections.abc import Collection, Sequence
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
 from synrepl.errors import LocalProtocolError, NotConnected
-from synrepl.ports.interfaces import IClock
 from synrepl.replication.broker.channel_states import TRANSITIONS, ChannelEvent, ChannelState
 from synrepl.replication.broker.channel_writers import ChannelWriters
 from synrepl.replication.broker.echoes import Echoes

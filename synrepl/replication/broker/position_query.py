@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 
 REQUERY_SECONDS: Final = (5.0, 30.0, 300.0)
 """Delays after which `ask` is called again if a known writer has not announced its position. A response is

@@ -5,9 +5,9 @@ from typing import Final
 
 from twisted.logger import Logger
 
+from synrepl.base.limited_logger import RepeatLimit
+from synrepl.base.metrics import Metrics
 from synrepl.errors import GapError, ReplicationError, RowError
-from synrepl.ports.limited_logger import RepeatLimit
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.updates import FollowerEvent
 

@@ -5,12 +5,12 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.tasks import Tasks, step_eagerly
+from synrepl.base.time import Backoff, sleep
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Drop
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.tasks import Tasks, step_eagerly
-from synrepl.ports.time import Backoff, sleep
 from synrepl.replication.follower import states
 from synrepl.replication.follower.gaps import RETRY_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent

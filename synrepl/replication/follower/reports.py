@@ -1,8 +1,8 @@
 """StreamReports: what the reports of streams mean for the other parts of a follower."""
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.tasks import Tasks
 from synrepl.errors import GapError, NotConnected, ReplicationError
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.tasks import Tasks
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.followed_server import FollowedServer
 from synrepl.replication.follower.states import ADVANCED, Report, Reported

@@ -5,8 +5,8 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.interfaces import IAllocated
 from synrepl.errors import NeverAllocated
-from synrepl.ports.interfaces import IAllocated
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.waiters import Allocation, Waiter, Waiters
 

@@ -14,14 +14,14 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
+from synrepl.base.access import Keyring
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.rights import parameter_operation
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.errors import suggest
 from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import BadParameter, Parameter, Route, Router
 from synrepl.missing_rooms import missing_url
-from synrepl.ports.access import Keyring
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.rights import parameter_operation
-from synrepl.ports.turn_queue import TurnQueue
 from synrepl.rooms import rooms
 from synrepl.transports.http import (
     append_routes,

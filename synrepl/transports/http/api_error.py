@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from twisted.web.http import RESPONSES
 
+from synrepl.base.response_errors import NotForwarded, OwnResponse
 from synrepl.errors import StorageError, UnknownStream
-from synrepl.ports.response_errors import NotForwarded, OwnResponse
 from synrepl.storage.append_errors import GivenElsewhere, KeyReused, ReadOnlyHere
 from synrepl.storage.private_files import DiskFull
 from synrepl.wire.error_codes import ERROR_CODES

@@ -10,12 +10,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from twisted.internet.defer import DeferredList
 
+from synrepl.base.history import Appended
+from synrepl.base.response_errors import NotForwarded
+from synrepl.base.rights import NAME_OWNERS, refusal
 from synrepl.errors import RowError
 from synrepl.http_api.route import BAD_WRITER
 from synrepl.http_api.routes import APPEND, APPEND_BATCH
-from synrepl.ports.history import Appended
-from synrepl.ports.response_errors import NotForwarded
-from synrepl.ports.rights import NAME_OWNERS, refusal
 from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.storage.group_commit import parts_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS

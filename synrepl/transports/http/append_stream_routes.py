@@ -15,10 +15,10 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.base.gate import Gate
+from synrepl.base.history import Appended
+from synrepl.base.time import Timer
 from synrepl.http_api.routes import APPEND_STREAM, NDJSON
-from synrepl.ports.gate import Gate
-from synrepl.ports.history import Appended
-from synrepl.ports.time import Timer
 from synrepl.transports.http.api_error import ApiError, api_body
 from synrepl.transports.http.append_routes import (
     MAX_POSTED_FACT,

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from synrepl.ports.gate import Gate
+from synrepl.base.gate import Gate
 from synrepl.transports.http.channel import ApiChannel
 
 MAX_BUFFERED_BYTES: Final = 256 * 1024

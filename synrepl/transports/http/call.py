@@ -10,11 +10,11 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
 
+from synrepl.base.access import Access
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.rights import route_operation
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.http_api.route import Route
-from synrepl.ports.access import Access
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.rights import route_operation
-from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.log_waiters import TooManyWaiting

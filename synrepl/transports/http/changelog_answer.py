@@ -1,7 +1,7 @@
 """The changelog as an answer that ends at the head of the log: lines of JSON, or Arrow record batches."""
 
+from synrepl.base.time import Timer
 from synrepl.http_api.routes import NDJSON
-from synrepl.ports.time import Timer
 from synrepl.replication.feed import Stop
 from synrepl.replication.log_waiters import Interest
 from synrepl.replication.sender import Sender

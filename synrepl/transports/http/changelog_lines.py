@@ -10,7 +10,7 @@ from zlib import crc32
 
 import msgspec
 
-from synrepl.ports.history import AppendReceipt, EpochStart
+from synrepl.base.history import AppendReceipt, EpochStart
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import EphemeralStep
 from synrepl.replication.text_pages import LineEncoder

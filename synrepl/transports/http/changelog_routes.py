@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
+from synrepl.base.history import LogRange
 from synrepl.http_api.routes import CHANGELOG, DIGESTS, EXTENT, READER_HEADER
-from synrepl.ports.history import LogRange
 from synrepl.replication.feed import Stop
 from synrepl.streams.positions import VClock
 from synrepl.transports.http.arrow import arrow_encoder

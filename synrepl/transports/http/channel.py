@@ -7,9 +7,9 @@ from twisted.protocols.basic import LineReceiver
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
-from synrepl.ports.turn_queue import TurnQueue
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import ApiError, encode_response
 
 LENGTH: Final = b"content-length:"

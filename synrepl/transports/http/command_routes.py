@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base.rights import is_told
 from synrepl.http_api.routes import ACKNOWLEDGE_COMMANDS, COMMANDS, SYNCING
-from synrepl.ports.rights import is_told
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from synrepl.base.rights import is_told
+from synrepl.base.time import Timer
 from synrepl.errors import LocalProtocolError
 from synrepl.http_api.routes import NDJSON
-from synrepl.ports.rights import is_told
-from synrepl.ports.time import Timer
 from synrepl.replication.command_lines import line_of
 from synrepl.replication.feed import Stop
 from synrepl.replication.hooks import ReadRefusal

@@ -12,12 +12,12 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectError, ConnectingCancelledError, DNSLookupError
 from twisted.python.url import URL
 
+from synrepl.base.response_errors import NeverSent
+from synrepl.base.time import Timer
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.key_rules import LOCALHOST, localhost_refusal
-from synrepl.ports.response_errors import NeverSent
-from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_error, root_cause
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base.version import daemon_version
 from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import JSON, Parameter, Route
 from synrepl.http_api.routes import OCTETS, OPENAPI
-from synrepl.ports.version import daemon_version
 from synrepl.rooms import rooms
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import Handler, handler_of, handles

@@ -12,12 +12,12 @@ from urllib.parse import unquote_to_bytes
 from twisted.python.failure import Failure
 from twisted.web.server import Request, Site
 
+from synrepl.base.access import Access
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.http_api.route import Route, Router
-from synrepl.ports.access import Access
-from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
-from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher

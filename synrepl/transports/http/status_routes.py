@@ -9,9 +9,9 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from synrepl.base.metrics import OTHERS, POSITION_WRITERS
+from synrepl.base.version import daemon_version
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
-from synrepl.ports.metrics import OTHERS, POSITION_WRITERS
-from synrepl.ports.version import daemon_version
 from synrepl.replication.status import FactReceiver, RoomPart, build_status, recent_facts
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles

@@ -1,6 +1,6 @@
 """The rights that the routes of replicas want."""
 
-from synrepl.ports.access import Key, Keyring, Right
+from synrepl.base.access import Key, Keyring, Right
 from tests.http.builders import SiteCase
 
 SHARED = "shared"

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from synrepl.ports.access import access_of
+from synrepl.base.access import access_of
 from synrepl.replicas.command_receiver import CommandReceiver
 from tests.http import test_authorization, test_changelog_feed, test_command_rights
 from tests.http.test_authorization import OSLO

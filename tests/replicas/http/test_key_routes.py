@@ -3,7 +3,7 @@
 import json
 from urllib.parse import quote
 
-from synrepl.ports.access import Key, Keyring, Right
+from synrepl.base.access import Key, Keyring, Right
 from tests.http.builders import Answer
 from tests.replicas.http.test_replica_routes import CopiesCase
 

@@ -9,10 +9,10 @@ from twisted.logger import Logger
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
+from synrepl.base.access import Keyring
+from synrepl.base.history import EMPTY, LogPosition
+from synrepl.base.response_errors import NeverSent
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.ports.access import Keyring
-from synrepl.ports.history import EMPTY, LogPosition
-from synrepl.ports.response_errors import NeverSent
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.http.native_endpoint import (
     LAST_WORDS_SECONDS,

@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
+from synrepl.base.access import ALL_RIGHTS, Key, Keyring, Right
 from synrepl.replicas.http import native_handlers as native_routes
 from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES
 from synrepl.replicas.wire.native import Join

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
+from synrepl.base.history import EpochStart, LogPosition
 from synrepl.errors import ConfigError, NotConnected, StorageError
-from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replicas.described import SHOWN
 from synrepl.replicas.relay.leases import DROPPED, MAX_ANONYMOUS
 from synrepl.replicas.relay.registry import ReplicaRegistry

@@ -6,11 +6,11 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from synrepl.base.access import ALL_RIGHTS, Key, Keyring, Right, access_of
+from synrepl.base.history import EpochStart
+from synrepl.base.rights import Operation, command_operation, operations, route_operation
 from synrepl.http_api.route import Route
 from synrepl.http_api.routes import ROUTES
-from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right, access_of
-from synrepl.ports.history import EpochStart
-from synrepl.ports.rights import Operation, command_operation, operations, route_operation
 from synrepl.replicas.wire.native import Join, Subscribe
 from synrepl.replication.command_lines import line_of
 from synrepl.wire.codec import codec_of

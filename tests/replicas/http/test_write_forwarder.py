@@ -12,13 +12,13 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.base.access import Key, Keyring
+from synrepl.base.history import Appended
+from synrepl.base.metrics import Metrics
+from synrepl.base.response_errors import NeverSent
 from synrepl.errors import NotConnected
 from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest
-from synrepl.ports.access import Key, Keyring
-from synrepl.ports.history import Appended
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.response_errors import NeverSent
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.http.http_client import HttpClient

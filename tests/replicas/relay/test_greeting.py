@@ -4,7 +4,7 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.ports.access import Key, Keyring, Right
+from synrepl.base.access import Key, Keyring, Right
 from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.wire.native import VERSION, Hello
 from synrepl.testing.network import MemoryTransport

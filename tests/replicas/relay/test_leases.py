@@ -7,8 +7,8 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from synrepl.ports.history import Lease
-from synrepl.ports.time import ExpiryClock
+from synrepl.base.history import Lease
+from synrepl.base.time import ExpiryClock
 from synrepl.replicas.relay.leases import (
     ENDED_SLACK,
     MAX_ANONYMOUS,

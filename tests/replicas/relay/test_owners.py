@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.ports.access import ALL_RIGHTS, LOCAL, Access, Key, Keyring, Right, access_of
+from synrepl.base.access import ALL_RIGHTS, LOCAL, Access, Key, Keyring, Right, access_of
 from tests.replicas.clusters import FakeCluster
 
 REPLICATE = frozenset({Right.READ, Right.REPLICATE})

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from twisted.internet.defer import Deferred, succeed
 
-from synrepl.ports.access import Access, Key, Keyring
+from synrepl.base.access import Access, Key, Keyring
 from synrepl.replicas.relay.leases import MAX_LEASES
 from synrepl.replicas.wire.native import VERSION, Hello, Join, Subscribe, Welcome
 from synrepl.replication import text_pages as pages_module

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.replicas.relay import snapshot_codec as meta_module
 from synrepl.replicas.relay.snapshot_codec import (
     SnapshotDecoder,

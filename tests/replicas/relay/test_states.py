@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from synrepl.base.history import BEGINNING, LogSnapshot
+from synrepl.base.time import sleep
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.history import BEGINNING, LogSnapshot
-from synrepl.ports.time import sleep
 from synrepl.replicas.relay import relay as relay_module
 from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.relay.snapshot_codec import snapshot_block

@@ -3,7 +3,7 @@
 from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
-from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
+from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
 from synrepl.replicas.replica.conversation import Facts, SnapshotMeta
 from synrepl.replicas.replica.join import FactBatcher
 from synrepl.replicas.wire.native import Heartbeat

@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.ports.metrics import Metrics
 from synrepl.replicas.native_client import MAX_QUEUED_BYTES, NativeConversation, NativeUpstream
 from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.settings import UpstreamSettings

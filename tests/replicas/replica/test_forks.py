@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.ports.history import LogPosition
+from synrepl.base.history import LogPosition
 from synrepl.replicas.replica.join import DIGESTS_PER_REQUEST, last_common
 
 

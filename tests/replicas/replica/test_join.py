@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from synrepl.ports.history import LogSnapshot
+from synrepl.base.history import LogSnapshot
 from synrepl.replicas.relay.block_encoder import facts_block
 from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.replica import join as joining_module

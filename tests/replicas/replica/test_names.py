@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from synrepl.base.settings import UNNAMED
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.settings import UNNAMED
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode
 

@@ -5,8 +5,8 @@ from typing import Any, cast
 import pytest
 from twisted.internet.defer import Deferred
 
+from synrepl.base.history import LogSnapshot
 from synrepl.errors import NotConnected
-from synrepl.ports.history import LogSnapshot
 from synrepl.replicas.relay import relay as relay_module
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
 from synrepl.replicas.replica.conversation import IConversation, IUpstream, RefusedByUpstream

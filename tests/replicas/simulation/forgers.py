@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import ReplicationError
-from synrepl.ports.metrics import Metrics
 from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.ingester import Ingester

@@ -17,9 +17,9 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from synrepl.base.access import LOCAL, Right
+from synrepl.base.history import EpochStart, LogPosition
 from synrepl.errors import ConfigError, ReplicationError, StorageError
-from synrepl.ports.access import LOCAL, Right
-from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.replicas.relay import leases as leases_module
 from synrepl.replicas.replica import join as joining_module
 from synrepl.replicas.replica import replica as replica_module

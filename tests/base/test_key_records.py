@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.ports.key_records import KeyRecord, make_record, make_secret, split_issued
+from synrepl.base.key_records import KeyRecord, make_record, make_secret, split_issued
 
 SECRET = "kpRm5ft_837irC9yIJ5vTAVnY8KJj02vDlN49DrCSgA"
 OLD = KeyRecord(

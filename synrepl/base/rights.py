@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
+from synrepl.base.access import Access, Right
+from synrepl.base.run_owners import RunOwners
 from synrepl.http_api.route import Parameter, Route
-from synrepl.ports.access import Access, Right
-from synrepl.ports.run_owners import RunOwners
 from synrepl.wire.grammar import CLIENT, Command
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
 from synrepl.wire.text import printable

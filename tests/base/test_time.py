@@ -4,7 +4,7 @@ import pytest
 from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 
-from synrepl.ports.time import Backoff, Timer, doubling, sleep
+from synrepl.base.time import Backoff, Timer, doubling, sleep
 
 
 class Calls:

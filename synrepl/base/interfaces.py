@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
+from synrepl.base.history import BEGINNING, EpochStart, LogPosition
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Backoff, doubling, sleep
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Backoff, doubling, sleep
 
 T = TypeVar("T")
 

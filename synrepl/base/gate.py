@@ -2,8 +2,8 @@
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 
 
 class Gate:

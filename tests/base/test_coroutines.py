@@ -2,7 +2,7 @@
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.tasks import _drive, step_eagerly
+from synrepl.base.tasks import _drive, step_eagerly
 
 
 def test_what_need_not_wait_is_done_at_once() -> None:

@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from synrepl.ports.interfaces import IClock
+from synrepl.base.interfaces import IClock
 
 BELIEF_SECONDS: Final = 24 * 3600.0
 """How long a jump ahead of the wall clock must last until `ExpiryClock` believes it."""

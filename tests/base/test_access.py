@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from synrepl.ports.access import ALL_RIGHTS, IssuedKey, Key, Keyring, Right, names_error
-from synrepl.ports.key_authority import AllKeysCount
-from synrepl.ports.key_records import make_record
+from synrepl.base.access import ALL_RIGHTS, IssuedKey, Key, Keyring, Right, names_error
+from synrepl.base.key_authority import AllKeysCount
+from synrepl.base.key_records import make_record
 
 SECRET = "s" * 43
 READER = IssuedKey(name="reader", rights=(Right.READ,), record=make_record(SECRET), made_ms=0)

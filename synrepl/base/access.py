@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ports.key_authority import AllKeysCount, IKeyAuthority
-from synrepl.ports.key_records import KeyRecord, split_issued
+from synrepl.base.key_authority import AllKeysCount, IKeyAuthority
+from synrepl.base.key_records import KeyRecord, split_issued
 from synrepl.wire.text import MAX_NAME, is_name
 
 

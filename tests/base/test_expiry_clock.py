@@ -4,7 +4,7 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.ports.time import BELIEF_SECONDS, ExpiryClock
+from synrepl.base.time import BELIEF_SECONDS, ExpiryClock
 
 DAY = 24 * 3600.0
 NOW = 1_790_000_000.0

@@ -4,8 +4,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogEvent, Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from synrepl.base.tasks import Loops, Tasks
 from synrepl.errors import NotConnected
-from synrepl.ports.tasks import Loops, Tasks
 from synrepl.testing.heap_clock import HeapClock
 
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 from twisted.logger import Logger, LogLevel
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 
 MAX_LINES: Final = 10
 WINDOW_SECONDS: Final = 60.0

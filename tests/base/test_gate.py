@@ -3,7 +3,7 @@
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.ports.gate import Gate, Wakeup
+from synrepl.base.gate import Gate, Wakeup
 from synrepl.testing.heap_clock import HeapClock
 
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 
 SLICE_SECONDS: Final = 0.02
 """Work begins in a turn until that has lasted this long. An event is handled twice in a turn at most: in the
