@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from synrepl.base.caches import Caches
     from synrepl.base.interfaces import IPositionStore
     from synrepl.base.metrics import Metrics
     from synrepl.caches.changes import Changes
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from synrepl.ids.invalidations import InvalidationWriter
     from synrepl.ids.transactions import transact
     from synrepl.ids.writer_session import WriterSession
+    from synrepl.replication.follower.caches import Caches
     from synrepl.replication.follower.follower import Follower
     from synrepl.replication.follower.updates import FollowerEvent, Updates
     from synrepl.replication.publisher import Publisher
@@ -58,7 +58,7 @@ _NAMES = {
     "synrepl.config": "Settings",
     "synrepl.errors": "ConfigError GapError LocalProtocolError NeverAllocated NotConnected ProtocolError"
     " RemoteProtocolError ReplicationError RowError StorageError UnknownStream WaitTimeout",
-    "synrepl.base.caches": "Caches",
+    "synrepl.replication.follower.caches": "Caches",
     "synrepl.base.interfaces": "IPositionStore",
     "synrepl.base.metrics": "Metrics",
     "synrepl.replication.follower.follower": "Follower",
