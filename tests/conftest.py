@@ -8,6 +8,7 @@ import gc
 import importlib.metadata
 import os
 import re
+import signal
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,10 @@ importlib.metadata.version = cache(importlib.metadata.version)
 # Thousands of tests stay in memory once they are collected. To look through them again and again for garbage
 # was a quarter of the time of all tests.
 gc.set_threshold(100_000, 50, 1_000)
+
+# A shell that starts the tests in the background lets them ignore SIGINT, and what they start too.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW: Final = (
     # Real processes.

@@ -19,7 +19,8 @@ NOBODY: Final = "http://127.0.0.1:1"
 
 USAGE, FAILURE = 2, 1
 
-LONGEST_SECONDS: Final = 2.0
+LONGEST_SECONDS: Final = 20.0
+"""Shorter than any wait for a daemon, and long beside a busy machine."""
 
 Mistake = tuple[str, int, str]
 """A command line with words in braces (`addresses`), its exit code, and a part of what it says."""

@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from synrepl.base.turn_queue import SLICE_SECONDS
 from synrepl.storage.threads import ReactorThread
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class FakeReactor(Clock):

@@ -27,11 +27,11 @@ class Client:
     def subscribe(self, server_name: str) -> None:
         """Subscribe, and wait for the confirmation."""
         self._subscription.subscribe(server_name)
-        assert self._subscription.get_message(timeout=5)["type"] == "subscribe"
+        assert self._subscription.get_message(timeout=60)["type"] == "subscribe"
 
     def message(self) -> str:
         """The next message."""
-        found = self._subscription.get_message(timeout=5)
+        found = self._subscription.get_message(timeout=60)
         assert found is not None
         text: str = found["data"].decode()
         return text

@@ -19,9 +19,9 @@ async def use_asyncio(port: int, channel: str, password: str | None) -> dict[str
     }
     async with client.pubsub() as subscription:
         await subscription.subscribe(channel)
-        await subscription.get_message(timeout=10)
+        await subscription.get_message(timeout=60)
         await client.publish(channel, "REMOTE_SERVER_UP asyncio")
-        message = await subscription.get_message(timeout=10)
+        message = await subscription.get_message(timeout=60)
     await client.aclose()
     return {**found, "message": message["data"]}
 
@@ -46,9 +46,9 @@ def use(port: int, channel: str, password: str | None) -> dict[str, Any]:
     found["pipeline"] = pipeline.set("k", 1).get("k").execute()
     subscription = client.pubsub()
     subscription.subscribe(channel)
-    subscription.get_message(timeout=10)
+    subscription.get_message(timeout=60)
     client.publish(channel, "REMOTE_SERVER_UP redis-py")
-    found["message"] = subscription.get_message(timeout=10)["data"]
+    found["message"] = subscription.get_message(timeout=60)["data"]
     subscription.close()
     found["reset"] = client.reset()
     client.close()
