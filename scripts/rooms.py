@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from synrepl.rooms import rooms as installed_rooms
-
 ROOT: Final = Path(__file__).resolve().parent.parent
 SECONDS: Final = 60.0
 """How long a daemon may take to start, and a fact to arrive."""
@@ -66,7 +64,7 @@ class Rest:
 
     def __init__(self, folder: Path, absent: Sequence[str]) -> None:
         self.checkout = folder / "checkout"
-        self._absent = absent = _with_dependents(absent)
+        self._absent = absent
         self._python = folder / "venv" / "bin" / "python"
         _copy(self.checkout)
         for room in absent:
@@ -177,16 +175,6 @@ class Rest:
         if ended.returncode:
             shown = ended.stdout[-20_000 if is_long else -3_000 :]
             raise Broken(f"{' '.join(command[:6])} ended with {ended.returncode}:\n{shown}")
-
-
-def _with_dependents(absent: Sequence[str]) -> list[str]:
-    """These rooms and all that import them, which go with them."""
-    gone = list(absent)
-    while more := [
-        room.name for room in installed_rooms() if room.name not in gone and {*room.needs} & {*gone}
-    ]:
-        gone += more
-    return gone
 
 
 def _copy(checkout: Path) -> None:
