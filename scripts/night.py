@@ -10,7 +10,7 @@ from scripts import again
 
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
-    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] [manual] [bench] [growth]"
+    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] [rooms] [manual] [bench] [growth]"
     " | scripts/night --table"
 )
 SEEDS: Final = 200
@@ -35,6 +35,7 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),
+        "rooms": (("scripts/rooms", "--whole"), {}),
         # With the jobs of the pipeline on Spark.
         "manual": ((sys.executable, "scripts/printed_commands.py"), {}),
         # Whether each benchmark still runs. Its times are not judged.

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from synrepl.rooms import rooms as installed_rooms
-
 ROOT: Final = Path(__file__).resolve().parent.parent
 SECONDS: Final = 60.0
 """How long a daemon may take to start, and a fact to arrive."""
-ROOM: Final = re.compile(r'^ +"(\w+) = synrepl\.\1\.room:\w+",$', re.MULTILINE)
+ROOM: Final = re.compile(r'^ +"(\w+) = synrepl\.\1\.room:\w+",\n', re.MULTILINE)
 """The line of a room in setup.py."""
+CONTRACT: Final = "[[tool.importlinter.contracts]]\n"
 
 IMPORT_ALL: Final = """
 import importlib, pkgutil, synrepl
@@ -40,9 +39,10 @@ def main(words: Sequence[str]) -> int:
     named = [word for word in words if word not in flags]
     rooms = ROOM.findall((ROOT / "setup.py").read_text("utf-8"))
     unknown = [word for word in named if word not in (*rooms, "each", "all")]
-    if unknown or flags - {"--tests", "--lint"}:
+    if unknown or flags - {"--tests", "--lint", "--whole"}:
         print(f"rooms are {', '.join(rooms)}; scripts/rooms --help", file=sys.stderr)
         return 2
+    flags |= {"--tests", "--lint"} if "--whole" in flags else set()
     variants: list[list[str]] = [[room] for room in rooms] if not named or "each" in named else []
     variants += [rooms] if not named or "all" in named else []
     variants += [chosen] if (chosen := [word for word in named if word in rooms]) else []
@@ -66,16 +66,15 @@ class Rest:
 
     def __init__(self, folder: Path, absent: Sequence[str]) -> None:
         self.checkout = folder / "checkout"
-        self._absent = absent = _with_dependents(absent)
+        self._absent = absent
         self._python = folder / "venv" / "bin" / "python"
         _copy(self.checkout)
         for room in absent:
             shutil.rmtree(self.checkout / "synrepl" / room)
             shutil.rmtree(self.checkout / "tests" / room, ignore_errors=True)
-        _drop_lines(self.checkout / "setup.py", [rf'"{room} = synrepl\.{room}\.' for room in absent])
-        _drop_lines(
-            self.checkout / "pyproject.toml", [rf'"[^"]*\bsynrepl\.{room}\b[^"]*",$' for room in absent]
-        )
+        for path, change in (("setup.py", without_entry_points), ("pyproject.toml", without_contracts)):
+            text = (self.checkout / path).read_text("utf-8")
+            (self.checkout / path).write_text(change(text, absent), "utf-8")
         self._install(folder / "venv")
 
     def _install(self, venv: Path) -> None:
@@ -179,16 +178,6 @@ class Rest:
             raise Broken(f"{' '.join(command[:6])} ended with {ended.returncode}:\n{shown}")
 
 
-def _with_dependents(absent: Sequence[str]) -> list[str]:
-    """These rooms and all that import them, which go with them."""
-    gone = list(absent)
-    while more := [
-        room.name for room in installed_rooms() if room.name not in gone and {*room.needs} & {*gone}
-    ]:
-        gone += more
-    return gone
-
-
 def _copy(checkout: Path) -> None:
     """Copy what git knows of this checkout, as it is now."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -198,10 +187,17 @@ def _copy(checkout: Path) -> None:
             shutil.copy(ROOT / name, checkout / name)
 
 
-def _drop_lines(path: Path, patterns: Sequence[str]) -> None:
-    lines = path.read_text("utf-8").splitlines(keepends=True)
-    left = [line for line in lines if not any(re.search(pattern, line.strip()) for pattern in patterns)]
-    path.write_text("".join(left), "utf-8")
+def without_entry_points(text: str, absent: Sequence[str]) -> str:
+    """Drop the lines of these rooms from the text of setup.py."""
+    return ROOM.sub(lambda line: "" if line[1] in absent else line[0], text)
+
+
+def without_contracts(text: str, absent: Sequence[str]) -> str:
+    """Drop what import-linter's contracts say of these rooms, and the contracts that are of them alone."""
+    first, *contracts = text.split(CONTRACT)
+    named = re.compile(rf'"[^"]*\bsynrepl\.(?:{"|".join(absent)})\b[^"]*"(?:,\s*|(?=\s*\]))')
+    left = [named.sub("", one) for one in contracts]
+    return CONTRACT.join([first, *(one for one in left if not re.search(r"source_modules = \[\s*\]", one))])
 
 
 @contextmanager

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         NotAWriter,
         StreamIdGenerator,
     )
-    from synrepl.ids.id_tables import IdStream, IdTable
     from synrepl.ids.invalidations import InvalidationWriter
     from synrepl.ids.transactions import transact
     from synrepl.ids.writer_session import WriterSession
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from synrepl.replication.follower.updates import FollowerEvent, Updates
     from synrepl.replication.publisher import Publisher
     from synrepl.services import connect, serve
+    from synrepl.storage.id_tables.layout import IdStream, IdTable
     from synrepl.storage.position_files import FilePositions
     from synrepl.storage.sql_positions import SQLPositions
     from synrepl.streams.positions import VClock
@@ -65,7 +65,7 @@ _NAMES = {
     "synrepl.replication.follower.updates": "FollowerEvent Updates",
     "synrepl.replication.publisher": "Publisher",
     "synrepl.services": "connect serve",
-    "synrepl.ids.id_tables": "IdStream IdTable",
+    "synrepl.storage.id_tables.layout": "IdStream IdTable",
     "synrepl.ids.generator": "AllocatedIds MultiWriterIdGenerator NotAWriter StreamIdGenerator",
     "synrepl.ids.transactions": "transact",
     "synrepl.ids.writer_session": "WriterSession",

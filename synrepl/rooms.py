@@ -52,8 +52,6 @@ class Room:
 
     name = ""
     """The name of its folder, and of its entry point."""
-    needs: tuple[str, ...] = ()
-    """The rooms whose modules it imports: where one of them is missing, this one is as if it were too."""
     after: tuple[str, ...] = ()
     """The rooms whose parts are made before this one's, if they are there and wanted."""
     headings: Mapping[str, str] = MappingProxyType({})
@@ -137,7 +135,7 @@ def wanted_rooms(settings: Any) -> list[Room]:
 
 @cache
 def rooms() -> tuple[Room, ...]:
-    """Return all installed rooms that have what they need, each behind those that it comes after."""
+    """Return all installed rooms, each behind those that it comes after."""
     try:
         entry_points = distribution("synrepl").entry_points.select(group=ENTRY_POINTS)
     except PackageNotFoundError:
@@ -147,11 +145,9 @@ def rooms() -> tuple[Room, ...]:
 
     def add(name: str) -> None:
         if name in found and name not in ordered:
-            room = found[name]
-            for before in (*room.needs, *room.after):
+            for before in found[name].after:
                 add(before)
-            if ordered.keys() >= {*room.needs}:
-                ordered[name] = room
+            ordered[name] = found[name]
 
     for name in sorted(found):
         add(name)

@@ -116,6 +116,7 @@ WHOLE: Final = (
     "test_howtos",
     "test_mutants.py::test_every_mutant_fits",
     "test_references.py::test_the_tree",
+    "test_rooms_script",
     "test_site",
     "test_test_extras",
     "wire/test_error_codes.py::test_every_code_of_the_table",

@@ -54,8 +54,8 @@ def test_name_of_missing_room_says_which_room(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "synrepl.ids", None)
 
-    with pytest.raises(ImportError, match="IdStream belongs to ids, which is not installed"):
-        from synrepl import IdStream  # noqa: F401
+    with pytest.raises(ImportError, match="WriterSession belongs to ids, which is not installed"):
+        from synrepl import WriterSession  # noqa: F401
 
 
 def test_names_are_listed_and_suggested() -> None:

@@ -14,10 +14,10 @@ from twisted.enterprise.adbapi import ConnectionPool
 from twisted.internet.defer import Deferred, gatherResults
 
 from scripts.bench_parts.children import print_and_stop, reactor
-from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.sql import Flavor
 from synrepl.storage.worker_database import ICursor
 

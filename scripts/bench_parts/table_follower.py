@@ -17,8 +17,8 @@ from twisted.internet.task import deferLater
 from scripts.bench_parts.children import print_and_stop, reactor
 from synrepl import Follower, Updates, connect
 from synrepl.ids.generator import MultiWriterIdGenerator
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.streams.table import StreamTable
 
 __all__ = ["CONFIG", "STREAM"]

@@ -23,9 +23,9 @@ from synrepl.homeserver.looks import (
 )
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.transactions import MAX_STATEMENT, ROW, statement_head
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.id_tables import IdStream
 from synrepl.storage.databases import Database
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream
 from synrepl.wire.text import printable
 
 STATEMENT_SECONDS: Final = 2.0

@@ -10,17 +10,16 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.id_tables import IdStream, IdTable
-from synrepl.ids.invalidations import TABLE
-from synrepl.ids.names import SessionNames
 from synrepl.storage.databases import Database
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import INVALIDATIONS, IdStream, IdTable
+from synrepl.storage.id_tables.writer_names import SessionNames
 from synrepl.streams.catalog import CacheInvalidation
 
 SEQUENCE: Final = "cache_invalidation_stream_seq"
 OP: Final = "invalidate"
 
-STREAM: Final = IdStream(name="caches", sequence=SEQUENCE, tables=(IdTable(name=TABLE),))
+STREAM: Final = IdStream(name="caches", sequence=SEQUENCE, tables=(IdTable(name=INVALIDATIONS),))
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -80,7 +79,7 @@ class HomeserverInvalidations:
             holder.close()
 
     def _look(self, cursor: Any) -> Standing:
-        for name in (TABLE, SEQUENCE, "stream_positions"):
+        for name in (INVALIDATIONS, SEQUENCE, "stream_positions"):
             cursor.execute("SELECT to_regclass(%s)", (name,))
             if cursor.fetchone()[0] is None:
                 raise self._refusal(
@@ -108,7 +107,7 @@ class HomeserverInvalidations:
                 "synrepl doctor --database URL prints the repair",
             )
         cursor.executemany(
-            f"INSERT INTO {TABLE} (stream_id, instance_name, cache_func, keys, invalidation_ts)"
+            f"INSERT INTO {INVALIDATIONS} (stream_id, instance_name, cache_func, keys, invalidation_ts)"
             " VALUES (%s, %s, %s, %s, %s)",
             [
                 (token, self._instance, row.cache_func, row.keys, row.invalidation_ts)

@@ -18,7 +18,6 @@ class HomeserverRoom(Room):
     """Looks at the processes and tables of a homeserver."""
 
     name = "homeserver"
-    needs = ("ids",)
     headings = MappingProxyType(
         {
             "Sources of facts": "table_streams tables_database",

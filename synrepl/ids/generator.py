@@ -16,12 +16,13 @@ from twisted.logger import Logger
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Backoff, doubling, sleep
 from synrepl.errors import StorageError
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.id_tables import IdStream, IdTable
-from synrepl.ids.startup import IdProblem, IdProblems, examine, repair, tracker_start
-from synrepl.ids.tracker import Tracker, TrackerStart
+from synrepl.ids.tracker import Tracker
 from synrepl.ids.transactions import IPool, ITransaction, transact
-from synrepl.ids.writers import Unfinished
+from synrepl.storage.id_tables.id_database import CHANNEL, IdDatabase
+from synrepl.storage.id_tables.id_problems import IdProblem, IdProblems, examine, repair
+from synrepl.storage.id_tables.id_start import IdStart, id_start
+from synrepl.storage.id_tables.layout import IdStream, IdTable
+from synrepl.storage.id_tables.writers import Unfinished
 from synrepl.storage.sql import Flavor
 from synrepl.storage.worker_database import ICursor
 
@@ -31,9 +32,6 @@ SETTLE_SECONDS: Final = 0.5
 """The longest delay between checks whether a transaction of unknown outcome has ended, in seconds."""
 SETTLE_FIRST_SECONDS: Final = 0.01
 """The first delay between such checks of one transaction: most transactions have ended by then."""
-
-CHANNEL: Final = "synrepl"
-"""The default channel of the NOTIFY that PostgreSQL sends, without payload, when a position is stored."""
 
 
 class NotAWriter(StorageError):
@@ -122,7 +120,7 @@ class MultiWriterIdGenerator:
         self._clock = clock
         self._channel = channel
         self._lock = threading.RLock()
-        self._tracker = Tracker(instance, stream.writers, TrackerStart(positions={}, persisted_upto=0))
+        self._tracker = Tracker(instance, stream.writers, IdStart(positions={}, persisted_upto=0))
         self._is_started = False
         self._reservations: set[Reservation] = set()
         self._saved = 0
@@ -138,11 +136,11 @@ class MultiWriterIdGenerator:
         log. Raises `StorageError` if the sequence does not exist. `problems` has what was found.
         """
 
-        def examine_and_repair(cursor: ICursor) -> tuple[IdProblems, TrackerStart]:
+        def examine_and_repair(cursor: ICursor) -> tuple[IdProblems, IdStart]:
             self.database.lock_start(cursor)
             examined = examine(cursor, self.database, seen=seen)
             repair(cursor, self.database, examined)
-            return examined, tracker_start(cursor, self.database, self.instance)
+            return examined, id_start(cursor, self.database, self.instance)
 
         examined, position = await transact(self.pool, examine_and_repair)
         self.problems = examined.found

@@ -7,7 +7,7 @@ of the rows.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -15,10 +15,9 @@ from synrepl.caches.changes import Changes
 from synrepl.caches.registry import CacheRegistry
 from synrepl.ids.generator import MultiWriterIdGenerator
 from synrepl.ids.transactions import ITransaction
+from synrepl.storage.id_tables.layout import INVALIDATIONS
 from synrepl.storage.sql import execute
 from synrepl.storage.worker_database import identifier
-
-TABLE: Final = "cache_invalidation_stream_by_instance"
 
 
 class InvalidationWriter:
@@ -46,7 +45,7 @@ class InvalidationWriter:
         *,
         seconds: Callable[[], float],
         caches: CacheRegistry | None = None,
-        table: str = TABLE,
+        table: str = INVALIDATIONS,
     ) -> None:
         self._ids = ids
         self._seconds = seconds

@@ -12,21 +12,10 @@ The terms are those of the documentation of streams and `MultiWriterIdGenerator`
 * *persisted up to*: every id of every writer up to it is complete: the linear position.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
 
-import msgspec
-
-
-class TrackerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The positions from which a process starts its `Tracker`.
-
-    `own_row` is the last row of this writer, if it is beyond the linear position; any lower one is ignored.
-    """
-
-    positions: Mapping[str, int]
-    persisted_upto: int
-    own_row: int = 0
+from synrepl.storage.id_tables.id_start import IdStart
 
 
 class Tracker:
@@ -36,7 +25,7 @@ class Tracker:
     of an instance that is no writer is kept, but cannot hold up the linear position.
     """
 
-    def __init__(self, instance: str, writers: Collection[str], start: TrackerStart) -> None:
+    def __init__(self, instance: str, writers: Collection[str], start: IdStart) -> None:
         self.instance = instance
         self.writers = frozenset(writers)
         self.persisted_upto = start.persisted_upto

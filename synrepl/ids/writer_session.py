@@ -20,10 +20,16 @@ from synrepl.base.metrics import Metrics
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer, sleep
 from synrepl.errors import ConfigError, StorageError
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.generator import CHANNEL, MultiWriterIdGenerator, NotAWriter
-from synrepl.ids.names import FileNames, SessionNames
-from synrepl.ids.writers import Unfinished, create_writers, last_process, store_status
+from synrepl.ids.generator import MultiWriterIdGenerator, NotAWriter
+from synrepl.storage.id_tables.id_database import CHANNEL, IdDatabase
+from synrepl.storage.id_tables.writer_names import FileNames, SessionNames
+from synrepl.storage.id_tables.writers import (
+    STUCK_SECONDS,
+    Unfinished,
+    create_writers,
+    last_process,
+    store_status,
+)
 from synrepl.storage.sql import Flavor
 from synrepl.storage.threads import ReactorThread
 from synrepl.storage.worker_database import ICursor
@@ -33,8 +39,6 @@ ACQUIRE_SECONDS: Final = 15.0
 """How long a start waits for the name, in seconds: the session of a killed predecessor may linger."""
 GRACE_SECONDS: Final = 5.0
 """How long a writer's session must be gone before its ids are released, in seconds."""
-STUCK_SECONDS: Final = 30.0
-"""The age in seconds at which an unfinished id is logged as stuck."""
 
 
 class WriterSession:

@@ -5,8 +5,8 @@ import pytest
 
 from synrepl.errors import StorageError
 from synrepl.homeserver.homeserver_invalidations import SEQUENCE, HomeserverInvalidations, Standing
-from synrepl.ids.invalidations import TABLE
 from synrepl.storage.databases import Database
+from synrepl.storage.id_tables.layout import INVALIDATIONS
 from synrepl.streams.catalog import CacheInvalidation
 from tests.postgres import new_database
 
@@ -23,7 +23,7 @@ def homeserver() -> str:
     url = new_database()
     with psycopg.connect(url, autocommit=True) as database:
         database.execute(
-            f"CREATE TABLE {TABLE} (stream_id BIGINT NOT NULL UNIQUE, instance_name TEXT NOT NULL,"
+            f"CREATE TABLE {INVALIDATIONS} (stream_id BIGINT NOT NULL UNIQUE, instance_name TEXT NOT NULL,"
             " cache_func TEXT NOT NULL, keys TEXT[], invalidation_ts BIGINT)"
         )
         database.execute(f"CREATE SEQUENCE {SEQUENCE}")
@@ -32,7 +32,7 @@ def homeserver() -> str:
         )
         database.execute(f"SELECT setval('{SEQUENCE}', 4)")
         database.execute(
-            f"INSERT INTO {TABLE} VALUES (2, 'master', 'a', NULL, 1), (3, 'master', 'a', NULL, 1)"
+            f"INSERT INTO {INVALIDATIONS} VALUES (2, 'master', 'a', NULL, 1), (3, 'master', 'a', NULL, 1)"
         )
     return url
 
@@ -46,7 +46,7 @@ def rows(url: str) -> list[tuple[object, ...]]:
     """Our rows."""
     with psycopg.connect(url) as database:
         return database.execute(
-            f"SELECT stream_id, cache_func, keys, invalidation_ts FROM {TABLE}"
+            f"SELECT stream_id, cache_func, keys, invalidation_ts FROM {INVALIDATIONS}"
             " WHERE instance_name = %s ORDER BY 1",
             (OURS,),
         ).fetchall()

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import psycopg
 
-from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.testing.heap_clock import HeapClock
 from tests.crash.scenarios import POSTGRES, Acknowledge, Acknowledged, Scenario, done, forget_schemas
-from tests.ids.databases import DirectPool
+from tests.storage.id_tables.databases import DirectPool
 
 
 class IdScenario(Scenario):

@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from synrepl.errors import StorageError
 from synrepl.ids.generator import MultiWriterIdGenerator
-from synrepl.ids.tracker import Tracker, TrackerStart
+from synrepl.ids.tracker import Tracker
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
+from synrepl.storage.id_tables.id_start import IdStart
 from synrepl.storage.threads import ImmediateThread
 from tests.ids.databases import IdCase
 
@@ -27,7 +28,7 @@ class WorkedExampleTests(IdCase):
 
     def test_the_table_of_the_document(self) -> None:
         """Completing 3 before 2 moves nothing, completing 2 then jumps to 3, and so on."""
-        tracker = Tracker("w", ["w"], TrackerStart(positions={"w": 1}, persisted_upto=1))
+        tracker = Tracker("w", ["w"], IdStart(positions={"w": 1}, persisted_upto=1))
         table = [
             ("reserve", 2, 1),
             ("reserve", 3, 1),
@@ -54,7 +55,7 @@ class WorkedExampleTests(IdCase):
 
     def test_an_id_being_asked_for_holds_the_position(self) -> None:
         """Between asking the database and its answer another id may finish: it must not be passed over."""
-        tracker = Tracker("w", ["w", "v"], TrackerStart(positions={"w": 1, "v": 1}, persisted_upto=1))
+        tracker = Tracker("w", ["w", "v"], IdStart(positions={"w": 1, "v": 1}, persisted_upto=1))
         asking = tracker.begin_reservation()
         tracker.end_reservation(tracker.begin_reservation(), [3])
 
@@ -67,7 +68,7 @@ class WorkedExampleTests(IdCase):
 
     def test_a_position_does_not_complete_its_last_id(self) -> None:
         """A writer that starts where the sequence stands may announce an id that is another's, unfinished."""
-        reader = Tracker("r", ["w", "v"], TrackerStart(positions={"w": 9, "v": 9}, persisted_upto=9))
+        reader = Tracker("r", ["w", "v"], IdStart(positions={"w": 9, "v": 9}, persisted_upto=9))
 
         reader.advance("v", 10)
 
@@ -77,7 +78,7 @@ class WorkedExampleTests(IdCase):
 
     def test_what_is_unfinished_here_holds_the_linear_position(self) -> None:
         """However far the others are; once nothing is, an idle writer holds up nobody."""
-        tracker = Tracker("w", ["w", "v"], TrackerStart(positions={"w": 1, "v": 1}, persisted_upto=1))
+        tracker = Tracker("w", ["w", "v"], IdStart(positions={"w": 1, "v": 1}, persisted_upto=1))
         tracker.end_reservation(tracker.begin_reservation(), [2])
 
         tracker.advance("v", 9)
@@ -88,7 +89,7 @@ class WorkedExampleTests(IdCase):
 
     def test_a_stranger_holds_up_nobody(self) -> None:
         """A writer that was renamed tells nothing any more; its old name is heard once more, late."""
-        reader = Tracker("r", ["w", "v"], TrackerStart(positions={"w": 9, "v": 9}, persisted_upto=9))
+        reader = Tracker("r", ["w", "v"], IdStart(positions={"w": 9, "v": 9}, persisted_upto=9))
 
         reader.advance("stranger", 4)
         reader.advance("w", 12)

@@ -15,7 +15,7 @@ from twisted.internet.task import Clock
 import synrepl
 from synrepl.ids import writer_session
 from synrepl.storage.threads import ImmediateThread
-from tests.ids.databases import DirectPool
+from tests.storage.id_tables.databases import DirectPool
 
 Run = Callable[[str], None]
 

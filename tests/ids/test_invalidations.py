@@ -3,10 +3,10 @@
 from typing import Any
 
 from synrepl.caches.registry import CacheRegistry
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.invalidations import InvalidationWriter
 from synrepl.ids.transactions import transact
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from tests.ids.databases import IdCase
 
 

@@ -4,15 +4,14 @@ Each begins with what an operator did to the database, and says what the first i
 warned of, and where readers may think they are. The numbers of issues are Synapse's.
 """
 
-from functools import partial
 from typing import Any
 
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import StorageError
 from synrepl.ids.generator import AllocatedIds, MultiWriterIdGenerator, StreamIdGenerator
-from synrepl.ids.startup import IdProblems, examine, repair
 from synrepl.ids.writer_session import WriterSession
+from synrepl.storage.id_tables.id_problems import IdProblems, examine, repair
 from synrepl.storage.threads import ImmediateThread
 from tests.ids.databases import IdCase
 
@@ -37,15 +36,6 @@ class StartUp(IdCase):
         self.assertEqual(36, self.get_sequence())
         self.assertEqual([37], self.write_facts(generator))
         self.assertEqual([], self.started("A", ["A", "B"]).problems)
-
-    def test_a_stored_position_never_goes_back(self) -> None:
-        """Two beats of one writer may be committed in the other order; readers may be at the later one."""
-        for writer, negative in (("A", False), ("B", True)):
-            database = self.generator(writer, ["A", "B"], negative=negative).database
-            for token in (9, 5):
-                self.interact(partial(database.save_position, instance=writer, token=token))
-
-        self.assertEqual({"A": 9, "B": -9}, self.get_positions())
 
     def test_ids_reserved_by_a_killed_writer_are_never_used(self) -> None:
         """What a killed writer had reserved is never written, and never given again."""

@@ -13,12 +13,12 @@ from twisted.logger import LogEvent, Logger
 
 from synrepl.base.metrics import Metrics
 from synrepl.errors import ConfigError, StorageError
-from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator, NotAWriter
-from synrepl.ids.id_tables import IdStream
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
-from synrepl.ids.writers import WriterState, create_writers, read_writers
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream
+from synrepl.storage.id_tables.writers import WriterState, create_writers, read_writers
 from synrepl.storage.threads import ImmediateThread
 from tests.ids.databases import IdCase
 

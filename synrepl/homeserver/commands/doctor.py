@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from synrepl.homeserver.configuration import DatabaseSettings
     from synrepl.homeserver.doctor.before_start import StartReport
     from synrepl.homeserver.doctor.complaints import Diagnosis
-    from synrepl.ids.id_tables import IdStream
     from synrepl.storage.databases import Database
+    from synrepl.storage.id_tables.layout import IdStream
 
 COLORS: Final = {"error": "red", "warning": "yellow", "mended": "green"}
 WHAT: Final = {

@@ -125,7 +125,7 @@ def _from_database(url: str) -> StuckStream:
 
 def _from_status(status: dict[str, Any]) -> StuckStream:
     from synrepl.homeserver.doctor.holds import holds
-    from synrepl.ids.writers import WriterState
+    from synrepl.storage.id_tables.writers import WriterState
 
     if not status.get("tables") and not status.get("writers"):
         return StuckStream(

@@ -23,10 +23,10 @@ from synrepl.homeserver.doctor.examination import (
 from synrepl.homeserver.doctor.statements import raise_sequence_sql
 from synrepl.homeserver.doctor.synapse import is_homeservers, raises_at_start, read_catalog
 from synrepl.homeserver.doctor.unique_indexes import KIND as UNIQUE
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.id_tables import IdStream
-from synrepl.ids.startup import examine
 from synrepl.storage.databases import Database
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.id_problems import examine
+from synrepl.storage.id_tables.layout import IdStream
 from synrepl.wire.text import printable
 
 APPLY_LOCK: Final = 0x5359_4E44

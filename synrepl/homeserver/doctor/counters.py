@@ -13,8 +13,8 @@ import msgspec
 from synrepl.homeserver.doctor.complaints import Complaint
 from synrepl.homeserver.doctor.statements import raise_sequence_sql
 from synrepl.homeserver.doctor.synapse import Catalog, OwnedSequence
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.sql import Flavor
 from synrepl.storage.worker_database import IDENTIFIER
 

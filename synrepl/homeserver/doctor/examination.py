@@ -24,10 +24,10 @@ from synrepl.homeserver.doctor.log_check import check_log, repair_positions
 from synrepl.homeserver.doctor.statements import quoted, raise_sequence_sql
 from synrepl.homeserver.doctor.synapse import MARKS, STREAMS, Catalog, is_homeservers, read_catalog
 from synrepl.homeserver.doctor.unique_indexes import check_unique_indexes, tables_with_unique_indexes
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.id_tables import IdStream, IdTable
-from synrepl.ids.startup import IdProblem, IdProblems, examine, repair
 from synrepl.storage.databases import Database
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.id_problems import IdProblem, IdProblems, examine, repair
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.schema import OLDER_LOG_HINT
 
 ORDER: Final = ("error", "warning", "note")

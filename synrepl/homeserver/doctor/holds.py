@@ -8,9 +8,8 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.homeserver.doctor.synapse import read_catalog
-from synrepl.ids.writer_session import STUCK_SECONDS
-from synrepl.ids.writers import WriterState, read_writers
 from synrepl.storage.databases import Database
+from synrepl.storage.id_tables.writers import STUCK_SECONDS, WriterState, read_writers
 
 SILENT_SECONDS: Final = 15.0
 """A writer that stored no status for so many seconds is gone, or cannot reach its database."""

@@ -1,6 +1,6 @@
 """The SQL statements that an operator runs to repair something."""
 
-from synrepl.ids.id_tables import IdStream
+from synrepl.storage.id_tables.layout import IdStream
 from synrepl.storage.sql import Flavor
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.schema import is_older_log
 from synrepl.storage.sql import Flavor
 

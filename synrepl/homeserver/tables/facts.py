@@ -13,10 +13,10 @@ from synrepl.homeserver.tables.layout import TableStream
 from synrepl.homeserver.tables.scan import TablePage, TableScan
 from synrepl.homeserver.tables.source import POLL_SECONDS, TableSource
 from synrepl.homeserver.tables.wakeups import Wakeups
-from synrepl.ids.generator import CHANNEL
-from synrepl.ids.writers import WriterState
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.storage.databases import Database
+from synrepl.storage.id_tables.id_database import CHANNEL
+from synrepl.storage.id_tables.writers import WriterState
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
-from synrepl.ids.id_tables import IdStream, IdTable
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.worker_database import identifier
 from synrepl.streams.catalog import takes
 from synrepl.streams.origin import Origin

@@ -7,8 +7,9 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.homeserver.tables.layout import SourceTable, TableStream, Template, columns_of
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.startup import IdProblems, examine, tracker_start
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.id_problems import IdProblems, examine
+from synrepl.storage.id_tables.id_start import id_start
 from synrepl.storage.sql import Flavor, execute
 from synrepl.storage.worker_database import ICursor
 
@@ -54,7 +55,7 @@ class TableScan:
                 stream=self.stream.stream,
                 retryable=True,
             )
-        start = tracker_start(cursor, self.ids, instance=None)
+        start = id_start(cursor, self.ids, instance=None)
         only = self.stream.only
         # If `only` some writers are read, the positions of the others do not matter.
         complete = min(start.positions.get(writer, 0) for writer in only) if only else start.persisted_upto

@@ -28,8 +28,8 @@ from synrepl.base.time import Timer
 from synrepl.errors import ReplicationError, RowError
 from synrepl.homeserver.tables.layout import TableStream
 from synrepl.homeserver.tables.scan import TablePage, TableScan
-from synrepl.ids.startup import IdProblems
-from synrepl.ids.writers import WriterState, read_writers
+from synrepl.storage.id_tables.id_problems import IdProblems
+from synrepl.storage.id_tables.writers import WriterState, read_writers
 from synrepl.storage.log import Log
 from synrepl.storage.sql import Flavor
 from synrepl.streams.facts import NO_ROWS

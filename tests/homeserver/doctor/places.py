@@ -7,10 +7,10 @@ from typing import Any
 
 from synrepl.homeserver.doctor.complaints import Diagnosis
 from synrepl.homeserver.doctor.examination import Doctor
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.id_tables import IdStream, IdTable
-from synrepl.ids.writers import Unfinished, create_writers, store_status
 from synrepl.storage.databases import Database, engine_for
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream, IdTable
+from synrepl.storage.id_tables.writers import Unfinished, create_writers, store_status
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
 from tests.storage.builders import NOW, facts_after

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from synrepl.errors import ConfigError, StorageError
 from synrepl.homeserver.doctor.complaints import Diagnosis
 from synrepl.homeserver.doctor.holds import holds
-from synrepl.ids.id_tables import IdStream, IdTable
-from synrepl.ids.writers import WriterState
 from synrepl.storage.databases import Database, engine_for
+from synrepl.storage.id_tables.layout import IdStream, IdTable
+from synrepl.storage.id_tables.writers import WriterState
 from tests.homeserver.doctor.places import FLAVORS, Place, things
 from tests.postgres import shared_server
 from tests.storage.builders import facts_after

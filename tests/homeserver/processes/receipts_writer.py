@@ -19,9 +19,9 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger, globalLogBeginner, textFileLogObserver
 
 from synrepl.ids.generator import MultiWriterIdGenerator
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.threads import ReactorThread
 
 __all__ = ["INSERT", "STREAM", "WRITERS", "receipts_of"]

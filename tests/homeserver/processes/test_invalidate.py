@@ -13,8 +13,8 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from synrepl.ids.invalidations import TABLE
-from synrepl.ids.names import NAMES
+from synrepl.storage.id_tables.layout import INVALIDATIONS
+from synrepl.storage.id_tables.writer_names import NAMES
 from tests.homeserver.test_homeserver_invalidations import OURS, homeserver
 from tests.interop.recorder import Recorder
 from tests.servers.ports import free_port
@@ -60,7 +60,8 @@ class Files:
         """Our rows in the database."""
         with psycopg.connect(self.database) as database:
             return database.execute(
-                f"SELECT stream_id, cache_func, keys FROM {TABLE} WHERE instance_name = %s ORDER BY 1",
+                f"SELECT stream_id, cache_func, keys FROM {INVALIDATIONS}"
+                " WHERE instance_name = %s ORDER BY 1",
                 (OURS,),
             ).fetchall()
 

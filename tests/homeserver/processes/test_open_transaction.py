@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 
-from synrepl.ids.database import IdDatabase
+from synrepl.storage.id_tables.id_database import IdDatabase
 from tests.homeserver.processes.receipts_writer import STREAM
 from tests.processes.channel import Listener, eventually, on_redis, status
 from tests.processes.loading import Recorder, report

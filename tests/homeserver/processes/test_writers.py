@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 import psycopg
 import pytest
 
-from synrepl.ids.database import IdDatabase
-from synrepl.ids.writers import WriterState, read_writers
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.writers import WriterState, read_writers
 from synrepl.streams.digest import EMPTY, verify
 from tests.homeserver.processes.receipts_writer import STREAM, WRITERS
 from tests.processes.channel import status

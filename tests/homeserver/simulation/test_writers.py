@@ -21,11 +21,11 @@ from twisted.logger import Logger
 from synrepl.errors import StorageError
 from synrepl.homeserver.tables.layout import table_streams
 from synrepl.homeserver.tables.source import TableSource
-from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable

@@ -11,7 +11,7 @@ from synrepl.daemon.ingest import IngestServices
 from synrepl.homeserver.part import HomeserverPart
 from synrepl.homeserver.settings import homeserver_settings
 from synrepl.homeserver.tables import facts
-from synrepl.ids.writers import create_writers
+from synrepl.storage.id_tables.writers import create_writers
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
 from tests.http.builders import SiteCase

@@ -13,15 +13,14 @@ from twisted.logger import Logger, formatEvent
 from synrepl.homeserver.tables.layout import table_streams
 from synrepl.homeserver.tables.scan import TableScan
 from synrepl.homeserver.tables.source import TableSource
-from synrepl.ids.transactions import transact
-from synrepl.ids.writers import create_writers
+from synrepl.storage.id_tables.writers import create_writers
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.memory_engine import DelayedThread
-from tests.ids.databases import IdCase
 from tests.memory_engine import FaultyEngine
+from tests.storage.id_tables.databases import IdTablesCase
 
 RECEIPTS = {
     "stream": "receipts",
@@ -37,7 +36,7 @@ def receipt(user: int, token: int) -> bytes:
     return b'["!r:hs","m.read","@u%d:hs","$e%d",null,{"ts":1}]' % (user, token)
 
 
-class Sources(IdCase):
+class Sources(IdTablesCase):
     """Written once, run on each database."""
 
     def setUp(self) -> None:
@@ -131,19 +130,15 @@ class Sources(IdCase):
         source = self.source(start="earliest")
         self.write("A", 2)
         self.set_position("B", 2)
-        a = self.started_at("A")
-        context = a.next()
-        token = self.wait(context.__aenter__())
+        self.set_sequence(3)
 
         self.write("B", 4, 5)
         self.wake(source)
         self.assertEqual([("A", 2), ("B", 4), ("B", 5)], self.places())
         self.assertEqual({"A": 2, "B": 5}, self.log.positions("receipts"))
         self.assertEqual((2, ["A"]), (source.states()[0].limit, source.states()[0].held_by))
-        self.assertEqual(3, token)
 
-        self.write("A", 3, position=2)
-        self.wait(context.__aexit__(None, None, None))
+        self.write("A", 3, position=5)
         self.wake(source)
         self.assertEqual([("A", 2), ("B", 4), ("B", 5), ("A", 3)], self.places())
         self.assertEqual([], source.states()[0].held_by)
@@ -224,11 +219,6 @@ class Sources(IdCase):
 
         self.assertEqual(["receipts"], lost)
         self.assertEqual(2, max(self.log.positions("receipts").values()))
-
-    def started_at(self, name: str) -> Any:
-        generator = self.generator(name, ["A", "B"])
-        self.wait(generator.start())
-        return generator
 
     def test_pages_never_part_a_fact(self) -> None:
         """A fact of more rows than a page holds comes whole, and the next page begins after it."""
@@ -391,26 +381,6 @@ class Sources(IdCase):
     def test_appends_to_a_table_backed_stream_are_refused(self) -> None:
         """Its tokens are those of the table; one of ours would stand for two facts."""
         self.failureResultOf(self.log.append("receipts", "A", [b'[["x"]]']))
-
-    def test_written_by_the_generators(self) -> None:
-        """End to end: ids reserved within the transactions that write the rows."""
-        source = self.source(start="earliest")
-        generators = [self.started(name, ["A", "B"]) for name in "AB"]
-
-        def work(transaction: Any) -> None:
-            with generator.within(transaction) as tokens:
-                statement = "INSERT INTO receipts_linearized VALUES (?, ?, '!r', '@u', '$e', '{}')"
-                if self.flavor == "postgresql":
-                    statement = statement.replace("?", "%s")
-                transaction.execute(statement, (tokens[0], generator.instance))
-
-        for number in range(20):
-            generator = generators[number % 2]
-            self.wait(transact(self.pool, work))
-            self.wake(source)
-
-        expected = [("AB"[number % 2], number + 2) for number in range(20)]
-        self.assertEqual(expected[:-1], self.places()[:19])
 
     def test_an_older_dump_begins_a_new_epoch(self) -> None:
         """The log has facts that the database lost: they count no more, and what comes takes their place."""

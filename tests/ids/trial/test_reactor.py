@@ -10,10 +10,10 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.trial.unittest import TestCase
 
-from synrepl.ids.database import IdDatabase
 from synrepl.ids.generator import MultiWriterIdGenerator
-from synrepl.ids.id_tables import IdStream, IdTable
 from synrepl.ids.transactions import transact
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from tests.postgres import shared_server
 from tests.servers.postgres import PostgresServer
 from tests.trial.waiting import eventually

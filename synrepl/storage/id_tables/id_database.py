@@ -1,9 +1,9 @@
-"""The generators' SQL, for SQLite and PostgreSQL."""
+"""The SQL of streams with ids, for SQLite and PostgreSQL."""
 
 from typing import Any, Final
 
 from synrepl.errors import StorageError
-from synrepl.ids.id_tables import IdStream
+from synrepl.storage.id_tables.layout import IdStream
 from synrepl.storage.sql import Flavor, execute
 from synrepl.storage.worker_database import ICursor, lock_table_creation
 
@@ -21,6 +21,9 @@ SEQUENCES: Final = """CREATE TABLE IF NOT EXISTS synrepl_sequences (
 
 RUN: Final = 1000
 """The number of ids examined at once in the search for a gap."""
+
+CHANNEL: Final = "synrepl"
+"""The default channel of the NOTIFY that PostgreSQL sends, without payload, when a position is stored."""
 
 START_LOCK: Final = 0x5359_4E52
 """The class of the advisory locks that serialize the repairs of a stream's ids."""

@@ -1,8 +1,13 @@
 """The layout of a stream's ids in the database: its sequence, tables and writers."""
 
+from typing import Final
+
 import msgspec
 
 from synrepl.storage.worker_database import identifier
+
+INVALIDATIONS: Final = "cache_invalidation_stream_by_instance"
+"""The table of the stream ``caches``."""
 
 
 class IdTable(msgspec.Struct, frozen=True, kw_only=True):

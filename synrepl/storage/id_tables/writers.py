@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ids.database import IdDatabase
+from synrepl.storage.id_tables.id_database import IdDatabase
 from synrepl.storage.sql import Flavor, execute
 from synrepl.storage.worker_database import ICursor, lock_table_creation
 
@@ -21,6 +21,9 @@ WRITERS: Final = """CREATE TABLE IF NOT EXISTS synrepl_writers (
     owner TEXT,
     PRIMARY KEY (stream_name, instance_name)
 )"""
+
+STUCK_SECONDS: Final = 30.0
+"""The age in seconds at which an unfinished id is stuck."""
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
