@@ -28,6 +28,7 @@ from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import (
@@ -187,7 +188,7 @@ class Publisher:
         for follower in list(self.followers):
             follower.stream_added(stream)
 
-    def join_broker(self, connection: Connection, writes: Collection[tuple[str, str]]) -> FollowerSender:
+    def join_broker(self, connection: Connection, writes: Collection[Writer]) -> FollowerSender:
         """Make a sender that publishes only these streams and writers on a shared channel."""
         encoder = Encoder(
             self.table,

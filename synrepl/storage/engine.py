@@ -42,6 +42,7 @@ from synrepl.storage.whole_appends import WholeAppends
 from synrepl.storage.write_check import check_writes
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 
 _logger = Logger(namespace="synrepl.storage")
 
@@ -278,9 +279,9 @@ class SQLEngine:
             else:
                 bounds = self._update_floor(connection, facts, upto, serial, digest)
             connection.insert("facts", COLUMNS, map(msgspec.structs.astuple, facts))
-            positions: dict[tuple[str, str], int] = {}
+            positions: dict[Writer, int] = {}
             advance(positions, facts)
-            connection.executemany(UPSERT_POSITION, [(*pair, token) for pair, token in positions.items()])
+            connection.executemany(UPSERT_POSITION, [(*writer, token) for writer, token in positions.items()])
             self._appends.add(positions)
             if receipts:
                 self.receipts.add(connection, receipts)
@@ -379,7 +380,7 @@ class SQLEngine:
                 bounds = msgspec.structs.replace(bounds, sparse_upto=position)
             for table in ("positions", "receipts", "epoch_starts", "discarded_ranges"):
                 connection.execute(f"DELETE FROM {table}")
-            positions = [(*pair, token) for pair, token in snapshot.positions.items()]
+            positions = [(*writer, token) for writer, token in snapshot.positions.items()]
             connection.insert("positions", "stream, writer, token", positions)
             connection.insert("receipts", RECEIPT_COLUMNS, map(row_of_receipt, snapshot.receipts))
             self._insert_epoch_starts(connection, snapshot.epoch_starts)
@@ -488,6 +489,6 @@ class SQLEngine:
         return head
 
 
-def _positions(connection: SQLConnection) -> dict[tuple[str, str], int]:
+def _positions(connection: SQLConnection) -> dict[Writer, int]:
     found = connection.execute("SELECT stream, writer, token FROM positions")
-    return {(stream, writer): token for stream, writer, token in found}
+    return {Writer(stream, writer): token for stream, writer, token in found}

@@ -18,6 +18,7 @@ from synrepl.storage.sql import LogDatabase, SQLConnection, TextForm, placeholde
 from synrepl.storage.whole_appends import WholeAppends
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.facts import Fact, take_rows, take_tokens
+from synrepl.streams.writer import Writer
 from synrepl.wire.filter import ALL, Filter
 
 T = TypeVar("T")
@@ -154,9 +155,10 @@ class FactPages:
             asked = self._range(connection, after, upto, filter)
             pages, last = self._read_whole(connection, asked, limit, read)
         found = [row for page in pages for row in page]
-        tokens: dict[tuple[str, str], int] = {}
+        tokens: dict[Writer, int] = {}
         for stream, writer, _, _, token, *_ in found:
-            tokens[stream, writer] = max(token, tokens.get((stream, writer), token))
+            one = Writer(stream, writer)
+            tokens[one] = max(token, tokens.get(one, token))
         return LogRange(
             serial=last,
             facts=sum(row[2] for row in found),

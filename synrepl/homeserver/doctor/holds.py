@@ -11,6 +11,7 @@ from synrepl.homeserver.doctor.synapse import read_catalog
 from synrepl.ids.writer_session import STUCK_SECONDS
 from synrepl.ids.writers import WriterState, read_writers
 from synrepl.storage.databases import Database
+from synrepl.streams.writer import Writer
 
 SILENT_SECONDS: Final = 15.0
 """A writer that stored no status for so many seconds is gone, or cannot reach its database."""
@@ -48,7 +49,7 @@ def holds(states: Iterable[WriterState], positions: Positions, now: float) -> li
         of_stream = positions.get(state.stream, {})
         behind = max(of_stream.values(), default=state.position) - state.position
         found += _of_writer(state, behind, now)
-    stuck = {(hold.stream, hold.writer) for hold in found if hold.is_stuck}
+    stuck = {Writer(hold.stream, hold.writer) for hold in found if hold.is_stuck}
     for stream, of_stream in positions.items():
         found += _behind(stream, of_stream, stuck)
     return sorted(found, key=lambda hold: (hold.stream, not hold.is_stuck))
@@ -120,7 +121,7 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
         )
 
 
-def _behind(stream: str, positions: Mapping[str, int], stuck: set[tuple[str, str]]) -> Iterator[Hold]:
+def _behind(stream: str, positions: Mapping[str, int], stuck: set[Writer]) -> Iterator[Hold]:
     lowest, highest = min(positions.values()), max(positions.values())
     for writer in sorted(positions):
         if positions[writer] == lowest < highest:

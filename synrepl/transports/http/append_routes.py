@@ -19,6 +19,7 @@ from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.storage.group_commit import parts_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
+from synrepl.streams.writer import Writer
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import handles
@@ -106,7 +107,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
         key = key or (str(uuid4()) if acks.number else None)
         await promise(call, acks)
         appended = await services.log.append(name, writer, facts, key=key, owner=_owner(call))
-        await wait_for_acks(call, [(acks, (name, writer), appended)], key)
+        await wait_for_acks(call, [(acks, Writer(name, writer), appended)], key)
         return appended
     posted = Posted(
         parts=[PostedPart(name, [bytes(fact) for fact in body.facts], writer)],
@@ -293,22 +294,22 @@ async def _wait_for_all_acks(
 ) -> None:
     waits = zip(all_acks, requests, appended, strict=True)
     await wait_for_acks(
-        call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
+        call, [(acks, Writer(stream, writer), one) for acks, (stream, writer, _), one in waits], key
     )
 
 
 async def wait_for_acks(
-    call: Call, appended: Sequence[tuple[Acks, tuple[str, str], Appended]], key: str | None
+    call: Call, appended: Sequence[tuple[Acks, Writer, Appended]], key: str | None
 ) -> None:
     """Wait until replicas have these facts. Raises `NotForwarded` at the request's time-out."""
     acknowledgements, clock = call.services.hooks.acknowledgements, call.services.clock
     until = clock.seconds() + call.query["timeout"]
-    for acks, source, one in appended:
+    for acks, writer, one in appended:
         if not acks.number or one.first_serial is None:
             continue
         serial = one.first_serial + len(one.tokens) - 1
         try:
-            await acknowledgements.wait(acks, source, serial, max(until - clock.seconds(), 0.001))
+            await acknowledgements.wait(acks, writer, serial, max(until - clock.seconds(), 0.001))
         except NotForwarded as error:
             error.more["idempotency_key"] = key
             raise

@@ -19,6 +19,7 @@ from synrepl.base.gate import Gate
 from synrepl.base.history import Appended
 from synrepl.base.time import Timer
 from synrepl.http_api.routes import APPEND_STREAM, NDJSON
+from synrepl.streams.writer import Writer
 from synrepl.transports.http.api_error import ApiError, api_body
 from synrepl.transports.http.append_routes import (
     MAX_POSTED_FACT,
@@ -161,13 +162,13 @@ class _AppendStream:
         key = key or str(uuid4())
         await promise(call, acks)
         appended = log.append(one.stream, writer, facts, key=key, owner=name)
-        return Deferred.fromCoroutine(self._acknowledged(appended, (one.stream, writer), acks, key))
+        return Deferred.fromCoroutine(self._acknowledged(appended, Writer(one.stream, writer), acks, key))
 
     async def _acknowledged(
-        self, appending: "Deferred[Appended]", source: tuple[str, str], acks: Acks, key: str
+        self, appending: "Deferred[Appended]", writer: Writer, acks: Acks, key: str
     ) -> Appended:
         appended = await appending
-        await wait_for_acks(self._call, [(acks, source, appended)], key)
+        await wait_for_acks(self._call, [(acks, writer, appended)], key)
         return appended
 
     # -- answers -------------------------------------------------------------------------------------------
