@@ -75,9 +75,9 @@ class SQLEngine:
     def __init__(self, database: LogDatabase) -> None:
         self.database = database
         self._ownership = database.ownership
-        self._dialect = database.dialect
+        self._syntax = database.syntax
         self._discarded = DiscardedRanges()
-        self._appends = WholeAppends(self._dialect.unindexed_stream)
+        self._appends = WholeAppends(self._syntax.unindexed_stream)
         self.pages = FactPages(database, self._appends, self._discarded)
         """Reads of facts."""
         self.receipts = StoredReceipts(database)
@@ -108,9 +108,9 @@ class SQLEngine:
             with database.writing("open") as connection:
                 with connection.transaction():
                     tables = database.tables(connection)
-                    steps = migrations(self._dialect.flavor)
+                    steps = migrations(self._syntax.flavor)
                     migrate(connection.execute, tables, steps, database.name)
-                    check_writes(connection, self._dialect, database.name)
+                    check_writes(connection, self._syntax, database.name)
                     self._reload(connection)
                     self._check_head(connection, with_positions=is_whole)
                     database.check_recorded(connection)
@@ -144,7 +144,7 @@ class SQLEngine:
         why = find_inconsistency(tail, floor, positions, self._discarded)
         if why:
             why = f"{self.database.name}: {why}"
-            raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._dialect.kind))
+            raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._syntax.kind))
 
     @staticmethod
     def _identify(connection: SQLConnection) -> None:
@@ -254,7 +254,7 @@ class SQLEngine:
         with self.database.transaction("try to write") as connection:
             serial, digest, _ = end_of_log(connection, self._current_bounds(connection))
             self._ownership.check_sole_writer("try to write", serial, digest)
-            check_writes(connection, self._dialect, self.database.name)
+            check_writes(connection, self._syntax, self.database.name)
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None

@@ -18,7 +18,7 @@ class SQLPositions:
     """An `IPositionStore` in a table, saved in the subscribers' transaction: exactly once in ordered streams.
 
     `connection` is the DB-API connection with which the subscribers write, such as that of `sqlite3` or
-    psycopg, and `flavor` the dialect of its database, ``"sqlite"`` or ``"postgresql"``. `save` writes the
+    psycopg, and `flavor` the kind of its database, ``"sqlite"`` or ``"postgresql"``. `save` writes the
     positions with it and commits, so a kill undoes effects and positions together. The rules:
 
     * Subscribers write with `connection` and never commit. `atomic` undoes what a failed one wrote.
