@@ -136,7 +136,7 @@ class ChannelPart(Part):
             return True
         if not takes(stream, Origin.SOURCE):
             return True
-        if not self._publisher.holdings.filter.passes(stream, writer.name):
+        if not self._publisher.read_gate.filter.passes(stream, writer.name):
             return True
         return self._log.head.positions.get(stream, {}).get(writer.name, 0) >= token
 

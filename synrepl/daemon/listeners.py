@@ -15,8 +15,8 @@ from synrepl.base.turn_queue import TurnQueue
 from synrepl.config import Settings
 from synrepl.errors import ConfigError
 from synrepl.replication.addresses import Address
-from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import IHello, NoHello
+from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response
@@ -71,7 +71,7 @@ class Listeners:
         self._queue = TurnQueue(reactor)
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
-        self._holdings: Holdings | None = None
+        self._read_gate: ReadGate | None = None
         self._hello: IHello = NoHello()
         self._tls: list[ServerTls | None] = []
         """For each of `ports`, then for those of rooms: its certificates, if it speaks TLS."""
@@ -79,7 +79,7 @@ class Listeners:
     async def open(self, services: Services, keys: Keyring, owners: Iterable[IPortOwner] = ()) -> None:
         """Listen at every port, those of `owners` too. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
-        self._holdings = services.publisher.holdings
+        self._read_gate = services.publisher.read_gate
         self._hello = services.hooks.hello
         self._owners = list(owners)
         others = [port for owner in self._owners for port in owner.ports()]
@@ -190,8 +190,8 @@ class Listeners:
             stopped = port.stopListening()
             if stopped is not None:
                 await stopped
-        if self._holdings is not None:
-            self._holdings.stop()
+        if self._read_gate is not None:
+            self._read_gate.stop()
         self.close_followers("server shutting down")
 
     async def drain(self) -> None:

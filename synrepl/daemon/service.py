@@ -24,10 +24,10 @@ from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.replication.declared_streams import DeclaredStreams
-from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.read_gate import ReadGate
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.rooms import rooms, wanted_rooms
@@ -242,7 +242,7 @@ class Daemon(Service):
         log.copies.on_replaced(
             partial(listeners.close_followers, "this replica has joined again: read its streams again")
         )
-        log.copies.on_replaced(partial(self._warn_of_filter, publisher.holdings))
+        log.copies.on_replaced(partial(self._warn_of_filter, publisher.read_gate))
         publisher.wire(hooks.role, hooks.forwarding)
         self.keyring.wire(hooks.keys)
         self.keyring.subscribers.append(listeners.recheck)
@@ -261,7 +261,7 @@ class Daemon(Service):
         # Before the ports open: a source that cannot be opened ends the start.
         await switch.start()
         retention.start()
-        self._warn_of_filter(publisher.holdings)
+        self._warn_of_filter(publisher.read_gate)
         primary = settings.instance_name if hooks.role.is_primary else ""
         own.start(warn_of_unproven(log, self._logger, primary=primary), "looking for forged facts")
         await listeners.open(services, self.keyring, parts.values())
@@ -350,8 +350,8 @@ class Daemon(Service):
             return None
         return declared.key(declared.decode(row, NEWEST))
 
-    def _warn_of_filter(self, holdings: Holdings) -> None:
-        if held := holdings.describe():
+    def _warn_of_filter(self, read_gate: ReadGate) -> None:
+        if held := read_gate.describe():
             self._logger.warn("{held}: requests for other streams and writers are refused", held=held)
 
     def _ingest_failed(self, why: str) -> None:

@@ -142,9 +142,9 @@ def _checksum(call: Call) -> str:
 
 
 def _unknown_file(call: Call, why: str) -> ApiError:
-    if call.holdings.filter.writers is not None:
+    if call.read_gate.filter.writers is not None:
         # This daemon holds only some writers: another writer may have named the file.
-        return call.filtered_error(f"{why}; {call.holdings.describe()}")
+        return call.filtered_error(f"{why}; {call.read_gate.describe()}")
     return ApiError("no_such_file", why)
 
 

@@ -42,7 +42,7 @@ class ReadRefusal(NamedTuple):
 class IRole(Protocol):
     """What this daemon is among the daemons of its log.
 
-    Whoever answers also opens and closes the gate of the log (`AppendGate`), and calls `Holdings.changed`
+    Whoever answers also opens and closes the gate of the log (`AppendGate`), and calls `ReadGate.changed`
     when readers may have to leave.
     """
 

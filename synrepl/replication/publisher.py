@@ -18,10 +18,10 @@ from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.follower_sender import FollowerSender
-from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import IForwarding, IRole
 from synrepl.replication.lag import Lag
 from synrepl.replication.log_waiters import LogWaiters
+from synrepl.replication.read_gate import ReadGate
 from synrepl.replication.ring import Ring, RingGroup
 from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import serving
@@ -68,7 +68,7 @@ class Publisher:
 
     A fact is encoded once for all live followers of the same release and streams. A ring of `ring_bytes`
     bytes holds the newest facts; followers that are further behind read from the log. Streams and writers
-    that this daemon's `holdings` do not include are not announced. All methods must be called in the
+    that this daemon does not hold (`read_gate`) are not announced. All methods must be called in the
     reactor's thread; call `stop` at shutdown.
     """
 
@@ -89,7 +89,7 @@ class Publisher:
         self.clock = clock
         self.metrics = metrics
         self.instance = instance
-        self.holdings = Holdings(lambda: log.notes)
+        self.read_gate = ReadGate(lambda: log.notes)
         self._ring_bytes = ring_bytes
         self.ring = self._make_ring()
         self.waiters = LogWaiters(log, clock)
@@ -120,7 +120,7 @@ class Publisher:
 
     def wire(self, role: IRole, forwarding: IForwarding) -> None:
         """Serve readers as the role allows, and store what followers send where it says."""
-        self.holdings.wire(role)
+        self.read_gate.wire(role)
         self.follower_commands.wire(forwarding)
 
     # -- followers -----------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Publisher:
         writers apart is served no streams.
         """
         strategy = serving(dialect)
-        held, scope = self.holdings.filter, self.holdings.describe(streams)
+        held, scope = self.read_gate.filter, self.read_gate.describe(streams)
         served = Filter(_intersection(held.streams, streams), held.writers)
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
@@ -295,7 +295,7 @@ class Publisher:
         A daemon that holds all writers always includes its own instance.
         """
         positions = {self.instance: 0} | self.log.positions(stream)
-        writers = self.holdings.filter.writers
+        writers = self.read_gate.filter.writers
         if writers is None:
             return positions
         return {writer: token for writer, token in positions.items() if writer in writers}
@@ -317,7 +317,7 @@ class Publisher:
         return Ring(self._ring_bytes, serial=self.log.head.serial, tokens=tokens)
 
     def _committed(self, facts: Sequence[Fact]) -> None:
-        group = self.ring.add(facts, upto=None if self.holdings.filter.is_open else self.log.head.serial)
+        group = self.ring.add(facts, upto=None if self.read_gate.filter.is_open else self.log.head.serial)
         rows = self.metrics.rows.counts
         for fact in facts:
             rows[fact.stream] += jsontext.count_rows(fact.rows)

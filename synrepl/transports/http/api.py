@@ -214,7 +214,7 @@ def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
     Without keys, requests for host names of other sites are refused (`AccessCheck`).
     """
     # Waiting requests end when this daemon must not be read any more.
-    services.publisher.holdings.subscribers.append(lambda why: services.publisher.waiters.wake_readers())
+    services.publisher.read_gate.subscribers.append(lambda why: services.publisher.waiters.wake_readers())
     guard = AccessCheck(
         keys if keys is not None else Keyring(), lambda: services.settings.hosts(services.log.notes)
     )

@@ -27,7 +27,7 @@ class EndlessChangelog:
         self._services = services
         self._answers: set[_EndlessAnswer] = set()
         services.publisher.broadcast_subscribers.append(self._on_command)
-        services.publisher.holdings.subscribers.append(self._retire)
+        services.publisher.read_gate.subscribers.append(self._retire)
 
     async def serve(self, call: Call, query: ChangelogQuery) -> None:
         """Answer until the query ends or the client disconnects.
@@ -51,7 +51,7 @@ class EndlessChangelog:
 
     def _retire(self, why: ReadRefusal) -> None:
         """End all answers with a line that says why, and where the primary is."""
-        moved = MovedLine(why.code, why.message, self._services.publisher.holdings.primary_address)
+        moved = MovedLine(why.code, why.message, self._services.publisher.read_gate.primary_address)
         for answer in self._answers:
             answer.moved = moved
         self._services.publisher.waiters.wake_readers()

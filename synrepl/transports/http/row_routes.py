@@ -67,7 +67,7 @@ async def allocated(call: Call) -> AllocatedAnswer:
     # Other processes allocate the ids of a table, and clients can wait for ids that this daemon has not
     # seen.
     is_partial = services.is_followed(name)
-    writers = call.holdings.filter.writers
+    writers = call.read_gate.filter.writers
     positions = services.log.positions(name)
     if writers is not None:
         # Positions of writers that are not held may be ahead of the log.
