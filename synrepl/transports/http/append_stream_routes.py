@@ -88,7 +88,7 @@ class _AppendStream:
         self._is_full = False
         """Whether the client does not read the answers."""
         self._moved = Gate()
-        self._flush_timer = Timer(call.services.clock, self._flush)
+        self._flush_timer = Timer(call.context.clock, self._flush)
 
     async def run(self) -> None:
         """Handle all lines, and answer the last one."""
@@ -151,11 +151,11 @@ class _AppendStream:
         one = await call.api.decode_large(_decoder, line) if is_large else decode_body(_decoder, line)
         call.check_streams(one.stream)
         writer, key = checked_names(one.writer, one.idempotency_key)
-        log, name = call.services.log, call.access.name
+        log, name = call.context.log, call.access.name
         check_new_writer(call, one.stream, writer, log.positions(one.stream))
         acks = checked_acks(call, one.stream)
         facts = await read_facts(call, one.stream, one.facts)
-        writer = writer or call.services.settings.instance_name
+        writer = writer or call.context.settings.instance_name
         if not acks.number:
             return log.append(one.stream, writer, facts, key=key, owner=name)
         # Whoever must ask again needs a key.

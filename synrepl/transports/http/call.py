@@ -20,7 +20,7 @@ from synrepl.replication.log_waiters import TooManyWaiting
 from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.http.shared_work import SharedWork
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class IEndlessChangelog(Protocol):
 class IApi(Protocol):
     """What the handlers of all requests share (`Api`)."""
 
-    services: Services
+    context: SiteContext
     queue: TurnQueue
     started_at: float
     endless: IEndlessChangelog | None
@@ -62,7 +62,7 @@ class Call:
 
     def __init__(self, api: IApi, route: Route, request: Any, path: Mapping[str, str]) -> None:
         self.api = api
-        self.services = api.services
+        self.context = api.context
         self.route = route
         self.request = request
         self.path = path
@@ -81,7 +81,7 @@ class Call:
     @property
     def read_gate(self) -> ReadGate:
         """The streams and writers that this daemon holds."""
-        return self.services.publisher.read_gate
+        return self.context.publisher.read_gate
 
     def check_readable(self) -> None:
         """Raises `ApiError` while this daemon has no complete copy, is fenced, or is a stopped replica."""
@@ -91,7 +91,7 @@ class Call:
     def check_fresh(self) -> None:
         """Raises `ApiError` as `check_readable` does, and if reads are refused while this daemon is stale."""
         self.check_readable()
-        if why := self.services.hooks.role.staleness():
+        if why := self.context.hooks.role.staleness():
             raise ApiError("not_ready", why)
 
     def check_held(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
@@ -121,9 +121,9 @@ class Call:
 
         Raises `ApiError` on timeout, and at the limit of waiters.
         """
-        serial, log = self.query["min_serial"], self.services.log
+        serial, log = self.query["min_serial"], self.context.log
         try:
-            is_here = await self.services.publisher.waiters.wait_for(serial, self.query["timeout"])
+            is_here = await self.context.publisher.waiters.wait_for(serial, self.query["timeout"])
         except TooManyWaiting as error:
             raise ApiError("too_many_waiting", str(error)) from error
         if not is_here:
