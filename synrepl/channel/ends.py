@@ -13,8 +13,8 @@ MAX_WAITING: Final = 8 * 1024 * 1024
 up to where it lacks facts."""
 
 
-class Run(msgspec.Struct):
-    """Lines that are passed together, encoded as messages.
+class Unit(msgspec.Struct):
+    """Lines that are passed together, a batch or one alone, encoded as messages.
 
     `writer` is None for commands without a stream; else `token` is that of the fact or position. `since` is
     when they came, in clock seconds. `before` is the token that was passed last of this writer, once this one
@@ -54,7 +54,7 @@ class ChannelPublisher:
         self.held_bytes = 0
         self.refused: dict[Writer, None] = {}
         """Those of which a batch is refused, up to its end."""
-        self.waiting: deque[Run] = deque()
+        self.waiting: deque[Unit] = deque()
         """What is passed once it is on disk, and what comes after that."""
         self.writers: dict[Writer, None] = {}
         """What it has named; `PublisherLimits` counts them."""

@@ -3,7 +3,7 @@
 Lines go to all subscribers as they were published. What Redis does not do, and what Synapse's processes need
 so that none of them lacks facts (docs/reference/peers.md#redis-position):
 
-* The lines of a batch are passed in one run, whole or not at all: processes collect a batch by its stream
+* The lines of a batch are passed as one unit, whole or not at all: processes collect a batch by its stream
   alone, so that lines of another writer in between would end up in the same fact.
 * RDATA names no earlier token. A process that is told 100 and then 105 never asks for what is between; only a
   POSITION makes it ask. So nothing is passed of a writer that was not heard since an interruption, until its
@@ -32,7 +32,7 @@ from synrepl.channel.ends import (
     ChannelPublisher,
     ChannelSubscriber,
     Passed,
-    Run,
+    Unit,
 )
 from synrepl.channel.position_teller import PositionTeller
 from synrepl.channel.publisher_limits import MAX_WRITERS, PublisherLimits
@@ -69,8 +69,8 @@ CATCH_UP_SECONDS: Final = 0.05
 class IUplink(Protocol):
     """Tells the upstream of this daemon what is published here."""
 
-    def published(self, publisher: ChannelPublisher, units: Sequence[Sequence[bytes]]) -> None:
-        """Pass on lines of the channel itself: the lines of a unit belong together."""
+    def published(self, publisher: ChannelPublisher, batches: Sequence[Sequence[bytes]]) -> None:
+        """Pass on lines of the channel itself: a batch, or one line, at a time."""
 
     def published_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
         """Pass on a line of a sub-channel."""
@@ -139,7 +139,7 @@ class ServedChannel:
         """The last row that was refused, until it is on disk."""
         self._clock = clock
         self._overdue_timer = Timer(clock, self.durable_more)
-        self._gathered: list[Run] = []
+        self._gathered: list[Unit] = []
         self._gather_timer = Timer(clock, self._end_gathering)
         self._beside: dict[bytes, dict[ChannelSubscriber, None]] = {}
         self._is_ephemeral = is_ephemeral
@@ -253,31 +253,31 @@ class ServedChannel:
             if self._query.unanswered:
                 # Perhaps the writer that was lost has come back.
                 self.ask()
-        runs, units, now = list[Run](), list[Sequence[bytes]](), self._clock.seconds()
+        units, batches, now = list[Unit](), list[Sequence[bytes]](), self._clock.seconds()
         try:
             for line in lines:
                 if line.startswith(b"RDATA "):
-                    self._on_rdata(publisher, line, runs, units)
+                    self._on_rdata(publisher, line, units, batches)
                 elif line.startswith(b"POSITION "):
-                    self._on_position(publisher, line, runs, units)
+                    self._on_position(publisher, line, units, batches)
                 else:
-                    units.append([line])
-                    runs.append(Run(message(self.name, line), now, publisher))
+                    batches.append([line])
+                    units.append(Unit(message(self.name, line), now, publisher))
         finally:
             # What came before a line that is refused, too.
-            self._take(publisher, runs, units)
+            self._take(publisher, units, batches)
 
-    def _take(self, publisher: ChannelPublisher, runs: list[Run], units: list[Sequence[bytes]]) -> None:
-        if self._is_durable is None and not publisher.waiting and all(map(self._is_there, runs)):
-            self._pass(runs)
+    def _take(self, publisher: ChannelPublisher, units: list[Unit], batches: list[Sequence[bytes]]) -> None:
+        if self._is_durable is None and not publisher.waiting and all(map(self._is_there, units)):
+            self._pass(units)
         else:
-            publisher.waiting += runs
-        if units:
-            taken = [line for unit in units for line in unit]
+            publisher.waiting += units
+        if batches:
+            taken = [line for batch in batches for line in batch]
             self.lines += len(taken)
             self.ingest(taken)
             if uplink := self._uplink_for(publisher):
-                uplink.published(publisher, units)
+                uplink.published(publisher, batches)
         if publisher.waiting:
             self.durable_more()
 
@@ -292,7 +292,7 @@ class ServedChannel:
         self.refused += 1
         # In its place among the others: a POSITION before it is passed later than this is refused.
         now = self._clock.seconds()
-        publisher.waiting.append(Run(b"", now, publisher, writer, is_refused=True))
+        publisher.waiting.append(Unit(b"", now, publisher, writer, is_refused=True))
         if uplink := self._uplink_for(publisher):
             uplink.publisher_lost(publisher)
         publisher.refused.pop(writer, None)
@@ -310,21 +310,21 @@ class ServedChannel:
         ):
             self._undurable = None
         for publisher in list(self.publishers):
-            runs: list[Run] = []
+            units: list[Unit] = []
             while publisher.waiting:
-                run = publisher.waiting[0]
-                if not self._is_there(run):
-                    if self._clock.seconds() < run.since + DURABLE_SECONDS:
+                unit = publisher.waiting[0]
+                if not self._is_there(unit):
+                    if self._clock.seconds() < unit.since + DURABLE_SECONDS:
                         break
-                    if self._only_durable and not run.is_position:
-                        assert run.writer is not None
+                    if self._only_durable and not unit.is_position:
+                        assert unit.writer is not None
                         self.refused += 1
-                        self._undurable = (run.writer, run.token)
-                        run.is_refused = True
+                        self._undurable = (unit.writer, unit.token)
+                        unit.is_refused = True
                     else:
                         self.overdue += 1
-                runs.append(publisher.waiting.popleft())
-            self._pass(runs)
+                units.append(publisher.waiting.popleft())
+            self._pass(units)
             if publisher.waiting:
                 first = publisher.waiting[0]
                 oldest = min(oldest or first.since, first.since)
@@ -333,13 +333,13 @@ class ServedChannel:
             seconds = max(0.0, oldest + DURABLE_SECONDS - self._clock.seconds())
             self._overdue_timer.start_within(min(seconds, CATCH_UP_SECONDS) if is_catching_up else seconds)
 
-    def _is_there(self, run: Run) -> bool:
-        """Whether the run need not wait for the log, or no longer."""
-        if run.writer is None or run.is_refused or self._is_in_memory(run.writer):
+    def _is_there(self, unit: Unit) -> bool:
+        """Whether the unit need not wait for the log, or no longer."""
+        if unit.writer is None or unit.is_refused or self._is_in_memory(unit.writer):
             return True
-        if run.is_position:
-            return run.writer in self._passed or self.is_caught_up(run.writer, run.token)
-        return self._is_durable is None or self._is_durable(run.writer, run.token)
+        if unit.is_position:
+            return unit.writer in self._passed or self.is_caught_up(unit.writer, unit.token)
+        return self._is_durable is None or self._is_durable(unit.writer, unit.token)
 
     def _uplink_for(self, publisher: ChannelPublisher) -> IUplink | None:
         """The uplink, unless it is where the publisher's lines come from."""
@@ -366,8 +366,8 @@ class ServedChannel:
         self.publishers.pop(publisher, None)
         waiting, writers = publisher.waiting, self.limits.drop(publisher)
         publisher.reset()
-        self.held_back += sum(run.writer is not None for run in waiting)
-        self._pass([run for run in waiting if run.writer is None])
+        self.held_back += sum(unit.writer is not None for unit in waiting)
+        self._pass([unit for unit in waiting if unit.writer is None])
         lost = [writer for writer in writers if self._forget(writer, publisher)]
         self._expect(lost)
         if uplink := self._uplink_for(publisher):
@@ -401,20 +401,20 @@ class ServedChannel:
     def _ask_again(self) -> None:
         if self._must_ask:
             self._must_ask = False
-            self._pass([Run(message(self.name, REPLICATE), self._clock.seconds(), self._own)])
+            self._pass([Unit(message(self.name, REPLICATE), self._clock.seconds(), self._own)])
             self.ingest([REPLICATE])
             if self.uplink is not None:
                 self.uplink.published(self._own, [[REPLICATE]])
             self._ask_timer.start(ASK_SECONDS)
 
     def _on_rdata(
-        self, publisher: ChannelPublisher, line: bytes, runs: list[Run], units: list[Sequence[bytes]]
+        self, publisher: ChannelPublisher, line: bytes, units: list[Unit], batches: list[Sequence[bytes]]
     ) -> None:
         words = line.split(b" ", 4)
         writer = self._writer(publisher, words)
         token = _token(words[3]) if len(words) == 5 else None
         if writer is None or len(words) < 5 or (token is None and words[3] != b"batch"):
-            units.append([line])  # it is not passed; the log says what is wrong with it
+            batches.append([line])  # it is not passed; the log says what is wrong with it
             return
         if token is None:
             held = publisher.held.setdefault(writer, [])
@@ -423,9 +423,9 @@ class ServedChannel:
             self._check_held(publisher, len(held))
             return
         lines = [*self._batch(publisher, writer), line]
-        units.append(lines)
+        batches.append(lines)
         data = b"".join([message(self.name, one) for one in lines])
-        runs.append(Run(data, self._clock.seconds(), publisher, writer, token))
+        units.append(Unit(data, self._clock.seconds(), publisher, writer, token))
 
     @staticmethod
     def _check_held(publisher: ChannelPublisher, lines: int) -> None:
@@ -454,17 +454,17 @@ class ServedChannel:
         return writer
 
     def _on_position(
-        self, publisher: ChannelPublisher, line: bytes, runs: list[Run], units: list[Sequence[bytes]]
+        self, publisher: ChannelPublisher, line: bytes, units: list[Unit], batches: list[Sequence[bytes]]
     ) -> None:
         words = line.split(b" ")
         writer = self._writer(publisher, words)
         token = _token(words[4]) if len(words) == 5 else None
-        units.append([line])
+        batches.append([line])
         if writer is None or token is None:
             return
         self._batch(publisher, writer)  # a batch that was cut off is never completed
         data = message(self.name, line)
-        runs.append(Run(data, self._clock.seconds(), publisher, writer, token, is_position=True))
+        units.append(Unit(data, self._clock.seconds(), publisher, writer, token, is_position=True))
 
     @staticmethod
     def _batch(publisher: ChannelPublisher, writer: Writer) -> list[bytes]:
@@ -474,51 +474,51 @@ class ServedChannel:
 
     # -- passing -------------------------------------------------------------------------------------------
 
-    def _is_believed(self, run: Run) -> bool:
-        """Note that this run is passed, or that it is not: its writer's POSITION has not come."""
-        writer = run.writer
+    def _is_believed(self, unit: Unit) -> bool:
+        """Note that this unit is passed, or that it is not: its writer's POSITION has not come."""
+        writer = unit.writer
         if writer is None:
             return True
-        if run.is_refused:
-            self._forget(writer, run.publisher)
+        if unit.is_refused:
+            self._forget(writer, unit.publisher)
             self._expect([writer])
             return False
         passed = self._passed.get(writer)
-        if run.is_position:
+        if unit.is_position:
             if passed is None:
-                passed = self._passed[writer] = Passed(run.publisher, run.token)
-            passed.publisher = run.publisher
-        elif passed is None or passed.publisher is not run.publisher:
+                passed = self._passed[writer] = Passed(unit.publisher, unit.token)
+            passed.publisher = unit.publisher
+        elif passed is None or passed.publisher is not unit.publisher:
             self.held_back += 1
             if writer not in self._query.unanswered:
                 self._expect([writer])
             self.ask()
             return False
-        run.before = passed.token
-        passed.token = run.token if self._is_in_memory(writer) else max(passed.token, run.token)
-        if run.is_position:
+        unit.before = passed.token
+        passed.token = unit.token if self._is_in_memory(writer) else max(passed.token, unit.token)
+        if unit.is_position:
             self._query.unanswered.discard(writer)
         return True
 
-    def _pass(self, runs: Sequence[Run]) -> None:
-        """Pass these runs, or with many subscribers soon, in one write with those after them."""
-        believed = [run for run in runs if self._is_believed(run)]
+    def _pass(self, units: Sequence[Unit]) -> None:
+        """Pass these units, or with many subscribers soon, in one write with those after them."""
+        believed = [unit for unit in units if self._is_believed(unit)]
         self._gathered += believed
         if not self._gather_timer.is_active:
             self._end_gathering()
 
     def _end_gathering(self) -> None:
-        runs, self._gathered = self._gathered, []
-        if not runs:
+        units, self._gathered = self._gathered, []
+        if not units:
             return
         if len(self.subscribers) >= MANY:
             self._gather_timer.start(GATHER_SECONDS)
-        joined = b"".join([run.data for run in runs]) if len(runs) > 1 else runs[0].data
+        joined = b"".join([unit.data for unit in units]) if len(units) > 1 else units[0].data
         for subscriber in list(self.subscribers):
-            others, data = runs, joined
+            others, data = units, joined
             if subscriber.link is not None:
-                others = [run for run in runs if run.publisher.link is not subscriber.link]
-                data = b"".join([run.data for run in others])
+                others = [unit for unit in units if unit.publisher.link is not subscriber.link]
+                data = b"".join([unit.data for unit in others])
             if subscriber.is_demoted:
                 self._miss(subscriber, others)
             elif subscriber.lacks:
@@ -526,23 +526,23 @@ class ServedChannel:
             elif data:
                 self._send(subscriber, data)
 
-    def _send_after_positions(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
+    def _send_after_positions(self, subscriber: ChannelSubscriber, units: Sequence[Unit]) -> None:
         """Send what a subscriber may be sent that is still to be told some positions."""
-        for run in runs:
-            writer = run.writer
+        for unit in units:
+            writer = unit.writer
             if subscriber.is_demoted:
-                self._miss(subscriber, [run])
+                self._miss(subscriber, [unit])
                 continue
             if writer is not None and writer in subscriber.lacks:
-                if run.is_position:
+                if unit.is_position:
                     del subscriber.lacks[writer]
                 elif self._is_in_memory(writer):
                     continue
                 else:
                     del subscriber.lacks[writer]
-                    self._send(subscriber, self._position(writer, run.before) + run.data)
+                    self._send(subscriber, self._position(writer, unit.before) + unit.data)
                     continue
-            self._send(subscriber, run.data)
+            self._send(subscriber, unit.data)
 
     def _send(self, subscriber: ChannelSubscriber, data: bytes) -> bool:
         """Send this. False if the subscriber is demoted by it."""
@@ -555,12 +555,12 @@ class ServedChannel:
         self._teller.forget(subscriber)
         return False
 
-    def _miss(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
-        for run in runs:
-            if run.writer is None:
+    def _miss(self, subscriber: ChannelSubscriber, units: Sequence[Unit]) -> None:
+        for unit in units:
+            if unit.writer is None:
                 self.dropped += 1
             else:
-                subscriber.lacks[run.writer] = None
+                subscriber.lacks[unit.writer] = None
 
 
 def ignore(lines: Sequence[bytes]) -> None:
