@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import hiredis
 
 from scripts.bench_parts.measuring import EVENT
+from synrepl.streams.writer import Writer
 
 CHANNEL: Final = b"bench"
 AT_ONCE: Final = 500
@@ -134,7 +135,9 @@ def publisher(url: str, rows: int) -> None:
     async def publish() -> None:
         await log.start()
         ours = Publisher(log, StreamTable.default(), reactor, metrics, instance="bench", ring_bytes=10**9)
-        peer = BrokerPeer(clock=reactor, publisher=ours, writes=[("events", "bench")], probe_seconds=0.0)
+        peer = BrokerPeer(
+            clock=reactor, publisher=ours, writes=[Writer("events", "bench")], probe_seconds=0.0
+        )
         link = RedisLink(
             reactor,
             RedisAddress.parse(url),

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from synrepl.streams.digest import EMPTY
+from synrepl.streams.writer import Writer
 from synrepl.wire.position import LogPosition
 
 __all__ = [
@@ -97,7 +98,7 @@ class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     position: LogPosition
     trimmed_upto: LogPosition
     epoch_starts: Sequence[EpochStart]
-    positions: Mapping[tuple[str, str], int]
+    positions: Mapping[Writer, int]
     receipts: Sequence[AppendReceipt]
 
     def seen_by(self, streams: Collection[str] | None) -> "LogSnapshot":
@@ -108,7 +109,7 @@ class LogSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             position=self.position,
             trimmed_upto=self.trimmed_upto,
             epoch_starts=[start.seen_by(streams) for start in self.epoch_starts],
-            positions={pair: token for pair, token in self.positions.items() if pair[0] in streams},
+            positions={writer: at for writer, at in self.positions.items() if writer.stream in streams},
             receipts=[receipt for receipt in self.receipts if receipt.key.stream in streams],
         )
 
@@ -124,7 +125,7 @@ class LogRange(msgspec.Struct, frozen=True, kw_only=True):
     serial: int
     facts: int = 0
     bytes: int = 0
-    tokens: Mapping[tuple[str, str], int] = {}
+    tokens: Mapping[Writer, int] = {}
     at_ms: int = 0
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from synrepl.base.history import BEGINNING, EpochStart, LogPosition
+from synrepl.streams.writer import Writer
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ class Head(msgspec.Struct, frozen=True):
     serial: int
     digest: str
     boots: int
-    positions: Mapping[tuple[str, str], int]
+    positions: Mapping[Writer, int]
     allocated: Mapping[str, int]
     trimmed_upto: LogPosition = BEGINNING
     epoch_starts: Sequence[EpochStart] = ()

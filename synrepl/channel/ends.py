@@ -6,26 +6,25 @@ from typing import Final
 
 import msgspec
 
+from synrepl.streams.writer import Writer
+
 MAX_WAITING: Final = 8 * 1024 * 1024
 """The bytes that wait for a subscriber that does not read. Beyond it they are dropped, and it is told later
 up to where it lacks facts."""
 
-Source = tuple[str, str]
-"""A stream and a writer."""
 
+class Unit(msgspec.Struct):
+    """Lines that are passed together, a batch or one alone, encoded as messages.
 
-class Run(msgspec.Struct):
-    """Lines that are passed together, encoded as messages.
-
-    `source` is None for commands without a stream; else `token` is that of the fact or position. `since` is
-    when they came, in clock seconds. `before` is the token that was passed last of this source, once this one
-    is passed. With `is_refused` they are not passed, and no more of this source before its POSITION.
+    `writer` is None for commands without a stream; else `token` is that of the fact or position. `since` is
+    when they came, in clock seconds. `before` is the token that was passed last of this writer, once this one
+    is passed. With `is_refused` they are not passed, and no more of this writer before its POSITION.
     """
 
     data: bytes
     since: float
     publisher: "ChannelPublisher"
-    source: Source | None = None
+    writer: Writer | None = None
     token: int = 0
     is_position: bool = False
     is_refused: bool = False
@@ -33,31 +32,31 @@ class Run(msgspec.Struct):
 
 
 class Passed(msgspec.Struct):
-    """What was passed of a source: the last token, and who published it."""
+    """What was passed of a writer: the last token, and who published it."""
 
     publisher: "ChannelPublisher"
     token: int
 
 
 class ChannelPublisher:
-    """A connection that publishes: the lines of incomplete batches, and the sources that it published.
+    """A connection that publishes: the lines of incomplete batches, and the writers that it published.
 
     `link` is the connection between daemons over which it publishes here; None for a client of this daemon.
     `name` is what other daemons call it. `owner` is the name of its key (empty: it has none, or the shared
-    secret), for whom its sources count; None for this daemon itself and its upstream.
+    secret), for whom its writers count; None for this daemon itself and its upstream.
     """
 
     def __init__(self, link: object = None, name: str = "", owner: str | None = None) -> None:
         self.link = link
         self.name = name
         self.owner = owner
-        self.held: dict[Source, list[bytes]] = {}
+        self.held: dict[Writer, list[bytes]] = {}
         self.held_bytes = 0
-        self.refused: dict[Source, None] = {}
+        self.refused: dict[Writer, None] = {}
         """Those of which a batch is refused, up to its end."""
-        self.waiting: deque[Run] = deque()
+        self.waiting: deque[Unit] = deque()
         """What is passed once it is on disk, and what comes after that."""
-        self.sources: dict[Source, None] = {}
+        self.writers: dict[Writer, None] = {}
         """What it has named; `PublisherLimits` counts them."""
 
     def drop_held(self) -> None:
@@ -81,8 +80,8 @@ class ChannelSubscriber:
         self.link = link
         self.encode: Callable[[bytes], bytes] | None = None
         """Changes messages into the form that this connection is sent; None: as `message` encodes them."""
-        self.lacks: dict[Source, None] = {}
-        """The sources of which it is to be told a position first."""
+        self.lacks: dict[Writer, None] = {}
+        """The writers of which it is to be told a position first."""
         self.is_demoted = False
         """Whether it is sent nothing, since too much was waiting for it."""
         self.is_paused = False

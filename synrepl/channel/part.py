@@ -7,7 +7,6 @@ from synrepl.base.access import LOCAL, Access
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.metrics import Metrics
 from synrepl.base.problems import Problem
-from synrepl.channel.ends import Source
 from synrepl.channel.publish_rights import line_refusal
 from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.channel.resp_codec import error, split_messages
@@ -21,6 +20,7 @@ from synrepl.storage.log import Log
 from synrepl.streams.catalog import takes
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 
 if TYPE_CHECKING:
     from synrepl.channel.downlink import ChannelDownlink
@@ -126,19 +126,19 @@ class ChannelPart(Part):
             only_durable=settings.resp_ack == DURABLE_ONLY,
         )
 
-    def _is_durable(self, source: Source, token: int) -> bool:
+    def _is_durable(self, writer: Writer, token: int) -> bool:
         """Whether a fact is on this daemon's disk, or never will be: its stream is none that it holds.
 
         Of a late fact, in a stream without order, only its writer's position is known: it may not be there.
         """
-        stream, writer = source
+        stream = writer.stream
         if stream not in self._table or self._table[stream].ephemeral or self._table[stream].on_request:
             return True
         if not takes(stream, Origin.SOURCE):
             return True
-        if not self._publisher.holdings.filter.passes(stream, writer):
+        if not self._publisher.read_gate.filter.passes(stream, writer.name):
             return True
-        return self._log.head.positions.get(stream, {}).get(writer, 0) >= token
+        return self._log.head.positions.get(stream, {}).get(writer.name, 0) >= token
 
     # -- the port ------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class ChannelPart(Part):
     def publisher_of(self, stream: str, writer: str) -> str:
         """Return who sends a stream of a writer: the name of a key, or the port."""
         channel = self._server.channel
-        return (channel.owner_of((stream, writer)) if channel is not None else "") or "the RESP port"
+        return (channel.owner_of(Writer(stream, writer)) if channel is not None else "") or "the RESP port"
 
     # -- other daemons (`synrepl.replicas.channels.IServedChannel`) ----------------------------------------
 

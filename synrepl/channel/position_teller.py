@@ -8,7 +8,8 @@ from typing import Final
 
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
-from synrepl.channel.ends import ChannelSubscriber, Source
+from synrepl.channel.ends import ChannelSubscriber
+from synrepl.streams.writer import Writer
 
 POSITIONS_AT_ONCE: Final = 500
 """The most positions that are sent in a turn."""
@@ -17,24 +18,24 @@ POSITIONS_AT_ONCE: Final = 500
 class PositionTeller:
     """Tells subscribers the positions of their `lacks`, first the first; what was told is no longer lacked.
 
-    `encode` returns the message with the position of a source; None if it is not known. `send` sends it.
+    `encode` returns the message with the position of a writer; None if it is not known. `send` sends it.
     """
 
     def __init__(
         self,
         clock: IClock,
-        encode: Callable[[Source], bytes | None],
+        encode: Callable[[Writer], bytes | None],
         send: Callable[[ChannelSubscriber, bytes], object],
     ) -> None:
         self._encode = encode
         self._send = send
-        self._untold: dict[ChannelSubscriber, list[Source]] = {}
+        self._untold: dict[ChannelSubscriber, list[Writer]] = {}
         """By subscriber: what it is still to be told, from the last to the first."""
         self._timer = Timer(clock, self._tell_next)
 
-    def tell(self, subscriber: ChannelSubscriber, sources: Sequence[Source]) -> None:
-        """Tell the subscriber the positions of these sources: some now, and the rest in later turns."""
-        self._untold[subscriber] = list(reversed(sources))
+    def tell(self, subscriber: ChannelSubscriber, writers: Sequence[Writer]) -> None:
+        """Tell the subscriber the positions of these writers: some now, and the rest in later turns."""
+        self._untold[subscriber] = list(reversed(writers))
         self._tell_some(subscriber)
 
     def forget(self, subscriber: ChannelSubscriber) -> None:
@@ -47,17 +48,17 @@ class PositionTeller:
         self._timer.stop()
 
     def _tell_some(self, subscriber: ChannelSubscriber) -> None:
-        sources = self._untold.pop(subscriber)
+        writers = self._untold.pop(subscriber)
         positions: list[bytes] = []
-        while sources and len(positions) < POSITIONS_AT_ONCE:
-            source = sources.pop()
+        while writers and len(positions) < POSITIONS_AT_ONCE:
+            writer = writers.pop()
             # Its position, or a row of it with the position before that, may have come meanwhile.
-            if source in subscriber.lacks and (position := self._encode(source)) is not None:
-                del subscriber.lacks[source]
+            if writer in subscriber.lacks and (position := self._encode(writer)) is not None:
+                del subscriber.lacks[writer]
                 positions.append(position)
-        if sources:
+        if writers:
             # After those who wait already.
-            self._untold[subscriber] = sources
+            self._untold[subscriber] = writers
             self._timer.start(0)
         if positions:
             self._send(subscriber, b"".join(positions))

@@ -9,11 +9,12 @@ from typing import Final
 
 from synrepl.base.interfaces import IClock
 from synrepl.base.problems import Problem
-from synrepl.channel.ends import ChannelPublisher, Source
+from synrepl.channel.ends import ChannelPublisher
 from synrepl.errors import RemoteProtocolError
+from synrepl.streams.writer import Writer
 from synrepl.wire.text import printable
 
-MAX_SOURCES: Final = 10_000
+MAX_WRITERS: Final = 10_000
 """The most streams and writers of a channel."""
 
 MAX_OF_KEY: Final = 5_000
@@ -24,9 +25,9 @@ MAX_OF_PUBLISHER: Final = 1_000
 
 
 class PublisherLimits:
-    """Counts the sources of all publishers, and refuses those beyond the bounds.
+    """Counts the writers of all publishers, and refuses those beyond the bounds.
 
-    A publisher without an `owner`, such as the upstream of this daemon, is bounded by `MAX_SOURCES` alone.
+    A publisher without an `owner`, such as the upstream of this daemon, is bounded by `MAX_WRITERS` alone.
     """
 
     def __init__(self, clock: IClock) -> None:
@@ -35,11 +36,11 @@ class PublisherLimits:
         self._by_owner: Counter[str] = Counter()
         self._full_since: float | None = None
 
-    def add(self, publisher: ChannelPublisher, source: Source) -> None:
-        """Note that the publisher names this source. Raises `RemoteProtocolError` if it is one too many."""
-        if source in publisher.sources:
+    def add(self, publisher: ChannelPublisher, writer: Writer) -> None:
+        """Note that the publisher names this writer. Raises `RemoteProtocolError` if it is one too many."""
+        if writer in publisher.writers:
             return
-        if publisher.owner is not None and len(publisher.sources) >= MAX_OF_PUBLISHER:
+        if publisher.owner is not None and len(publisher.writers) >= MAX_OF_PUBLISHER:
             raise RemoteProtocolError(
                 f"this connection publishes more than {MAX_OF_PUBLISHER} streams and writers"
             )
@@ -47,22 +48,22 @@ class PublisherLimits:
             if self._full_since is None:
                 self._full_since = self._clock.seconds()
             raise RemoteProtocolError(why)
-        publisher.sources[source] = None
+        publisher.writers[writer] = None
         self.count += 1
         if publisher.owner is not None:
             self._by_owner[publisher.owner] += 1
 
-    def drop(self, publisher: ChannelPublisher) -> list[Source]:
+    def drop(self, publisher: ChannelPublisher) -> list[Writer]:
         """Forget what this publisher has named, and return it."""
-        sources, publisher.sources = list(publisher.sources), {}
-        self.count -= len(sources)
-        if publisher.owner is not None and sources:
-            self._by_owner[publisher.owner] -= len(sources)
+        writers, publisher.writers = list(publisher.writers), {}
+        self.count -= len(writers)
+        if publisher.owner is not None and writers:
+            self._by_owner[publisher.owner] -= len(writers)
             if not self._by_owner[publisher.owner]:
                 del self._by_owner[publisher.owner]
         if not self.problem:
             self._full_since = None
-        return sources
+        return writers
 
     @property
     def problem(self) -> str:
@@ -78,8 +79,8 @@ class PublisherLimits:
         return [Problem(what, self._full_since)]
 
     def _why_full(self, owner: str | None) -> str:
-        if self.count >= MAX_SOURCES:
-            return f"the channel has {MAX_SOURCES} streams and writers, its limit"
+        if self.count >= MAX_WRITERS:
+            return f"the channel has {MAX_WRITERS} streams and writers, its limit"
         if owner is not None and self._by_owner[owner] >= MAX_OF_KEY:
             whose = f"the key {printable(owner)} has" if owner else "peers without a key of their own have"
             return f"{whose} {MAX_OF_KEY} streams and writers on the channel, the limit for a key"

@@ -16,7 +16,7 @@ from synrepl.base.interfaces import IClock
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.publish_rights import writer_of
-from synrepl.channel.publisher_limits import MAX_SOURCES
+from synrepl.channel.publisher_limits import MAX_WRITERS
 from synrepl.channel.resp_codec import read_messages
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
@@ -157,12 +157,12 @@ class RedisBridge(ChannelMember):
         words = line.split(b" ", 3)
         if words[0] not in (b"RDATA", b"POSITION") or len(words) < 4:
             return True
-        source = (words[1], words[2])
+        writer = (words[1], words[2])
         if words[0] == b"POSITION":
-            if len(self._heard) < MAX_SOURCES:
-                self._heard.add(source)
+            if len(self._heard) < MAX_WRITERS:
+                self._heard.add(writer)
             return True
-        if source in self._heard:
+        if writer in self._heard:
             return True
         self._channel.ask()
         return False
@@ -213,7 +213,7 @@ class RedisBridge(ChannelMember):
         before = self._sides.get(writer) if writer else side
         if not writer or before == side:
             return
-        if before is None and len(self._sides) >= MAX_SOURCES:
+        if before is None and len(self._sides) >= MAX_WRITERS:
             return
         self._sides[writer] = side
         if before is not None:

@@ -3,7 +3,7 @@
 Lines go to all subscribers as they were published. What Redis does not do, and what Synapse's processes need
 so that none of them lacks facts (docs/reference/peers.md#redis-position):
 
-* The lines of a batch are passed in one run, whole or not at all: processes collect a batch by its stream
+* The lines of a batch are passed as one unit, whole or not at all: processes collect a batch by its stream
   alone, so that lines of another writer in between would end up in the same fact.
 * RDATA names no earlier token. A process that is told 100 and then 105 never asks for what is between; only a
   POSITION makes it ask. So nothing is passed of a writer that was not heard since an interruption, until its
@@ -32,14 +32,14 @@ from synrepl.channel.ends import (
     ChannelPublisher,
     ChannelSubscriber,
     Passed,
-    Run,
-    Source,
+    Unit,
 )
 from synrepl.channel.position_teller import PositionTeller
-from synrepl.channel.publisher_limits import MAX_SOURCES, PublisherLimits
+from synrepl.channel.publisher_limits import MAX_WRITERS, PublisherLimits
 from synrepl.channel.resp_codec import message
 from synrepl.errors import RemoteProtocolError
 from synrepl.replication.broker.position_query import PositionQuery
+from synrepl.streams.writer import Writer
 from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
@@ -69,8 +69,8 @@ CATCH_UP_SECONDS: Final = 0.05
 class IUplink(Protocol):
     """Tells the upstream of this daemon what is published here."""
 
-    def published(self, publisher: ChannelPublisher, units: Sequence[Sequence[bytes]]) -> None:
-        """Pass on lines of the channel itself: the lines of a unit belong together."""
+    def published(self, publisher: ChannelPublisher, batches: Sequence[Sequence[bytes]]) -> None:
+        """Pass on lines of the channel itself: a batch, or one line, at a time."""
 
     def published_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
         """Pass on a line of a sub-channel."""
@@ -86,13 +86,13 @@ class ServedChannel:
     that are held back; never lines of sub-channels, which may carry access tokens. `uplink` gets all that is
     published, but for what came from there. `is_ephemeral` tells which streams are in memory, and `is_known`
     which this daemon knows (None: all): lost writers of others are not asked for. With
-    `is_durable`, which tells whether the fact of a source and token is on disk, rows are passed once they are
+    `is_durable`, which tells whether the fact of a writer and token is on disk, rows are passed once they are
     (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
     are passed all the same; with `only_durable` they are not, and `is_stuck` is set until they are.
 
     `runs` knows which runs of workers belong to which key, as far as they are named elsewhere at this daemon.
 
-    `is_caught_up` tells whether the log has all of a source up to a token: the first POSITION of a source
+    `is_caught_up` tells whether the log has all of a writer up to a token: the first POSITION of a writer
     waits for that, so that no process is told more than the log knows of; not longer than rows for the disk.
     """
 
@@ -107,7 +107,7 @@ class ServedChannel:
         metrics: Metrics,
         is_known: Callable[[str], bool] | None = None,
         runs: RunOwners | None = None,
-        is_durable: Callable[[Source, int], bool] | None = None,
+        is_durable: Callable[[Writer, int], bool] | None = None,
         only_durable: bool = False,
     ) -> None:
         self.name = server_name.encode()
@@ -127,7 +127,7 @@ class ServedChannel:
         self.refused = 0
         """Rows that were not passed, since they were not on disk within `DURABLE_SECONDS`."""
         self.ingest: Callable[[Sequence[bytes]], None] = ignore
-        self.is_caught_up: Callable[[Source, int], bool] = always
+        self.is_caught_up: Callable[[Writer, int], bool] = always
         self.uplink: IUplink | None = None
         self.limits = PublisherLimits(clock)
         self.runs = RunOwners() if runs is None else runs
@@ -135,18 +135,18 @@ class ServedChannel:
         """Publishes what the channel itself asks."""
         self._is_durable = is_durable
         self._only_durable = only_durable
-        self._undurable: tuple[Source, int] | None = None
+        self._undurable: tuple[Writer, int] | None = None
         """The last row that was refused, until it is on disk."""
         self._clock = clock
         self._overdue_timer = Timer(clock, self.durable_more)
-        self._gathered: list[Run] = []
+        self._gathered: list[Unit] = []
         self._gather_timer = Timer(clock, self._end_gathering)
         self._beside: dict[bytes, dict[ChannelSubscriber, None]] = {}
         self._is_ephemeral = is_ephemeral
         self._is_known = is_known
         self._metrics = metrics
-        self._passed: dict[Source, Passed] = {}
-        """Of each source that was heard, unless its publisher was lost since."""
+        self._passed: dict[Writer, Passed] = {}
+        """Of each writer that was heard, unless its publisher was lost since."""
         self._codec = codec_of(NEWEST, ours=BROKER, theirs=BROKER)
         self._query = PositionQuery(clock, self.ask)
         self._teller = PositionTeller(clock, self._last_position, self._send)
@@ -201,45 +201,45 @@ class ServedChannel:
         return len(self._beside)
 
     @property
-    def expected(self) -> set[Source]:
-        """The sources whose writers were lost, and are asked for."""
+    def expected(self) -> set[Writer]:
+        """The writers that were lost, and are asked for."""
         return self._query.unanswered
 
     def count(self, channel: bytes) -> int:
         """How many subscribers the channel has."""
         return len(self.subscribers if channel == self.name else self._beside.get(channel, ()))
 
-    def owner_of(self, source: Source) -> str:
-        """The name of the key with which this source was published last; empty if it has none."""
-        passed = self._passed.get(source)
+    def owner_of(self, writer: Writer) -> str:
+        """The name of the key with which this writer was published last; empty if it has none."""
+        passed = self._passed.get(writer)
         return (passed.publisher.owner or "") if passed is not None else ""
 
-    def _all_passed(self, subscriber: ChannelSubscriber) -> dict[Source, None]:
-        """All sources that were heard, but from the subscriber's own side."""
+    def _all_passed(self, subscriber: ChannelSubscriber) -> dict[Writer, None]:
+        """All writers that were heard, but from the subscriber's own side."""
         passed = self._passed.items()
         if subscriber.link is None:
             return dict.fromkeys(self._passed)
-        return {source: None for source, one in passed if one.publisher.link is not subscriber.link}
+        return {writer: None for writer, one in passed if one.publisher.link is not subscriber.link}
 
     def _tell_positions(self, subscriber: ChannelSubscriber) -> None:
         """Send the positions that the subscriber is to be told, but for streams in memory: ask for these."""
-        told = [source for source in subscriber.lacks if not self._is_in_memory(source)]
+        told = [writer for writer in subscriber.lacks if not self._is_in_memory(writer)]
         must_ask = len(told) < len(subscriber.lacks)
         self._teller.tell(subscriber, told)
         if must_ask:
             self.ask()
 
-    def _last_position(self, source: Source) -> bytes | None:
-        """The position up to which the source was passed; None before its writer has said it anew."""
-        passed = self._passed.get(source)
-        return None if passed is None else self._position(source, passed.token)
+    def _last_position(self, writer: Writer) -> bytes | None:
+        """The position up to which the writer was passed; None before the writer has said it anew."""
+        passed = self._passed.get(writer)
+        return None if passed is None else self._position(writer, passed.token)
 
-    def _position(self, source: Source, token: int) -> bytes:
-        position = Position(stream=source[0], instance=source[1], prev_token=token, token=token)
+    def _position(self, writer: Writer, token: int) -> bytes:
+        position = Position(stream=writer.stream, instance=writer.name, prev_token=token, token=token)
         return message(self.name, self._codec.format(position))
 
-    def _is_in_memory(self, source: Source) -> bool:
-        return self._is_ephemeral(source[0])
+    def _is_in_memory(self, writer: Writer) -> bool:
+        return self._is_ephemeral(writer.stream)
 
     # -- publishers ----------------------------------------------------------------------------------------
 
@@ -253,31 +253,31 @@ class ServedChannel:
             if self._query.unanswered:
                 # Perhaps the writer that was lost has come back.
                 self.ask()
-        runs, units, now = list[Run](), list[Sequence[bytes]](), self._clock.seconds()
+        units, batches, now = list[Unit](), list[Sequence[bytes]](), self._clock.seconds()
         try:
             for line in lines:
                 if line.startswith(b"RDATA "):
-                    self._on_rdata(publisher, line, runs, units)
+                    self._on_rdata(publisher, line, units, batches)
                 elif line.startswith(b"POSITION "):
-                    self._on_position(publisher, line, runs, units)
+                    self._on_position(publisher, line, units, batches)
                 else:
-                    units.append([line])
-                    runs.append(Run(message(self.name, line), now, publisher))
+                    batches.append([line])
+                    units.append(Unit(message(self.name, line), now, publisher))
         finally:
             # What came before a line that is refused, too.
-            self._take(publisher, runs, units)
+            self._take(publisher, units, batches)
 
-    def _take(self, publisher: ChannelPublisher, runs: list[Run], units: list[Sequence[bytes]]) -> None:
-        if self._is_durable is None and not publisher.waiting and all(map(self._is_there, runs)):
-            self._pass(runs)
+    def _take(self, publisher: ChannelPublisher, units: list[Unit], batches: list[Sequence[bytes]]) -> None:
+        if self._is_durable is None and not publisher.waiting and all(map(self._is_there, units)):
+            self._pass(units)
         else:
-            publisher.waiting += runs
-        if units:
-            taken = [line for unit in units for line in unit]
+            publisher.waiting += units
+        if batches:
+            taken = [line for batch in batches for line in batch]
             self.lines += len(taken)
             self.ingest(taken)
             if uplink := self._uplink_for(publisher):
-                uplink.published(publisher, units)
+                uplink.published(publisher, batches)
         if publisher.waiting:
             self.durable_more()
 
@@ -286,18 +286,18 @@ class ServedChannel:
         if not (self.is_stuck or publisher.refused) or not line.startswith(b"RDATA "):
             return False
         words = line.split(b" ", 4)
-        source = self._source(publisher, words)
-        if source is None or source in publisher.held or not (self.is_stuck or source in publisher.refused):
+        writer = self._writer(publisher, words)
+        if writer is None or writer in publisher.held or not (self.is_stuck or writer in publisher.refused):
             return False
         self.refused += 1
         # In its place among the others: a POSITION before it is passed later than this is refused.
         now = self._clock.seconds()
-        publisher.waiting.append(Run(b"", now, publisher, source, is_refused=True))
+        publisher.waiting.append(Unit(b"", now, publisher, writer, is_refused=True))
         if uplink := self._uplink_for(publisher):
             uplink.publisher_lost(publisher)
-        publisher.refused.pop(source, None)
+        publisher.refused.pop(writer, None)
         if words[3:4] == [b"batch"]:
-            publisher.refused[source] = None
+            publisher.refused[writer] = None
         return True
 
     def durable_more(self) -> None:
@@ -310,21 +310,21 @@ class ServedChannel:
         ):
             self._undurable = None
         for publisher in list(self.publishers):
-            runs: list[Run] = []
+            units: list[Unit] = []
             while publisher.waiting:
-                run = publisher.waiting[0]
-                if not self._is_there(run):
-                    if self._clock.seconds() < run.since + DURABLE_SECONDS:
+                unit = publisher.waiting[0]
+                if not self._is_there(unit):
+                    if self._clock.seconds() < unit.since + DURABLE_SECONDS:
                         break
-                    if self._only_durable and not run.is_position:
-                        assert run.source is not None
+                    if self._only_durable and not unit.is_position:
+                        assert unit.writer is not None
                         self.refused += 1
-                        self._undurable = (run.source, run.token)
-                        run.is_refused = True
+                        self._undurable = (unit.writer, unit.token)
+                        unit.is_refused = True
                     else:
                         self.overdue += 1
-                runs.append(publisher.waiting.popleft())
-            self._pass(runs)
+                units.append(publisher.waiting.popleft())
+            self._pass(units)
             if publisher.waiting:
                 first = publisher.waiting[0]
                 oldest = min(oldest or first.since, first.since)
@@ -333,13 +333,13 @@ class ServedChannel:
             seconds = max(0.0, oldest + DURABLE_SECONDS - self._clock.seconds())
             self._overdue_timer.start_within(min(seconds, CATCH_UP_SECONDS) if is_catching_up else seconds)
 
-    def _is_there(self, run: Run) -> bool:
-        """Whether the run need not wait for the log, or no longer."""
-        if run.source is None or run.is_refused or self._is_in_memory(run.source):
+    def _is_there(self, unit: Unit) -> bool:
+        """Whether the unit need not wait for the log, or no longer."""
+        if unit.writer is None or unit.is_refused or self._is_in_memory(unit.writer):
             return True
-        if run.is_position:
-            return run.source in self._passed or self.is_caught_up(run.source, run.token)
-        return self._is_durable is None or self._is_durable(run.source, run.token)
+        if unit.is_position:
+            return unit.writer in self._passed or self.is_caught_up(unit.writer, unit.token)
+        return self._is_durable is None or self._is_durable(unit.writer, unit.token)
 
     def _uplink_for(self, publisher: ChannelPublisher) -> IUplink | None:
         """The uplink, unless it is where the publisher's lines come from."""
@@ -361,35 +361,35 @@ class ServedChannel:
 
         The publisher may be used again, for the next connection. Rows that wait for the disk are not passed:
         what the writer says over its next connection could overtake them. Nothing more is passed of its
-        sources until their POSITIONs have come.
+        writers until their POSITIONs have come.
         """
         self.publishers.pop(publisher, None)
-        waiting, sources = publisher.waiting, self.limits.drop(publisher)
+        waiting, writers = publisher.waiting, self.limits.drop(publisher)
         publisher.reset()
-        self.held_back += sum(run.source is not None for run in waiting)
-        self._pass([run for run in waiting if run.source is None])
-        lost = [source for source in sources if self._forget(source, publisher)]
+        self.held_back += sum(unit.writer is not None for unit in waiting)
+        self._pass([unit for unit in waiting if unit.writer is None])
+        lost = [writer for writer in writers if self._forget(writer, publisher)]
         self._expect(lost)
         if uplink := self._uplink_for(publisher):
             uplink.publisher_lost(publisher)
 
-    def _expect(self, sources: Sequence[Source]) -> None:
-        """Ask for these sources, as far as this daemon knows their streams, and keep at most `MAX_SOURCES`.
+    def _expect(self, writers: Sequence[Writer]) -> None:
+        """Ask for these writers, as far as this daemon knows their streams, and keep at most `MAX_WRITERS`.
 
-        All processes are asked, so a source for which there is no room is asked for as well.
+        All processes are asked, so a writer for which there is no room is asked for as well.
         """
         unanswered = self._query.unanswered
-        known = [source for source in sources if self._is_known is None or self._is_known(source[0])]
-        unanswered.update(known[: MAX_SOURCES - len(unanswered)])
+        known = [writer for writer in writers if self._is_known is None or self._is_known(writer.stream)]
+        unanswered.update(known[: MAX_WRITERS - len(unanswered)])
         if known:
             self._query.start()
 
-    def _forget(self, source: Source, publisher: ChannelPublisher) -> bool:
-        """Pass no more of a source before its POSITION, if this is its publisher."""
-        passed = self._passed.get(source)
+    def _forget(self, writer: Writer, publisher: ChannelPublisher) -> bool:
+        """Pass no more of a writer before its POSITION, if this is its publisher."""
+        passed = self._passed.get(writer)
         if passed is None or passed.publisher is not publisher:
             return False
-        del self._passed[source]
+        del self._passed[writer]
         return True
 
     def ask(self) -> None:
@@ -401,31 +401,31 @@ class ServedChannel:
     def _ask_again(self) -> None:
         if self._must_ask:
             self._must_ask = False
-            self._pass([Run(message(self.name, REPLICATE), self._clock.seconds(), self._own)])
+            self._pass([Unit(message(self.name, REPLICATE), self._clock.seconds(), self._own)])
             self.ingest([REPLICATE])
             if self.uplink is not None:
                 self.uplink.published(self._own, [[REPLICATE]])
             self._ask_timer.start(ASK_SECONDS)
 
     def _on_rdata(
-        self, publisher: ChannelPublisher, line: bytes, runs: list[Run], units: list[Sequence[bytes]]
+        self, publisher: ChannelPublisher, line: bytes, units: list[Unit], batches: list[Sequence[bytes]]
     ) -> None:
         words = line.split(b" ", 4)
-        source = self._source(publisher, words)
+        writer = self._writer(publisher, words)
         token = _token(words[3]) if len(words) == 5 else None
-        if source is None or len(words) < 5 or (token is None and words[3] != b"batch"):
-            units.append([line])  # it is not passed; the log says what is wrong with it
+        if writer is None or len(words) < 5 or (token is None and words[3] != b"batch"):
+            batches.append([line])  # it is not passed; the log says what is wrong with it
             return
         if token is None:
-            held = publisher.held.setdefault(source, [])
+            held = publisher.held.setdefault(writer, [])
             held.append(line)
             publisher.held_bytes += len(line)
             self._check_held(publisher, len(held))
             return
-        lines = [*self._batch(publisher, source), line]
-        units.append(lines)
+        lines = [*self._batch(publisher, writer), line]
+        batches.append(lines)
         data = b"".join([message(self.name, one) for one in lines])
-        runs.append(Run(data, self._clock.seconds(), publisher, source, token))
+        units.append(Unit(data, self._clock.seconds(), publisher, writer, token))
 
     @staticmethod
     def _check_held(publisher: ChannelPublisher, lines: int) -> None:
@@ -440,85 +440,85 @@ class ServedChannel:
         if lines > most_lines:
             raise RemoteProtocolError(f"a batch has more than {most_lines} lines")
 
-    def _source(self, publisher: ChannelPublisher, words: Sequence[bytes]) -> Source | None:
+    def _writer(self, publisher: ChannelPublisher, words: Sequence[bytes]) -> Writer | None:
         """Return the stream and writer of these words of a line, and note them; None if they are no names."""
         try:
-            source = words[1].decode(), words[2].decode()
+            writer = Writer(words[1].decode(), words[2].decode())
         except (IndexError, UnicodeDecodeError):
             return None
-        if source in publisher.sources:
-            return source
-        if not all(name.isprintable() and name for name in source):
+        if writer in publisher.writers:
+            return writer
+        if not all(name.isprintable() and name for name in writer):
             return None
-        self.limits.add(publisher, source)
-        return source
+        self.limits.add(publisher, writer)
+        return writer
 
     def _on_position(
-        self, publisher: ChannelPublisher, line: bytes, runs: list[Run], units: list[Sequence[bytes]]
+        self, publisher: ChannelPublisher, line: bytes, units: list[Unit], batches: list[Sequence[bytes]]
     ) -> None:
         words = line.split(b" ")
-        source = self._source(publisher, words)
+        writer = self._writer(publisher, words)
         token = _token(words[4]) if len(words) == 5 else None
-        units.append([line])
-        if source is None or token is None:
+        batches.append([line])
+        if writer is None or token is None:
             return
-        self._batch(publisher, source)  # a batch that was cut off is never completed
+        self._batch(publisher, writer)  # a batch that was cut off is never completed
         data = message(self.name, line)
-        runs.append(Run(data, self._clock.seconds(), publisher, source, token, is_position=True))
+        units.append(Unit(data, self._clock.seconds(), publisher, writer, token, is_position=True))
 
     @staticmethod
-    def _batch(publisher: ChannelPublisher, source: Source) -> list[bytes]:
-        lines = publisher.held.pop(source, [])
+    def _batch(publisher: ChannelPublisher, writer: Writer) -> list[bytes]:
+        lines = publisher.held.pop(writer, [])
         publisher.held_bytes -= sum(map(len, lines))
         return lines
 
     # -- passing -------------------------------------------------------------------------------------------
 
-    def _is_believed(self, run: Run) -> bool:
-        """Note that this run is passed, or that it is not: its writer's POSITION has not come."""
-        source = run.source
-        if source is None:
+    def _is_believed(self, unit: Unit) -> bool:
+        """Note that this unit is passed, or that it is not: its writer's POSITION has not come."""
+        writer = unit.writer
+        if writer is None:
             return True
-        if run.is_refused:
-            self._forget(source, run.publisher)
-            self._expect([source])
+        if unit.is_refused:
+            self._forget(writer, unit.publisher)
+            self._expect([writer])
             return False
-        passed = self._passed.get(source)
-        if run.is_position:
+        passed = self._passed.get(writer)
+        if unit.is_position:
             if passed is None:
-                passed = self._passed[source] = Passed(run.publisher, run.token)
-            passed.publisher = run.publisher
-        elif passed is None or passed.publisher is not run.publisher:
+                passed = self._passed[writer] = Passed(unit.publisher, unit.token)
+            passed.publisher = unit.publisher
+        elif passed is None or passed.publisher is not unit.publisher:
             self.held_back += 1
-            if source not in self._query.unanswered:
-                self._expect([source])
+            if writer not in self._query.unanswered:
+                self._expect([writer])
             self.ask()
             return False
-        run.before = passed.token
-        passed.token = run.token if self._is_in_memory(source) else max(passed.token, run.token)
-        if run.is_position:
-            self._query.unanswered.discard(source)
+        unit.before = passed.token
+        passed.token = unit.token if self._is_in_memory(writer) else max(passed.token, unit.token)
+        if unit.is_position:
+            self._query.unanswered.discard(writer)
         return True
 
-    def _pass(self, runs: Sequence[Run]) -> None:
-        """Pass these runs, or with many subscribers soon, in one write with those after them."""
-        believed = [run for run in runs if self._is_believed(run)]
+    def _pass(self, units: Sequence[Unit]) -> None:
+        """Pass these units, or with many subscribers soon, in one write with those after them."""
+        believed = [unit for unit in units if self._is_believed(unit)]
         self._gathered += believed
         if not self._gather_timer.is_active:
             self._end_gathering()
 
     def _end_gathering(self) -> None:
-        runs, self._gathered = self._gathered, []
-        if not runs:
+        units, self._gathered = self._gathered, []
+        if not units:
             return
         if len(self.subscribers) >= MANY:
             self._gather_timer.start(GATHER_SECONDS)
-        joined = b"".join([run.data for run in runs]) if len(runs) > 1 else runs[0].data
+        joined = b"".join([unit.data for unit in units]) if len(units) > 1 else units[0].data
         for subscriber in list(self.subscribers):
-            others, data = runs, joined
+            others, data = units, joined
             if subscriber.link is not None:
-                others = [run for run in runs if run.publisher.link is not subscriber.link]
-                data = b"".join([run.data for run in others])
+                others = [unit for unit in units if unit.publisher.link is not subscriber.link]
+                data = b"".join([unit.data for unit in others])
             if subscriber.is_demoted:
                 self._miss(subscriber, others)
             elif subscriber.lacks:
@@ -526,23 +526,23 @@ class ServedChannel:
             elif data:
                 self._send(subscriber, data)
 
-    def _send_after_positions(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
+    def _send_after_positions(self, subscriber: ChannelSubscriber, units: Sequence[Unit]) -> None:
         """Send what a subscriber may be sent that is still to be told some positions."""
-        for run in runs:
-            source = run.source
+        for unit in units:
+            writer = unit.writer
             if subscriber.is_demoted:
-                self._miss(subscriber, [run])
+                self._miss(subscriber, [unit])
                 continue
-            if source is not None and source in subscriber.lacks:
-                if run.is_position:
-                    del subscriber.lacks[source]
-                elif self._is_in_memory(source):
+            if writer is not None and writer in subscriber.lacks:
+                if unit.is_position:
+                    del subscriber.lacks[writer]
+                elif self._is_in_memory(writer):
                     continue
                 else:
-                    del subscriber.lacks[source]
-                    self._send(subscriber, self._position(source, run.before) + run.data)
+                    del subscriber.lacks[writer]
+                    self._send(subscriber, self._position(writer, unit.before) + unit.data)
                     continue
-            self._send(subscriber, run.data)
+            self._send(subscriber, unit.data)
 
     def _send(self, subscriber: ChannelSubscriber, data: bytes) -> bool:
         """Send this. False if the subscriber is demoted by it."""
@@ -555,19 +555,19 @@ class ServedChannel:
         self._teller.forget(subscriber)
         return False
 
-    def _miss(self, subscriber: ChannelSubscriber, runs: Sequence[Run]) -> None:
-        for run in runs:
-            if run.source is None:
+    def _miss(self, subscriber: ChannelSubscriber, units: Sequence[Unit]) -> None:
+        for unit in units:
+            if unit.writer is None:
                 self.dropped += 1
             else:
-                subscriber.lacks[run.source] = None
+                subscriber.lacks[unit.writer] = None
 
 
 def ignore(lines: Sequence[bytes]) -> None:
     """Take no lines: there is no log that wants them."""
 
 
-def always(source: Source, token: int) -> bool:
+def always(writer: Writer, token: int) -> bool:
     """Every fact is there: nothing need wait for the log."""
     return True
 

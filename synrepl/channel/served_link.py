@@ -10,10 +10,11 @@ from synrepl.base.interfaces import IClock
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.metrics import Metrics
 from synrepl.base.time import Timer
-from synrepl.channel.ends import ChannelPublisher, Source
+from synrepl.channel.ends import ChannelPublisher
 from synrepl.channel.served_channel import ServedChannel, always, ignore
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.replication.broker.peer import BrokerPeer
+from synrepl.streams.writer import Writer
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import Close, Deliver, Session, Warn
@@ -32,7 +33,7 @@ REJOIN_SECONDS: Final = 1.0
 
 HOLD_SECONDS: Final = 5.0
 """How long publishers wait for a log that does not take their lines. Then it gets none for a while, and asks
-its sources for what it lacks."""
+its writers for what it lacks."""
 
 
 class ServedLink:
@@ -53,7 +54,7 @@ class ServedLink:
         instance: str,
         metrics: Metrics,
         on_room: Callable[[], object],
-        is_caught_up: Callable[[Source, int], bool] = always,
+        is_caught_up: Callable[[Writer, int], bool] = always,
     ) -> None:
         self.messages_refused = 0
         self.interruptions = 0

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from synrepl.base.problems import Problem
-from synrepl.channel.ends import Source as Pair
 from synrepl.channel.resp.server import RespServer
 from synrepl.channel.served_link import ServedLink
 from synrepl.ingest.channel import ChannelSource
+from synrepl.streams.writer import Writer
 
 if TYPE_CHECKING:
     from synrepl.channel.redis_connections import BridgeConnections
@@ -69,12 +69,12 @@ class RespSource(ChannelSource):
         self.link.stop()
         self.follower.stop()
 
-    def _is_caught_up(self, source: Pair, token: int) -> bool:
-        """Whether the log takes all of a source up to this token, or has given up what it could not get."""
-        stream, writer = source
+    def _is_caught_up(self, writer: Writer, token: int) -> bool:
+        """Whether the log takes all of a writer up to this token, or has given up what it could not get."""
+        stream = writer.stream
         if stream not in self.follower.table or self.follower.table[stream].ephemeral:
             return True
-        return self.follower.server.streams.position(stream, writer) >= token
+        return self.follower.server.streams.position(stream, writer.name) >= token
 
     def silence(self) -> Problem | None:
         """There is no connection of its own that could fail."""

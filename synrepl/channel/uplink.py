@@ -90,10 +90,10 @@ class ChannelUplink:
 
     # -- called by the channel -----------------------------------------------------------------------------
 
-    def published(self, publisher: ChannelPublisher, units: Sequence[Sequence[bytes]]) -> None:
-        """Pass on lines of the channel itself: the lines of a unit belong together."""
+    def published(self, publisher: ChannelPublisher, batches: Sequence[Sequence[bytes]]) -> None:
+        """Pass on lines of the channel itself: a batch, or one line, at a time."""
         now = self._clock.seconds()
-        self._pass([Waiting(now, publisher, "", lines) for lines in units])
+        self._pass([Waiting(now, publisher, "", lines) for lines in batches])
 
     def published_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
         """Pass on a line of a sub-channel."""
@@ -136,11 +136,11 @@ class ChannelUplink:
 
     # -- up ------------------------------------------------------------------------------------------------
 
-    def _pass(self, units: Sequence[Waiting]) -> None:
+    def _pass(self, lines: Sequence[Waiting]) -> None:
         if self._conversation is None:
-            units = [one for one in units if not one.is_of_stream]
-        self._waiting += units
-        self._waiting_bytes += sum(one.size for one in units)
+            lines = [one for one in lines if not one.is_of_stream]
+        self._waiting += lines
+        self._waiting_bytes += sum(one.size for one in lines)
         if self._conversation is not None and not self._conversation.is_full:
             self._flush()
         elif self._waiting_bytes > MAX_WAITING:

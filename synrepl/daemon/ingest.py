@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from synrepl.ingest.source_manager import SourceManager
 
 
-class IngestServices:
+class Ingest:
     """The sources that the settings name. They are open while the daemon is the primary.
 
     `assigned` are the streams that the sources of rooms bring. `history_lost` is called with the name of a

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from twisted.logger import Logger
 
 from synrepl.base.tasks import Tasks
-from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.ingest import Ingest
 from synrepl.errors import ConfigError, ReplicationError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
@@ -28,7 +28,7 @@ class IngestSwitch:
 
     def __init__(
         self,
-        ingest: IngestServices,
+        ingest: Ingest,
         log: Log,
         publisher: Publisher,
         refused: RefusedFacts,

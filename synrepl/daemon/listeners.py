@@ -15,12 +15,12 @@ from synrepl.base.turn_queue import TurnQueue
 from synrepl.config import Settings
 from synrepl.errors import ConfigError
 from synrepl.replication.addresses import Address
-from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import IHello, NoHello
+from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response
-from synrepl.transports.http.server import ApiSite, Services
+from synrepl.transports.http.server import ApiSite, SiteContext
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.send_buffer import unsent_bytes
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
@@ -71,26 +71,26 @@ class Listeners:
         self._queue = TurnQueue(reactor)
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
-        self._holdings: Holdings | None = None
+        self._read_gate: ReadGate | None = None
         self._hello: IHello = NoHello()
         self._tls: list[ServerTls | None] = []
         """For each of `ports`, then for those of rooms: its certificates, if it speaks TLS."""
 
-    async def open(self, services: Services, keys: Keyring, owners: Iterable[IPortOwner] = ()) -> None:
+    async def open(self, context: SiteContext, keys: Keyring, owners: Iterable[IPortOwner] = ()) -> None:
         """Listen at every port, those of `owners` too. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
-        self._holdings = services.publisher.holdings
-        self._hello = services.hooks.hello
+        self._read_gate = context.publisher.read_gate
+        self._hello = context.hooks.hello
         self._owners = list(owners)
         others = [port for owner in self._owners for port in owner.ports()]
         most = connection_limit(len(settings.listen) + len(others) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
-                services.publisher,
-                server_name=lambda: settings.server_name_of(services.log.notes),
+                context.publisher,
+                server_name=lambda: settings.server_name_of(context.log.notes),
                 dialect=settings.dialect,
                 clock=self._reactor,
-                metrics=services.metrics,
+                metrics=context.metrics,
                 keepalive=settings.keepalive,
                 hello=self._hello,
                 keys=keys,
@@ -104,7 +104,7 @@ class Listeners:
                 dialect=settings.dialect.name if settings.dialect is not None else "auto",
             )
         # Its own turns: a request does not wait behind the lines of thousands of connections.
-        self._site = make_site(services, keys=keys)
+        self._site = make_site(context, keys=keys)
         why = f"this listener has {most} connections, its limit: retry later"
         refusal = encode_response(ApiError("out_of_descriptors", why))
         limited = LimitedFactory(self._site, most, self._reactor, last_words=refusal)
@@ -190,8 +190,8 @@ class Listeners:
             stopped = port.stopListening()
             if stopped is not None:
                 await stopped
-        if self._holdings is not None:
-            self._holdings.stop()
+        if self._read_gate is not None:
+            self._read_gate.stop()
         self.close_followers("server shutting down")
 
     async def drain(self) -> None:

@@ -17,17 +17,17 @@ from synrepl.base.tasks import Tasks
 from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.config import settings as all_settings
-from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.ingest import Ingest
 from synrepl.daemon.ingest_switch import IngestSwitch
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.replication.declared_streams import DeclaredStreams
-from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.read_gate import ReadGate
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.rooms import rooms, wanted_rooms
@@ -39,7 +39,7 @@ from synrepl.streams.catalog import FEDERATION
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.wire.dialect import NEWEST
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
@@ -84,7 +84,7 @@ class Daemon(Service):
         """Whether `failure` is a mistake in the settings, such as a port that is in use."""
         self.hooks = Hooks()
         """Who answers what concerns other daemons of the log; before the start a daemon alone."""
-        self._services: Services | None = None
+        self._context: SiteContext | None = None
         self._needs_name = needs_name
         self.reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
@@ -98,13 +98,13 @@ class Daemon(Service):
     @property
     def has_copy(self) -> bool:
         """Whether the ports are open and, on a replica, the copy of the upstream's log is complete."""
-        return self.ready.called and self._services is not None and self.hooks.role.is_whole
+        return self.ready.called and self._context is not None and self.hooks.role.is_whole
 
     def describe(self) -> str:
         """Describe the state in a line: role and position, then the first reason not to be ready."""
-        if self._services is None:
+        if self._context is None:
             return f"cannot start: {self.failure}" if self.failure else "starting"
-        log, reasons = self._services.log, self._services.not_ready_reasons()
+        log, reasons = self._context.log, self._context.not_ready_reasons()
         name = self.settings.server_name_of(log.notes)
         described = f"{self.hooks.role.role} of {name}, epoch {log.head.epoch}, serial {log.head.serial}"
         return f"{described}; {reasons[0]}" if reasons else described
@@ -150,7 +150,7 @@ class Daemon(Service):
     async def _open(self) -> Log:
         """Make all parts, wire them, and start them in order: the ports open last."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
-        ingest = IngestServices(
+        ingest = Ingest(
             settings,
             reactor,
             table=self.table,
@@ -214,7 +214,7 @@ class Daemon(Service):
             log, reactor, settings, keys=keys_of(self.table), leases=hooks.leases, expiry=expiry
         )
         thread = ReactorThread(reactor, "http work")
-        services = self._services = Services(
+        context = self._context = SiteContext(
             log=log,
             publisher=publisher,
             table=self.table,
@@ -242,7 +242,7 @@ class Daemon(Service):
         log.copies.on_replaced(
             partial(listeners.close_followers, "this replica has joined again: read its streams again")
         )
-        log.copies.on_replaced(partial(self._warn_of_filter, publisher.holdings))
+        log.copies.on_replaced(partial(self._warn_of_filter, publisher.read_gate))
         publisher.wire(hooks.role, hooks.forwarding)
         self.keyring.wire(hooks.keys)
         self.keyring.subscribers.append(listeners.recheck)
@@ -261,10 +261,10 @@ class Daemon(Service):
         # Before the ports open: a source that cannot be opened ends the start.
         await switch.start()
         retention.start()
-        self._warn_of_filter(publisher.holdings)
+        self._warn_of_filter(publisher.read_gate)
         primary = settings.instance_name if hooks.role.is_primary else ""
         own.start(warn_of_unproven(log, self._logger, primary=primary), "looking for forged facts")
-        await listeners.open(services, self.keyring, parts.values())
+        await listeners.open(context, self.keyring, parts.values())
         return log
 
     async def _open_log(self, rules: WriterRules) -> Log:
@@ -350,8 +350,8 @@ class Daemon(Service):
             return None
         return declared.key(declared.decode(row, NEWEST))
 
-    def _warn_of_filter(self, holdings: Holdings) -> None:
-        if held := holdings.describe():
+    def _warn_of_filter(self, read_gate: ReadGate) -> None:
+        if held := read_gate.describe():
             self._logger.warn("{held}: requests for other streams and writers are refused", held=held)
 
     def _ingest_failed(self, why: str) -> None:
@@ -393,7 +393,7 @@ class Daemon(Service):
         A part that cannot stop is logged, and is the `failure` if there is none; the others still stop.
         Otherwise the log would stay open, and queued appends would get no answer.
         """
-        self._services, self._parts, self.hooks = None, {}, Hooks()
+        self._context, self._parts, self.hooks = None, {}, Hooks()
         stops, self._stops = [self.listeners.drain, *self._stops], []
         while stops:
             stop = stops.pop()

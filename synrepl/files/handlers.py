@@ -20,7 +20,7 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import OwnBody, handles, takes_body
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.wire.text import printable
 
 BLOCK: Final = 256 * 1024
@@ -55,9 +55,9 @@ class FilesAnswer(msgspec.Struct, frozen=True):
 
 
 @takes_body(PUT_FILE)
-def take_upload(services: Services, uri: bytes) -> OwnBody | None:
+def take_upload(context: SiteContext, uri: bytes) -> OwnBody | None:
     """Write the file to disk as it arrives."""
-    part = _part(services)
+    part = _part(context)
     if part is None or not is_upload(uri):
         return None
     return OwnBody(part.max_bytes, partial(Upload, part.files))
@@ -124,12 +124,12 @@ async def list_names(call: Call) -> FilesAnswer:
     return FilesAnswer(files, limited=len(files) == limit)
 
 
-def _part(services: Services) -> FilesPart | None:
-    return cast("FilesPart | None", services.rooms.get("files"))
+def _part(context: SiteContext) -> FilesPart | None:
+    return cast("FilesPart | None", context.rooms.get("files"))
 
 
 def _store(call: Call) -> Files:
-    part = _part(call.services)
+    part = _part(call.context)
     if part is None:
         raise ApiError("not_found", "this daemon stores no files")
     return part.files
@@ -142,9 +142,9 @@ def _checksum(call: Call) -> str:
 
 
 def _unknown_file(call: Call, why: str) -> ApiError:
-    if call.holdings.filter.writers is not None:
+    if call.read_gate.filter.writers is not None:
         # This daemon holds only some writers: another writer may have named the file.
-        return call.filtered_error(f"{why}; {call.holdings.describe()}")
+        return call.filtered_error(f"{why}; {call.read_gate.describe()}")
     return ApiError("no_such_file", why)
 
 

@@ -18,6 +18,7 @@ from synrepl.homeserver.looks import Heard, UnreadableRows
 from synrepl.replication.broker.member import ChannelMember
 from synrepl.replication.follower.facts import decoder, untyped
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.transports.redis.address import RedisAddress, RedisWords
 from synrepl.transports.redis.connections import RedisRefused
 from synrepl.transports.redis.link import RedisLink
@@ -40,7 +41,7 @@ WORDS: Final = RedisWords(
 )
 """What a homeserver's configuration calls the settings."""
 MAX_WRITERS: Final = 2_000
-"""The most pairs of stream and writer that are kept: any process on the channel can name some."""
+"""The most writers of streams that are kept: any process on the channel can name some."""
 
 
 def redis_address(settings: RedisSettings) -> RedisAddress:
@@ -124,10 +125,10 @@ class ChannelMonitor(ChannelMember):
 
     def __init__(self, reactor: Any, settings: RedisSettings, server_name: str) -> None:
         self._server_name = server_name
-        self._tokens: dict[tuple[str, str], int] = {}
-        self._answers: list[Counter[tuple[str, str]]] = []
-        self._rows: Counter[tuple[str, str]] = Counter()
-        self._unreadable: dict[tuple[str, str], UnreadableRows] = {}
+        self._tokens: dict[Writer, int] = {}
+        self._answers: list[Counter[Writer]] = []
+        self._rows: Counter[Writer] = Counter()
+        self._unreadable: dict[Writer, UnreadableRows] = {}
         self._is_up = False
         self._since = float("inf")
         self._clock: Callable[[], float] = reactor.seconds
@@ -203,19 +204,19 @@ class ChannelMonitor(ChannelMember):
         """Keep the highest token of each stream and writer."""
         for one in announcements(commands):
             # Names are shown to people, and any process on the channel chooses them.
-            key = printable(one.stream), printable(one.writer)
-            if key not in self._tokens and len(self._tokens) >= MAX_WRITERS:
+            writer = Writer(printable(one.stream), printable(one.writer))
+            if writer not in self._tokens and len(self._tokens) >= MAX_WRITERS:
                 continue
-            self._tokens[key] = max(self._tokens.get(key, -1), *one.tokens, 0)
+            self._tokens[writer] = max(self._tokens.get(writer, -1), *one.tokens, 0)
             if one.rows:
-                self._rows[key] += one.rows
+                self._rows[writer] += one.rows
             if one.unreadable is not None:
-                first = self._unreadable.get(key)
+                first = self._unreadable.get(writer)
                 if first is not None:
                     first = msgspec.structs.replace(first, count=first.count + one.unreadable.count)
-                self._unreadable[key] = first or one.unreadable
+                self._unreadable[writer] = first or one.unreadable
             if one.is_answer and self._answers:
-                self._answers[-1][key] += 1
+                self._answers[-1][writer] += 1
 
     def subscriber_up(self) -> None:
         """Redis has confirmed the subscription."""

@@ -383,9 +383,10 @@ def _channel(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool) 
     yield from _subscribers(homeserver, heards, [look for look in looks if look.metrics])
     yield from _unknown_writers(homeserver, last)
     if has_asked:
-        for (stream, writer), answers in sorted(last.answers.items()):
+        for one, answers in sorted(last.answers.items()):
+            stream, writer = one
             # Not at both questions, if it was another process that asked as well, as one that starts does.
-            if answers > 1 and last.asks > 1 and last.rows.get((stream, writer), 0) == 0:
+            if answers > 1 and last.asks > 1 and last.rows.get(one, 0) == 0:
                 yield Finding(
                     kind="name_twice",
                     stream=stream,

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from synrepl.errors import StorageError
 from synrepl.homeserver.configuration import DatabaseSettings
 from synrepl.homeserver.doctor.examination import is_locked_out, present_streams, reason_of
-from synrepl.homeserver.doctor.holds import read_positions
+from synrepl.homeserver.doctor.stalls import read_positions
 from synrepl.homeserver.doctor.synapse import MARKS, Catalog, read_catalog
 from synrepl.homeserver.explanation import HomeserverState
 from synrepl.homeserver.looks import (

@@ -23,7 +23,7 @@ _logger = Logger()
 @handles(INVALIDATE)
 async def invalidate(call: Call, body: InvalidationRequest) -> InvalidationReport:
     """Invalidate caches of the homeserver, and log who did it and why; the keys are not logged."""
-    invalidator = invalidator_of(call.services)
+    invalidator = invalidator_of(call.context)
     if invalidator is None:
         raise ApiError("not_found", "this daemon knows no homeserver: start it with --homeserver")
     if body.is_empty:

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from synrepl.streams.writer import Writer
 from synrepl.wire.dialect import Release
 
 _RELEASE: Final = re.compile(r"(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)", re.ASCII)
@@ -159,10 +160,10 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     positions: Positions = {}
-    answers: Mapping[tuple[str, str], int] = {}
+    answers: Mapping[Writer, int] = {}
     asks: int = 0
-    rows: Mapping[tuple[str, str], int] = {}
-    unreadable: Mapping[tuple[str, str], UnreadableRows] = {}
+    rows: Mapping[Writer, int] = {}
+    unreadable: Mapping[Writer, UnreadableRows] = {}
     subscribers: int | None = None
     since: float = float("inf")
     trouble: str = ""

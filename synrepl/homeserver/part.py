@@ -8,7 +8,7 @@ from synrepl.base.problems import Problem
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.homeserver.absence import ABSENT_STATUS
 from synrepl.homeserver.settings import homeserver_settings
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 
 if TYPE_CHECKING:
     from synrepl.homeserver.invalidation_requests import IInvalidator
@@ -82,7 +82,7 @@ def build(daemon: DaemonParts) -> HomeserverPart:
     return HomeserverPart(tables=tables, watch=watch, invalidator=invalidator)
 
 
-def invalidator_of(services: Services) -> "IInvalidator | None":
+def invalidator_of(context: SiteContext) -> "IInvalidator | None":
     """Return who invalidates the caches of the homeserver that the daemon watches; None without one."""
-    part = services.rooms.get("homeserver")
+    part = context.rooms.get("homeserver")
     return part.invalidator if isinstance(part, HomeserverPart) else None

@@ -71,7 +71,7 @@ class MultiWriterIdGenerator:
     """Generates the ids of a stream that several processes write, each under its own instance name.
 
     `pool` runs functions in transactions, as `twisted.enterprise.adbapi.ConnectionPool` does; `flavor` is the
-    dialect of its database, ``"sqlite"`` or ``"postgresql"``. `instance` is the name of this process among
+    kind of its database, ``"sqlite"`` or ``"postgresql"``. `instance` is the name of this process among
     `stream.writers`. `clock` is the reactor. PostgreSQL notifies `channel` when the generator has stored a
     position, and ``synrepl`` when a `WriterSession` has.
 

@@ -20,6 +20,7 @@ from synrepl.storage.staged_copy import StagedCopy
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.facts import Fact
 from synrepl.streams.positions import VClock
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 
 COMMIT_FACTS: Final = 8_000
@@ -100,7 +101,8 @@ async def restore_snapshot(
                 trimmed_upto=snapshot.position,
                 epoch_starts=snapshot.epoch_starts,
                 positions={
-                    (stream, writer): token for stream, writer, token in VClock.from_json(snapshot.clock)
+                    Writer(stream, writer): token
+                    for stream, writer, token in VClock.from_json(snapshot.clock)
                 },
                 receipts=(),
             )

@@ -30,10 +30,8 @@ from synrepl.base.tasks import Tasks
 from synrepl.html.humanize import counted
 from synrepl.replicas.promises import IPromised, PromiseKeeper
 from synrepl.replication.log_waiters import MAX_WAITERS
+from synrepl.streams.writer import Writer
 from synrepl.wire.acks import NO_ACKS, Acks
-
-Source = tuple[str, str]
-"""A stream and a writer."""
 
 
 class IAcknowledger(IPromised, Protocol):
@@ -67,7 +65,7 @@ class Acknowledgements:
     defaults: Mapping[str, Acks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._waiting: dict[tuple[Acks, Source], list[tuple[int, int, Deferred[None]]]] = {}
+        self._waiting: dict[tuple[Acks, Writer], list[tuple[int, int, Deferred[None]]]] = {}
         """Serial, number in the order of arrival, and Deferred of each append; sorted."""
         self._arrived = 0
         self._count = 0
@@ -92,15 +90,15 @@ class Acknowledgements:
         if self._count >= MAX_WAITERS:
             raise NotForwarded("busy", f"{MAX_WAITERS} appends already wait for replicas: retry later")
 
-    async def wait(self, acks: Acks, source: Source, serial: int, timeout: float) -> None:
+    async def wait(self, acks: Acks, writer: Writer, serial: int, timeout: float) -> None:
         """Return once the replicas have everything up to this serial on disk.
 
         They were promised (`PromiseKeeper.promise`) before the append with this serial. Raises `NotForwarded`
         after `timeout` seconds, with the number of replicas that have it.
         """
-        if self._reached(acks, source) >= serial:
+        if self._reached(acks, writer) >= serial:
             return
-        waiting = self._waiting.setdefault((acks, source), [])
+        waiting = self._waiting.setdefault((acks, writer), [])
         done: Deferred[None] = Deferred()
         self._arrived += 1
         self._count += 1
@@ -112,37 +110,37 @@ class Acknowledgements:
             self._count -= 1
             if entry in waiting:
                 waiting.remove(entry)
-            if not waiting and self._waiting.get((acks, source)) is waiting:
-                del self._waiting[acks, source]
-        if self._reached(acks, source) < serial:
-            raise self._timed_out(acks, source, serial)
+            if not waiting and self._waiting.get((acks, writer)) is waiting:
+                del self._waiting[acks, writer]
+        if self._reached(acks, writer) < serial:
+            raise self._timed_out(acks, writer, serial)
 
     def advanced(self) -> None:
         """A replica has acknowledged more: answer what waited for that."""
         if not self.promises.is_settled and self.promises.advanced(self.replicas()):
             self.tasks.start(self.promises.save(), "saving which promise counts")
-        for (acks, source), waiting in list(self._waiting.items()):
-            reached = self._reached(acks, source)
+        for (acks, writer), waiting in list(self._waiting.items()):
+            reached = self._reached(acks, writer)
             while waiting and waiting[0][0] <= reached:
                 waiting.pop(0)[2].callback(None)
 
-    def _reached(self, acks: Acks, source: Source) -> int:
+    def _reached(self, acks: Acks, writer: Writer) -> int:
         """The serial up to which enough replicas have everything; 0 if there are not enough of them."""
         if not self.is_primary():
             return 0
         may_acknowledge = self.promises.counted(acks)
-        holding = [one for one in self.replicas() if one.uuid in may_acknowledge and one.holds(*source)]
+        holding = [one for one in self.replicas() if one.uuid in may_acknowledge and one.holds(*writer)]
         if acks.names:
             at = {one.name: one.acknowledged for one in holding}
             return min(at.get(name, 0) for name in acks.names)
         serials = sorted((one.acknowledged for one in holding if one.is_whole_copy), reverse=True)
         return serials[acks.number - 1] if len(serials) >= acks.number > 0 else 0
 
-    def _timed_out(self, acks: Acks, source: Source, serial: int) -> NotForwarded:
+    def _timed_out(self, acks: Acks, writer: Writer, serial: int) -> NotForwarded:
         have = sorted(
             one.name
             for one in self.replicas()
-            if one.holds(*source) and one.acknowledged >= serial and (acks.names or one.is_whole_copy)
+            if one.holds(*writer) and one.acknowledged >= serial and (acks.names or one.is_whole_copy)
         )
         why = (
             f"the facts are on the disk of this daemon, up to serial {serial}, and of"

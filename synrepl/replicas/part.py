@@ -189,7 +189,7 @@ class ReplicasPart(Part):
             self.relays.close("this daemon is fenced: another one is primary")
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
         self._role_may_have_changed()
-        self._publisher.holdings.changed()
+        self._publisher.read_gate.changed()
 
     def _role_may_have_changed(self) -> None:
         for changed in self.roles.changed:
@@ -280,7 +280,7 @@ class ReplicasPart(Part):
         )
 
     def _replica_changed(self) -> None:
-        self._publisher.holdings.changed()
+        self._publisher.read_gate.changed()
         replica = self.replica
         if replica is not None and replica.state in (ReplicaState.READY, ReplicaState.LIVE):
             self.addresses.learned(replica.upstream.where, replica.upstream_http)

@@ -12,6 +12,7 @@ from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire.codec import Codec
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.filter import ALL, Filter
@@ -88,7 +89,7 @@ class Encoder(LogEncoder):
         strategy: ServeStrategy,
         *,
         withheld: Callable[[Fact, str], None],
-        writes: Collection[tuple[str, str]] | None = None,
+        writes: Collection[Writer] | None = None,
         served: Filter = ALL,
         named: Collection[str] = (),
     ) -> None:
@@ -105,6 +106,7 @@ class Encoder(LogEncoder):
             and (served.streams is None or stream.name in served.streams)
         }
         self._withheld = withheld
+        # By stream and writer: bare tuples, as one is made for each fact.
         self._prefixes: dict[tuple[str, str], bytes] = {}
 
     def streams(self) -> list[Stream[Any]]:

@@ -12,7 +12,7 @@ from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder, LogEncoder
 from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionsStep, TokenPage, read_page
 from synrepl.replication.follower_feed import FollowerFeed
-from synrepl.replication.ring import Ring, RingGroup
+from synrepl.replication.ring import Ring
 from synrepl.replication.sender import Sender
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
@@ -220,28 +220,3 @@ class FollowerSender:
         if failure.check(StorageError) is None:
             _logger.failure("cannot send a follower what it asked for", failure)
         self.connection.fail("the log cannot be read at the moment; reconnect later")
-
-
-def pump_all(ring: Ring, followers: Iterable[FollowerSender]) -> None:
-    """Send what was committed to all these followers.
-
-    Most of them wait for it at the same place in the ring, and are sent the same. These form a group: what is
-    next is looked up once, and each of them costs little more than its write.
-    """
-    place: tuple[int, int, Encoder, frozenset[str] | None] | None = None
-    lines: tuple[bytes, RingGroup] | None = None
-    for follower in followers:
-        live = follower.feed.live
-        if live is None or not follower.feed.is_waiting or follower.sender.is_paused:
-            follower.sender.pump()
-            continue
-        its_place = live.number, live.serial, follower.encoder.release, live.streams
-        if place != its_place:
-            place, lines = its_place, ring.lines_after(*its_place)
-        if lines is not None:
-            data, last = lines
-            live.number, live.serial, live.last = last.number, last.serial, last
-            if data:
-                follower.connection.write(data)
-        if live.number < ring.newest:
-            follower.sender.pump()

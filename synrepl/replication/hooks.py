@@ -19,6 +19,7 @@ from synrepl.base.response_errors import NotForwarded
 from synrepl.errors import StorageError
 from synrepl.replication.addresses import Address
 from synrepl.replication.connection import Connection, ConnectionOwner
+from synrepl.streams.writer import Writer
 from synrepl.wire.acks import NO_ACKS, Acks
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ReadRefusal(NamedTuple):
 class IRole(Protocol):
     """What this daemon is among the daemons of its log.
 
-    Whoever answers also opens and closes the gate of the log (`AppendGate`), and calls `Holdings.changed`
+    Whoever answers also opens and closes the gate of the log (`AppendGate`), and calls `ReadGate.changed`
     when readers may have to leave.
     """
 
@@ -179,7 +180,7 @@ class IAcknowledgements(Protocol):
     async def promise(self, acks: Acks) -> None:
         """Note with the log that an append is about to wait for these acknowledgements."""
 
-    async def wait(self, acks: Acks, source: tuple[str, str], serial: int, timeout: float) -> None:
+    async def wait(self, acks: Acks, writer: Writer, serial: int, timeout: float) -> None:
         """Wait until the copies have all of this stream and writer up to this serial.
 
         Raises `NotForwarded` after `timeout` seconds.
@@ -200,7 +201,7 @@ class NoCopies:
     async def promise(self, acks: Acks) -> None:
         """Note nothing."""
 
-    async def wait(self, acks: Acks, source: tuple[str, str], serial: int, timeout: float) -> None:
+    async def wait(self, acks: Acks, writer: Writer, serial: int, timeout: float) -> None:
         """Wait for nobody."""
 
 

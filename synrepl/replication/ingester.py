@@ -21,6 +21,7 @@ from synrepl.storage.log import Log
 from synrepl.streams.catalog import RefusedFact
 from synrepl.streams.facts import LOST, NO_ROWS
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.commands import Replicate
 
@@ -49,7 +50,7 @@ class LoggedPositions:
     Streams and writers in `own` are left out: this process writes them and never receives them.
     """
 
-    def __init__(self, log: Log, own: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(self, log: Log, own: Collection[Writer] = ()) -> None:
         self._log = log
         self._own = frozenset(own)
 
@@ -103,7 +104,7 @@ class Ingester:
     def __post_init__(self) -> None:
         self.error = ""
         self.facts = 0
-        self._rewound: dict[tuple[str, str], _Rewind] = {}
+        self._rewound: dict[Writer, _Rewind] = {}
         """The writers whose history is to be checked, by stream and writer."""
         self._tasks = Tasks(self._logger, "ingest")
         self._pending: dict[str, list[tuple[str, int, bytes]]] = {}
@@ -111,7 +112,7 @@ class Ingester:
         self._pending_bytes = 0
         self._is_storing = False
         self._blocked: list[Deferred[None]] = []
-        self._announced: dict[tuple[str, str], int] = {}
+        self._announced: dict[Writer, int] = {}
         self._timer = Timer(self.clock, self._certify_silence)
 
     def attach(
@@ -171,8 +172,8 @@ class Ingester:
             self._tasks.start(self._store(), "storing received facts")
 
     def _on_history_event(self, query_follower: Follower | None, event: FollowerEvent) -> None:
-        key = event.stream, event.writer
-        rewind = self._rewound.get(key)
+        writer = Writer(event.stream, event.writer)
+        rewind = self._rewound.get(writer)
         if event.kind == "position" and rewind is not None and rewind.query_follower is not None:
             rewind.answers.append(event.token)
         if event.kind != "went_back" or event.stream not in self.table:
@@ -180,7 +181,7 @@ class Ingester:
         stream = self.table[event.stream]
         if stream.ordered and not stream.ephemeral:
             if rewind is None:
-                rewind = self._rewound[key] = _Rewind(event.token)
+                rewind = self._rewound[writer] = _Rewind(event.token)
             rewind.token = min(event.token, rewind.token)
             if query_follower is not None:
                 # In the next reactor turn: in this one, the same POSITION is still to be processed.
@@ -207,7 +208,7 @@ class Ingester:
                 if left := [fact for fact in pending if fact[0] != event.writer]:
                     self._pending[event.stream] = left
                 self.log.reset_writer(event.stream, event.writer)
-            self._announced.pop((event.stream, event.writer), None)
+            self._announced.pop(Writer(event.stream, event.writer), None)
 
     def _refuse(self, event: FollowerEvent, publisher: str) -> None:
         """Keep a fact that cannot be read. A row is text: a line that is none is refused as a whole."""
@@ -228,12 +229,12 @@ class Ingester:
 
     def _on_position(self, stream: str, writer: str, token: int) -> None:
         """Record a writer's position without new facts: the first at once, later ones now and then."""
-        key = (stream, writer)
-        if key not in self._announced and writer not in self.log.positions(stream):
-            self._announced[key] = token
+        one = Writer(stream, writer)
+        if one not in self._announced and writer not in self.log.positions(stream):
+            self._announced[one] = token
             self._add(stream, writer, token, NO_ROWS)
             return
-        self._announced[key] = token
+        self._announced[one] = token
         self._timer.start(CERTIFY_SECONDS)
 
     def _certify_silence(self) -> None:
@@ -248,10 +249,10 @@ class Ingester:
             await sleep(self.clock, 0)
             while self._pending or self._pending_refused or self._rewound:
                 while self._rewound:
-                    key, rewind = next(iter(self._rewound.items()))
-                    if await self._is_confirmed(key, rewind):
-                        await self._check_history(key, rewind.token)
-                    del self._rewound[key]
+                    writer, rewind = next(iter(self._rewound.items()))
+                    if await self._is_confirmed(writer, rewind):
+                        await self._check_history(writer, rewind.token)
+                    del self._rewound[writer]
                 pending, self._pending = self._pending, {}
                 refused, self._pending_refused = self._pending_refused, []
                 self._pending_bytes = 0
@@ -264,34 +265,34 @@ class Ingester:
         finally:
             self._is_storing = False
 
-    async def _is_confirmed(self, key: tuple[str, str], rewind: "_Rewind") -> bool:
+    async def _is_confirmed(self, writer: Writer, rewind: "_Rewind") -> bool:
         """Whether a writer still reports a position lower than before."""
         await sleep(self.clock, 0)
         if rewind.query_follower is None:
             return True
-        stream, writer = key
+        stream, name = writer
         for _ in range(MAX_QUERIES):
             await sleep(self.clock, QUERY_SECONDS)
             if rewind.answers:
-                return rewind.answers[-1] < self.log.positions(stream).get(writer, 0)
+                return rewind.answers[-1] < self.log.positions(stream).get(name, 0)
             self._query_position(rewind.query_follower, rewind)
         self._logger.warn(
             "writer {writer} of {stream} reported position {token}, lower than before, but does not"
             " confirm it; ignored",
-            writer=writer,
+            writer=name,
             stream=stream,
             token=rewind.token,
         )
         return False
 
-    async def _check_history(self, key: tuple[str, str], token: int) -> None:
+    async def _check_history(self, writer: Writer, token: int) -> None:
         """Start a new epoch if the log holds facts of this writer beyond its new position."""
-        stream, writer = key
+        stream, name = writer
         facts, _ = await self.log.reads.tokens(
             stream=stream,
-            writer=writer,
+            writer=name,
             after=token,
-            upto=self.log.positions(stream).get(writer, 0),
+            upto=self.log.positions(stream).get(name, 0),
             serial=self.log.head.serial,
             limit=MAX_HISTORY_ROWS,
         )
@@ -299,7 +300,7 @@ class Ingester:
             self._logger.error(
                 "writer {writer} of {stream} was rewound to token {token}, it has lost its later facts:"
                 " a new epoch starts",
-                writer=writer,
+                writer=name,
                 stream=stream,
                 token=token,
             )

@@ -17,17 +17,18 @@ from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.replication.follower_sender import FollowerSender, pump_all
-from synrepl.replication.holdings import Holdings
+from synrepl.replication.follower_sender import FollowerSender
 from synrepl.replication.hooks import IForwarding, IRole
 from synrepl.replication.lag import Lag
 from synrepl.replication.log_waiters import LogWaiters
-from synrepl.replication.ring import Ring
+from synrepl.replication.read_gate import ReadGate
+from synrepl.replication.ring import Ring, RingGroup
 from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import (
@@ -67,7 +68,7 @@ class Publisher:
 
     A fact is encoded once for all live followers of the same release and streams. A ring of `ring_bytes`
     bytes holds the newest facts; followers that are further behind read from the log. Streams and writers
-    that this daemon's `holdings` do not include are not announced. All methods must be called in the
+    that this daemon does not hold (`read_gate`) are not announced. All methods must be called in the
     reactor's thread; call `stop` at shutdown.
     """
 
@@ -88,7 +89,7 @@ class Publisher:
         self.clock = clock
         self.metrics = metrics
         self.instance = instance
-        self.holdings = Holdings(lambda: log.notes)
+        self.read_gate = ReadGate(lambda: log.notes)
         self._ring_bytes = ring_bytes
         self.ring = self._make_ring()
         self.waiters = LogWaiters(log, clock)
@@ -119,7 +120,7 @@ class Publisher:
 
     def wire(self, role: IRole, forwarding: IForwarding) -> None:
         """Serve readers as the role allows, and store what followers send where it says."""
-        self.holdings.wire(role)
+        self.read_gate.wire(role)
         self.follower_commands.wire(forwarding)
 
     # -- followers -----------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class Publisher:
         writers apart is served no streams.
         """
         strategy = serving(dialect)
-        held, scope = self.holdings.filter, self.holdings.describe(streams)
+        held, scope = self.read_gate.filter, self.read_gate.describe(streams)
         served = Filter(_intersection(held.streams, streams), held.writers)
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
@@ -187,7 +188,7 @@ class Publisher:
         for follower in list(self.followers):
             follower.stream_added(stream)
 
-    def join_broker(self, connection: Connection, writes: Collection[tuple[str, str]]) -> FollowerSender:
+    def join_broker(self, connection: Connection, writes: Collection[Writer]) -> FollowerSender:
         """Make a sender that publishes only these streams and writers on a shared channel."""
         encoder = Encoder(
             self.table,
@@ -294,7 +295,7 @@ class Publisher:
         A daemon that holds all writers always includes its own instance.
         """
         positions = {self.instance: 0} | self.log.positions(stream)
-        writers = self.holdings.filter.writers
+        writers = self.read_gate.filter.writers
         if writers is None:
             return positions
         return {writer: token for writer, token in positions.items() if writer in writers}
@@ -316,7 +317,7 @@ class Publisher:
         return Ring(self._ring_bytes, serial=self.log.head.serial, tokens=tokens)
 
     def _committed(self, facts: Sequence[Fact]) -> None:
-        group = self.ring.add(facts, upto=None if self.holdings.filter.is_open else self.log.head.serial)
+        group = self.ring.add(facts, upto=None if self.read_gate.filter.is_open else self.log.head.serial)
         rows = self.metrics.rows.counts
         for fact in facts:
             rows[fact.stream] += jsontext.count_rows(fact.rows)
@@ -333,7 +334,7 @@ class Publisher:
 
     def _pump(self) -> None:
         self._pumped_at = self.clock.seconds()
-        pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
+        _pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
         for sender in list(self.broker_senders):
             sender.pump()
 
@@ -356,6 +357,31 @@ class Publisher:
         self._broadcasts.stop()
         self.tasks.cancel_all()
         self.follower_commands.stop()
+
+
+def _pump_all(ring: Ring, followers: Iterable[FollowerSender]) -> None:
+    """Send what was committed to all these followers.
+
+    Most of them wait for it at the same place in the ring, and are sent the same. These form a group: what is
+    next is looked up once, and each of them costs little more than its write.
+    """
+    place: tuple[int, int, Encoder, frozenset[str] | None] | None = None
+    lines: tuple[bytes, RingGroup] | None = None
+    for follower in followers:
+        live = follower.feed.live
+        if live is None or not follower.feed.is_waiting or follower.sender.is_paused:
+            follower.sender.pump()
+            continue
+        its_place = live.number, live.serial, follower.encoder.release, live.streams
+        if place != its_place:
+            place, lines = its_place, ring.lines_after(*its_place)
+        if lines is not None:
+            data, last = lines
+            live.number, live.serial, live.last = last.number, last.serial, last
+            if data:
+                follower.connection.write(data)
+        if live.number < ring.newest:
+            follower.sender.pump()
 
 
 def _intersection(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:

@@ -20,6 +20,7 @@ from synrepl.streams.catalog import REFUSED, RefusedFact
 from synrepl.streams.facts import Fact
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
@@ -71,7 +72,7 @@ class RefusedFacts:
     _logger = Logger()
 
     def __init__(self, log: Log, table: StreamTable, metrics: Metrics, *, instance: str) -> None:
-        self.unkept: dict[tuple[str, str], Unkept] = {}
+        self.unkept: dict[Writer, Unkept] = {}
         self._log = log
         self._table = table
         self._metrics = metrics
@@ -191,12 +192,13 @@ class RefusedFacts:
 
     def _count_unkept(self, one: RefusedFact) -> None:
         self._metrics.refused_unkept.labels(one.stream).inc()
-        known = self.unkept.get((one.stream, one.writer))
+        writer = Writer(one.stream, one.writer)
+        known = self.unkept.get(writer)
         if known is not None:
             known.facts += 1
             known.first, known.last = min(known.first, one.token), max(known.last, one.token)
         elif len(self.unkept) < MAX_UNKEPT:
-            self.unkept[one.stream, one.writer] = Unkept(1, one.token, one.token)
+            self.unkept[writer] = Unkept(1, one.token, one.token)
 
 
 def _key(one: RefusedFact) -> Key:

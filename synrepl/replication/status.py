@@ -202,13 +202,13 @@ def build_status(
         "uuid": log.uuid,
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
-        "holds": publisher.holdings.describe(),
+        "holds": publisher.read_gate.describe(),
         "epoch_starts": [
             msgspec.to_builtins(start.seen_by(access.streams)) for start in log.head.epoch_starts
         ],
         "refused": None if refused is None or access.streams is not None else _refused(refused),
         "followers": followers if access.streams is None else [],
-        "streams": _streams(log, table, publisher.holdings.filter, access),
+        "streams": _streams(log, table, publisher.read_gate.filter, access),
         "recent": recent_facts(publisher, access, RECENT),
         **(ingest.status() if ingest is not None and access.streams is None else NO_INGEST),
         "version": version,

@@ -340,6 +340,7 @@ class Committer:
                 any_writer=self._any_writer,
             )
             if group.facts:
+                # One transaction of the database, synced when this returns.
                 self._engine.commit(group.facts, group.receipts)
         except Exception as error:
             failure = _as_storage_error(error)

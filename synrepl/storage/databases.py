@@ -34,7 +34,7 @@ def engine_for(url: str) -> SQLEngine:
 class Database:
     """A database by URL, or by parameters of libpq.
 
-    `name` can be shown, `flavor` is its dialect; `what` names PostgreSQL sessions. With `statement_seconds`
+    `name` can be shown, `flavor` is its kind; `what` names PostgreSQL sessions. With `statement_seconds`
     it belongs to others: its session settings stay as they are, and no statement of a transaction takes
     longer; 0 is no limit. Reading waits half as long for a lock, and `LOCK_SECONDS` at most.
     """

@@ -42,6 +42,7 @@ from synrepl.storage.whole_appends import WholeAppends
 from synrepl.storage.write_check import check_writes
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 
 _logger = Logger(namespace="synrepl.storage")
 
@@ -74,9 +75,9 @@ class SQLEngine:
     def __init__(self, database: LogDatabase) -> None:
         self.database = database
         self._ownership = database.ownership
-        self._dialect = database.dialect
+        self._syntax = database.syntax
         self._discarded = DiscardedRanges()
-        self._appends = WholeAppends(self._dialect.unindexed_stream)
+        self._appends = WholeAppends(self._syntax.unindexed_stream)
         self.pages = FactPages(database, self._appends, self._discarded)
         """Reads of facts."""
         self.receipts = StoredReceipts(database)
@@ -107,9 +108,9 @@ class SQLEngine:
             with database.writing("open") as connection:
                 with connection.transaction():
                     tables = database.tables(connection)
-                    steps = migrations(self._dialect.flavor)
+                    steps = migrations(self._syntax.flavor)
                     migrate(connection.execute, tables, steps, database.name)
-                    check_writes(connection, self._dialect, database.name)
+                    check_writes(connection, self._syntax, database.name)
                     self._reload(connection)
                     self._check_head(connection, with_positions=is_whole)
                     database.check_recorded(connection)
@@ -143,7 +144,7 @@ class SQLEngine:
         why = find_inconsistency(tail, floor, positions, self._discarded)
         if why:
             why = f"{self.database.name}: {why}"
-            raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._dialect.kind))
+            raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._syntax.kind))
 
     @staticmethod
     def _identify(connection: SQLConnection) -> None:
@@ -253,7 +254,7 @@ class SQLEngine:
         with self.database.transaction("try to write") as connection:
             serial, digest, _ = end_of_log(connection, self._current_bounds(connection))
             self._ownership.check_sole_writer("try to write", serial, digest)
-            check_writes(connection, self._dialect, self.database.name)
+            check_writes(connection, self._syntax, self.database.name)
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
@@ -278,9 +279,9 @@ class SQLEngine:
             else:
                 bounds = self._update_floor(connection, facts, upto, serial, digest)
             connection.insert("facts", COLUMNS, map(msgspec.structs.astuple, facts))
-            positions: dict[tuple[str, str], int] = {}
+            positions: dict[Writer, int] = {}
             advance(positions, facts)
-            connection.executemany(UPSERT_POSITION, [(*pair, token) for pair, token in positions.items()])
+            connection.executemany(UPSERT_POSITION, [(*writer, token) for writer, token in positions.items()])
             self._appends.add(positions)
             if receipts:
                 self.receipts.add(connection, receipts)
@@ -379,7 +380,7 @@ class SQLEngine:
                 bounds = msgspec.structs.replace(bounds, sparse_upto=position)
             for table in ("positions", "receipts", "epoch_starts", "discarded_ranges"):
                 connection.execute(f"DELETE FROM {table}")
-            positions = [(*pair, token) for pair, token in snapshot.positions.items()]
+            positions = [(*writer, token) for writer, token in snapshot.positions.items()]
             connection.insert("positions", "stream, writer, token", positions)
             connection.insert("receipts", RECEIPT_COLUMNS, map(row_of_receipt, snapshot.receipts))
             self._insert_epoch_starts(connection, snapshot.epoch_starts)
@@ -488,6 +489,6 @@ class SQLEngine:
         return head
 
 
-def _positions(connection: SQLConnection) -> dict[tuple[str, str], int]:
+def _positions(connection: SQLConnection) -> dict[Writer, int]:
     found = connection.execute("SELECT stream, writer, token FROM positions")
-    return {(stream, writer): token for stream, writer, token in found}
+    return {Writer(stream, writer): token for stream, writer, token in found}

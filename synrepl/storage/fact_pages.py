@@ -18,6 +18,7 @@ from synrepl.storage.sql import LogDatabase, SQLConnection, TextForm, placeholde
 from synrepl.storage.whole_appends import WholeAppends
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.facts import Fact, take_rows, take_tokens
+from synrepl.streams.writer import Writer
 from synrepl.wire.filter import ALL, Filter
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class FactPages:
 
     def __init__(self, database: LogDatabase, appends: WholeAppends, discarded: DiscardedRanges) -> None:
         self._database = database
-        self._dialect = database.dialect
+        self._syntax = database.syntax
         self._appends = appends
         self._discarded = discarded
 
@@ -117,12 +118,12 @@ class FactPages:
         `SCANNED_AT_ONCE`). The rows of several facts have at most `size` bytes. Returns the text and the last
         serial examined.
         """
-        dialect = self._dialect
+        syntax = self._syntax
 
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[bytes]:
             count, last, text = connection.execute(
-                f"SELECT count(*), max(serial), {dialect.joined} FROM"
-                f" (SELECT serial, {dialect.lines[form]} AS line FROM facts WHERE {asked.where}"
+                f"SELECT count(*), max(serial), {syntax.joined} FROM"
+                f" (SELECT serial, {syntax.lines[form]} AS line FROM facts WHERE {asked.where}"
                 " ORDER BY serial LIMIT ?) AS lines",
                 (*asked.values, limit),
             ).fetchone()
@@ -143,7 +144,7 @@ class FactPages:
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[list[Any]]:
             found = connection.execute(
                 f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
-                f" FROM (SELECT stream, writer, {self._dialect.text_bytes} AS size, token, serial,"
+                f" FROM (SELECT stream, writer, {self._syntax.text_bytes} AS size, token, serial,"
                 f" committed_at_ms FROM facts WHERE {asked.where} ORDER BY serial LIMIT ?) AS found"
                 " GROUP BY stream, writer",
                 (*asked.values, limit),
@@ -154,9 +155,10 @@ class FactPages:
             asked = self._range(connection, after, upto, filter)
             pages, last = self._read_whole(connection, asked, limit, read)
         found = [row for page in pages for row in page]
-        tokens: dict[tuple[str, str], int] = {}
+        tokens: dict[Writer, int] = {}
         for stream, writer, _, _, token, *_ in found:
-            tokens[stream, writer] = max(token, tokens.get((stream, writer), token))
+            one = Writer(stream, writer)
+            tokens[one] = max(token, tokens.get(one, token))
         return LogRange(
             serial=last,
             facts=sum(row[2] for row in found),
@@ -203,8 +205,8 @@ class FactPages:
             for run in range(runs):
                 first = after + run * (span - seen) // max(1, runs - 1)
                 found += connection.execute(
-                    f"SELECT coalesce(sum({self._dialect.rows_bytes} + 2 * length(stream) + length(writer)"
-                    f" + {self._dialect.fact_bytes}), 0) FROM facts WHERE serial > ? AND serial <= ?",
+                    f"SELECT coalesce(sum({self._syntax.rows_bytes} + 2 * length(stream) + length(writer)"
+                    f" + {self._syntax.fact_bytes}), 0) FROM facts WHERE serial > ? AND serial <= ?",
                     (first, first + seen),
                 ).fetchone()[0]
         return int(found) * span // (runs * seen)
@@ -241,7 +243,7 @@ class FactPages:
         upto = min(upto, max(last[0] or 0, last[1] or 0))
         upto = self._whole(connection, after + (SCANNED_AT_ONCE if scanned is None else scanned), upto)
         where, found = "serial > ? AND serial <= ?", list[object]()
-        for column, names in ((self._dialect.unindexed_stream, filter.streams), ("writer", filter.writers)):
+        for column, names in ((self._syntax.unindexed_stream, filter.streams), ("writer", filter.writers)):
             if names is not None:
                 if len(names) > NAMES_AT_ONCE:
                     why = f"a filter may name at most {NAMES_AT_ONCE} streams or writers, not {len(names)}"
@@ -261,7 +263,7 @@ class FactPages:
         The first facts tell how many that may be.
         """
         measure = (
-            f"SELECT count(*), sum(size) FROM (SELECT {self._dialect.text_bytes} AS size FROM facts"
+            f"SELECT count(*), sum(size) FROM (SELECT {self._syntax.text_bytes} AS size FROM facts"
             f" WHERE {asked.where} ORDER BY serial LIMIT ?) AS sizes"
         )
         count = min(limit, MEASURED_FIRST)

@@ -14,6 +14,7 @@ from synrepl.base.history import Appended, AppendKey, AppendReceipt
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import LOST, NO_ROWS, Fact
+from synrepl.streams.writer import Writer
 
 FACT_BYTES = 300
 """The approximate size of a fact besides its rows, in memory and on disk, in bytes."""
@@ -34,7 +35,7 @@ def checksum(stream: str, writer: str, facts: Sequence[bytes]) -> str:
 class AppendRequest(msgspec.Struct, eq=False):
     """One queued append, with the Deferreds to fire.
 
-    `assigned` has the writer and token of each fact, when they are assigned already; `sources` its stream and
+    `assigned` has the writer's name and token of each fact, when they are assigned already; `writers` its
     writer, if the request is of several streams (`ALL_OF_IT`). `coalesced` are retries of the same request
     with the same key, which get the same response.
     """
@@ -45,7 +46,7 @@ class AppendRequest(msgspec.Struct, eq=False):
     key: AppendKey | None
     checksum: str
     assigned: Sequence[tuple[str, int]] | None = None
-    sources: Sequence[tuple[str, str]] | None = None
+    writers: Sequence[Writer] | None = None
     response: Deferred[Appended] = msgspec.field(default_factory=Deferred)
     coalesced: list[Deferred[Appended]] = []
     size: int = 0
@@ -86,7 +87,8 @@ def build_group(
     """
     epoch, serial, digest = head.epoch, head.serial, head.digest
     allocated: dict[str, int] = {}
-    previous: dict[tuple[str, str], int] = {}
+    previous: dict[Writer, int] = {}
+    writer = Writer("", "")
     filters: dict[str, _AssignedFilter] = {}
     group = CommitGroup([], [], [], before=digest, after=digest)
     for request in requests:
@@ -94,7 +96,9 @@ def build_group(
         if known is not None:
             group.results.append(known.appended if known.request == request.checksum else None)
             continue
-        stream, writer, assigned, sources = request.stream, request.writer, request.assigned, request.sources
+        stream, assigned, writers = request.stream, request.assigned, request.writers
+        if request.writer != writer.name or stream != writer.stream:
+            writer = Writer(stream, request.writer)
         highest = allocated.get(stream)
         if highest is None:
             highest = head.allocated.get(stream, 0)
@@ -112,17 +116,20 @@ def build_group(
         tokens: list[int] = []
         for index, submitted in enumerate(request.facts):
             rows = submitted
-            if sources is not None and sources[index] != (stream, writer):
+            if writers is not None and writers[index] != writer:
                 allocated[stream] = highest
-                stream, writer = sources[index]
+                writer = writers[index]
+                stream = writer.stream
                 highest = max(allocated.get(stream, 0), head.allocated.get(stream, 0))
             if assigned is None:
                 token = highest + 1
             else:
-                writer, token = assigned[index]
-            prev_token = previous.get((stream, writer))
+                name, token = assigned[index]
+                if name != writer.name:
+                    writer = Writer(stream, name)
+            prev_token = previous.get(writer)
             if prev_token is None:
-                position = head.positions.get(stream, {}).get(writer)
+                position = head.positions.get(stream, {}).get(writer.name)
                 # The first fact without rows at token 0 tells followers that the writer exists.
                 is_initial = position is None and token == 0 and submitted == NO_ROWS
                 prev_token = position or 0
@@ -138,13 +145,13 @@ def build_group(
                 stored_rows = (
                     None
                     if stream_filter is None
-                    else stream_filter.rows_to_store(writer, token, submitted, is_late=is_late)
+                    else stream_filter.rows_to_store(writer.name, token, submitted, is_late=is_late)
                 )
                 if stored_rows is None:
                     continue
                 rows = stored_rows
             if not is_late:
-                previous[stream, writer] = token
+                previous[writer] = token
                 highest = max(highest, token)
             if is_late or is_lost:
                 prev_token = token
@@ -154,13 +161,15 @@ def build_group(
                 serial=serial,
                 epoch=epoch,
                 stream=stream,
-                writer=writer,
+                writer=writer.name,
                 prev_token=prev_token,
                 token=token,
                 committed_at_ms=at_ms,
                 rows=rows,
             )
-            group.facts.append(Fact(serial, epoch, stream, writer, prev_token, token, rows, at_ms, digest))
+            group.facts.append(
+                Fact(serial, epoch, stream, writer.name, prev_token, token, rows, at_ms, digest)
+            )
             tokens.append(token)
         allocated[stream] = highest
         appended = Appended(epoch, first_serial, tokens)

@@ -33,6 +33,7 @@ from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, opening_rows
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.facts import Fact
 from synrepl.streams.origin import Origin
+from synrepl.streams.writer import Writer
 
 MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0
@@ -389,8 +390,8 @@ class Log:
         a fact of the stream ``atomic_appends`` before them tells readers how many they are. Fails as `append`
         does; an ephemeral stream is refused, as its facts are not committed.
         """
-        sources = [(stream, writer) for stream, writer, facts in appends for _ in facts]
-        for stream, writer in dict.fromkeys(sources):
+        writers = [Writer(stream, writer) for stream, writer, facts in appends for _ in facts]
+        for stream, writer in dict.fromkeys(writers):
             refusal = self._check_request(stream, writer, Origin.APPEND)
             refusal = refusal or self._checks.check_writer(stream, writer)
             if refusal is None and stream in self.ephemeral.streams:
@@ -401,18 +402,18 @@ class Log:
                 return fail(refusal)
         if (refusal := self._checks.check_key(ALL_OF_IT, key, owner)) is not None:
             return fail(refusal)
-        if len(sources) > MAX_ATOMIC_FACTS:
-            why = f"an atomic append may have {MAX_ATOMIC_FACTS} facts, not {len(sources)}"
+        if len(writers) > MAX_ATOMIC_FACTS:
+            why = f"an atomic append may have {MAX_ATOMIC_FACTS} facts, not {len(writers)}"
             return fail(append_error(ALL_OF_IT, why))
-        if not sources:
+        if not writers:
             return succeed([Appended(self.head.epoch, None, []) for _ in appends])
         request = AppendRequest(
             ALL_OF_IT,
             "",
-            [opening_rows(len(sources)), *(rows for _, _, facts in appends for rows in facts)],
+            [opening_rows(len(writers)), *(rows for _, _, facts in appends for rows in facts)],
             AppendKey(ALL_OF_IT, key, owner),
             checksum(*_joined(appends)),
-            sources=[(ATOMIC_APPENDS.name, sources[0][1]), *sources],
+            writers=[Writer(ATOMIC_APPENDS.name, writers[0].name), *writers],
         )
         stored = self._committer.coalesce(request) or self._committer.enqueue(request)
         return stored.addCallback(parts_of, [1, *(len(facts) for _, _, facts in appends)]).addCallback(

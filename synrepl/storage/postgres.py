@@ -20,7 +20,7 @@ from synrepl.errors import StorageError
 from synrepl.storage.postgres_check import hindrances
 from synrepl.storage.postgres_connection import PostgresAddress, is_alive, is_read_only
 from synrepl.storage.schema import TABLES
-from synrepl.storage.sql import LogDatabase, Row, SQLConnection, SQLDialect, for_postgres
+from synrepl.storage.sql import LogDatabase, Row, SQLConnection, SQLSyntax, for_postgres
 
 if TYPE_CHECKING:
     import psycopg
@@ -118,7 +118,7 @@ class PostgresDatabase(LogDatabase):
     alone. A new connection for writing compares the number of boots and the last commit with those known.
     """
 
-    dialect = SQLDialect(
+    syntax = SQLSyntax(
         flavor="postgresql",
         kind="database",
         unindexed_stream="(stream || '')",

@@ -1,4 +1,4 @@
-"""SQL for two databases: statements are written in SQLite's dialect and adapted to PostgreSQL.
+"""SQL for two databases: statements are written in SQLite's syntax and adapted to PostgreSQL.
 
 A `LogDatabase` has all that differs between the databases of a log.
 """
@@ -66,7 +66,7 @@ class SQLConnection(Protocol):
     def close(self) -> None: ...
 
 
-class SQLDialect(msgspec.Struct, frozen=True, kw_only=True):
+class SQLSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """The SQL that differs between databases."""
 
     flavor: Flavor
@@ -139,7 +139,7 @@ class LogDatabase(ABC):
     `StorageError` unless the log `is_open`.
     """
 
-    dialect: ClassVar[SQLDialect]
+    syntax: ClassVar[SQLSyntax]
 
     def __init__(self, name: str) -> None:
         self.name = name

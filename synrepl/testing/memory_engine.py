@@ -32,7 +32,7 @@ def _empty_log() -> bytes:
 class MemoryDatabase(LogDatabase):
     """An SQLite database in memory, which `release` keeps. One connection serves both threads."""
 
-    dialect = SQLiteDatabase.dialect
+    syntax = SQLiteDatabase.syntax
 
     def __init__(self) -> None:
         super().__init__("the log in memory")

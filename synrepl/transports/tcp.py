@@ -89,7 +89,7 @@ class _ServerSide(ConnectionOwner):
         if protocol.access is not None:
             if why := refusal(protocol.access, command_operation(Replicate)):
                 return ReadRefusal("", why)
-            return self._factory.publisher.holdings.unreadable()
+            return self._factory.publisher.read_gate.unreadable()
         name = printable(protocol.certified_name or "")
         return ReadRefusal("", f"the certificate of {name} is not in keys_file, or was revoked")
 
@@ -141,7 +141,7 @@ class _ServerSide(ConnectionOwner):
     def _leave(self, why: ReadRefusal, *, is_synrepl: bool) -> None:
         """Send a follower of synrepl the primary's address, then ERROR, and close."""
         if why.code and is_synrepl:
-            primary = self._factory.publisher.holdings.primary()
+            primary = self._factory.publisher.read_gate.primary()
             native, http = (part if " " not in part else "" for part in (primary.native, primary.http))
             self._protocol.send(Moved(code=why.code, native=native or None, http=http or None))
         self._protocol.fail(why.message)
@@ -189,7 +189,7 @@ class PublisherFactory(Factory):
         # In the order of their connections, in which they are told things: a simulation can be repeated.
         self.protocols: dict[ReplicationProtocol, None] = {}
         self._lingering: set[RejectedConnection] = set()
-        self.publisher.holdings.subscribers.append(self._retire)
+        self.publisher.read_gate.subscribers.append(self._retire)
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
         if len(self.protocols) >= self.max_connections:

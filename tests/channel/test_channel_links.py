@@ -383,7 +383,7 @@ def test_batches_at_a_replica_are_bounded_together(pair: Pair, monkeypatch: pyte
 def test_too_many_writers_do_not_end_the_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of the replica comes over it."""
     positions(pair.above, "a")
-    monkeypatch.setattr(publisher_limits, "MAX_SOURCES", 1)
+    monkeypatch.setattr(publisher_limits, "MAX_WRITERS", 1)
     pair.on_channel(message(MAIN, b"POSITION events b 5 5"))
     monkeypatch.undo()
     assert pair.below.heard == ["POSITION events a 5 5"]

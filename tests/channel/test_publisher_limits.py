@@ -87,7 +87,7 @@ def test_another_daemon_may_name_as_many_as_the_channel_has(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It passes on what many publishers say."""
-    monkeypatch.setattr(publisher_limits, "MAX_SOURCES", 2_000)
+    monkeypatch.setattr(publisher_limits, "MAX_WRITERS", 2_000)
     upstream = ChannelPublisher(link=object())
     setup.say(upstream, *made_up(0, 2_000, "events"))
     with pytest.raises(RemoteProtocolError, match="the channel has 2000 streams and writers, its limit"):
@@ -168,7 +168,7 @@ def test_lost_writers_are_asked_for_until_the_last_question(setup: Setup) -> Non
 
 def test_what_is_expected_is_bounded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that connects and leaves, again and again, fills nothing; all are asked as before."""
-    monkeypatch.setattr(served_channel, "MAX_SOURCES", 100)
+    monkeypatch.setattr(served_channel, "MAX_WRITERS", 100)
     for number in range(10):
         publisher = ChannelPublisher(owner="")
         setup.say(publisher, *made_up(number * 50, 50, "events"))
@@ -191,7 +191,7 @@ def test_the_count_is_that_of_those_who_are_there(steps: Sequence[tuple[str, int
             setup.say(publishers[name], f"events w{number}")
         else:
             setup.channel.publisher_lost(publishers[name])
-        there = sum(len(one.sources) for one in publishers.values())
+        there = sum(len(one.writers) for one in publishers.values())
         assert setup.channel.limits.count == there
     for one in publishers.values():
         setup.channel.publisher_lost(one)

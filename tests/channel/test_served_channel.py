@@ -237,7 +237,7 @@ def test_bad_lines_are_left_to_the_log(setup: Setup, line: str) -> None:
 
 
 def test_names_and_batches_are_bounded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher_limits, "MAX_SOURCES", 3)
+    monkeypatch.setattr(publisher_limits, "MAX_WRITERS", 3)
     monkeypatch.setattr(served_channel, "MAX_MESSAGE", 60)
     setup.heard("a w", "b w", "c w")
     with pytest.raises(RemoteProtocolError, match="3 streams and writers"):

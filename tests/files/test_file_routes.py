@@ -16,7 +16,7 @@ from synrepl.errors import NotConnected
 from synrepl.files import uploads
 from synrepl.files.store import Spool, StoredFile
 from synrepl.http_api.request_errors import HttpError
-from synrepl.replication.holdings import Holdings
+from synrepl.replication.read_gate import ReadGate
 from tests.files.builders import checksum
 from tests.files.site import DATA, PLACE, SHA, FilesSiteCase, Upstream
 from tests.http.builders import Answer
@@ -256,7 +256,7 @@ class GetTests(FilesSiteCase):
 
     def test_a_copy_of_some_writers_does_not_say_that_nobody_named_a_file(self) -> None:
         """Another writer may have, whose facts are not there."""
-        self.publisher.holdings = Holdings(lambda: {"filter": '{"writers":["master"]}'})
+        self.publisher.read_gate = ReadGate(lambda: {"filter": '{"writers":["master"]}'})
 
         found, other = self.get(PLACE), self.get(f"/v1/files/sha256/{checksum(b'else')}")
 
@@ -546,7 +546,7 @@ class ByNameTests(FilesSiteCase):
 
     def test_a_copy_without_the_names_says_so(self) -> None:
         """An empty list would claim that there are no files."""
-        self.publisher.holdings = Holdings(lambda: {"filter": '{"streams":["events"]}'})
+        self.publisher.read_gate = ReadGate(lambda: {"filter": '{"streams":["events"]}'})
 
         for path in ("/v1/files/by-name/a", "/v1/files"):
             self.assertEqual((409, "filtered"), self.refusal(path), path)

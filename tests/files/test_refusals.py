@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 from tests.http import test_authorization as authorization
 from tests.http import test_head as head
-from tests.http import test_holdings as holdings
+from tests.http import test_read_gate as read_gate
 
 FILE = f"/v1/files/sha256/{'0' * 64}"
 
@@ -22,13 +22,13 @@ class ExpectTests(head.ExpectTests):
     places = (("PUT", FILE),)
 
 
-class FilteredTests(holdings.FilteredTests):
+class FilteredTests(read_gate.FilteredTests):
     """A copy that does not hold the stream of files."""
 
     more = MappingProxyType({FILE: "stream files"})
 
 
-class JoiningTests(holdings.JoiningTests):
+class JoiningTests(read_gate.JoiningTests):
     """A copy that is not whole."""
 
     more = (FILE,)

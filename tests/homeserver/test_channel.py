@@ -11,6 +11,7 @@ from zope.interface import implementer
 
 from synrepl.homeserver.channel import MAX_WRITERS, ChannelMonitor, redis_address
 from synrepl.homeserver.configuration import RedisSettings
+from synrepl.streams.writer import Writer
 from synrepl.transports.redis.connections import explain, tls_words
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
@@ -58,7 +59,7 @@ def test_rows_that_cannot_be_read_are_counted() -> None:
     assert {("push_rules", "w1"): (3, 3), ("of_a_module", "w2"): (1, 6)} == {
         key: (one.count, one.token) for key, one in found.items()
     }
-    assert "one half of a surrogate pair" in found["push_rules", "w1"].why
+    assert "one half of a surrogate pair" in found[Writer("push_rules", "w1")].why
 
 
 def test_it_begins_and_ends_with_its_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from synrepl.homeserver.looks import (
     OpenTransaction,
     UnreadableRows,
 )
+from synrepl.streams.writer import Writer
 
 SERVER = Homeserver(
     server_name="example.org",
@@ -298,7 +299,7 @@ class TestUnreachable:
         )
 
         assert [("not_connected", "", "w2")] == found(SERVER, seen)
-        rows = {("receipts", "w1"): UnreadableRows(count=2, token=7, why="no Unicode text")}
+        rows = {Writer("receipts", "w1"): UnreadableRows(count=2, token=7, why="no Unicode text")}
         (unread,) = unseen(SERVER, [Look(at=0.0, heard=Heard(unreadable=rows))])
         assert "receipts of w1" == unread.what
         assert "2 rows on Redis cannot be read, the first at token 7: no Unicode text;" in unread.why
@@ -411,7 +412,10 @@ class TestProcesses:
         """Any process may write caches."""
         seen = [
             Look(
-                at=0.0, heard=Heard(rows={("receipts", "w3"): 2, ("receipts", "w1"): 1, ("caches", "w3"): 9})
+                at=0.0,
+                heard=Heard(
+                    rows={Writer("receipts", "w3"): 2, Writer("receipts", "w1"): 1, Writer("caches", "w3"): 9}
+                ),
             )
         ]
 
@@ -419,7 +423,7 @@ class TestProcesses:
 
     def test_two_processes_of_one_name_answer_twice(self) -> None:
         """To each of two questions: one answer may be a POSITION of a writer that moved."""
-        answers = {("typing", "w1"): 2, ("to_device", "w1"): 2}
+        answers = {Writer("typing", "w1"): 2, Writer("to_device", "w1"): 2}
         twice = [Look(at=0.0, heard=Heard(answers=answers, asks=2))]
         once = [Look(at=0.0, heard=Heard(answers=answers, asks=1))]
 

@@ -15,6 +15,7 @@ from synrepl.homeserver.configuration import DatabaseSettings, Homeserver, Proce
 from synrepl.homeserver.doctor.complaints import Complaint
 from synrepl.homeserver.inspection import Inspection, InspectionReport
 from synrepl.homeserver.looks import DatabaseLook, Heard, MetricsLook, OpenTransaction
+from synrepl.streams.writer import Writer
 from synrepl.transports.redis.connections import RedisRefused
 
 SERVER = Homeserver(
@@ -39,7 +40,7 @@ class Ends:
         self.sessions: list[OpenTransaction] = []
         self.refuses_questions = False
         self.asked = 0
-        self.answers: dict[tuple[str, str], int] = {}
+        self.answers: dict[Writer, int] = {}
         self.looks: list[str] = []
         self.is_closed = self.is_stopped = False
         self.steps: list[tuple[float, float]] = []
@@ -181,7 +182,7 @@ def test_asking_shows_what_it_mended(ends: Ends) -> None:
 
 def test_an_answer_that_came_twice_is_asked_for_again(ends: Ends) -> None:
     """Only a second process explains it at both questions."""
-    ends.answers = {("caches", "w1"): 2}
+    ends.answers = {Writer("caches", "w1"): 2}
     report = ends.run(asks=True)
 
     assert 2 == ends.asked

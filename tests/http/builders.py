@@ -32,7 +32,7 @@ from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
 
@@ -42,7 +42,7 @@ NOW = 1_700_000_000
 BROKEN = StorageError(op="commit", why="the disk is full", retryable=True)
 
 SETTINGS = {field.name for field in fields(ApiSettings)}
-"""Options that are settings; all others but the keys are services."""
+"""Options that are settings; all others but the keys are of the context."""
 
 CATCH_UP = "/_synapse/replication/get_repl_stream_updates"
 
@@ -173,7 +173,7 @@ class SiteCase(SynchronousTestCase):
         """A site with these options."""
         keys = options.pop("keys", None if secret is None else Keyring(secret))
         settings = {name: options.pop(name) for name in SETTINGS & options.keys()}
-        services = Services(
+        context = SiteContext(
             log=self.log,
             publisher=self.publisher,
             table=self.table,
@@ -184,7 +184,7 @@ class SiteCase(SynchronousTestCase):
             settings=ApiSettings(instance_name=self.instance, server_name="hs.example", **settings),
             **options,
         )
-        return make_site(services, keys=keys)
+        return make_site(context, keys=keys)
 
     def talk(self, peer: str = "127.0.0.1") -> Talk:
         """A new connection."""

@@ -9,6 +9,7 @@ from synrepl.replication.declared_streams import MAX_EPHEMERAL, MAX_STREAMS, Dec
 from synrepl.streams.declared import DaemonStreams, StreamBody
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
 from tests.http.builders import Answer, SiteCase
@@ -266,7 +267,11 @@ class SendingTests(StreamCase):
         """Even if it were asked to: Synapse's processes would disconnect."""
         self.declare()
         follower = Follower(self, CURRENT)
-        writes = {("packages", "master"), ("declarations", "master"), ("receipts", "master")}
+        writes = {
+            Writer("packages", "master"),
+            Writer("declarations", "master"),
+            Writer("receipts", "master"),
+        }
         reader = self.publisher.join_broker(follower, writes)
         reader.push_since(0)
         reader.send_positions()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from synrepl.streams.writer import Writer
 from tests.redis.worlds import FakeWorld, Recorder, World, stopped
 from tests.replication.test_broker import REPLICATE, Setup
 
@@ -73,7 +74,7 @@ def test_positions_of_caches_are_not_echoed() -> None:
 
     Here: a process announces positions of its own writers only, whatever it receives.
     """
-    setup = Setup(writes=[("to_device", "us")])
+    setup = Setup(writes=[Writer("to_device", "us")])
 
     for token in range(5, 15):
         setup.says(f"POSITION caches w1 {token} {token}", f"POSITION caches w2 {token} {token}")

@@ -279,7 +279,7 @@ class FakeNode:
         )
 
     def _replica_changed(self) -> None:
-        self.publisher.holdings.changed()
+        self.publisher.read_gate.changed()
         replica = self.replica
         if replica is not None and replica.state in ("ready", "live"):
             self._tasks.start(self._save_primary(replica), "saving the primary's address")
@@ -296,7 +296,7 @@ class FakeNode:
         if self.roles.role == FENCED:
             self.relays.close("this daemon is fenced: another one is primary")
         self._role_changed(self)
-        self.publisher.holdings.changed()
+        self.publisher.read_gate.changed()
 
     async def _keep_leftovers(self, pages: Any) -> Path | None:
         kept: list[Fact] = []

@@ -44,7 +44,7 @@ class ServedReplicas(Part):
         return list(warnings(own_readers(replicas, access), own_readers(leases, access)))
 
     def options(self) -> dict[str, Any]:
-        """The services of a site that has this part."""
+        """The context of a site that has this part."""
         return {"hooks": self.hooks(), "rooms": {"replicas": self}}
 
 
@@ -64,7 +64,7 @@ class Stale(Alone, Part):
         return [Problem(self.WHY, 0.0, not_ready=True)]
 
     def options(self) -> dict[str, Any]:
-        """The services of a site that has this part."""
+        """The context of a site that has this part."""
         return {"hooks": Hooks(role=self), "rooms": {"replicas": self}}
 
 

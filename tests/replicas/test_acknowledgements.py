@@ -12,6 +12,7 @@ from synrepl.base.response_errors import NotForwarded
 from synrepl.replicas import acknowledgements
 from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.replicas.wire.native import Subscribe
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
 from tests.memory_engine import FaultyEngine
@@ -60,7 +61,7 @@ class Setup:
             facts: Sequence[bytes] = [b"[%b]" % row for (row,) in rows]
             appended = await self.a.log.append("push_rules", writer, facts, key=key)
             assert appended.first_serial is not None
-            await waiting.wait(wanted, ("push_rules", writer), appended.first_serial, timeout)
+            await waiting.wait(wanted, Writer("push_rules", writer), appended.first_serial, timeout)
             return appended
 
         return Deferred.fromCoroutine(work())

@@ -21,7 +21,7 @@ from synrepl.replicas.wire.native import Hello
 from synrepl.replication.hooks import Hooks
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.http.api import make_site
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect
@@ -174,7 +174,7 @@ def ask(
 ) -> Answer:
     """What the site of this node answers."""
     site = make_site(
-        Services(
+        SiteContext(
             log=node.log,
             publisher=node.publisher,
             table=node.table,

@@ -17,7 +17,7 @@ from synrepl.replication.addresses import Address
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.settings import ApiSettings
 from tests.replicas.nodes import FakeNode
 from tests.replicas.served import ServedReplicas
@@ -97,7 +97,7 @@ class HttpPair(NativePair):
     def __init__(self, **network: Any) -> None:
         super().__init__(**network)
         server = self.server
-        services = Services(
+        context = SiteContext(
             log=server.log,
             publisher=server.publisher,
             table=server.table,
@@ -106,7 +106,7 @@ class HttpPair(NativePair):
             settings=ApiSettings(instance_name="server", server_name="hs"),
             **ServedReplicas(server.roles, server.relays).options(),
         )
-        self.network.listen("site", make_site(services))
+        self.network.listen("site", make_site(context))
 
     def make_reader(self) -> FakeNode:
         return HttpNode(self.network, self.nodes, name="reader", upstream="server")

@@ -25,6 +25,7 @@ from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import Network
 from synrepl.transports.tcp import PublisherFactory
@@ -107,7 +108,7 @@ class Setup:
     def __init__(
         self,
         *,
-        writes: Iterable[tuple[str, str]] = (("to_device", "us"),),
+        writes: Iterable[Writer] = (Writer("to_device", "us"),),
         exclusive: Iterable[str] = ("to_device",),
         instance: str = "",
         up: bool = True,
@@ -409,7 +410,7 @@ class TestTelling:
 
     def test_replicate_is_answered_with_what_it_writes(self) -> None:
         """Whoever asks; and with nothing else, though the log has more."""
-        setup = Setup(writes=[("to_device", "us"), ("caches", "us")])
+        setup = Setup(writes=[Writer("to_device", "us"), Writer("caches", "us")])
         setup.log.append_assigned("events", [("w1", 5, b'[["state-all",["!r"]]]')])
         setup.append("@a:hs")
         setup.told()
@@ -438,7 +439,7 @@ class TestTelling:
 
     def test_a_stream_that_synapse_does_not_know_is_never_told(self) -> None:
         """Its POSITION would cut every real process off."""
-        setup = Setup(writes=[("to_device", "us"), ("user_signature", "us")])
+        setup = Setup(writes=[Writer("to_device", "us"), Writer("user_signature", "us")])
         setup.append("@a:hs", stream="user_signature")
         setup.says(REPLICATE)
 
@@ -716,7 +717,7 @@ class TestClash:
     @pytest.mark.parametrize("seconds", [20.0, 59.9, 61.0, 200.0])
     def test_answers_that_are_alike_are_no_clash(self, seconds: float) -> None:
         """It stands still, and says so each time it is asked."""
-        setup = Setup(writes=[("to_device", "us"), ("caches", "us")])
+        setup = Setup(writes=[Writer("to_device", "us"), Writer("caches", "us")])
         for _ in range(4):
             setup.says(REPLICATE)
             setup.told()

@@ -10,7 +10,7 @@ from twisted.logger import Logger
 from synrepl.base.metrics import Metrics
 from synrepl.base.problems import Problem
 from synrepl.config import Settings
-from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.ingest import Ingest
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.replication.follower.updates import MissedFacts
@@ -95,7 +95,7 @@ def test_what_may_go_back_is_heard_from_the_first_server_alone() -> None:
 def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
     """Operators page on it: 0 would keep the alarm silent."""
     settings = Settings.build({"follow": ["tcp:a:1", "tcp:b:2"]})
-    services = IngestServices(
+    ingest = Ingest(
         settings,
         MemoryReactorClock(),
         table=TABLE,
@@ -103,14 +103,14 @@ def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
         credentials=Credentials(),
         history_lost=lambda stream: None,
     )
-    without = services.lag_rows()
-    services.sources = sources("tcp:a:1", "tcp:b:2")
+    without = ingest.lag_rows()
+    ingest.sources = sources("tcp:a:1", "tcp:b:2")
 
-    in_step = services.lag_rows()
-    for server, upto in zip(services.sources.servers, (5, 9), strict=True):
+    in_step = ingest.lag_rows()
+    for server, upto in zip(ingest.sources.servers, (5, 9), strict=True):
         server.follower.server.streams.executor(TABLE["receipts"]).machine.gaps.open("w1", 0, upto)
 
-    assert (0, 0, 9) == (without, in_step, services.lag_rows())
+    assert (0, 0, 9) == (without, in_step, ingest.lag_rows())
 
 
 def test_what_is_read_from_tables_is_heard_from_nobody() -> None:

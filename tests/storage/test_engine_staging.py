@@ -19,6 +19,7 @@ from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.schema import TABLES
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 from tests.storage.builders import LogCase, facts_after
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite
 
@@ -185,7 +186,7 @@ class Contract(Case):
                 position=kept[-1].position,
                 trimmed_upto=lost[0].position,
                 epoch_starts=(EpochStart(2, 4, lost[-1].digest, 1, "lost", "events", 2),),
-                positions={("events", "w"): 3},
+                positions={Writer("events", "w"): 3},
                 receipts=(),
             )
         )

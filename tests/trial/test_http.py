@@ -23,7 +23,7 @@ from synrepl.transports.http.api import make_site
 from synrepl.transports.http.catch_up import HttpCatchUp
 from synrepl.transports.http.changelog_client import read_changelog
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.settings import ApiSettings
 from tests.http.builders import append_body, post_facts
 from tests.trial.worlds import running_log
@@ -73,7 +73,7 @@ class SocketTests(TestCase):
         publisher = Publisher(self.log, table, clock, metrics, instance="master")
         self.addCleanup(publisher.stop)
         self.site = make_site(
-            Services(
+            SiteContext(
                 log=self.log,
                 publisher=publisher,
                 table=table,

@@ -24,7 +24,7 @@ from synrepl.storage.threads import ReactorThread
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.settings import ApiSettings
 
 __all__ = ["World", "running_log"]
@@ -62,7 +62,7 @@ class World(TestCase):
         self.publisher = Publisher(self.log, table, self.clock, metrics, instance="master")
         self.addCleanup(self.publisher.stop)
         site: Any = make_site(
-            Services(
+            SiteContext(
                 log=self.log,
                 publisher=self.publisher,
                 table=table,

@@ -14,7 +14,7 @@ from synrepl.cli.streams import check_arguments
 from synrepl.errors import ReplicationError
 
 if TYPE_CHECKING:
-    from synrepl.homeserver.doctor.holds import Hold
+    from synrepl.homeserver.doctor.stalls import Stall
 
 OPTIONS: Final = (
     Option(
@@ -51,7 +51,7 @@ class TableProgress(msgspec.Struct, frozen=True):
 class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
     """The writers and tables that hold streams back. `remark` explains why there may be none."""
 
-    holds: "Sequence[Hold]"
+    stalls: "Sequence[Stall]"
     tables: Sequence[TableProgress] = ()
     remark: str = ""
 
@@ -63,7 +63,7 @@ class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> Iterator[tuple[bool, str]]:
         """Yield for each writer or failing table whether it is stuck, and why, as text; stuck ones first."""
         yield from ((True, f"{one.stream}: {one.trouble}") for one in self.tables if one.trouble)
-        for one in sorted(self.holds, key=lambda hold: not hold.is_stuck):
+        for one in sorted(self.stalls, key=lambda stall: not stall.is_stuck):
             yield one.is_stuck, f"{one.stream}: {one.text}"
 
 
@@ -106,30 +106,30 @@ def _show_stuck(
     if not stuck:
         raise click.UsageError("--database needs --stuck: add it")
     found = _from_status(daemon.ask_status()) if database is None else _from_database(database)
-    parts = msgspec.to_builtins({"holds": found.holds, "tables": found.tables})
+    parts = msgspec.to_builtins({"holds": found.stalls, "tables": found.tables})
     output.show({"stuck": found.is_stuck, **parts}, _stuck_lines(found))
     sys.exit(1 if found.is_stuck else 0)
 
 
 def _from_database(url: str) -> StuckStream:
     # Imported on use, also below: these imports take longer than the rest of the command.
-    from synrepl.homeserver.doctor.holds import read_holds
+    from synrepl.homeserver.doctor.stalls import read_stalls
     from synrepl.storage.databases import Database
 
     try:
         database = Database(url, what="synrepl streams", statement_seconds=0.0)
     except ReplicationError as error:
         raise click.UsageError(str(error)) from error
-    return StuckStream(holds=read_holds(database, time.time()))
+    return StuckStream(stalls=read_stalls(database, time.time()))
 
 
 def _from_status(status: dict[str, Any]) -> StuckStream:
-    from synrepl.homeserver.doctor.holds import holds
+    from synrepl.homeserver.doctor.stalls import find_stalls
     from synrepl.storage.id_tables.writers import WriterState
 
     if not status.get("tables") and not status.get("writers"):
         return StuckStream(
-            holds=[], remark="this daemon reads no streams from tables; use --database to read a database"
+            stalls=[], remark="this daemon reads no streams from tables; use --database to read a database"
         )
     try:
         states = msgspec.convert(status.get("writers") or [], list[WriterState])
@@ -141,7 +141,7 @@ def _from_status(status: dict[str, Any]) -> StuckStream:
     positions: dict[str, dict[str, int]] = {}
     for state in states:
         positions.setdefault(state.stream, {})[state.writer] = state.position
-    return StuckStream(holds=holds(states, positions, time.time()), tables=tables)
+    return StuckStream(stalls=find_stalls(states, positions, time.time()), tables=tables)
 
 
 def _stuck_lines(found: StuckStream) -> Iterator[str]:

@@ -19,8 +19,8 @@ from synrepl.homeserver.doctor.counters import (
     not_looked_at,
     without_index,
 )
-from synrepl.homeserver.doctor.holds import Hold, holds_in
 from synrepl.homeserver.doctor.log_check import check_log, repair_positions
+from synrepl.homeserver.doctor.stalls import Stall, stalls_in
 from synrepl.homeserver.doctor.statements import quoted, raise_sequence_sql
 from synrepl.homeserver.doctor.synapse import MARKS, STREAMS, Catalog, is_homeservers, read_catalog
 from synrepl.homeserver.doctor.unique_indexes import check_unique_indexes, tables_with_unique_indexes
@@ -221,14 +221,14 @@ class Doctor:
     def _check_writers(self, catalog: Catalog, cursor: Any) -> list[Complaint]:
         return [
             Complaint(
-                severity="warning" if hold.is_stuck else "note",
-                kind=KINDS[hold.why],
-                stream=hold.stream,
-                text=hold.text,
-                remedy=_remedy(hold),
+                severity="warning" if stall.is_stuck else "note",
+                kind=KINDS[stall.why],
+                stream=stall.stream,
+                text=stall.text,
+                remedy=_remedy(stall),
             )
-            for hold in holds_in(cursor, catalog.tables, self.now())
-            if hold.is_stuck or hold.why != "unfinished"
+            for stall in stalls_in(cursor, catalog.tables, self.now())
+            if stall.is_stuck or stall.why != "unfinished"
         ]
 
 
@@ -307,12 +307,12 @@ def _synapse_behavior(stream: IdStream, examined: IdProblems, problem: IdProblem
     return RAISED
 
 
-def _remedy(hold: Hold) -> str:
-    if hold.why == "unfinished":
+def _remedy(stall: Stall) -> str:
+    if stall.why == "unfinished":
         return "find out what the code that reserved the id waits for; ending the process releases its ids"
-    if hold.why == "silent":
+    if stall.why == "silent":
         return "if the process is gone, start it or another writer of the stream again: this releases its ids"
-    if hold.is_stuck:
+    if stall.is_stuck:
         return "let the writer finish, or stop it"
     return "nothing, if the writer runs and is idle; if it writes no more, remove it from the configuration"
 

@@ -10,6 +10,7 @@ from synrepl.storage.provenance import NAMED, MarkCheck, unproven
 from synrepl.storage.schema import COLUMNS, EPOCH_START_COLUMNS, VERSION, load_bounds
 from synrepl.storage.sql import Flavor, execute
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 from synrepl.wire.text import printable
 
 AT_ONCE: Final = 5_000
@@ -73,7 +74,7 @@ def check_log(
     marks.end()
     starts = [EpochStart(*row) for row in ask(f"SELECT {EPOCH_START_COLUMNS} FROM {{}}epoch_starts")]
     positions = {
-        (stream, writer): token
+        Writer(stream, writer): token
         for stream, writer, token in ask("SELECT stream, writer, token FROM {}positions")
     }
     complaints = _complaints(chain, positions, whole=whole) + list(_unproven(unproven(own, starts), marks))
@@ -97,7 +98,7 @@ def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
     return [(stream, "position_behind_facts") for (stream,) in found]
 
 
-def _complaints(chain: ChainCheck, positions: dict[tuple[str, str], int], *, whole: bool) -> list[Complaint]:
+def _complaints(chain: ChainCheck, positions: dict[Writer, int], *, whole: bool) -> list[Complaint]:
     found = []
     if chain.missing:
         text = f"serial {chain.missing[0]} is missing{_more(chain.missing, 'gaps')}"
@@ -105,7 +106,7 @@ def _complaints(chain: ChainCheck, positions: dict[tuple[str, str], int], *, who
     if chain.wrong:
         text = f"the digest of serial {chain.wrong[0]} does not follow from the facts before it"
         found.append(_complaint("wrong_digest", text + _more(chain.wrong, "facts"), RESTORE))
-    for stream, writer, token, position in chain.wrong_positions(positions, whole=whole):
+    for (stream, writer), token, position in chain.wrong_positions(positions, whole=whole):
         if token is not None and (position is None or position < token):
             kind = "position_behind_facts"
             text = (

@@ -52,26 +52,26 @@ class ReceivedAnswer(msgspec.Struct, frozen=True):
 @handles(routes.NATIVE)
 async def connect(call: Call) -> None:
     """Open a native connection, and write what it sends until it is closed, or its peer disconnects."""
-    registry, services, transports = replicas_of(call).relays, call.services, call.api.native_transports
+    registry, context, transports = replicas_of(call).relays, call.context, call.api.native_transports
     if len(transports) >= MAX_CONNECTIONS:
         why = f"this daemon has {MAX_CONNECTIONS} native connections over HTTP, its limit: retry later"
         raise ApiError("out_of_descriptors", why)
     session = Session(
         SERVER,
         NATIVE,
-        name=services.settings.server_name_of(services.log.notes),
-        seconds=services.clock.seconds,
-        keepalive=services.settings.keepalive,
+        name=context.settings.server_name_of(context.log.notes),
+        seconds=context.clock.seconds,
+        keepalive=context.settings.keepalive,
     )
     protocol = ReplicationProtocol(
         session,
         lambda connection: _ReplicaSide(RelayHello(registry).serve(connection)),
-        services.clock,
-        services.metrics,
+        context.clock,
+        context.metrics,
         logger=call.api.limited_logger,
         queue=call.api.queue,
     )
-    transport = _HttpTransport(call.request, call.access, protocol, services.clock)
+    transport = _HttpTransport(call.request, call.access, protocol, context.clock)
     name = secrets.token_hex(ID_BYTES)
     call.request.setHeader(CONNECTION.encode(), name.encode())
     call.request.setHeader(b"content-type", OCTETS.encode())

@@ -17,7 +17,7 @@ class IReplicas(Protocol):
 
 def replicas_of(call: Call) -> IReplicas:
     """Return the part of this room in the daemon. Raises `ApiError` if it serves no replicas."""
-    part = call.services.rooms.get("replicas")
+    part = call.context.rooms.get("replicas")
     if part is None:
         raise ApiError("not_found", "this daemon serves no replicas")
     return cast(IReplicas, part)

@@ -90,7 +90,7 @@ def make_welcome(registry: ReplicaRegistry, access: Access) -> Welcome:
         role=registry.roles.role,
         position=log.position,
         trimmed_upto=log.head.trimmed_upto.serial,
-        filter=registry.publisher.holdings.filter.narrowed(access.streams),
+        filter=registry.publisher.read_gate.filter.narrowed(access.streams),
         address=str(registry.roles.address()),
         primary=str(registry.roles.primary),
         version=VERSION,

@@ -340,7 +340,7 @@ class ReplicaRegistry:
         if self.leases.is_dropped(replica.uuid):
             why = f"{replica.listed_name} was dropped from the list of replicas"
             return refusal("unknown", f"{why}; synrepl leases add admits it again")
-        if query.within(self.publisher.holdings.filter):
+        if query.within(self.publisher.read_gate.filter):
             return None
         return refusal("filtered", "this daemon has only some streams or writers, and not all requested ones")
 

@@ -8,6 +8,7 @@ import msgspec
 from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.wire.blocks import encode_block, encode_blocks
+from synrepl.streams.writer import Writer
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
 """The most memory in bytes for metadata in a `SnapshotDecoder`: enough for about 1.3 million receipts."""
@@ -83,7 +84,7 @@ class SnapshotDecoder:
         self._positions: list[LogPosition] = []
         self._starts: list[LogPosition] = []
         self._epoch_starts: list[EpochStart] = []
-        self._writers: dict[tuple[str, str], int] = {}
+        self._writers: dict[Writer, int] = {}
         self._receipts: list[AppendReceipt] = []
 
     def receive(self, data: bytes) -> LogSnapshot | None:
@@ -100,7 +101,7 @@ class SnapshotDecoder:
         for line in _lines(data):
             if line.writer_position is not None:
                 stream, writer, token = line.writer_position
-                self._writers[stream, writer] = token
+                self._writers[Writer(stream, writer)] = token
             elif line.receipt is not None:
                 self._receipts.append(_append_receipt(line))
             elif line.epoch_start is not None:

@@ -36,8 +36,8 @@ from synrepl.replicas.replica.upstreams import Upstreams
 from synrepl.replicas.settings import CopySettings
 from synrepl.replicas.wire import native
 from synrepl.replication.addresses import Address
-from synrepl.replication.holdings import held
 from synrepl.replication.machine import Machine
+from synrepl.replication.read_gate import copy_filter
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.wire.address_list import Fault, fault_of
@@ -254,7 +254,7 @@ class Replica:
         """Return why to join before SUBSCRIBE; empty if the upstream shall check this log."""
         log = self.log
         if log.history == welcome.history:
-            return "" if held(log.notes) == self.query else "the filter has changed"
+            return "" if copy_filter(log.notes) == self.query else "the filter has changed"
         return "" if log.head.serial or log.head.trimmed_upto.serial else "the log is empty"
 
     def _on_join_progress(self, event: ReplicaEvent, progress: Progress) -> None:

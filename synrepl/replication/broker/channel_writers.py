@@ -10,6 +10,7 @@ from synrepl.base.time import Timer
 from synrepl.replication.broker.echoes import Echoes
 from synrepl.replication.broker.name_claim import CONFLICT_SECONDS, NameClaim
 from synrepl.replication.publisher import Publisher
+from synrepl.streams.writer import Writer
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
@@ -35,7 +36,7 @@ class ChannelWriters:
         clock: IClock,
         publisher: Publisher | None,
         *,
-        writes: Collection[tuple[str, str]],
+        writes: Collection[Writer],
         exclusive: Collection[str],
         instance: str,
         claim: NameClaim,

@@ -28,6 +28,7 @@ from synrepl.replication.follower_sender import FollowerSender
 from synrepl.replication.machine import Machine
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.strategies import SHARED
+from synrepl.streams.writer import Writer
 from synrepl.wire.commands import Position, Rdata, Replicate
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import Command
@@ -57,7 +58,7 @@ class BrokerPeer(ChannelMember):
         clock: IClock,
         follower: Follower | None = None,
         publisher: Publisher | None = None,
-        writes: Collection[tuple[str, str]] = (),
+        writes: Collection[Writer] = (),
         exclusive: Collection[str] = (),
         instance: str = "",
         probe_seconds: float = PROBE_SECONDS,
@@ -94,12 +95,11 @@ class BrokerPeer(ChannelMember):
         )
         self._query = PositionQuery(clock, self._ask)
         # The positions before anything was published: the first publication must cover all later facts.
-        self._unpublished_start: tuple[int, dict[tuple[str, str], int]] | None = None
+        self._unpublished_start: tuple[int, dict[Writer, int]] | None = None
         if publisher is not None:
             publisher.follower_commands.process_subscribers.append(self.forward)
             positions = {
-                (stream, writer): publisher.log.positions(stream).get(writer, 0)
-                for stream, writer in self._writes
+                writer: publisher.log.positions(writer.stream).get(writer.name, 0) for writer in self._writes
             }
             self._unpublished_start = (publisher.log.head.serial, positions)
 
@@ -297,7 +297,7 @@ class BrokerPeer(ChannelMember):
         self._logger.info("joined the channel at {where}", where=self._where)
         if self._follower is not None:
             positions = self._follower.positions()
-            expected = {(stream, writer) for stream in positions for writer in positions[stream]}
+            expected = {Writer(stream, writer) for stream in positions for writer in positions[stream]}
             self._query.unanswered = expected - self._writes
             self._follower.server.connected(self, NEWEST, SHARED)
             self._query.start()

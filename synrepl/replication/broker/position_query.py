@@ -5,6 +5,7 @@ from typing import Final
 
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
+from synrepl.streams.writer import Writer
 
 REQUERY_SECONDS: Final = (5.0, 30.0, 300.0)
 """Delays after which `ask` is called again if a known writer has not announced its position. A response is
@@ -19,7 +20,7 @@ class PositionQuery:
     """
 
     def __init__(self, clock: IClock, ask: Callable[[], object]) -> None:
-        self.unanswered: set[tuple[str, str]] = set()
+        self.unanswered: set[Writer] = set()
         self._ask = ask
         self._timer = Timer(clock, self._repeat)
         self._delays: Iterator[float] = iter(())

@@ -33,7 +33,7 @@ class IStreamsOwner(Protocol):
         """The clock of the follower."""
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Fetch missing facts. Raises what `ICatchUp` raises."""
+        """Fetch missing facts from the follower's `ICatchUp`, mostly over HTTP. Raises what that raises."""
 
     def report(self, stream: str, report: Report) -> None:
         """Handle a report of a stream."""

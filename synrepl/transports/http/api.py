@@ -47,7 +47,7 @@ from synrepl.transports.http.headers import (
     matches_digest,
 )
 from synrepl.transports.http.large_body import LARGE_BYTES
-from synrepl.transports.http.server import ApiSite, Services
+from synrepl.transports.http.server import ApiSite, SiteContext
 from synrepl.transports.http.shared_work import SharedWork
 from synrepl.wire import jsontext
 
@@ -81,16 +81,16 @@ class Api(Resource):
     isLeaf = True
     _logger = Logger()
 
-    def __init__(self, services: Services, guard: AccessCheck, queue: TurnQueue, router: Router) -> None:
+    def __init__(self, context: SiteContext, guard: AccessCheck, queue: TurnQueue, router: Router) -> None:
         super().__init__()
         self.queue = queue
-        self.services = services
-        self.started_at = services.clock.seconds()
+        self.context = context
+        self.started_at = context.clock.seconds()
         self.endless: IEndlessChangelog | None = None
         """Feeds all readers that follow the changelog; None before the first of them."""
         self.native_transports: dict[str, Any] = {}
         """The native connections of replicas, by id."""
-        self.limited_logger = LimitedLogger(self._logger, services.clock)
+        self.limited_logger = LimitedLogger(self._logger, context.clock)
         self._guard = guard
         self._router = router
         self.shared = SharedWork()
@@ -170,11 +170,11 @@ class Api(Resource):
 
         is_large = request.content.seek(0, SEEK_END) > LARGE_BYTES
         request.content.seek(0)
-        return await self.services.thread.run(read) if is_large else read()
+        return await self.context.thread.run(read) if is_large else read()
 
     async def decode_large(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
         """Decode a large JSON body in a thread. Raises `ApiError`."""
-        return await self.services.thread.run(lambda: decode_body(decoder, body))
+        return await self.context.thread.run(lambda: decode_body(decoder, body))
 
     def _check_access(self, call: Call) -> None:
         """Check the peer's rights, and the type of the body. Raises `ApiError`."""
@@ -207,22 +207,22 @@ class Api(Resource):
         return refused
 
 
-def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
-    """Make a site that serves these services.
+def make_site(context: SiteContext, *, keys: Keyring | None = None) -> ApiSite:
+    """Make a site that serves what this context has.
 
     With `keys`, every route with a right needs one of them, as ``Authorization: Bearer`` or as a certificate.
     Without keys, requests for host names of other sites are refused (`AccessCheck`).
     """
     # Waiting requests end when this daemon must not be read any more.
-    services.publisher.holdings.subscribers.append(lambda why: services.publisher.waiters.wake_readers())
+    context.publisher.read_gate.subscribers.append(lambda why: context.publisher.waiters.wake_readers())
     guard = AccessCheck(
-        keys if keys is not None else Keyring(), lambda: services.settings.hosts(services.log.notes)
+        keys if keys is not None else Keyring(), lambda: context.settings.hosts(context.log.notes)
     )
-    queue = TurnQueue(services.clock)
+    queue = TurnQueue(context.clock)
     for room in rooms():
         room.import_handlers()
     router = Router(all_routes())
-    return ApiSite(Api(services, guard, queue, router), services, guard, queue, router)
+    return ApiSite(Api(context, guard, queue, router), context, guard, queue, router)
 
 
 def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiError:

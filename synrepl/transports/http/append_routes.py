@@ -19,6 +19,7 @@ from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.storage.group_commit import parts_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
+from synrepl.streams.writer import Writer
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import handles
@@ -91,30 +92,30 @@ _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 @handles(APPEND)
 async def append(call: Call, body: AppendBody) -> Appended:
     """Append facts of one stream; a replica forwards them to the primary, and waits until it has them."""
-    services, name = call.services, call.path["stream"]
-    stream = services.table[name]  # an unknown stream is refused first
-    forwarding = services.hooks.forwarding
+    context, name = call.context, call.path["stream"]
+    stream = context.table[name]  # an unknown stream is refused first
+    forwarding = context.hooks.forwarding
     is_stored_here = not forwarding.is_active()
     writer, key = checked_names(body.writer, body.idempotency_key)
     if is_stored_here:
-        check_new_writer(call, name, writer, services.log.positions(name))
+        check_new_writer(call, name, writer, context.log.positions(name))
     facts = await read_facts(call, name, body.facts)
     if is_stored_here:
-        writer = writer or services.settings.instance_name
+        writer = writer or context.settings.instance_name
         acks = checked_acks(call, name)
         # Whoever must ask again needs a key.
         key = key or (str(uuid4()) if acks.number else None)
         await promise(call, acks)
-        appended = await services.log.append(name, writer, facts, key=key, owner=_owner(call))
-        await wait_for_acks(call, [(acks, (name, writer), appended)], key)
+        appended = await context.log.append(name, writer, facts, key=key, owner=_owner(call))
+        await wait_for_acks(call, [(acks, Writer(name, writer), appended)], key)
         return appended
     posted = Posted(
         parts=[PostedPart(name, [bytes(fact) for fact in body.facts], writer)],
         key=key,
-        files=services.stored_bytes.named_by(stream, facts) if call.query["files"] else (),
+        files=context.stored_bytes.named_by(stream, facts) if call.query["files"] else (),
         **_forwarding(call),
     )
-    return await forwarding.forward(posted, services.publisher.waiters)
+    return await forwarding.forward(posted, context.publisher.waiters)
 
 
 @handles(APPEND_BATCH)
@@ -125,7 +126,7 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     append is one part of it: a retry stores only the missing appends. A replica refuses. With `atomic` the
     whole batch is one append, with one key; a replica forwards it.
     """
-    log = call.services.log
+    log = call.context.log
     if body.atomic:
         return await _append_atomic(call, body)
     refuse_on_replica(
@@ -163,7 +164,7 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
 
 def refuse_on_replica(call: Call, way_out: str) -> None:
     """Raises `ApiError` if this daemon is a replica, which cannot forward this request."""
-    hooks = call.services.hooks
+    hooks = call.context.hooks
     if hooks.forwarding.is_active():
         if (stopped := hooks.forwarding.refusal("")) is not None:
             raise stopped
@@ -173,7 +174,7 @@ def refuse_on_replica(call: Call, way_out: str) -> None:
 
 async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Append]:
     """Return the stream, the writer and the canonical facts of each append. Raises `ApiError`."""
-    instance, log = call.services.settings.instance_name, call.services.log
+    instance, log = call.context.settings.instance_name, call.context.log
     requests: list[_Append] = []
     writers: dict[str, set[str]] = {}
     for one in appends:
@@ -190,13 +191,13 @@ async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Ap
 
 async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
     """Append facts of several streams as one; a replica forwards them, and waits until it has them."""
-    services, appends = call.services, body.appends
+    context, appends = call.context, body.appends
     if not isinstance(appends, list) or body.staged is not UNSET:
         raise ApiError("bad_request", "an atomic batch needs appends; it cannot be staged")
     if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_ATOMIC_FACTS:
         raise ApiError("too_large", f"an atomic batch may have {MAX_ATOMIC_FACTS} facts")
     requests = await _read_appends(call, appends)
-    table = services.table
+    table = context.table
     ephemeral = [stream for stream, _, _ in requests if table[stream].ephemeral]
     if ephemeral:
         why = f"{ephemeral[0]} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
@@ -205,12 +206,12 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
         raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
     _, key = checked_names(UNSET, body.idempotency_key)
     key = key or str(uuid4())
-    forwarding = services.hooks.forwarding
+    forwarding = context.hooks.forwarding
     if not forwarding.is_active():
         all_acks = await _promised_acks(call, requests)
-        appended = await services.log.append_atomic(requests, key=key, owner=_owner(call))
+        appended = await context.log.append_atomic(requests, key=key, owner=_owner(call))
         await _wait_for_all_acks(call, all_acks, requests, appended, key)
-        return BatchAnswer(services.log.head.epoch, appended)
+        return BatchAnswer(context.log.head.epoch, appended)
     waited = requests if call.query["files"] else ()
     parts = [
         PostedPart(
@@ -225,11 +226,11 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
         is_batch=True,
         key=key,
         files=frozenset[str]().union(
-            *(services.stored_bytes.named_by(table[stream], facts) for stream, _, facts in waited)
+            *(context.stored_bytes.named_by(table[stream], facts) for stream, _, facts in waited)
         ),
         **_forwarding(call),
     )
-    forwarded = await forwarding.forward(posted, services.publisher.waiters)
+    forwarded = await forwarding.forward(posted, context.publisher.waiters)
     return BatchAnswer(forwarded.epoch, parts_of(forwarded, [len(one.facts) for one in appends]))
 
 
@@ -259,8 +260,8 @@ def checked_acks(call: Call, stream: str) -> Acks:
     The request decides, and without it the setting, which concerns only what is kept.
     """
     asked: Acks | None = call.query["acks"]
-    is_ephemeral = call.services.table[stream].ephemeral
-    acknowledgements = call.services.hooks.acknowledgements
+    is_ephemeral = call.context.table[stream].ephemeral
+    acknowledgements = call.context.hooks.acknowledgements
     if asked is None:
         asked = NO_ACKS if is_ephemeral else acknowledgements.default(stream)
     if asked.number:
@@ -273,7 +274,7 @@ def checked_acks(call: Call, stream: str) -> Acks:
 async def promise(call: Call, acks: Acks) -> None:
     """Note with the log that an append is about to wait for these acknowledgements."""
     if acks.number:
-        await call.services.hooks.acknowledgements.promise(acks)
+        await call.context.hooks.acknowledgements.promise(acks)
 
 
 async def _promised_acks(call: Call, requests: Sequence[_Append]) -> list[Acks]:
@@ -293,22 +294,22 @@ async def _wait_for_all_acks(
 ) -> None:
     waits = zip(all_acks, requests, appended, strict=True)
     await wait_for_acks(
-        call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
+        call, [(acks, Writer(stream, writer), one) for acks, (stream, writer, _), one in waits], key
     )
 
 
 async def wait_for_acks(
-    call: Call, appended: Sequence[tuple[Acks, tuple[str, str], Appended]], key: str | None
+    call: Call, appended: Sequence[tuple[Acks, Writer, Appended]], key: str | None
 ) -> None:
     """Wait until replicas have these facts. Raises `NotForwarded` at the request's time-out."""
-    acknowledgements, clock = call.services.hooks.acknowledgements, call.services.clock
+    acknowledgements, clock = call.context.hooks.acknowledgements, call.context.clock
     until = clock.seconds() + call.query["timeout"]
-    for acks, source, one in appended:
+    for acks, writer, one in appended:
         if not acks.number or one.first_serial is None:
             continue
         serial = one.first_serial + len(one.tokens) - 1
         try:
-            await acknowledgements.wait(acks, source, serial, max(until - clock.seconds(), 0.001))
+            await acknowledgements.wait(acks, writer, serial, max(until - clock.seconds(), 0.001))
         except NotForwarded as error:
             error.more["idempotency_key"] = key
             raise
@@ -333,7 +334,7 @@ def check_new_writer(call: Call, stream: str, writer: str | None, known: Collect
 
     `known` are the stream's writers. This daemon's own instance may always write.
     """
-    if writer in (None, call.services.settings.instance_name) or writer in known or len(known) < MAX_WRITERS:
+    if writer in (None, call.context.settings.instance_name) or writer in known or len(known) < MAX_WRITERS:
         return
     why = (
         f"{stream} has {len(known)} writers, the limit is {MAX_WRITERS}, and {writer} would be one more."
@@ -347,7 +348,7 @@ async def read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> li
 
     Raises `ApiError` for the first invalid row, and for a fact that is too large to send to replicas.
     """
-    stream = call.services.table[name]
+    stream = call.context.table[name]
     facts: list[bytes] = []
     waiting = 0
     if len(posted) > MAX_FACTS:
@@ -361,7 +362,7 @@ async def read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> li
         validate = partial(stream.canonical_fact, bytes(raw))
         try:
             is_large = len(raw) > LARGE_BYTES
-            fact = await call.services.thread.run(validate) if is_large else validate()
+            fact = await call.context.thread.run(validate) if is_large else validate()
         except RowError as error:
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
             raise ApiError("bad_row", why) from error
@@ -379,7 +380,7 @@ def _check_size(index: int, size: int) -> None:
 
 async def _read_staged(call: Call, sha256: str) -> bytes:
     check_checksum(sha256)
-    body = await call.services.stored_bytes.read_stored(sha256, MAX_STAGED_BYTES)
+    body = await call.context.stored_bytes.read_stored(sha256, MAX_STAGED_BYTES)
     if body is None:
         raise ApiError(
             "no_such_file", f"no staged file {sha256}: upload it with PUT /v1/files/sha256/{sha256}"

@@ -15,12 +15,12 @@ from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.rights import route_operation
 from synrepl.base.turn_queue import TurnQueue
 from synrepl.http_api.route import Route
-from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.log_waiters import TooManyWaiting
+from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.http.shared_work import SharedWork
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class IEndlessChangelog(Protocol):
 class IApi(Protocol):
     """What the handlers of all requests share (`Api`)."""
 
-    services: Services
+    context: SiteContext
     queue: TurnQueue
     started_at: float
     endless: IEndlessChangelog | None
@@ -62,7 +62,7 @@ class Call:
 
     def __init__(self, api: IApi, route: Route, request: Any, path: Mapping[str, str]) -> None:
         self.api = api
-        self.services = api.services
+        self.context = api.context
         self.route = route
         self.request = request
         self.path = path
@@ -79,19 +79,19 @@ class Call:
         check(self.access, route_operation(self.route), names)
 
     @property
-    def holdings(self) -> Holdings:
+    def read_gate(self) -> ReadGate:
         """The streams and writers that this daemon holds."""
-        return self.services.publisher.holdings
+        return self.context.publisher.read_gate
 
     def check_readable(self) -> None:
         """Raises `ApiError` while this daemon has no complete copy, is fenced, or is a stopped replica."""
-        if (refusal := self.holdings.unreadable()) is not None:
-            raise unreadable_error(refusal, self.holdings)
+        if (refusal := self.read_gate.unreadable()) is not None:
+            raise unreadable_error(refusal, self.read_gate)
 
     def check_fresh(self) -> None:
         """Raises `ApiError` as `check_readable` does, and if reads are refused while this daemon is stale."""
         self.check_readable()
-        if why := self.services.hooks.role.staleness():
+        if why := self.context.hooks.role.staleness():
             raise ApiError("not_ready", why)
 
     def check_held(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
@@ -99,16 +99,16 @@ class Call:
 
         An empty response would claim that there are no facts.
         """
-        if why := self.holdings.lacks(streams, writers):
+        if why := self.read_gate.lacks(streams, writers):
             raise self.filtered_error(why)
 
     def filtered_error(self, why: str) -> ApiError:
         """Make the error for a read of facts that the filter of this copy leaves out."""
-        return ApiError("filtered", why, moved_to=self.holdings.primary_address)
+        return ApiError("filtered", why, moved_to=self.read_gate.primary_address)
 
     def set_held_headers(self) -> None:
         """Set headers that list what this copy holds, if it is filtered, of what the peer may see."""
-        held = self.holdings.filter.narrowed(self.access.streams)
+        held = self.read_gate.filter.narrowed(self.access.streams)
         for name, names in (
             (b"synrepl-holds-streams", held.streams),
             (b"synrepl-holds-writers", held.writers),
@@ -121,9 +121,9 @@ class Call:
 
         Raises `ApiError` on timeout, and at the limit of waiters.
         """
-        serial, log = self.query["min_serial"], self.services.log
+        serial, log = self.query["min_serial"], self.context.log
         try:
-            is_here = await self.services.publisher.waiters.wait_for(serial, self.query["timeout"])
+            is_here = await self.context.publisher.waiters.wait_for(serial, self.query["timeout"])
         except TooManyWaiting as error:
             raise ApiError("too_many_waiting", str(error)) from error
         if not is_here:
@@ -158,10 +158,10 @@ class Call:
             request.unregisterProducer()
 
 
-def unreadable_error(refusal: ReadRefusal, holdings: Holdings) -> ApiError:
+def unreadable_error(refusal: ReadRefusal, read_gate: ReadGate) -> ApiError:
     """Make the error for a reader that is not served. Another daemon may serve it."""
     return ApiError(
-        refusal.code, refusal.message, status=503, retryable=True, moved_to=holdings.primary_address
+        refusal.code, refusal.message, status=503, retryable=True, moved_to=read_gate.primary_address
     )
 
 

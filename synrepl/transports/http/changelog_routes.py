@@ -64,13 +64,13 @@ async def read(call: Call) -> None:
     limit, the response has every selected fact up to that serial.
     """
     query = read_query(call)
-    arrow = arrow_encoder(call.request, query, call.services.clock)
+    arrow = arrow_encoder(call.request, query, call.context.clock)
     await _prepare(call, query)
     if not query.follow:
         await serve_changelog(call, query, arrow)
         return
     if call.api.endless is None:
-        call.api.endless = EndlessChangelog(call.services)
+        call.api.endless = EndlessChangelog(call.context)
     await call.api.endless.serve(call, query)
 
 
@@ -80,7 +80,7 @@ async def extent(call: Call) -> ExtentAnswer:
 
     Raises `ApiError` if the log is replaced meanwhile, or, unless `compacted`, trimmed beyond that serial.
     """
-    query, log = read_query(call), call.services.log
+    query, log = read_query(call), call.context.log
     await _prepare(call, query)
     feed = query_feed(log, query)
     head = feed.head
@@ -122,7 +122,7 @@ async def extent(call: Call) -> ExtentAnswer:
 @handles(DIGESTS)
 async def digests(call: Call) -> DigestsAnswer:
     """Return the digests at some serials (None: unknown), with which a client finds a fork by bisection."""
-    log = call.services.log
+    log = call.context.log
     found = {serial: await log.reads.digest(serial) for serial in sorted(set(call.query["serials"]))}
     return DigestsAnswer(epoch=log.head.epoch, serial=log.head.serial, history=log.history, digests=found)
 
@@ -135,6 +135,6 @@ async def _prepare(call: Call, query: ChangelogQuery) -> None:
     call.check_fresh()
     await call.read_your_writes()
     call.set_held_headers()
-    await check_position(call.services.log, query)
+    await check_position(call.context.log, query)
     if (reader := call.query[READER_HEADER]) is not None:
-        call.services.hooks.leases.renew(reader, query.since, query.wait, call.access)
+        call.context.hooks.leases.renew(reader, query.since, query.wait, call.access)

@@ -97,10 +97,10 @@ def takes_body(route: Route) -> Callable[[B], B]:
     return tie
 
 
-def own_body(route: Route | None, services: Any, uri: bytes) -> OwnBody | None:
+def own_body(route: Route | None, context: Any, uri: bytes) -> OwnBody | None:
     """Return how the body of a request with this URI is taken; None: as any other."""
     find = None if route is None else _BODIES.get(route.name)
-    return None if find is None else find(services, uri)
+    return None if find is None else find(context, uri)
 
 
 @lru_cache

@@ -39,7 +39,7 @@ class SynapseError(msgspec.Struct):
 @handles(OPENAPI)
 async def describe(call: Call) -> bytes:
     """Return the description; it is made on the first request, in a thread."""
-    return await call.services.thread.run(_encoded_description)
+    return await call.context.thread.run(_encoded_description)
 
 
 @cache

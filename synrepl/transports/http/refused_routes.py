@@ -117,7 +117,7 @@ def _keys(call: Call, body: FactNames) -> list[Key]:
 
 
 def _refused(call: Call) -> RefusedFacts:
-    refused: RefusedFacts | None = call.services.refused
+    refused: RefusedFacts | None = call.context.refused
     if refused is None:
         raise ApiError("not_found", "this daemon keeps no refused facts")
     return refused

@@ -42,8 +42,8 @@ LINGER_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Services:
-    """The parts, around a started log.
+class SiteContext:
+    """What the handlers of a site work with: a started log, and the parts around it.
 
     `ingest` brings facts into the log; `is_followed` tells whether those of a stream come from a table.
     `hooks` answer what concerns other daemons of the log, `rooms` are the parts of rooms by name. `clock` is
@@ -83,7 +83,7 @@ class Services:
 class ApiSite(Site):
     """A site that bounds bodies, writes no access log and shows no tracebacks.
 
-    `services` has the clock for timeouts, and the settings with the limit of bodies. The requests of all
+    `context` has the clock for timeouts, and the settings with the limit of bodies. The requests of all
     connections take turns in `queue`.
     """
 
@@ -92,18 +92,18 @@ class ApiSite(Site):
     protocol = ApiChannel  # type: ignore[assignment]  # the stubs know only the class that speaks HTTP/2 too
 
     def __init__(
-        self, resource: Any, services: Services, guard: AccessCheck, queue: TurnQueue, router: Router
+        self, resource: Any, context: SiteContext, guard: AccessCheck, queue: TurnQueue, router: Router
     ) -> None:
         super().__init__(
             resource,
             requestFactory=ApiRequest,
-            reactor=services.clock,
+            reactor=context.clock,
             parsePOSTFormSubmission=False,
             logPath=None,
         )
         self.admitted: set[ApiRequest] = set()
-        self.services = services
-        self.clock = services.clock
+        self.context = context
+        self.clock = context.clock
         self.guard = guard
         self.queue = queue
         self.router = router
@@ -161,8 +161,8 @@ class ApiRequest(Request):
         self.uri, self._version = self.channel._path, self.channel._version
         route, is_welcome = self._admit()
         self._is_dropping = not is_welcome
-        services, settings = site.services, site.services.settings
-        body = own_body(route, services, self.channel._path)
+        context, settings = site.context, site.context.settings
+        body = own_body(route, context, self.channel._path)
         self._limit = settings.max_body_bytes if body is None else body.limit
         if route is not None and route.max_body is not None:
             self._limit = min(self._limit, route.max_body)
@@ -309,7 +309,7 @@ class ApiRequest(Request):
         """Drop what arrives, until the client has read the answer and closes."""
         site: ApiSite = self.channel.site
         self._is_refused = True
-        self._linger = Timer(site.services.clock, self.channel.transport.abortConnection)
+        self._linger = Timer(site.context.clock, self.channel.transport.abortConnection)
         self._linger.start(LINGER_SECONDS)
 
 

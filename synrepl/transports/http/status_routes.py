@@ -16,7 +16,7 @@ from synrepl.replication.status import FactReceiver, RoomPart, build_status, rec
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import accepted_type
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.wire import jsontext
 
 
@@ -62,10 +62,10 @@ async def recent(call: Call) -> RecentAnswer:
     call.check_readable()
     streams = call.query["streams"]
     for name in sorted(streams or ()):
-        _ = call.services.table[name]
+        _ = call.context.table[name]
     call.check_streams(*sorted(streams or ()))
     call.check_held(streams or ())
-    found = recent_facts(call.services.publisher, call.access, call.query["limit"], streams)
+    found = recent_facts(call.context.publisher, call.access, call.query["limit"], streams)
     return RecentAnswer([RecentFact(**one) for one in found])
 
 
@@ -75,8 +75,8 @@ async def page(call: Call) -> bytes:
     call.request.setHeader(b"cache-control", b"no-store")
 
     async def make() -> bytes:
-        now, found = call.services.clock.seconds(), msgspec.to_builtins(_status(call))  # a copy
-        rendered: bytes = await call.services.thread.run(lambda: _status_page().page(found, now))
+        now, found = call.context.clock.seconds(), msgspec.to_builtins(_status(call))  # a copy
+        rendered: bytes = await call.context.thread.run(lambda: _status_page().page(found, now))
         return rendered
 
     # In a thread, as metrics: with a thousand writers it takes some ten milliseconds.
@@ -108,7 +108,7 @@ async def livez(call: Call) -> Alive:
 @handles(READYZ)
 async def readyz(call: Call) -> Ready:
     """Report readiness; 503 with the reasons if this daemon is not ready."""
-    reasons = call.services.not_ready_reasons()
+    reasons = call.context.not_ready_reasons()
     if reasons:
         call.request.setResponseCode(503)
     return Ready(not reasons, reasons)
@@ -117,7 +117,7 @@ async def readyz(call: Call) -> Ready:
 @handles(METRICS)
 async def metrics(call: Call) -> bytes:
     """Return the metrics for Prometheus, on request in the form of OpenMetrics."""
-    services = call.services
+    context = call.context
     generate: Callable[[CollectorRegistry], bytes] = generate_latest
     kind = accepted_type(call.request, call.route.other_types)
     call.request.setHeader(b"vary", b"accept")
@@ -126,45 +126,45 @@ async def metrics(call: Call) -> bytes:
         call.request.setHeader(b"content-type", kind.encode())
 
     async def make() -> bytes:
-        _collect(services)
-        return await services.thread.run(lambda: generate(services.metrics.registry))
+        _collect(context)
+        return await context.thread.run(lambda: generate(context.metrics.registry))
 
     # In a thread: with ten thousand writers it takes a tenth of a second.
     return await call.api.shared.run(("metrics", kind), make)
 
 
 def _status(call: Call) -> dict[str, Any]:
-    services = call.services
+    context = call.context
     return build_status(
-        log=services.log,
-        publisher=services.publisher,
-        table=services.table,
-        ingest=services.ingest,
-        hooks=services.hooks,
-        refused=services.refused,
-        rooms=services.rooms,
-        clock=services.clock,
-        instance=services.settings.instance_name,
-        server_name=services.settings.server_name_of(services.log.notes),
+        log=context.log,
+        publisher=context.publisher,
+        table=context.table,
+        ingest=context.ingest,
+        hooks=context.hooks,
+        refused=context.refused,
+        rooms=context.rooms,
+        clock=context.clock,
+        instance=context.settings.instance_name,
+        server_name=context.settings.server_name_of(context.log.notes),
         started_at=call.api.started_at,
         version=daemon_version(),
         access=call.access,
     )
 
 
-def _collect(services: Services) -> None:
-    metrics, log, publisher = services.metrics, services.log, services.publisher
+def _collect(context: SiteContext) -> None:
+    metrics, log, publisher = context.metrics, context.log, context.publisher
     for stream, positions in log.positions_by_stream().items():
         for writer, token in _limited(positions):
             metrics.position.labels(stream, writer).set(token)
     senders = [follower.sender for follower in publisher.followers if follower.sender is not None]
-    parts: list[FactReceiver | RoomPart] = [*services.rooms.values()]
-    parts += [] if services.ingest is None else [services.ingest]
+    parts: list[FactReceiver | RoomPart] = [*context.rooms.values()]
+    parts += [] if context.ingest is None else [context.ingest]
     rows = [part.lag_rows() for part in parts] + [publisher.lag.rows(sender.serial) for sender in senders]
     seconds = [part.lag_seconds() for part in parts] + [
         publisher.lag.seconds(sender.serial) for sender in senders
     ]
-    metrics.role.labels(services.hooks.role.role).set(1)
+    metrics.role.labels(context.hooks.role.role).set(1)
     metrics.lag_rows.set(max(rows, default=0))
     metrics.lag_seconds.set(max(seconds, default=0.0))
     metrics.readers_behind.set(sum(sender.is_behind for sender in senders))
@@ -176,7 +176,7 @@ def _collect(services: Services) -> None:
         metrics.log_bytes.labels("file").set(usage["log_bytes"] - usage["wal_bytes"])
         metrics.disk_free.set(usage["free_bytes"])
         metrics.wal_held.set(log.checkpoints.held_seconds)
-    for part in services.rooms.values():
+    for part in context.rooms.values():
         part.collect()
 
 

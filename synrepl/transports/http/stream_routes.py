@@ -27,7 +27,7 @@ class DeclaredStreamsAnswer(msgspec.Struct, frozen=True):
 @handles(DECLARED)
 async def list_all(call: Call) -> DeclaredStreamsAnswer:
     """List the declared streams that the peer may see."""
-    declared = call.services.declared
+    declared = call.context.declared
     known = [] if declared is None else list(declared.declared.values())
     return DeclaredStreamsAnswer([StreamBody.of(one) for one in known if call.access.sees(one.name)])
 
@@ -36,7 +36,7 @@ async def list_all(call: Call) -> DeclaredStreamsAnswer:
 async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
     """Declare a stream. Raises `ApiError` if the declaration is invalid, or differs from an earlier one."""
     call.check_streams(body.name)
-    declared: DeclaredStreams | None = call.services.declared
+    declared: DeclaredStreams | None = call.context.declared
     if declared is None:
         raise ApiError("not_found", "this daemon supports no declared streams")
     try:

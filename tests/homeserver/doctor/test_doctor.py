@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.homeserver.doctor.complaints import Diagnosis
-from synrepl.homeserver.doctor.holds import holds
+from synrepl.homeserver.doctor.stalls import find_stalls
 from synrepl.storage.databases import Database, engine_for
 from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.id_tables.writers import WriterState
@@ -277,7 +277,7 @@ def test_a_writer_that_ended_well_is_not_silent() -> None:
     )
 
     for state, whys in ((ended, ["behind"]), (replace(ended, process="host:1"), ["silent", "behind"])):
-        assert whys == [hold.why for hold in holds([state], {"things": {"A": 4, "B": 9}}, 1e6)]
+        assert whys == [stall.why for stall in find_stalls([state], {"things": {"A": 4, "B": 9}}, 1e6)]
 
 
 # -- the log -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from shutil import rmtree
 from types import SimpleNamespace
 
 from synrepl.config import Settings
-from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.ingest import Ingest
 from synrepl.homeserver.part import HomeserverPart
 from synrepl.homeserver.settings import homeserver_settings
 from synrepl.homeserver.tables import facts
@@ -48,7 +48,7 @@ class TablesSiteTests(SiteCase):
             metrics=self.metrics,
             history_lost=self.fail,
         )
-        self.ingest = IngestServices(
+        self.ingest = Ingest(
             settings,
             self.clock,
             table=self.table,

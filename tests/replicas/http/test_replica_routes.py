@@ -80,7 +80,7 @@ class CopiesCase(SiteCase):
         self.site = self.make_site(**self.served())
 
     def served(self) -> dict[str, Any]:
-        """The services of a site with these copies."""
+        """The context of a site with these copies."""
         return ServedReplicas(self.roles, self.relays).options()
 
     def staleness(self) -> str:

@@ -73,7 +73,7 @@ class Primary:
         head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
         talk.say(head.encode() + body)
         if not talk.heard:
-            self.site.services.clock.advance(0)  # a large body takes several turns
+            self.site.context.clock.advance(0)  # a large body takes several turns
         return talk.answer().status, talk.answer().body
 
 

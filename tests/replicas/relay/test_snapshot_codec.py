@@ -15,6 +15,7 @@ from synrepl.replicas.relay.snapshot_codec import (
 )
 from synrepl.replicas.wire import blocks as blocks_module
 from synrepl.replicas.wire.blocks import Payload
+from synrepl.streams.writer import Writer
 from tests.replicas.wire.block_buffer import BlockBuffer
 
 numbers = st.integers(0, 2**63 - 1)
@@ -88,7 +89,7 @@ SNAPSHOT = LogSnapshot(
     position=LogPosition(1, 9, "d"),
     trimmed_upto=LogPosition(1, 0, "e"),
     epoch_starts=[],
-    positions={("receipts", "w"): 9},
+    positions={Writer("receipts", "w"): 9},
     receipts=[receipt(number) for number in range(1, 10)],
 )
 

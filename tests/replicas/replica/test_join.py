@@ -243,7 +243,7 @@ def test_another_filter_is_another_copy_and_the_old_one_is_served_meanwhile() ->
     assert {FACTS} == set(seen)
     assert [] == b.engine.facts
     assert a.log.position == b.log.position
-    assert Filter.of(streams=("events",)) == b.publisher.holdings.filter
+    assert Filter.of(streams=("events",)) == b.publisher.read_gate.filter
 
 
 def test_a_copy_that_was_cut_off_goes_on_under_its_own_filter_only() -> None:

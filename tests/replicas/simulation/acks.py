@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 
 from synrepl.errors import ReplicationError
 from synrepl.replicas.roles.messages import CannotPromote
+from synrepl.streams.writer import Writer
 from synrepl.testing.network import Network
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
@@ -164,7 +165,7 @@ class AcksSimulation(SeededRun):
             await primary.relays.promises.promise(wanted)
             appended = await primary.append(stream, [[[row]]], key=row)
             assert appended.first_serial is not None
-            await waiting.wait(wanted, (stream, "master"), appended.first_serial, 2.0)
+            await waiting.wait(wanted, Writer(stream, "master"), appended.first_serial, 2.0)
 
         def answered(result: Any) -> None:
             if not isinstance(result, Failure):

@@ -21,6 +21,7 @@ from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.ingester import Ingester
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.streams.writer import Writer
 from synrepl.testing.network import Network
 from synrepl.wire import jsontext
 from synrepl.wire.acks import Acks
@@ -137,7 +138,9 @@ class ForgerySimulation(SeededRun):
             await a.relays.promises.promise(wanted)
             appended = await a.append("push_rules", [[[row]] for row in rows])
             assert appended.first_serial is not None
-            await waiting.wait(wanted, ("push_rules", "master"), appended.first_serial + len(rows) - 1, 2.0)
+            await waiting.wait(
+                wanted, Writer("push_rules", "master"), appended.first_serial + len(rows) - 1, 2.0
+            )
 
         def answered(result: Any) -> None:
             if not isinstance(result, Failure):

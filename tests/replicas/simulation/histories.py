@@ -95,7 +95,7 @@ class Histories:
 
 
 def _filter_of(node: FakeNode) -> Callable[[Fact], bool]:
-    query = node.publisher.holdings.filter
+    query = node.publisher.read_gate.filter
     return lambda fact: query.streams is None or fact.stream in query.streams
 
 

@@ -405,7 +405,7 @@ class ReplicaSimulation(SeededRun):
 
     def _check_groups(self, node: FakeNode) -> None:
         """A copy of everything has all facts of an append, or none, whatever was cut or killed."""
-        if not node.publisher.holdings.filter.is_open:
+        if not node.publisher.read_gate.filter.is_open:
             return
         head, facts = node.log.head, node.engine.facts
         looked_at = (facts, head.position, head.trimmed_upto, head.epoch_starts)
@@ -976,7 +976,7 @@ class ReplicaSimulation(SeededRun):
             )
         if _valid(node) != _valid(primary) or node.relays.issued.lost:
             self._fail(f"{node.name} accepts the keys {_valid(node)}, the primary {_valid(primary)}")
-        wanted = node.publisher.holdings.filter.streams
+        wanted = node.publisher.read_gate.filter.streams
         declared = primary.declared.declared if wanted is None or "declarations" in wanted else {}
         if node.declared.declared != declared:
             self._fail(f"{node.name} knows the streams {node.declared.declared}, the primary {declared}")
@@ -1017,7 +1017,7 @@ def _valid(node: FakeNode) -> dict[str, str]:
 
 def _expected(node: FakeNode, primary: FakeNode) -> dict[str, int]:
     """Where writers of what nobody keeps are there, if it wants to know."""
-    wanted = node.publisher.holdings.filter.streams
+    wanted = node.publisher.read_gate.filter.streams
     return _positions(primary if wanted is None or "typing" in wanted else node, "typing")
 
 

@@ -1,4 +1,4 @@
-"""Holdings: the part of the log that a daemon holds, and whether it can be read."""
+"""ReadGate: whether this daemon's log may be read, and which streams and writers its copy has."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ MAX_NAMED: Final = 10
 """Names listed in a message; the rest are counted."""
 
 
-def held(notes: Notes) -> Filter:
+def copy_filter(notes: Notes) -> Filter:
     """The filter of a log with these notes: everything, unless it is a filtered copy."""
     noted = notes.get("filter")
     return ALL if noted is None else msgspec.json.decode(noted, type=Filter)
 
 
 @dataclass(eq=False, repr=False)
-class Holdings:
-    """The streams and writers that this daemon can serve. Every transport checks it before serving a reader.
+class ReadGate:
+    """Says which readers may be served, and what. Every transport asks it before it serves a reader.
 
     `notes` returns the log's notes. `role` says whether the log may be read, and which daemon has all of it.
     """
@@ -61,7 +61,7 @@ class Holdings:
     @property
     def filter(self) -> Filter:
         """The streams and writers whose facts are held."""
-        return held(self.notes())
+        return copy_filter(self.notes())
 
     @property
     def primary_address(self) -> str:

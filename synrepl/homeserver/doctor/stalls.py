@@ -1,4 +1,4 @@
-"""Holds: writers that keep a stream from advancing, because they are stuck, silent or behind."""
+"""Stalls: writers that keep a stream from advancing, because they are stuck, silent or behind."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
@@ -10,6 +10,7 @@ from synrepl.errors import StorageError
 from synrepl.homeserver.doctor.synapse import read_catalog
 from synrepl.storage.databases import Database
 from synrepl.storage.id_tables.writers import STUCK_SECONDS, WriterState, read_writers
+from synrepl.streams.writer import Writer
 
 SILENT_SECONDS: Final = 15.0
 """A writer that stored no status for so many seconds is gone, or cannot reach its database."""
@@ -18,7 +19,7 @@ Positions = Mapping[str, Mapping[str, int]]
 """Positions by stream and writer, in ascending numbers."""
 
 
-class Hold(msgspec.Struct, frozen=True, kw_only=True):
+class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """One writer that holds up one stream.
 
     `why`: ``unfinished`` (it has `unfinished` ids reserved but not finished; the first, `first_id`, was
@@ -40,23 +41,23 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     process: str | None = None
 
 
-def holds(states: Iterable[WriterState], positions: Positions, now: float) -> list[Hold]:
-    """The holds, ordered by stream, stuck writers first. `now` is in seconds since 1970."""
-    found: list[Hold] = []
+def find_stalls(states: Iterable[WriterState], positions: Positions, now: float) -> list[Stall]:
+    """The stalls, ordered by stream, stuck writers first. `now` is in seconds since 1970."""
+    found: list[Stall] = []
     for state in states:
         of_stream = positions.get(state.stream, {})
         behind = max(of_stream.values(), default=state.position) - state.position
         found += _of_writer(state, behind, now)
-    stuck = {(hold.stream, hold.writer) for hold in found if hold.is_stuck}
+    stuck = {Writer(stall.stream, stall.writer) for stall in found if stall.is_stuck}
     for stream, of_stream in positions.items():
         found += _behind(stream, of_stream, stuck)
-    return sorted(found, key=lambda hold: (hold.stream, not hold.is_stuck))
+    return sorted(found, key=lambda stall: (stall.stream, not stall.is_stuck))
 
 
-def read_holds(database: Database, now: float) -> list[Hold]:
-    """Read the holds in this database. Raises `StorageError`, also if it lacks both tables of writers."""
+def read_stalls(database: Database, now: float) -> list[Stall]:
+    """Read the stalls in this database. Raises `StorageError`, also if it lacks both tables of writers."""
 
-    def work(cursor: Any) -> list[Hold]:
+    def work(cursor: Any) -> list[Stall]:
         tables = read_catalog(cursor, database.flavor).tables
         if not {"synrepl_writers", "stream_positions"} & set(tables):
             raise StorageError(
@@ -64,15 +65,15 @@ def read_holds(database: Database, now: float) -> list[Hold]:
                 why=f"{database.name} has neither synrepl_writers nor stream_positions",
                 hint="choose the database with the writers' tables",
             )
-        return holds_in(cursor, tables, now)
+        return stalls_in(cursor, tables, now)
 
     return database.read_transaction("examine", work)
 
 
-def holds_in(cursor: Any, tables: Container[str], now: float) -> list[Hold]:
-    """The holds in a database with these tables."""
+def stalls_in(cursor: Any, tables: Container[str], now: float) -> list[Stall]:
+    """The stalls in a database with these tables."""
     states = read_writers(cursor) if "synrepl_writers" in tables else []
-    return holds(states, read_positions(cursor) if "stream_positions" in tables else {}, now)
+    return find_stalls(states, read_positions(cursor) if "stream_positions" in tables else {}, now)
 
 
 def read_positions(cursor: Any) -> dict[str, dict[str, int]]:
@@ -84,12 +85,12 @@ def read_positions(cursor: Any) -> dict[str, dict[str, int]]:
     return found
 
 
-def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
+def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Stall]:
     silent = max(0.0, now - state.told_at)
     # Without a process it is known to be gone, and its ids were released.
     is_silent = bool(state.process) and silent >= SILENT_SECONDS
-    hold = partial(
-        Hold,
+    stall = partial(
+        Stall,
         stream=state.stream,
         writer=state.writer,
         position=state.position,
@@ -101,7 +102,7 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
         age = max(0.0, now - state.oldest_since)
         count, first = state.unfinished, state.oldest_id
         what = f"{count} ids from {first} on" if count > 1 else f"id {first}"
-        yield hold(
+        yield stall(
             why="unfinished",
             is_stuck=age >= STUCK_SECONDS,
             text=f"{state.writer} has {what} unfinished, reserved {age:.0f} s ago by {state.owner} (process"
@@ -111,7 +112,7 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
             owner=state.owner,
         )
     if is_silent:
-        yield hold(
+        yield stall(
             why="silent",
             is_stuck=bool(state.unfinished) or behind > 0,
             text=f"{state.writer} has stored no status for {silent:.0f} s (process {state.process})",
@@ -119,11 +120,11 @@ def _of_writer(state: WriterState, behind: int, now: float) -> Iterator[Hold]:
         )
 
 
-def _behind(stream: str, positions: Mapping[str, int], stuck: set[tuple[str, str]]) -> Iterator[Hold]:
+def _behind(stream: str, positions: Mapping[str, int], stuck: set[Writer]) -> Iterator[Stall]:
     lowest, highest = min(positions.values()), max(positions.values())
     for writer in sorted(positions):
         if positions[writer] == lowest < highest:
-            yield Hold(
+            yield Stall(
                 stream=stream,
                 writer=writer,
                 why="behind",

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from synrepl.base.notes import Notes
 from synrepl.replication.addresses import Address
-from synrepl.replication.holdings import Holdings
 from synrepl.replication.hooks import Alone
+from synrepl.replication.read_gate import ReadGate
 from tests.http.builders import CATCH_UP, SiteCase, receipt
 
 PRIMARY = Address("tcp:berlin:9092", "http://berlin:9093")
@@ -33,7 +33,7 @@ class FilteredTests(SiteCase):
         self.post("receipts", [receipt()], writer="other")
         self.post("push_rules", [["@ada:hs.example"]])
         note = Notes(filter='{"streams":["receipts"],"writers":["master"]}')
-        self.publisher.holdings = Holdings(lambda: note, Copy())
+        self.publisher.read_gate = ReadGate(lambda: note, Copy())
 
     def test_what_is_not_held_is_refused_by_name(self) -> None:
         """With 200 and nothing a reader would take all of it for read."""
@@ -78,7 +78,7 @@ class FilteredTests(SiteCase):
             self.assertEqual(
                 ("receipts", "master"), (headers["synrepl-holds-streams"], headers["synrepl-holds-writers"])
             )
-        self.publisher.holdings = Holdings()
+        self.publisher.read_gate = ReadGate()
         self.assertNotIn("synrepl-holds-streams", self.get("/v1/changelog").headers)
 
     def test_status_names_no_positions_of_what_is_not_held(self) -> None:
@@ -90,7 +90,7 @@ class FilteredTests(SiteCase):
     def test_long_lists_are_cut(self) -> None:
         """A message is read by people."""
         names = ",".join(f'"s{number:02}"' for number in range(14))
-        held = Holdings(lambda: {"filter": f'{{"streams":[{names}]}}'})
+        held = ReadGate(lambda: {"filter": f'{{"streams":[{names}]}}'})
 
         self.assertTrue(held.describe().endswith("s08, s09 and 4 more"))
         self.assertEqual("this copy holds only s01", held.describe({"s01", "push_rules"}))
@@ -106,7 +106,7 @@ class JoiningTests(SiteCase):
         super().setUp()
         self.copy = Copy()
         self.copy.is_whole = False
-        self.publisher.holdings = Holdings(role=self.copy)
+        self.publisher.read_gate = ReadGate(role=self.copy)
 
     def test_reads_are_refused_until_the_copy_is_whole(self) -> None:
         """With 200 and nothing a reader would take it for a log without facts."""
