@@ -11,8 +11,6 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET
 
 from synrepl.base.access import Keyring
 from synrepl.base.limited_logger import LimitedLogger
@@ -67,22 +65,24 @@ ROUTE_MODULES: Final = (
 """The modules whose functions handle the routes of the core."""
 
 UNAUTHORIZED: Final = 401
+NOT_DONE_YET: Final = 1
+"""What a resource of `twisted.web` returns if it answers later: that of `twisted.web.server` (`ApiSite`)."""
 SYNAPSE: Final = b"/_synapse/"
 CLOSED: Final = "/v1/"
 """Routes under this path refuse unknown parameters: a misspelled one would silently do nothing."""
 
 
-class Api(Resource):
+class Api:
     """Handles the requests of all routes.
 
-    Every failure becomes a JSON response without internal details, or aborts a response that has begun.
+    Every failure becomes a JSON response without internal details, or aborts a response that has begun. It
+    can be served as a resource of `twisted.web` too, as treq's fakes do it in tests.
     """
 
     isLeaf = True
     _logger = Logger()
 
     def __init__(self, services: Services, guard: AccessCheck, queue: TurnQueue, router: Router) -> None:
-        super().__init__()
         self.queue = queue
         self.services = services
         self.started_at = services.clock.seconds()
