@@ -20,7 +20,6 @@ from synrepl.errors import suggest
 from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import BadParameter, Parameter, Route, Router
 from synrepl.missing_rooms import missing_url
-from synrepl.rooms import rooms
 from synrepl.transports.http import (
     append_routes,
     append_stream_routes,
@@ -219,8 +218,6 @@ def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
         keys if keys is not None else Keyring(), lambda: services.settings.hosts(services.log.notes)
     )
     queue = TurnQueue(services.clock)
-    for room in rooms():
-        room.import_handlers()
     router = Router(all_routes())
     return ApiSite(Api(services, guard, queue, router), services, guard, queue, router)
 
