@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import mmap
 import os
 import resource
 import signal
@@ -36,10 +37,15 @@ OUT_OF_MEMORY: Final = b"out of memory: the daemon exits; give it more memory, o
 
 STDERR: Final = 2
 
-RESERVED_BYTES: Final = 1024 * 1024
+RESERVED_BYTES: Final = 2 * 1024 * 1024
+"""Two of the pieces in which Python takes memory for small objects."""
 
-_reserve: list[bytearray] = []
-"""Memory that is freed for the last lines: without any, CPython itself may crash."""
+_reserve: list[mmap.mmap] = []
+"""Memory that is freed for the last lines: without any, CPython itself may crash.
+
+It is mapped and never touched. That takes none, but counts where memory can end with a MemoryError: in the
+limits of this process, and in what the kernel has promised if it promises no more than it has.
+"""
 
 _logger = Logger(namespace="synrepl.process")
 
@@ -98,7 +104,7 @@ def _handle_fatal_errors() -> None:
     """
     if not faulthandler.is_enabled():
         faulthandler.enable(STDERR)
-    _reserve.append(bytearray(RESERVED_BYTES))
+    _reserve.append(mmap.mmap(-1, RESERVED_BYTES, flags=mmap.MAP_PRIVATE))
     # Twisted logs what callbacks and coroutines raise; the hooks get the rest.
     globalLogPublisher.addObserver(_exit_on_logged_memory_error)
     sys.excepthook = _exiting(sys.excepthook)
@@ -132,7 +138,7 @@ def _exit_without_memory() -> None:
     if not _reserve:
         # The log's line, below, failed for lack of memory too.
         os._exit(1)
-    _reserve.clear()
+    _reserve.pop().close()
     try:
         # First, and as bytes made at the start: a line of the log needs memory that may be missing.
         os.write(STDERR, OUT_OF_MEMORY)

@@ -9,8 +9,6 @@ from urllib.parse import quote
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.postgres import PostgresDatabase
-from synrepl.storage.postgres_connection import PostgresAddress
 from synrepl.storage.sql import Flavor
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.sqlite_errors import map_sqlite_errors
@@ -27,6 +25,9 @@ def engine_for(url: str) -> SQLEngine:
     if kind == "sqlite":
         return SQLEngine(SQLiteDatabase(rest))
     if kind in ("postgresql", "postgres"):
+        # Imported on use, as below: most logs are files.
+        from synrepl.storage.postgres import PostgresDatabase
+
         return SQLEngine(PostgresDatabase(url))
     raise _unknown(kind, rest)
 
@@ -48,13 +49,15 @@ class Database:
     ) -> None:
         kind, _, rest = url.partition(":") if isinstance(url, str) else ("postgresql", "", "")
         self.flavor: Flavor
-        self._address: PostgresAddress | None = None
+        self._address: Any = None
         self._statement_seconds = statement_seconds
         if kind == "sqlite" and rest:
             self.flavor = "sqlite"
             self.path = Path(rest)
             self.name = str(self.path)
         elif kind in ("postgresql", "postgres"):
+            from synrepl.storage.postgres_connection import PostgresAddress
+
             self.flavor = "postgresql"
             self._address = PostgresAddress(url, what=what, is_guest=statement_seconds is not None)
             self.name = self._address.name

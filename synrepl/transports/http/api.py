@@ -11,8 +11,6 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET
 
 from synrepl.base.access import Keyring
 from synrepl.base.limited_logger import LimitedLogger
@@ -22,7 +20,6 @@ from synrepl.errors import suggest
 from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import BadParameter, Parameter, Route, Router
 from synrepl.missing_rooms import missing_url
-from synrepl.rooms import rooms
 from synrepl.transports.http import (
     append_routes,
     append_stream_routes,
@@ -67,22 +64,24 @@ ROUTE_MODULES: Final = (
 """The modules whose functions handle the routes of the core."""
 
 UNAUTHORIZED: Final = 401
+NOT_DONE_YET: Final = 1
+"""What a resource of `twisted.web` returns if it answers later: that of `twisted.web.server` (`ApiSite`)."""
 SYNAPSE: Final = b"/_synapse/"
 CLOSED: Final = "/v1/"
 """Routes under this path refuse unknown parameters: a misspelled one would silently do nothing."""
 
 
-class Api(Resource):
+class Api:
     """Handles the requests of all routes.
 
-    Every failure becomes a JSON response without internal details, or aborts a response that has begun.
+    Every failure becomes a JSON response without internal details, or aborts a response that has begun. It
+    can be served as a resource of `twisted.web` too, as treq's fakes do it in tests.
     """
 
     isLeaf = True
     _logger = Logger()
 
     def __init__(self, context: SiteContext, guard: AccessCheck, queue: TurnQueue, router: Router) -> None:
-        super().__init__()
         self.queue = queue
         self.context = context
         self.started_at = context.clock.seconds()
@@ -219,8 +218,6 @@ def make_site(context: SiteContext, *, keys: Keyring | None = None) -> ApiSite:
         keys if keys is not None else Keyring(), lambda: context.settings.hosts(context.log.notes)
     )
     queue = TurnQueue(context.clock)
-    for room in rooms():
-        room.import_handlers()
     router = Router(all_routes())
     return ApiSite(Api(context, guard, queue, router), context, guard, queue, router)
 

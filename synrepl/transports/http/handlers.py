@@ -1,12 +1,13 @@
 """The functions that handle routes: each is tied to its route where it stands, with `handles`."""
 
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import msgspec
 
 from synrepl.http_api.route import Route
+from synrepl.rooms import Room, rooms
 
 if TYPE_CHECKING:
     from synrepl.transports.http.api_error import ApiError
@@ -99,13 +100,29 @@ def takes_body(route: Route) -> Callable[[B], B]:
 
 def own_body(route: Route | None, context: Any, uri: bytes) -> OwnBody | None:
     """Return how the body of a request with this URI is taken; None: as any other."""
-    find = None if route is None else _BODIES.get(route.name)
+    if route is None:
+        return None
+    _import_functions(route.name)
+    find = _BODIES.get(route.name)
     return None if find is None else find(context, uri)
+
+
+@cache
+def _import_functions(name: str) -> None:
+    """Import the functions of a room with the first request for one of its routes; most daemons get none."""
+    if (room := _rooms_of_routes().get(name)) is not None:
+        room.import_handlers()
+
+
+@cache
+def _rooms_of_routes() -> dict[str, Room]:
+    return {route.name: room for room in rooms() for route in room.routes()}
 
 
 @lru_cache
 def handler_of(name: str) -> Handler:
     """Return the handler of the route with this name. Raises `KeyError` without one."""
+    _import_functions(name)
     function = _FUNCTIONS[name]
     hints = get_type_hints(function)
     answer = hints.pop("return")

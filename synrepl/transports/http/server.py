@@ -9,9 +9,12 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+from twisted.internet.interfaces import IProtocolNegotiationFactory
 from twisted.python.failure import Failure
-from twisted.web.server import Request, Site
+from twisted.web.http import HTTPFactory, Request, datetimeToString
+from zope.interface import implementer
 
+import twisted
 from synrepl.base.access import Access
 from synrepl.base.interfaces import IClock, IThread
 from synrepl.base.metrics import Metrics
@@ -36,6 +39,9 @@ from synrepl.transports.settings import ApiSettings
 from synrepl.wire.text import printable
 
 BODY_METHODS: Final = ("POST", "PUT")
+
+SERVER: Final = f"TwistedWeb/{twisted.__version__}".encode()
+"""The header of each answer that names the server, as Twisted's own sites have it."""
 
 LINGER_SECONDS: Final = 10.0
 """Time that a refused client may continue to send before its connection is aborted."""
@@ -80,33 +86,40 @@ class SiteContext:
         return reasons + [problem.text for problem in problems if problem.not_ready]
 
 
-class ApiSite(Site):
+@implementer(IProtocolNegotiationFactory)
+class ApiSite(HTTPFactory):
     """A site that bounds bodies, writes no access log and shows no tracebacks.
 
     `context` has the clock for timeouts, and the settings with the limit of bodies. The requests of all
     connections take turns in `queue`.
+
+    It is no `twisted.web.server.Site`, whose module brings sessions, templates of pages and remote objects:
+    2 MiB that no request here needs.
     """
 
-    displayTracebacks = False
     noisy = False
     protocol = ApiChannel  # type: ignore[assignment]  # the stubs know only the class that speaks HTTP/2 too
 
     def __init__(
         self, resource: Any, context: SiteContext, guard: AccessCheck, queue: TurnQueue, router: Router
     ) -> None:
-        super().__init__(
-            resource,
-            requestFactory=ApiRequest,
-            reactor=context.clock,
-            parsePOSTFormSubmission=False,
-            logPath=None,
-        )
+        super().__init__(reactor=context.clock)  # type: ignore[arg-type]  # it asks for the time alone
+        self.resource = resource
         self.admitted: set[ApiRequest] = set()
         self.context = context
         self.clock = context.clock
         self.guard = guard
         self.queue = queue
         self.router = router
+
+    def buildProtocol(self, addr: Any) -> Any:
+        channel: Any = super().buildProtocol(addr)
+        channel.requestFactory, channel.site = ApiRequest, self
+        return channel
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """The protocols that TLS may negotiate."""
+        return [b"http/1.1"]
 
     def recheck(self) -> None:
         """Abort the requests of peers whose key was revoked."""
@@ -153,6 +166,10 @@ class ApiRequest(Request):
     _admitted: "set[ApiRequest]" = set()
     channel: Any
     content: Any
+
+    def __init__(self, channel: ApiChannel, queued: object) -> None:
+        # Forms would be parsed by Twisted: no route takes one.
+        super().__init__(channel, queued, parsePOSTFormSubmission=False)
 
     def gotLength(self, length: int | None) -> None:
         site: ApiSite = self.channel.site
@@ -247,20 +264,21 @@ class ApiRequest(Request):
             unquote_to_bytes(self.path).decode("utf-8")
             _check_host(self.getRequestHostname() or b"")
         except UnicodeError:
-            self.prepath, self.postpath = [], []
-            self.site = self.channel.site
             why = "the method must be ASCII, the path UTF-8, and Host a host name"
             self._answer(ApiError("bad_request", why))
         else:
-            super().process()
+            self.setHeader(b"server", SERVER)
+            self.setHeader(b"date", datetimeToString())
+            site: ApiSite = self.channel.site
+            site.resource.render(self)
 
-    def processingFailed(self, reason: Failure) -> Failure:
+    def processingFailed(self, reason: Failure) -> None:
+        """Report an error that no handler expects: the peer learns that there was one."""
         self._log.failure("a request for {uri} failed", failure=reason, uri=self.uri)
         if not self.startedWriting:
             self._answer(INTERNAL)
         elif self.channel is not None:
             self.channel.transport.abortConnection()
-        return reason
 
     def finish(self) -> None:
         self._admitted.discard(self)
