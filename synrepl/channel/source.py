@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from synrepl.base.problems import Problem
 from synrepl.channel.resp.server import RespServer
 from synrepl.channel.served_link import ServedLink
-from synrepl.ingest.channel import ChannelSource
+from synrepl.ingest.channel_source import ChannelSource
 from synrepl.streams.writer import Writer
 
 if TYPE_CHECKING:

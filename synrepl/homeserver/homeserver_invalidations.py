@@ -12,7 +12,7 @@ import msgspec
 from synrepl.errors import StorageError
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.id_tables import IdStream, IdTable
-from synrepl.ids.invalidations import TABLE
+from synrepl.ids.invalidation_writer import TABLE
 from synrepl.ids.names import SessionNames
 from synrepl.storage.databases import Database
 from synrepl.streams.catalog import CacheInvalidation

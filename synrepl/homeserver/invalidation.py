@@ -28,7 +28,7 @@ from synrepl.caches.names import (
 )
 from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.errors import ConfigError, LocalProtocolError
-from synrepl.homeserver.channel import announcements, redis_address
+from synrepl.homeserver.channel_monitor import announcements, redis_address
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.database import open_database
 from synrepl.homeserver.homeserver_invalidations import HomeserverInvalidations

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from synrepl.base.problems import Problem
-from synrepl.ingest.channel import ChannelSource
+from synrepl.ingest.channel_source import ChannelSource
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.transports.redis.link import RedisLink, RedisState
 

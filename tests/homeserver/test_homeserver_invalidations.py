@@ -5,7 +5,7 @@ import pytest
 
 from synrepl.errors import StorageError
 from synrepl.homeserver.homeserver_invalidations import SEQUENCE, HomeserverInvalidations, Standing
-from synrepl.ids.invalidations import TABLE
+from synrepl.ids.invalidation_writer import TABLE
 from synrepl.storage.databases import Database
 from synrepl.streams.catalog import CacheInvalidation
 from tests.postgres import new_database

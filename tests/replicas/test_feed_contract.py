@@ -9,8 +9,8 @@ from twisted.logger import Logger
 
 from synrepl.base.history import BEGINNING, LogPosition
 from synrepl.base.limited_logger import LimitedLogger
-from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.relay import attach
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.settings import RelaySettings
 from synrepl.replicas.wire.blocks import Payload
 from synrepl.replicas.wire.native import (

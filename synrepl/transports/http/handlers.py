@@ -10,7 +10,7 @@ from synrepl.http_api.route import Route
 
 if TYPE_CHECKING:
     from synrepl.transports.http.api_error import ApiError
-    from synrepl.transports.http.channel import ApiChannel
+    from synrepl.transports.http.http_channel import ApiChannel
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 

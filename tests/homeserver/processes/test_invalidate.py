@@ -13,7 +13,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from synrepl.ids.invalidations import TABLE
+from synrepl.ids.invalidation_writer import TABLE
 from synrepl.ids.names import NAMES
 from tests.homeserver.test_homeserver_invalidations import OURS, homeserver
 from tests.interop.recorder import Recorder

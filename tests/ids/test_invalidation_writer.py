@@ -5,7 +5,7 @@ from typing import Any
 from synrepl.caches.registry import CacheRegistry
 from synrepl.ids.database import IdDatabase
 from synrepl.ids.id_tables import IdStream, IdTable
-from synrepl.ids.invalidations import InvalidationWriter
+from synrepl.ids.invalidation_writer import InvalidationWriter
 from synrepl.ids.transactions import transact
 from tests.ids.databases import IdCase
 
