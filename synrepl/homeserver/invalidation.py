@@ -40,7 +40,7 @@ from synrepl.homeserver.invalidation_requests import (
 )
 from synrepl.homeserver.looks import MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
-from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.membership.member import ChannelMember
 from synrepl.streams.catalog import CACHES, CacheInvalidation
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata

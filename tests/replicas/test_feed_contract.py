@@ -83,7 +83,7 @@ class LinesPeer(Peer):
         super().__init__(at, is_slow=is_slow)
         self.publisher = case.publisher
         writes = [("receipts", "master"), ("typing", "master")]
-        self.reader = case.publisher.join_broker(self, writes)  # type: ignore[arg-type]
+        self.reader = case.publisher.join_channel(self, writes)  # type: ignore[arg-type]
         self.reader.push_since(at.serial)
 
     def write(self, data: bytes) -> None:
@@ -109,7 +109,7 @@ class LinesPeer(Peer):
 
     def cut(self) -> None:
         self.reader.stop()
-        self.publisher.broker_senders.remove(self.reader)
+        self.publisher.channel_senders.remove(self.reader)
 
 
 class RelayPeer(Peer):
