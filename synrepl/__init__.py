@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         NotAWriter,
         StreamIdGenerator,
     )
-    from synrepl.ids.invalidations import InvalidationWriter
+    from synrepl.ids.invalidation_writer import InvalidationWriter
     from synrepl.ids.transactions import transact
     from synrepl.ids.writer_session import WriterSession
     from synrepl.replication.follower.caches import Caches
@@ -69,7 +69,7 @@ _NAMES = {
     "synrepl.ids.generator": "AllocatedIds MultiWriterIdGenerator NotAWriter StreamIdGenerator",
     "synrepl.ids.transactions": "transact",
     "synrepl.ids.writer_session": "WriterSession",
-    "synrepl.ids.invalidations": "InvalidationWriter",
+    "synrepl.ids.invalidation_writer": "InvalidationWriter",
     "synrepl.storage.position_files": "FilePositions",
     "synrepl.storage.sql_positions": "SQLPositions",
     "synrepl.streams.positions": "VClock",

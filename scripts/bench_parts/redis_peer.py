@@ -120,7 +120,7 @@ def publisher(url: str, rows: int) -> None:
 
     from scripts.bench_parts.children import reactor
     from synrepl.base.metrics import Metrics
-    from synrepl.replication.broker.peer import BrokerPeer
+    from synrepl.replication.membership.daemon_member import DaemonMember
     from synrepl.replication.publisher import Publisher
     from synrepl.storage.log import Log
     from synrepl.storage.threads import ImmediateThread
@@ -135,20 +135,20 @@ def publisher(url: str, rows: int) -> None:
     async def publish() -> None:
         await log.start()
         ours = Publisher(log, StreamTable.default(), reactor, metrics, instance="bench", ring_bytes=10**9)
-        peer = BrokerPeer(
+        member = DaemonMember(
             clock=reactor, publisher=ours, writes=[Writer("events", "bench")], probe_seconds=0.0
         )
         link = RedisLink(
             reactor,
             RedisAddress.parse(url),
-            peer,
+            member,
             server_name=CHANNEL.decode(),
             instance="bench",
             metrics=metrics,
         )
-        peer.broker = link
+        member.broker = link
         link.start()
-        while not peer.is_writing:
+        while not member.is_writing:
             await deferLater(reactor, 0.01, lambda: None)
         tell_time("began")
         for _ in range(0, rows, AT_ONCE):

@@ -23,7 +23,7 @@ from synrepl.wire.session import Close, Deliver, Session, Warn
 from tests.captures import GOLDEN, said
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.wire.block_buffer import BlockBuffer
-from tests.replication.test_broker import Setup
+from tests.replication.test_daemon_member import Setup
 
 __all__ = ["DIALECTS", "TABLE", "NativeTarget", "RedisTarget", "SessionTarget"]
 
@@ -191,12 +191,12 @@ class RedisTarget(Target):
         for action in session.receive(data.split(b"\n")):
             kinds.add(type(action).__name__)
             if isinstance(action, Deliver):
-                setup.peer.received(action.commands)
+                setup.member.received(action.commands)
             else:
                 assert isinstance(action, Warn | Close)
         setup.wait(2)
         told = setup.told()
-        setup.peer.stop()
+        setup.member.stop()
         if sum(map(len, told)) > MAX_ANSWER:
             raise BadAnswer(f"{len(told)} lines were published, with more than {MAX_ANSWER} bytes")
         return sorted(kinds), sorted({line.split(" ")[0] for line in told}), bool(setup.applied)

@@ -20,7 +20,7 @@ from synrepl.channel.publisher_limits import MAX_WRITERS
 from synrepl.channel.resp_codec import read_messages
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.membership.member import ChannelMember
 
 SWITCHES: Final = 4
 SWITCH_SECONDS: Final = 60.0

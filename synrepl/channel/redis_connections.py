@@ -13,7 +13,7 @@ from synrepl.base.problems import Problem
 from synrepl.channel.redis_bridge import RedisBridge
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.ingest.redis import redis_silence
-from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.link import RedisChannels
 

@@ -38,7 +38,7 @@ from synrepl.channel.position_teller import PositionTeller
 from synrepl.channel.publisher_limits import MAX_WRITERS, PublisherLimits
 from synrepl.channel.resp_codec import message
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.broker.position_query import PositionQuery
+from synrepl.replication.membership.position_query import PositionQuery
 from synrepl.streams.writer import Writer
 from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position

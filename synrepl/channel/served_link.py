@@ -1,4 +1,4 @@
-"""The link of this process to the channel that it serves itself: no connections, the same peer."""
+"""The link of this process to the channel that it serves itself: no connections, the same member."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from synrepl.base.time import Timer
 from synrepl.channel.ends import ChannelPublisher
 from synrepl.channel.served_channel import ServedChannel, always, ignore
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.replication.broker.peer import BrokerPeer
+from synrepl.replication.membership.daemon_member import DaemonMember
 from synrepl.streams.writer import Writer
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import Close, Deliver, Session, Warn
 
 MAX_UNREAD: Final = 16 * 1024 * 1024
-"""The bytes of lines that wait until the peer takes some again. Beyond it publishers are not read."""
+"""The bytes of lines that wait until the member takes some again. Beyond it publishers are not read."""
 
 GATHER_SECONDS: Final = 0.005
-"""Lines within this time after others are given to the peer together: a run of rows, and one commit, costs
+"""Lines within this time after others are given to the member together: a run of rows, and one commit, costs
 little more than one row."""
 
 LINES_AT_ONCE: Final = 500
@@ -37,7 +37,7 @@ its writers for what it lacks."""
 
 
 class ServedLink:
-    """Gives the lines of a `ServedChannel` to the peer of this process, and publishes what that sends.
+    """Gives the lines of a `ServedChannel` to the member of this process, and publishes what that sends.
 
     `is_full` tells whether publishers should wait; `on_room` is called once they need not any more.
     `is_caught_up` is that of the channel.
@@ -48,7 +48,7 @@ class ServedLink:
     def __init__(
         self,
         clock: IClock,
-        member: BrokerPeer,
+        member: DaemonMember,
         channel: ServedChannel,
         *,
         instance: str,
@@ -80,7 +80,7 @@ class ServedLink:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits for the peer that publishers should not be read."""
+        """Whether so much waits for the member that publishers should not be read."""
         return self.unread_bytes > MAX_UNREAD
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ class ServedLink:
         self._limited_logger.stop()
         self._drop_unread()
 
-    # -- the peer's connection -----------------------------------------------------------------------------
+    # -- the member's connection -----------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         """Publish encoded lines, each ended by a newline."""
@@ -167,7 +167,7 @@ class ServedLink:
             self._on_room()
 
     def _deliver(self) -> None:
-        """Give the peer what waits. What it publishes meanwhile comes after that."""
+        """Give the member what waits. What it publishes meanwhile comes after that."""
         if self._is_delivering:
             return
         was_full, self._is_delivering = self.is_full, True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from synrepl.base.problems import Problem
 from synrepl.channel.resp.server import RespServer
 from synrepl.channel.served_link import ServedLink
-from synrepl.ingest.channel import ChannelSource
+from synrepl.ingest.channel_source import ChannelSource
 from synrepl.streams.writer import Writer
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ class RespSource(ChannelSource):
             )
         self.link = ServedLink(
             self.clock,
-            self.peer,
+            self.member,
             self.server.channel,
             instance=self.settings.instance_name,
             metrics=self.metrics,
             on_room=self.server.release,
             is_caught_up=self._is_caught_up,
         )
-        self.peer.broker = self.link
+        self.member.broker = self.link
 
     def start(self) -> None:
         self.is_open = True
@@ -65,7 +65,7 @@ class RespSource(ChannelSource):
         if self.redis is not None:
             await self.redis.stop()
         self.server.link = None
-        self.peer.stop()
+        self.member.stop()
         self.link.stop()
         self.follower.stop()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.base.access import Key, Keyring
 from synrepl.base.settings import Setting, path, setting, size, switch
-from synrepl.config.files import read_file, read_keys, read_secret
+from synrepl.config.config_files import read_file, read_keys, read_secret
 from synrepl.config.plain_passwords import plain_passwords
 from synrepl.errors import ConfigError, suggest
 from synrepl.ingest.settings import IngestSettings

@@ -13,7 +13,7 @@ from synrepl.errors import ReplicationError
 from synrepl.files.files import Files
 from synrepl.files.store import Spool
 from synrepl.transports.http.api_error import INTERNAL, ApiError, as_api_error
-from synrepl.transports.http.channel import ApiChannel
+from synrepl.transports.http.http_channel import ApiChannel
 
 MAX_BUFFERED_BYTES: Final = 1024 * 1024
 """Reading from the connection pauses when more than this many bytes wait to be written to disk."""

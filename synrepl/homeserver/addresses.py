@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from synrepl.config.files import load_yaml
+from synrepl.config.config_files import load_yaml
 from synrepl.errors import ConfigError
 from synrepl.homeserver.merging import MAIN, ProcessConfig, Template, as_list, as_mapping
 from synrepl.wire.dialect import Release, span

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.base.secret import Secret
-from synrepl.config.files import read_yaml
+from synrepl.config.config_files import read_yaml
 from synrepl.errors import ConfigError, suggest
 from synrepl.homeserver.addresses import (
     LOOPBACK,

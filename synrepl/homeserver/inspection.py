@@ -8,7 +8,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from synrepl.errors import StorageError
-from synrepl.homeserver.channel import ChannelMonitor
+from synrepl.homeserver.channel_monitor import ChannelMonitor
 from synrepl.homeserver.comparison import compare, unseen
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.consumers import remarks

@@ -28,7 +28,7 @@ from synrepl.caches.names import (
 )
 from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.errors import ConfigError, LocalProtocolError
-from synrepl.homeserver.channel import announcements, redis_address
+from synrepl.homeserver.channel_monitor import announcements, redis_address
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.database import open_database
 from synrepl.homeserver.homeserver_invalidations import HomeserverInvalidations
@@ -40,7 +40,7 @@ from synrepl.homeserver.invalidation_requests import (
 )
 from synrepl.homeserver.looks import MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
-from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.membership.member import ChannelMember
 from synrepl.streams.catalog import CACHES, CacheInvalidation
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.config.files import load_layers
+from synrepl.config.config_files import load_layers
 from synrepl.errors import ConfigError
 from synrepl.html.humanize import listed
 from synrepl.wire.text import printable

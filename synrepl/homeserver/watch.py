@@ -10,7 +10,7 @@ from twisted.logger import Logger
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.homeserver.channel import ChannelMonitor
+from synrepl.homeserver.channel_monitor import ChannelMonitor
 from synrepl.homeserver.comparison import compare, unseen
 from synrepl.homeserver.configuration import Homeserver
 from synrepl.homeserver.consumers import remarks

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from synrepl.ingest.channel import ChannelSource
+    from synrepl.ingest.channel_source import ChannelSource
 
 
 class IChannelHost(Protocol):

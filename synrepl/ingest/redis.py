@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from synrepl.base.problems import Problem
-from synrepl.ingest.channel import ChannelSource
+from synrepl.ingest.channel_source import ChannelSource
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.transports.redis.link import RedisLink, RedisState
 
@@ -22,19 +22,19 @@ class RedisSource(ChannelSource):
         self.link = RedisLink(
             self.clock,
             self.settings.redis,
-            self.peer,
+            self.member,
             server_name=self.server_name,
             instance=self.settings.instance_name,
             metrics=self.metrics,
             hears=("",),
         )
-        self.peer.broker = self.link
+        self.member.broker = self.link
 
     def start(self) -> None:
         self.link.start()
 
     async def stop(self) -> None:
-        self.peer.stop()
+        self.member.stop()
         await self.link.stop()
         self.follower.stop()
 

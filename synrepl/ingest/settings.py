@@ -95,7 +95,7 @@ class IngestSettings(ConnectionSettings, LogSettings):
 
     @property
     def has_channel(self) -> bool:
-        """Whether this daemon is a peer on a channel of Synapse's processes: on a Redis, or that of a room.
+        """Whether this daemon is a member of a channel of Synapse's processes: on a Redis, or that of a room.
 
         The settings of a room that has a channel override this.
         """

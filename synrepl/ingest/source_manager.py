@@ -11,7 +11,7 @@ from synrepl.base.metrics import Metrics
 from synrepl.base.problems import Problem
 from synrepl.errors import ConfigError
 from synrepl.extras import install
-from synrepl.ingest.channel import ChannelSource
+from synrepl.ingest.channel_source import ChannelSource
 from synrepl.ingest.fact_source import IFactSource
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import ServerSource, Source

@@ -7,7 +7,7 @@ from typing import Any, Final
 from synrepl.base.access import Access
 from synrepl.html.humanize import counted
 from synrepl.replicas.relay.leases import WARN_AT
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 
 SHOWN: Final = 200

@@ -24,12 +24,12 @@ from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
 from synrepl.replicas.metrics import ReplicasMetrics
 from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.replicas.relay.hello import RelayHello
-from synrepl.replicas.relay.registry import ReplicaRegistry
-from synrepl.replicas.replica.states import ReplicaState
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
+from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replicas.replica.upstreams import NoUpstream
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA
-from synrepl.replicas.roles.states import Role
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.settings import ReplicasSettings
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.addresses import Address

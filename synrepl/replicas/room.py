@@ -118,8 +118,8 @@ class ReplicasRoom(Room):
         return status_tables(found, now, is_wide=is_wide)
 
     def page_names(self) -> Mapping[str, Any]:
-        from synrepl.replicas.relay.registry import REPLICA_STATES
-        from synrepl.replicas.relay.states import RelayState
+        from synrepl.replicas.relay.relay_states import RelayState
+        from synrepl.replicas.relay.replica_registry import REPLICA_STATES
 
         return {
             "RELAY_STATES": {state.value: state.means for state in RelayState},

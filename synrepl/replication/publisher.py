@@ -108,7 +108,7 @@ class Publisher:
         """
         self._broadcasts = Broadcasts(clock)
         self.followers: list[ServedFollower] = []
-        self.broker_senders: list[FollowerSender] = []
+        self.channel_senders: list[FollowerSender] = []
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self.comparisons = EpochComparisons(log, self.tasks)
@@ -188,7 +188,7 @@ class Publisher:
         for follower in list(self.followers):
             follower.stream_added(stream)
 
-    def join_broker(self, connection: Connection, writes: Collection[Writer]) -> FollowerSender:
+    def join_channel(self, connection: Connection, writes: Collection[Writer]) -> FollowerSender:
         """Make a sender that publishes only these streams and writers on a shared channel."""
         encoder = Encoder(
             self.table,
@@ -203,7 +203,7 @@ class Publisher:
             return {writer: found.get(writer, 0) for name, writer in writes if name == stream}
 
         sender = self.make_sender(connection, encoder, positions=positions)
-        self.broker_senders.append(sender)
+        self.channel_senders.append(sender)
         return sender
 
     def make_sender(
@@ -335,7 +335,7 @@ class Publisher:
     def _pump(self) -> None:
         self._pumped_at = self.clock.seconds()
         _pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
-        for sender in list(self.broker_senders):
+        for sender in list(self.channel_senders):
             sender.pump()
 
     # -- metrics -------------------------------------------------------------------------------------------

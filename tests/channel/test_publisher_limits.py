@@ -15,7 +15,7 @@ from synrepl.channel.position_teller import POSITIONS_AT_ONCE
 from synrepl.channel.publisher_limits import MAX_OF_KEY, MAX_OF_PUBLISHER, PublisherLimits
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.broker.position_query import REQUERY_SECONDS
+from synrepl.replication.membership.position_query import REQUERY_SECONDS
 from tests.channel.channel_lines import MAIN, Subscription
 
 

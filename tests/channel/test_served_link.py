@@ -13,7 +13,7 @@ from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import GATHER_SECONDS, HOLD_SECONDS, REJOIN_SECONDS, ServedLink
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.broker.peer import BrokerPeer
+from synrepl.replication.membership.daemon_member import DaemonMember
 from synrepl.wire.commands import RemoteServerUp, Replicate, UserIp
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -58,7 +58,7 @@ class Setup:
         )
         self.link = ServedLink(
             self.clock,
-            cast(BrokerPeer, self.member),
+            cast(DaemonMember, self.member),
             self.channel,
             instance="us",
             metrics=Metrics(CollectorRegistry()),

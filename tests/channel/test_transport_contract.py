@@ -53,7 +53,7 @@ class ServingChannel(OnFakeRedis):
         )
         return ServedLink(
             self.daemon.clock,
-            self.peer,
+            self.member,
             server.channel,
             instance=self.daemon.instance,
             metrics=self.daemon.metrics,

@@ -272,7 +272,7 @@ class SendingTests(StreamCase):
             Writer("declarations", "master"),
             Writer("receipts", "master"),
         }
-        reader = self.publisher.join_broker(follower, writes)
+        reader = self.publisher.join_channel(follower, writes)
         reader.push_since(0)
         reader.send_positions()
         self.put("24.3")

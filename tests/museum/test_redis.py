@@ -4,7 +4,7 @@ import pytest
 
 from synrepl.streams.writer import Writer
 from tests.redis.worlds import FakeWorld, Recorder, World, stopped
-from tests.replication.test_broker import REPLICATE, Setup
+from tests.replication.test_daemon_member import REPLICATE, Setup
 
 
 def test_replicate_waits_for_the_subscription() -> None:
@@ -13,10 +13,10 @@ def test_replicate_waits_for_the_subscription() -> None:
     Here: a process sends REPLICATE only after SUBSCRIBE is confirmed, so it misses no POSITION.
     """
     setup = Setup(up=False)
-    setup.peer.publisher_up()
+    setup.member.publisher_up()
     before = setup.told()
 
-    setup.peer.subscriber_up()
+    setup.member.subscriber_up()
     asked = setup.told()
     setup.says("POSITION events w1 5 5")
 
@@ -34,10 +34,10 @@ def test_a_writer_that_reconnects_announces_its_positions() -> None:
     setup.append("@a:hs")
     setup.told()
 
-    setup.peer.publisher_down("connection lost")
+    setup.member.publisher_down("connection lost")
     setup.append("@b:hs")
     lost = setup.told()
-    setup.peer.publisher_up()
+    setup.member.publisher_up()
 
     assert [] == lost
     assert "POSITION to_device us 2 2" in setup.told()

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
-from synrepl.pipeline.archive.files import WrittenFile, write_files
+from synrepl.pipeline.archive.row_files import WrittenFile, write_files
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.snapshot.snapshot import LAST, read_snapshot

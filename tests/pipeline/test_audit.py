@@ -22,7 +22,7 @@ from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
 from synrepl.pipeline.audit import explanation
 from synrepl.pipeline.audit.audit import audit
-from synrepl.pipeline.audit.findings import CODES, AuditFinding, AuditResult
+from synrepl.pipeline.audit.audit_findings import CODES, AuditFinding, AuditResult
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import Store
 from synrepl.streams.digest import EMPTY, chain

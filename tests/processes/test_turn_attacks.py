@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from synrepl.transports.http.channel import PROGRESS_SECONDS
+from synrepl.transports.http.http_channel import PROGRESS_SECONDS
 from tests.processes.loading import MIB, NO_HEADERS, Asker, Refused, report
 from tests.processes.test_flood_attacks import SEND_SECONDS, TURN_SECONDS, longest_turn, send
 from tests.service.processes import Daemon

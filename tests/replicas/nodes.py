@@ -22,8 +22,8 @@ from synrepl.replicas.http.replica_handlers import describe_log
 from synrepl.replicas.native_client import NativeUpstream
 from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.leases import Leases
-from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.relay import Relay
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.replica.conversation import IUpstream
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.roles.manager import RoleManager

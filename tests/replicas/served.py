@@ -8,7 +8,7 @@ from synrepl.base.problems import Problem
 from synrepl.daemon.parts import Part
 from synrepl.replicas.described import describe, own_readers, warnings
 from synrepl.replicas.relay.hello import RelayHello
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.hooks import Alone, Hooks, StoredHere

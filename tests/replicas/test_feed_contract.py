@@ -9,8 +9,8 @@ from twisted.logger import Logger
 
 from synrepl.base.history import BEGINNING, LogPosition
 from synrepl.base.limited_logger import LimitedLogger
-from synrepl.replicas.relay.registry import ReplicaRegistry
 from synrepl.replicas.relay.relay import attach
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.settings import RelaySettings
 from synrepl.replicas.wire.blocks import Payload
 from synrepl.replicas.wire.native import (
@@ -83,7 +83,7 @@ class LinesPeer(Peer):
         super().__init__(at, is_slow=is_slow)
         self.publisher = case.publisher
         writes = [("receipts", "master"), ("typing", "master")]
-        self.reader = case.publisher.join_broker(self, writes)  # type: ignore[arg-type]
+        self.reader = case.publisher.join_channel(self, writes)  # type: ignore[arg-type]
         self.reader.push_since(at.serial)
 
     def write(self, data: bytes) -> None:
@@ -109,7 +109,7 @@ class LinesPeer(Peer):
 
     def cut(self) -> None:
         self.reader.stop()
-        self.publisher.broker_senders.remove(self.reader)
+        self.publisher.channel_senders.remove(self.reader)
 
 
 class RelayPeer(Peer):

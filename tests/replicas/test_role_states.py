@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.replicas.roles.states import TRANSITIONS, Role, RoleEvent
+from synrepl.replicas.roles.role_states import TRANSITIONS, Role, RoleEvent
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode
 from tests.replication.machine_steps import allowed_steps, check_every_event, taken_steps

@@ -79,10 +79,10 @@ class WaysInTests(SiteCase):
         """Those that bring tokens: Redis, a followed server, missed facts, and tables."""
         on_redis, followed = self.manager(redis="redis://h"), self.manager(follow=["tcp:h:1"])
         assert on_redis.channel is not None
-        peer = on_redis.channel.peer
-        peer.broker = Line()
-        peer.subscriber_up()
-        peer.publisher_up()
+        member = on_redis.channel.member
+        member.broker = Line()
+        member.subscriber_up()
+        member.publisher_up()
         follower = followed.servers[0].follower
         follower.server.connected(Line(), CURRENT)
 
@@ -128,7 +128,7 @@ class WaysInTests(SiteCase):
             )
 
         return {
-            "Redis": row_of(peer.received),
+            "Redis": row_of(member.received),
             "a followed server": row_of(follower.server.received),
             "a run of a followed server": row_of(follower.server.received, is_run=True),
             "a POSITION": silence,

@@ -25,7 +25,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from synrepl.base.history import EpochStart
-from synrepl.pipeline.archive.files import WrittenFile
+from synrepl.pipeline.archive.row_files import WrittenFile
 from synrepl.pipeline.archive.table_commits import FIELD, LOG, TableCommits
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.base.history import EpochStart
-from synrepl.pipeline.archive.files import are_lost
+from synrepl.pipeline.archive.row_files import are_lost
 from synrepl.pipeline.driver import Driver, Partitions
 from synrepl.pipeline.exchange import pack, unpack
 from synrepl.pipeline.report.fact_scan import joined

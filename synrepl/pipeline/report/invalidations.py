@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.caches.vintage import Vintage
-from synrepl.pipeline.archive.files import map_files, read_listed
+from synrepl.pipeline.archive.row_files import map_files, read_listed
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.report.counts import Bins, Row, count_in_tasks, grouped, query
 from synrepl.pipeline.source.rows import row_schema

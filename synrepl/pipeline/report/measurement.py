@@ -16,9 +16,9 @@ from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import METRICS, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, NotADaemon
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
-from synrepl.pipeline.audit.comparison import compare
+from synrepl.pipeline.audit.archive_comparison import compare
+from synrepl.pipeline.audit.audit_findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.audit.explanation import explain
-from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import counts

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.base.history import EpochStart, LogPosition
-from synrepl.pipeline.archive.files import RowFile
+from synrepl.pipeline.archive.row_files import RowFile
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 

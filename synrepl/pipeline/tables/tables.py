@@ -18,7 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from synrepl.base.history import EpochStart
-from synrepl.pipeline.archive.files import are_lost, map_files, read_listed, within
+from synrepl.pipeline.archive.row_files import are_lost, map_files, read_listed, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers

@@ -8,7 +8,7 @@ import msgspec
 from synrepl.base.history import LogPosition
 from synrepl.replicas.described import own_readers
 from synrepl.replicas.http.served_replicas import replicas_of
-from synrepl.replicas.relay.registry import ReaderRefused
+from synrepl.replicas.relay.replica_registry import ReaderRefused
 from synrepl.replicas.roles.handover import MAX_HANDOVER_SECONDS
 from synrepl.replicas.roles.messages import Claim, HandOver
 from synrepl.replicas.routes import ADD_LEASE, CLAIM, DROP_LEASE, HANDOVER, LEASES, PROMOTE, RESYNC

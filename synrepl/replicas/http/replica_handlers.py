@@ -7,7 +7,7 @@ import msgspec
 from synrepl.base.access import Access, Right
 from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.handshake import make_welcome
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import NewerFact
 from synrepl.replicas.routes import MAX_NEWER, REPLICATION
 from synrepl.streams.catalog import PROMISES

@@ -2,7 +2,7 @@
 
 from typing import Protocol, cast
 
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call

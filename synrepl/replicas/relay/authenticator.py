@@ -6,7 +6,7 @@ from synrepl.base.access import LOCAL, REMOTE, Access, Key
 from synrepl.base.key_records import split_issued
 from synrepl.base.rights import command_operation, refusal
 from synrepl.replicas.relay.interfaces import RelayConnection
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import REPLICA
 from synrepl.replicas.wire import native
 from synrepl.wire.text import identity_error, printable

@@ -8,7 +8,7 @@ import msgspec
 from synrepl.base.access import Access
 from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.base.rights import command_operation, refusal
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.wire.native import (
     CHANNEL,
     OWN_CAPABILITIES,

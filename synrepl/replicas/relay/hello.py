@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from synrepl.replicas.native_receiver import OPENING, speak_native
 from synrepl.replicas.relay.interfaces import IRelay
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 
 if TYPE_CHECKING:
     from synrepl.replicas.relay.relay import Relay

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from synrepl.base.history import LogPosition
 from synrepl.base.limited_logger import LimitedLogger
-from synrepl.replicas.relay.states import RelayState
+from synrepl.replicas.relay.relay_states import RelayState
 from synrepl.replication.connection import Connection
 from synrepl.wire.grammar import Command
 

@@ -16,9 +16,9 @@ from synrepl.replicas.relay.authenticator import Authenticator
 from synrepl.replicas.relay.block_encoder import OPEN, BlockEncoder
 from synrepl.replicas.relay.handshake import make_welcome, start_snapshot
 from synrepl.replicas.relay.interfaces import RelayConnection
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.relay_states import TRANSITIONS, RelayEvent, RelayState
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
-from synrepl.replicas.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.replicas.wire import native
 from synrepl.replicas.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.replication.connection import ConnectionOwner
@@ -43,7 +43,7 @@ REQUESTS: Final = (native.Join, native.Subscribe, native.Digests)
 
 
 class Relay(ConnectionOwner):
-    """Serves one replica. `states.py` says what is possible when.
+    """Serves one replica. `relay_states.py` says what is possible when.
 
     The log itself is the send buffer: a `Sender` reads from it, or from the ring of the newest facts, only
     when the connection has room, so that a slow replica costs little memory. While a request has to wait, for

@@ -21,7 +21,7 @@ from synrepl.replicas.replica.conversation import (
     SnapshotFacts,
     SnapshotMeta,
 )
-from synrepl.replicas.replica.states import ReplicaEvent
+from synrepl.replicas.replica.replica_states import ReplicaEvent
 from synrepl.replicas.wire.native import Heartbeat, Join, Joined, Joining, Peers
 from synrepl.storage.log import Log
 from synrepl.storage.log_copies import LogCopies

@@ -31,7 +31,7 @@ from synrepl.replicas.replica.conversation import (
 from synrepl.replicas.replica.ephemeral_facts import add_ephemeral
 from synrepl.replicas.replica.freshness import Freshness
 from synrepl.replicas.replica.join import FactBatcher, JoinAttempt, Progress, facts_after, last_common
-from synrepl.replicas.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
+from synrepl.replicas.replica.replica_states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.replica.upstreams import Upstreams
 from synrepl.replicas.settings import CopySettings
 from synrepl.replicas.wire import native
@@ -83,7 +83,7 @@ DIVERGED: Final = frozenset(WAYS_OUT)
 class Replica:
     """Makes and keeps a log a copy of an upstream's log, or of the facts that the settings select.
 
-    `upstreams` are daemons of one log in order of preference. `states.py` says what is possible when.
+    `upstreams` are daemons of one log in order of preference. `replica_states.py` says what is possible when.
 
     When the upstream has trimmed facts that this copy is missing, the replica joins again by itself, and
     serves the old copy until then. When this copy is ahead of its upstream, or has another or a diverged

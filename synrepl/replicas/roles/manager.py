@@ -13,7 +13,7 @@ from synrepl.base.interfaces import IClock
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.replicas.replica.states import ReplicaState
+from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.handover import HandOverCandidate, HandOverPrimary
 from synrepl.replicas.roles.judgement import ClaimVerdict, RoleState, judge
@@ -35,7 +35,7 @@ from synrepl.replicas.roles.owner import IRoleOwner
 from synrepl.replicas.roles.promise_check import PromiseCheck
 from synrepl.replicas.roles.record import RoleRecord, RoleStore
 from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
-from synrepl.replicas.roles.states import TRANSITIONS, Role, RoleEvent
+from synrepl.replicas.roles.role_states import TRANSITIONS, Role, RoleEvent
 from synrepl.replicas.roles.trust import claim_of, doubt_of_claim
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import ReadRefusal
@@ -56,7 +56,7 @@ WAYS_OUT: Final = (
 
 @dataclass(eq=False, repr=False)
 class RoleManager:
-    """The role of this daemon, and its transitions: promotion, hand-over, fencing (`states.py`).
+    """The role of this daemon, and its transitions: promotion, hand-over, fencing (`role_states.py`).
 
     `owner` is the daemon, `has_upstream` tells whether its settings name an upstream.
     """

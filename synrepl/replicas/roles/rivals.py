@@ -29,7 +29,7 @@ from synrepl.replicas.roles.messages import (
     IPeerClient,
     PeerStatus,
 )
-from synrepl.replicas.roles.states import Role
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.roles.trust import claim_of
 from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log

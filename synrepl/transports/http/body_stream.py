@@ -4,7 +4,7 @@ from collections import deque
 from typing import Final
 
 from synrepl.base.gate import Gate
-from synrepl.transports.http.channel import ApiChannel
+from synrepl.transports.http.http_channel import ApiChannel
 
 MAX_BUFFERED_BYTES: Final = 256 * 1024
 """Reading from the connection pauses when more than this many bytes wait for the handler."""

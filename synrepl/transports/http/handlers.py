@@ -11,7 +11,7 @@ from synrepl.rooms import Room, rooms
 
 if TYPE_CHECKING:
     from synrepl.transports.http.api_error import ApiError
-    from synrepl.transports.http.channel import ApiChannel
+    from synrepl.transports.http.http_channel import ApiChannel
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 

@@ -33,8 +33,8 @@ from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, encode_response
 from synrepl.transports.http.authorization import AccessCheck, check_route
 from synrepl.transports.http.body_stream import BodyStream
-from synrepl.transports.http.channel import ApiChannel
 from synrepl.transports.http.handlers import own_body
+from synrepl.transports.http.http_channel import ApiChannel
 from synrepl.transports.settings import ApiSettings
 from synrepl.wire.text import printable
 

@@ -20,7 +20,7 @@ from synrepl.base.interfaces import IClock
 from synrepl.base.metrics import Metrics
 from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.redis.address import URL_WORDS, RedisAddress, RedisWords
 from synrepl.transports.tls import TlsWords, tls_trouble

@@ -15,7 +15,7 @@ from synrepl.base.interfaces import IClock
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.metrics import Metrics
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import PublisherConnection, SubscriberConnection
 from synrepl.transports.redis.half_link import HalfLink, query

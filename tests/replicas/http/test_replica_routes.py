@@ -11,7 +11,7 @@ from synrepl.base.history import EpochStart, LogPosition
 from synrepl.errors import ConfigError, NotConnected, StorageError
 from synrepl.replicas.described import SHOWN
 from synrepl.replicas.relay.leases import DROPPED, MAX_ANONYMOUS
-from synrepl.replicas.relay.registry import ReplicaRegistry
+from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replicas.settings import RelaySettings, UpstreamSettings, stream_acks

@@ -11,7 +11,7 @@ from synrepl.replicas.relay import relay as relay_module
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
 from synrepl.replicas.replica.conversation import IConversation, IUpstream, RefusedByUpstream
 from synrepl.replicas.replica.replica import Replica
-from synrepl.replicas.replica.states import TRANSITIONS, ReplicaEvent, ReplicaState
+from synrepl.replicas.replica.replica_states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.wire.native import refusal
 from tests.replicas.clusters import FakeCluster
 from tests.replication.machine_steps import Steps, allowed_steps, taken_steps

@@ -27,7 +27,7 @@ from synrepl.replicas.roles.asking import ANSWER_SECONDS as ASKING_SECONDS
 from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replicas.roles.notifier import MAX_NOTIFY_RETRY_SECONDS
 from synrepl.replicas.roles.rivals import INQUIRY_INTERVAL
-from synrepl.replicas.roles.states import Role
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.wire.native import Hello, Subscribe
 from synrepl.replication import feed as feed_module
 from synrepl.replication import text_pages as pages_module

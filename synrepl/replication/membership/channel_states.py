@@ -1,4 +1,4 @@
-"""States of a peer on a shared channel, as a table.
+"""States of a member of a shared channel, as a table.
 
 A process has two connections to Redis, as Redis allows no other commands on one that has subscribed: one
 subscribes, the other publishes. Each of them is lost and made again by itself. A process joins the channel
@@ -7,7 +7,8 @@ long as the subscription lasts. If only the publisher's connection is lost, no m
 is one again, the process asks again, because its last messages may be lost, the question among them. If the
 subscription is lost, messages are missed, and the process joins anew.
 
-What is asked, and what is published, is done in `peer.py`. Here is what may come of each connection's news.
+What is asked, and what is published, is done in `daemon_member.py`. Here is what may come of the news of each
+connection.
 """
 
 import enum
@@ -17,7 +18,7 @@ from synrepl.replication.machine import NamedState, Transitions
 
 
 class ChannelState(NamedState):
-    """What a peer can do on the channel."""
+    """What a member can do on the channel."""
 
     DISCONNECTED = "disconnected", "it has neither connection"
     SUBSCRIBED = "subscribed", "it receives messages, and has not asked anything yet"
@@ -28,7 +29,7 @@ class ChannelState(NamedState):
 
 
 class ChannelEvent(enum.Enum):
-    """What happens to the peer's connections."""
+    """What happens to the member's connections."""
 
     SUBSCRIBER_UP = "every subscription is confirmed"
     SUBSCRIBER_DOWN = "the subscriber's connection was lost"

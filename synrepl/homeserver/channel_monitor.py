@@ -15,8 +15,8 @@ from synrepl.base.time import Timer
 from synrepl.errors import RowError
 from synrepl.homeserver.configuration import RedisSettings
 from synrepl.homeserver.looks import Heard, UnreadableRows
-from synrepl.replication.broker.member import ChannelMember
 from synrepl.replication.follower.facts import decoder, untyped
+from synrepl.replication.membership.member import ChannelMember
 from synrepl.streams.table import StreamTable
 from synrepl.streams.writer import Writer
 from synrepl.transports.redis.address import RedisAddress, RedisWords

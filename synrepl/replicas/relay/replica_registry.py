@@ -24,7 +24,7 @@ from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
 from synrepl.replicas.relay.interfaces import IRelay
 from synrepl.replicas.relay.leases import MAX_LEASES, Leases
-from synrepl.replicas.relay.states import RelayState
+from synrepl.replicas.relay.relay_states import RelayState
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
 from synrepl.replicas.settings import RelaySettings

@@ -8,10 +8,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.files import map_files, read_listed, within
+from synrepl.pipeline.archive.row_files import map_files, read_listed, within
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
+from synrepl.pipeline.audit.audit_findings import AuditFindings, ChainBreak
 from synrepl.pipeline.audit.file_scan import SEEN, FileScan, ListedFile
-from synrepl.pipeline.audit.findings import AuditFindings, ChainBreak
 from synrepl.pipeline.driver import TASK, Driver, Partitions, Work
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store

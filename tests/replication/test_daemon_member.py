@@ -12,15 +12,15 @@ from twisted.logger import Logger, globalLogPublisher
 
 from synrepl.base.metrics import Metrics
 from synrepl.errors import NotConnected
-from synrepl.replication.broker.channel_states import TRANSITIONS as CHANNEL_TRANSITIONS
-from synrepl.replication.broker.channel_states import ChannelEvent, ChannelState
-from synrepl.replication.broker.channel_writers import MAX_WRITERS
-from synrepl.replication.broker.claim_states import TRANSITIONS as CLAIM_TRANSITIONS
-from synrepl.replication.broker.claim_states import ClaimEvent, ClaimState
-from synrepl.replication.broker.name_claim import CONFLICT_SECONDS, PROBE_SECONDS, NameClaim
-from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts, Updates
+from synrepl.replication.membership.channel_states import TRANSITIONS as CHANNEL_TRANSITIONS
+from synrepl.replication.membership.channel_states import ChannelEvent, ChannelState
+from synrepl.replication.membership.channel_writers import MAX_WRITERS
+from synrepl.replication.membership.claim_states import TRANSITIONS as CLAIM_TRANSITIONS
+from synrepl.replication.membership.claim_states import ClaimEvent, ClaimState
+from synrepl.replication.membership.daemon_member import DaemonMember
+from synrepl.replication.membership.name_claim import CONFLICT_SECONDS, PROBE_SECONDS, NameClaim
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -49,7 +49,7 @@ def _backfill(token: int, writer: str = "w1") -> str:
 
 
 class Channel:
-    """The link of a peer: what it was told, line by line."""
+    """The link of a member: what it was told, line by line."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -137,7 +137,7 @@ class Setup:
         )
         self.follower.on_everything(self.apply)
         self.channel = Channel()
-        self.peer = BrokerPeer(
+        self.member = DaemonMember(
             clock=self.clock,
             follower=self.follower,
             publisher=self.publisher,
@@ -145,11 +145,11 @@ class Setup:
             exclusive=list(exclusive),
             instance=instance,
         )
-        self.peer.broker = self.channel
+        self.member.broker = self.channel
         self._seen = 0
         if up:
-            self.peer.subscriber_up()
-            self.peer.publisher_up()
+            self.member.subscriber_up()
+            self.member.publisher_up()
             self.echo()
             self.wait(PROBE_SECONDS)
             self.echo()
@@ -167,7 +167,7 @@ class Setup:
 
     def says(self, *lines: str) -> None:
         """Somebody else says this."""
-        self.peer.received([CODEC.parse(line.encode()) for line in lines])
+        self.member.received([CODEC.parse(line.encode()) for line in lines])
 
     def echo(self) -> None:
         """What we said comes back to us."""
@@ -208,18 +208,18 @@ class TestJoining:
     def test_it_asks_once_it_both_hears_and_speaks(self, order: Sequence[str]) -> None:
         """An answer that comes before we hear is lost."""
         setup = Setup(up=False)
-        getattr(setup.peer, order[0])()
+        getattr(setup.member, order[0])()
         assert [] == setup.told()
 
-        getattr(setup.peer, order[1])()
+        getattr(setup.member, order[1])()
 
         assert [REPLICATE] == setup.told()
 
     def test_nothing_is_told_in_the_probe_second(self) -> None:
         """Somebody may have our name; not even REPLICATE is answered."""
         setup = Setup(up=False)
-        setup.peer.subscriber_up()
-        setup.peer.publisher_up()
+        setup.member.subscriber_up()
+        setup.member.publisher_up()
         setup.append("@a:hs")
         setup.says(REPLICATE)
         setup.wait(PROBE_SECONDS - 0.2)
@@ -245,7 +245,7 @@ class TestJoining:
         globalLogPublisher.addObserver(observe)  # type: ignore[arg-type]
         try:
             for why in ("refused", "refused", "timed out", "timed out"):
-                setup.peer.unreachable(why)
+                setup.member.unreachable(why)
         finally:
             globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
 
@@ -255,8 +255,8 @@ class TestJoining:
         """What was told meanwhile was missed."""
         setup = Setup()
         for _ in range(2):
-            setup.peer.subscriber_down("cut")
-            setup.peer.subscriber_up()
+            setup.member.subscriber_down("cut")
+            setup.member.subscriber_up()
 
             assert REPLICATE in setup.told()
 
@@ -264,11 +264,11 @@ class TestJoining:
         """A question that went with the publisher's connection is answered by nobody: whoever is quiet is
         not believed until the next subscription."""
         setup = Setup(up=False)
-        setup.peer.subscriber_up()
-        setup.peer.publisher_up()
+        setup.member.subscriber_up()
+        setup.member.publisher_up()
         setup.channel.lines.clear()  # lost with the connection
-        setup.peer.publisher_down("cut")
-        setup.peer.publisher_up()
+        setup.member.publisher_down("cut")
+        setup.member.publisher_up()
 
         assert REPLICATE in setup.told()
 
@@ -278,8 +278,8 @@ class TestJoining:
         setup.says("POSITION events w1 5 5", "POSITION events w2 3 3")
         setup.wait(400)
         assert REPLICATE not in setup.told()
-        setup.peer.subscriber_down("cut")
-        setup.peer.subscriber_up()
+        setup.member.subscriber_down("cut")
+        setup.member.subscriber_up()
         setup.told()
         setup.says("POSITION events w1 5 5")
 
@@ -296,8 +296,8 @@ class TestJoining:
         """Its position says where it stands; rows alone do not."""
         setup = Setup()
         setup.says("POSITION events w1 5 5")
-        setup.peer.subscriber_down("cut")
-        setup.peer.subscriber_up()
+        setup.member.subscriber_down("cut")
+        setup.member.subscriber_up()
         setup.told()
         setup.says(answer)
         setup.wait(6)
@@ -308,8 +308,8 @@ class TestJoining:
         """There may be a hole before them, which the answer tells."""
         setup = Setup()
         setup.says("POSITION events w1 5 5")
-        setup.peer.subscriber_down("cut")
-        setup.peer.subscriber_up()
+        setup.member.subscriber_down("cut")
+        setup.member.subscriber_up()
         setup.fake_catch_up.facts = [(7, [b'["state-all",["!r"]]']), (8, [b'["state-all",["!r"]]'])]
         setup.says('RDATA events w1 8 ["state-all",["!r"]]')
         assert [] == setup.applied
@@ -326,13 +326,13 @@ class TestJoining:
         setup.says("POSITION caches w1 77 77", f"RDATA caches w1 82 {row}", f"RDATA caches w1 90 {row}")
         setup.fake_catch_up.is_silent = True
         for token in (133, 218):
-            setup.peer.subscriber_down("cut")
-            setup.peer.subscriber_up()
+            setup.member.subscriber_down("cut")
+            setup.member.subscriber_up()
             setup.says(f"POSITION caches w1 {token} {token}")
         setup.fake_catch_up.is_silent = False
         setup.fake_catch_up.facts = [(83, [row.encode()]), (90, [row.encode()]), (218, [row.encode()])]
-        setup.peer.subscriber_down("cut")
-        setup.peer.subscriber_up()
+        setup.member.subscriber_down("cut")
+        setup.member.subscriber_up()
         setup.says("POSITION caches w1 218 218")
 
         assert [("caches", "w1", 77, token) for token in (133, 218, 218)] == setup.fake_catch_up.asked
@@ -344,8 +344,8 @@ class TestJoining:
         setup = Setup()
         setup.says("POSITION backfill w1 5 5", _backfill(2010, writer="w2"))
         setup.wait(1)
-        setup.peer.subscriber_down("cut")
-        setup.peer.subscriber_up()
+        setup.member.subscriber_down("cut")
+        setup.member.subscriber_up()
         setup.fake_catch_up.facts = [(2005, [b'["$2005","!r","t",null,null,null]'])]
 
         setup.says("POSITION backfill w2 2010 2010")
@@ -383,11 +383,11 @@ class TestJoining:
             for which in order:
                 is_up[which] = not is_up[which]
                 step = which if is_up[which] else steps[which]
-                getattr(setup.peer, step)(*([] if is_up[which] else ["cut"]))
+                getattr(setup.member, step)(*([] if is_up[which] else ["cut"]))
                 setup.append("@a:hs")
             for which, there in is_up.items():
                 if not there:
-                    getattr(setup.peer, which)()
+                    getattr(setup.member, which)()
             setup.wait(2)
             setup.told()
             setup.append("@last:hs")
@@ -395,7 +395,7 @@ class TestJoining:
 
             assert [f'RDATA to_device us {token} ["@last:hs"]'] == setup.told(), order
             assert setup.follower.is_connected
-            assert setup.peer.name_conflict is None
+            assert setup.member.name_conflict is None
 
 
 class TestTelling:
@@ -455,38 +455,38 @@ class TestTelling:
 
         assert [] == setup.applied
         assert "to_device" not in setup.follower.positions()
-        assert setup.peer.name_conflict is None
+        assert setup.member.name_conflict is None
 
     def test_after_it_was_mute_it_tells_where_it_stands(self) -> None:
         """What was written last, and meanwhile, others fetch."""
         setup = Setup()
         setup.append("@a:hs")
         setup.told()
-        setup.peer.publisher_down("cut")
+        setup.member.publisher_down("cut")
         setup.append("@b:hs")
         assert [] == setup.told()
 
-        setup.peer.publisher_up()
+        setup.member.publisher_up()
 
         assert "POSITION to_device us 2 2" in setup.told()
 
     def test_a_full_transport_is_waited_for(self) -> None:
         """And what waited is told, in order, once."""
         setup = Setup()
-        setup.peer.pause()
+        setup.member.pause()
         setup.append("@a:hs")
         assert [] == setup.told()
 
-        setup.peer.resume()
+        setup.member.resume()
 
         assert ['RDATA to_device us 1 ["@a:hs"]'] == setup.told()
 
     def test_losing_a_full_transport_ends_the_pause(self) -> None:
         """The new one is empty, and nobody will say that it can take more."""
         setup = Setup()
-        setup.peer.pause()
-        setup.peer.publisher_down("cut")
-        setup.peer.publisher_up()
+        setup.member.pause()
+        setup.member.publisher_down("cut")
+        setup.member.publisher_up()
         setup.append("@a:hs")
 
         assert 'RDATA to_device us 1 ["@a:hs"]' in setup.told()
@@ -494,10 +494,10 @@ class TestTelling:
     def test_after_stop_it_says_nothing(self) -> None:
         """And no timer of its own is left."""
         setup = Setup(up=False)
-        setup.peer.subscriber_up()
-        setup.peer.publisher_up()
+        setup.member.subscriber_up()
+        setup.member.publisher_up()
         setup.told()
-        setup.peer.stop()
+        setup.member.stop()
         setup.wait(PROBE_SECONDS + 1)
         setup.append("@a:hs")
 
@@ -518,8 +518,8 @@ class TestClash:
         setup.says(REPLICATE)
 
         assert [] == setup.told()
-        assert setup.peer.name_conflict is not None
-        assert "another process on the channel writes to_device as us" in str(setup.peer.name_conflict)
+        assert setup.member.name_conflict is not None
+        assert "another process on the channel writes to_device as us" in str(setup.member.name_conflict)
 
     def test_a_page_of_the_log_that_arrives_after_a_conflict_is_not_published(
         self, monkeypatch: pytest.MonkeyPatch
@@ -527,7 +527,7 @@ class TestClash:
         """The log was being read when publishing stopped. Its facts have the name of two processes."""
         setup = Setup()
         monkeypatch.setattr(setup.publisher.ring, "_max_bytes", 0)
-        setup.peer.pause()
+        setup.member.pause()
         setup.append("@a:hs")
         setup.append("@b:hs")
         is_read: Deferred[None] = Deferred()
@@ -538,7 +538,7 @@ class TestClash:
             return await read(**options)
 
         monkeypatch.setattr(setup.log.reads, "facts", read_slowly)
-        setup.peer.resume()
+        setup.member.resume()
         setup.says("POSITION to_device us 7 7")
         is_read.callback(None)
         setup.wait(1)
@@ -551,18 +551,18 @@ class TestClash:
         setup.append("@a:hs", "@b:hs")
         setup.told()
         setup.says('RDATA to_device us 2 ["@b:hs"]')
-        assert setup.peer.name_conflict is None
+        assert setup.member.name_conflict is None
 
         setup.says('RDATA to_device us 3 ["@x:hs"]')
 
-        assert setup.peer.name_conflict is not None
+        assert setup.member.name_conflict is not None
 
     def test_two_that_stop_for_each_other_do_not_go_on_together(self) -> None:
         """Each would hear the other's question in its quiet second, and both stop again, for ever."""
         waits = []
         for chance in (0.0, 1.0):
             setup = Setup()
-            setup.peer._claim._rng = Chance(chance)
+            setup.member._claim._rng = Chance(chance)
             setup.says("POSITION to_device us 7 7")
             began = setup.clock.seconds()
             while REPLICATE not in setup.channel.lines:
@@ -592,7 +592,7 @@ class TestClash:
         setup.wait(CONFLICT_SECONDS * 0.1 + 1.1 + PROBE_SECONDS)
 
         assert [REPLICATE, "POSITION to_device us 1 1"] == setup.told()[:2]
-        assert setup.peer.name_conflict is None
+        assert setup.member.name_conflict is None
 
     def test_it_goes_on_although_redis_was_away_while_it_listened_again(self) -> None:
         """It waited for the end of a silence that nobody measured any more."""
@@ -601,32 +601,32 @@ class TestClash:
         while REPLICATE not in setup.channel.lines:
             setup.wait(0.05)
 
-        setup.peer.subscriber_down("away")
+        setup.member.subscriber_down("away")
         setup.wait(2 * PROBE_SECONDS)
-        setup.peer.subscriber_up()
+        setup.member.subscriber_up()
         setup.wait(1.1 * CONFLICT_SECONDS + 2 * PROBE_SECONDS)
 
-        assert setup.peer.name_conflict is None
-        assert setup.peer.is_writing
+        assert setup.member.name_conflict is None
+        assert setup.member.is_writing
 
     def test_one_that_is_heard_in_the_probe_second_is_a_clash(self) -> None:
         """That is what the second is for."""
         setup = Setup(up=False)
-        setup.peer.subscriber_up()
-        setup.peer.publisher_up()
+        setup.member.subscriber_up()
+        setup.member.publisher_up()
         setup.echo()
         setup.says('RDATA to_device us 7 ["@x:hs"]')
         setup.wait(PROBE_SECONDS + 5)
 
         assert [REPLICATE] == setup.told()
-        assert setup.peer.name_conflict is not None
+        assert setup.member.name_conflict is not None
 
     def test_our_name_in_a_stream_that_we_do_not_write_is_another_writer(self) -> None:
         """Of a process that has a name of its own for each stream that it writes."""
         setup = Setup()
         setup.says("POSITION events us 1 1", 'RDATA events us 2 ["state-all",["!r"]]')
 
-        assert setup.peer.name_conflict is None
+        assert setup.member.name_conflict is None
         assert [("events", "us", 2)] == setup.applied
 
     def test_our_facts_are_right_after_it(self) -> None:
@@ -652,12 +652,12 @@ class TestClash:
         setup.says(line)
         setup.append("@a:hs")
 
-        assert "another process on the channel writes to_device as evil" in str(setup.peer.stream_conflict)
+        assert "another process on the channel writes to_device as evil" in str(setup.member.stream_conflict)
         assert [] == setup.applied
         assert {"us": 1} == setup.log.positions("to_device")
         assert ['RDATA to_device us 1 ["@a:hs"]'] == setup.told()
         setup.wait(CONFLICT_SECONDS + 1)
-        assert setup.peer.stream_conflict is None
+        assert setup.member.stream_conflict is None
         assert 1 == setup.conflicts()
 
     @pytest.mark.parametrize("token", [0, 1])
@@ -666,50 +666,50 @@ class TestClash:
         setup = Setup()
         setup.says(f"POSITION to_device w1 {token} {token}")
 
-        assert setup.peer.stream_conflict is None
+        assert setup.member.stream_conflict is None
         assert 0 == setup.conflicts()
 
     def test_a_token_that_no_sequence_reaches_is_not_believed(self) -> None:
         """It stayed as the highest of its stream for ever; after 2**63 - 1 no append finds a token."""
         setup = Setup()
         setup.says(f'RDATA caches w1 {2**63 - 1} ["a",null,1]', f"POSITION caches w1 1 {2**53 + 1}")
-        assert set() == setup.peer.writers
+        assert set() == setup.member.writers
 
         setup.says(f"POSITION events w1 {2**53} {2**53}")
 
-        assert {"w1"} == setup.peer.writers
+        assert {"w1"} == setup.member.writers
         assert [] == setup.applied
 
     def test_writers_beyond_the_limit_are_not_taken_in(self) -> None:
         """10,000 of 20,000 invented ones were, and a scrape had 669 kB; those in the log are known."""
         setup = Setup(exclusive=())
         setup.append("@a:hs")
-        setup.peer = BrokerPeer(clock=setup.clock, publisher=setup.publisher)
+        setup.member = DaemonMember(clock=setup.clock, publisher=setup.publisher)
         for number in range(MAX_WRITERS + 50):
             setup.says(f"POSITION events invented{number} 1 1")
-        assert MAX_WRITERS - 1 == len(setup.peer.writers)
-        assert "facts of further ones, such as invented" in str(setup.peer.overflow)
+        assert MAX_WRITERS - 1 == len(setup.member.writers)
+        assert "facts of further ones, such as invented" in str(setup.member.overflow)
 
         setup.says("POSITION to_device us 1 1")
 
-        assert "us" in setup.peer.writers
+        assert "us" in setup.member.writers
 
     def test_the_name_of_a_process_that_publishes_is_its_own_in_every_stream(self) -> None:
         """Nobody else may have it, so that nobody else's facts are stored under it."""
         setup = Setup(instance="us")
         setup.says('RDATA events us 2 ["state-all",["!r"]]')
 
-        assert "writes events as us" in str(setup.peer.name_conflict)
+        assert "writes events as us" in str(setup.member.name_conflict)
         assert [] == setup.applied
 
     def test_a_new_connection_does_not_end_it(self) -> None:
         """The other is still there."""
         setup = Setup()
         setup.says("POSITION to_device us 7 7")
-        setup.peer.publisher_down("cut")
-        setup.peer.subscriber_down("cut")
-        setup.peer.subscriber_up()
-        setup.peer.publisher_up()
+        setup.member.publisher_down("cut")
+        setup.member.subscriber_down("cut")
+        setup.member.subscriber_up()
+        setup.member.publisher_up()
         setup.wait(5)
 
         assert [REPLICATE] == setup.told()
@@ -723,7 +723,7 @@ class TestClash:
             setup.told()
             setup.wait(seconds)
 
-        assert setup.peer.name_conflict is None
+        assert setup.member.name_conflict is None
 
     @pytest.mark.parametrize("name", ["x" * 256, "\x07"])
     def test_names_that_cannot_be_kept_are_passed_over(self, name: str) -> None:
@@ -778,8 +778,8 @@ class TestCommands:
         worker.says(UP)
         setup.wait(0.1)
         setup.channel.lines.clear()  # they do not come back
-        setup.peer.subscriber_down("cut")
-        setup.peer.subscriber_up()
+        setup.member.subscriber_down("cut")
+        setup.member.subscriber_up()
         setup.told()
         worker.hears()
         setup.says(UP)
@@ -816,7 +816,7 @@ class TestCommands:
         """Fire and forget, as between Synapse's own processes; no echo is waited for."""
         setup = Setup()
         worker = setup.worker("NAME w", REPLICATE)
-        setup.peer.publisher_down("cut")
+        setup.member.publisher_down("cut")
         worker.says(UP)
         setup.wait(0.1)
         assert [] == setup.told()
@@ -825,7 +825,7 @@ class TestCommands:
 
         assert [UP] == worker.hears()
         with pytest.raises(NotConnected):
-            setup.peer.send(RemoteServerUp(server="far"))
+            setup.member.send(RemoteServerUp(server="far"))
 
     @pytest.mark.parametrize(
         "command",
@@ -834,9 +834,9 @@ class TestCommands:
     def test_what_does_not_come_back_is_not_waited_for(self, command: Command) -> None:
         """USER_IP has a channel that we do not hear; REPLICATE is acted upon whoever says it."""
         setup = Setup()
-        setup.peer.send(command)
+        setup.member.send(command)
 
-        assert not setup.peer._position_echoes.match_and_remove(command)
+        assert not setup.member._position_echoes.match_and_remove(command)
 
     def test_the_follower_may_say_something_itself(self) -> None:
         """As a library's user does; its echo is not handed to it."""
@@ -852,7 +852,7 @@ class TestCommands:
 
 
 class TestStates:
-    """The tables of the peer and of its claim: every step of them is taken, and no other one is."""
+    """The tables of the member and of its claim: every step of them is taken, and no other one is."""
 
     def test_every_event_in_every_state(self) -> None:
         """It leads where the table says, or is an error."""
@@ -869,14 +869,14 @@ class TestStates:
                 for which in order:
                     up ^= {which}
                     if which in up:
-                        getattr(setup.peer, f"{which}_up")()
+                        getattr(setup.member, f"{which}_up")()
                     else:
-                        getattr(setup.peer, f"{which}_down")("cut")
-                setup.peer.stop()
+                        getattr(setup.member, f"{which}_down")("cut")
+                setup.member.stop()
                 for which in up:
-                    getattr(setup.peer, f"{which}_down")("closed")
+                    getattr(setup.member, f"{which}_down")("closed")
         for event in (ChannelEvent.SUBSCRIBER_UP, ChannelEvent.PUBLISHER_UP, ChannelEvent.STOP):
-            setup.peer._machine.move(event)
+            setup.member._machine.move(event)
 
         assert allowed_steps(CHANNEL_TRANSITIONS) == taken
 

@@ -7,8 +7,8 @@ from twisted.logger import Logger
 
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
-from synrepl.replication.broker.echoes import Echoes
-from synrepl.replication.broker.name_claim import CONFLICT_SECONDS, NameClaim
+from synrepl.replication.membership.echoes import Echoes
+from synrepl.replication.membership.name_claim import CONFLICT_SECONDS, NameClaim
 from synrepl.replication.publisher import Publisher
 from synrepl.streams.writer import Writer
 from synrepl.wire.commands import Position, Rdata
@@ -25,8 +25,8 @@ MAX_TOKEN: Final = 2**53
 class ChannelWriters:
     """Tells messages of other writers from echoes of ours, and from conflicts.
 
-    `writes`, `exclusive` and `instance` are those of the `BrokerPeer`. `claim` hears of messages that another
-    process sent under a name of ours. `position_echoes` are the positions that this process sent.
+    `writes`, `exclusive` and `instance` are those of the `DaemonMember`. `claim` hears of messages that
+    another process sent under a name of ours. `position_echoes` are the positions that this process sent.
     """
 
     _logger = Logger()

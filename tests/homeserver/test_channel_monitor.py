@@ -9,7 +9,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
-from synrepl.homeserver.channel import MAX_WRITERS, ChannelMonitor, redis_address
+from synrepl.homeserver.channel_monitor import MAX_WRITERS, ChannelMonitor, redis_address
 from synrepl.homeserver.configuration import RedisSettings
 from synrepl.streams.writer import Writer
 from synrepl.transports.redis.connections import explain, tls_words

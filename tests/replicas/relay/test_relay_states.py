@@ -12,8 +12,8 @@ from synrepl.base.time import sleep
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.relay import relay as relay_module
 from synrepl.replicas.relay.relay import Relay
+from synrepl.replicas.relay.relay_states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
-from synrepl.replicas.relay.states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.replicas.wire.native import (
     VERSION,
     Ack,

@@ -1,4 +1,4 @@
-"""BrokerPeer: this process as a peer on a shared channel, like every process of current Synapse.
+"""DaemonMember: this process as a member of a shared channel, like every process of current Synapse.
 
 The channel is one of a Redis, or one that this daemon serves itself at its RESP port.
 
@@ -16,16 +16,16 @@ from twisted.logger import Logger
 
 from synrepl.base.interfaces import IClock
 from synrepl.errors import LocalProtocolError, NotConnected
-from synrepl.replication.broker.channel_states import TRANSITIONS, ChannelEvent, ChannelState
-from synrepl.replication.broker.channel_writers import ChannelWriters
-from synrepl.replication.broker.echoes import Echoes
-from synrepl.replication.broker.member import ChannelMember
-from synrepl.replication.broker.name_claim import PROBE_SECONDS, NameClaim
-from synrepl.replication.broker.position_query import PositionQuery
 from synrepl.replication.connection import Connection
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower_sender import FollowerSender
 from synrepl.replication.machine import Machine
+from synrepl.replication.membership.channel_states import TRANSITIONS, ChannelEvent, ChannelState
+from synrepl.replication.membership.channel_writers import ChannelWriters
+from synrepl.replication.membership.echoes import Echoes
+from synrepl.replication.membership.member import ChannelMember
+from synrepl.replication.membership.name_claim import PROBE_SECONDS, NameClaim
+from synrepl.replication.membership.position_query import PositionQuery
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.strategies import SHARED
 from synrepl.streams.writer import Writer
@@ -35,7 +35,7 @@ from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
 
-class BrokerPeer(ChannelMember):
+class DaemonMember(ChannelMember):
     """Follows the other processes on the channel, and publishes this process's own writes.
 
     `follower` receives the messages of other processes, except REPLICATE. `writes` are streams and writers
@@ -43,8 +43,8 @@ class BrokerPeer(ChannelMember):
     publisher's followers send and receive the commands for all processes through the channel. No other
     process may write the streams `exclusive`, or have the name `instance` (empty: none) in any stream.
 
-    The broker's link calls the peer (its `member`) in the reactor's thread, and not after the link's `stop`.
-    The follower and the sender use the peer as their connection. Set `broker` before the first callback.
+    The broker's link calls the member in the reactor's thread, and not after the link's `stop`.
+    The follower and the sender use the member as their connection. Set `broker` before the first callback.
     `rng` is for delays that must differ between processes.
     """
 
@@ -66,7 +66,7 @@ class BrokerPeer(ChannelMember):
         rng: random.Random | None = None,
     ) -> None:
         self._where = where
-        self._machine = Machine("peer", TRANSITIONS, ChannelState.DISCONNECTED)
+        self._machine = Machine("member", TRANSITIONS, ChannelState.DISCONNECTED)
         self._follower = follower
         self._publisher = publisher
         self._writes = frozenset(writes)
@@ -338,7 +338,7 @@ class BrokerPeer(ChannelMember):
             or not (self.can_publish and self._claim.is_granted)
         ):
             return
-        self._sender = self._publisher.join_broker(self, self._writes)
+        self._sender = self._publisher.join_channel(self, self._writes)
         if self._is_paused:
             self._sender.pause()
         unpublished, self._unpublished_start = self._unpublished_start, None
@@ -358,4 +358,4 @@ class BrokerPeer(ChannelMember):
         if sender is not None:
             sender.stop()
             assert self._publisher is not None
-            self._publisher.broker_senders.remove(sender)
+            self._publisher.channel_senders.remove(sender)

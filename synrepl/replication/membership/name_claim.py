@@ -8,8 +8,8 @@ from twisted.logger import Logger
 
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
-from synrepl.replication.broker.claim_states import TRANSITIONS, ClaimEvent, ClaimState
 from synrepl.replication.machine import Machine
+from synrepl.replication.membership.claim_states import TRANSITIONS, ClaimEvent, ClaimState
 
 PROBE_SECONDS: Final = 1.0
 """How long to listen for another process with our name before publishing under it."""

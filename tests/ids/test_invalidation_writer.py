@@ -3,7 +3,7 @@
 from typing import Any
 
 from synrepl.caches.registry import CacheRegistry
-from synrepl.ids.invalidations import InvalidationWriter
+from synrepl.ids.invalidation_writer import InvalidationWriter
 from synrepl.ids.transactions import transact
 from synrepl.storage.id_tables.id_database import IdDatabase
 from synrepl.storage.id_tables.layout import IdStream, IdTable

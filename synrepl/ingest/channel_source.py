@@ -7,15 +7,15 @@ from twisted.logger import Logger
 
 from synrepl.base.problems import Problem
 from synrepl.ingest.source import Source
-from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.updates import FollowerEvent
+from synrepl.replication.membership.daemon_member import DaemonMember
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ChannelSource(Source):
-    """Makes the daemon a peer on a channel (docs/reference/peers.md#redis-receiver). A subclass links it.
+    """Makes the daemon a member of a channel (docs/reference/peers.md#redis-receiver). A subclass links it.
 
     `write_policy` names the streams that this daemon publishes.
     """
@@ -29,7 +29,7 @@ class ChannelSource(Source):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.peer = BrokerPeer(
+        self.member = DaemonMember(
             clock=self.clock,
             follower=self.follower,
             publisher=self.publisher,
@@ -55,16 +55,16 @@ class ChannelSource(Source):
             )
 
     def problems(self) -> list[Problem]:
-        conflicts = [self.peer.name_conflict, self.peer.stream_conflict, self.peer.overflow]
+        conflicts = [self.member.name_conflict, self.member.stream_conflict, self.member.overflow]
         now = self.clock.seconds()
         conflicting = [Problem(conflict, now) for conflict in conflicts if conflict is not None]
         return super().problems() + conflicting
 
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up. A quiet channel that works counts as caught up."""
-        if self.peer.is_subscribed:
+        if self.member.is_subscribed:
             self.follower.server.mark_alive()
-            if not self.peer.writers:
+            if not self.member.writers:
                 return 0.0  # no other process publishes on the channel
         return super().lag_seconds()
 
@@ -77,6 +77,6 @@ class ChannelSource(Source):
         return {
             **super().status(),
             "writes": [{"stream": stream, "writer": writer} for stream, writer in own],
-            "is_writing": self.peer.is_writing,
-            "writers": sorted(self.peer.writers),
+            "is_writing": self.member.is_writing,
+            "writers": sorted(self.member.writers),
         }
