@@ -19,8 +19,8 @@ import msgspec
 from synrepl.errors import ConfigError, suggest
 from synrepl.wire.dialect import NEWEST, Dialect, Span, span
 
-Release = tuple[int, int]
-"""A release without its patch number: all patches have the same caches."""
+Release = tuple[int, ...]
+"""A release as far as its caches depend on it: without the patch number, unless a patch changed a key."""
 
 NEWEST_KNOWN: Final[Release] = NEWEST.release[:2]
 """A newer release is taken to have the names of this one."""
@@ -149,16 +149,30 @@ def all_names() -> Mapping[str, list[CacheName]]:
 
 def parse_release(text: str) -> Release:
     """Return the release in a text such as ``1.163.2`` or ``1.163.0rc1 (b=...)``. Raises `ConfigError`."""
-    found = re.match(r"(\d{1,3})\.(\d{1,4})(?![\d])", text)
+    found = re.match(r"(\d{1,3}\.\d{1,4})(?:\.(\d{1,4}))?(?![\d])", text)
     if found is None:
         raise ConfigError(f"{text!r} is no release of Synapse, such as 1.163")
-    return Dialect.parse(found[0]).release[:2]
+    release = Dialect.parse(found[1]).release[:2]
+    patches = [one for one in _changed_by_patches() if one[:2] == release and one[2] <= int(found[2] or 0)]
+    return max(patches, default=release)
+
+
+@cache
+def _changed_by_patches() -> frozenset[Release]:
+    """The patch releases in which the key of a cache is another one than before."""
+    spans = [one.span for forms in all_names().values() for one in forms]
+    return frozenset(one for span in spans for one in (span.since, span.until) if one and one[2])
+
+
+def _whole(release: Release) -> Release:
+    return (*release, 0)[:3]
 
 
 @cache
 def names_of(release: Release) -> Mapping[str, CacheName]:
     """The names of a release, without functions of modules."""
-    found = {name: one for name, forms in all_names().items() for one in forms if (*release, 0) in one.span}
+    at = _whole(release)
+    found = {name: one for name, forms in all_names().items() for one in forms if at in one.span}
     return MappingProxyType(found)
 
 
@@ -169,7 +183,7 @@ def find_name(name: str, release: Release) -> CacheName:
         return found
     which = ".".join(map(str, release))
     if _FUNCTION.fullmatch(name):
-        if (*release, 0) not in OF_MODULES:
+        if _whole(release) not in OF_MODULES:
             raise ConfigError(f"Synapse {which} drops no caches of modules such as {name}: 1.69 and newer do")
         return CacheName(name=name, span=OF_MODULES, is_of_module=True)
     if forms := all_names().get(name):

@@ -43,15 +43,28 @@ def load_yaml(path: Path) -> Any:
     return _load(path, BoundedLoader)
 
 
-def load_layers(path: Path) -> list[Any]:
+def load_layers(path: Path, content: bytes | None = None) -> list[Any]:
     """Read a YAML file as `load_yaml` does, as several values if keys at its top are repeated.
 
-    A template's mark that is a whole value without quotes is a text, as one with quotes is.
+    A template's mark that is a whole value without quotes is a text, as one with quotes is. The `content`
+    is that of a file in another one, of which `path` is the place.
     """
     from synrepl.config.bounded_yaml import LayeredLoader
 
-    found: list[Any] = _load(path, LayeredLoader, quotes_marks=True)
+    found: list[Any] = _load(path, LayeredLoader, quotes_marks=True, content=content)
     return found
+
+
+def load_documents(content: bytes) -> list[Any]:
+    """Read all documents of a YAML file; none if it is no YAML."""
+    import yaml  # Imported late: large, and needed only with a file.
+
+    from synrepl.config.bounded_yaml import BoundedLoader
+
+    try:
+        return list(yaml.load_all(content, BoundedLoader))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []
 
 
 _MARK: Final = re.compile(
@@ -80,10 +93,11 @@ YAML_HINTS: Final = {
 """What is meant by words of the YAML reader."""
 
 
-def _load(path: Path, loader: Any, *, quotes_marks: bool = False) -> Any:
+def _load(path: Path, loader: Any, *, quotes_marks: bool = False, content: bytes | None = None) -> Any:
     import yaml  # Imported late: large, and needed only with a file.
 
-    content = read_small_file(path)
+    if content is None:
+        content = read_small_file(path)
     try:
         try:
             return yaml.load(content, loader)  # noqa: S506 (it is a SafeLoader)

@@ -1,7 +1,7 @@
 """Notes on passwords of other servers that others could read on the way: they go as the URLs say."""
 
 from collections.abc import Iterator, Mapping
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from synrepl.http_api.route import public_url
 from synrepl.key_rules import is_loopback_host, url_refusal
@@ -23,12 +23,27 @@ def plain_passwords(
     for name, url in texts.items():
         if not url.startswith(("postgresql://", "postgres://")):
             continue
-        parts = urlsplit(url)
-        mode = parse_qs(parts.query).get("sslmode", ["prefer"])[-1]
-        host = parts.hostname or ""
-        if host and not is_loopback_host(host) and not mode.startswith("verify-"):
-            yield f"{name}: nothing verifies that {host} is the server: add ?sslmode=verify-full"
+        query = parse_qs(urlsplit(url).query)
+        mode = query.get("sslmode", ["prefer"])[-1]
+        far = [host for host in _hosts(url) if not is_loopback_host(host) and not _is_socket(host)]
+        if far and not mode.startswith("verify-"):
+            sign = "&" if query else "?"
+            yield f"{name}: nothing verifies that {far[0]} is the server: add {sign}sslmode=verify-full"
     for name, url in instance_map.items():
         if url_refusal(url, insecure=False):
             where = f"{name} at {public_url(url)}"
             yield f"instance_map: the secret goes to {where} in the clear, as Synapse sends it"
+
+
+def _hosts(url: str) -> list[str]:
+    """The hosts in the URL of a database, as libpq reads them: several, or in the query, or escaped."""
+    parts = urlsplit(url)
+    if named := parse_qs(parts.query).get("host"):
+        return [host for host in named[-1].split(",") if host]
+    places = parts.netloc.rpartition("@")[2].split(",")
+    return [unquote(host) for place in places if (host := urlsplit(f"//{place}").hostname)]
+
+
+def _is_socket(host: str) -> bool:
+    """Whether it is the folder of a UNIX socket, or an abstract one: nobody else reads what goes there."""
+    return host.startswith(("/", "@"))

@@ -150,7 +150,10 @@ def make_plan(
                 if key is None or form.takes_as(found, key):
                     drops[release] |= dict.fromkeys(_drops(row, form, release))
                 else:
-                    notes.append(f"Synapse {_text(release)} has other keys for {name}, and drops nothing")
+                    cure = f": --all {name} drops all of it" if form.can_drop_all else ""
+                    notes.append(
+                        f"Synapse {_text(release)} has other keys for {name}, and drops nothing{cure}"
+                    )
     if len(rows) > MAX_ROWS or sum(len(row.keys or ()) for row in rows.values()) > MAX_ROWS:
         raise ConfigError(f"at most {MAX_ROWS} rows and keys at once")
     return InvalidationPlan(

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.config.config_files import load_layers
 from synrepl.errors import ConfigError
+from synrepl.homeserver.manifests import load_parts
 from synrepl.html.humanize import listed
 from synrepl.wire.text import printable
 
@@ -169,8 +169,7 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
     sharing, in_folders = set[Path](), list[tuple[Path, str, str]]()
     for number, path in enumerate(given):
         contents = {}
-        for file in _files(path):
-            layers = load_layers(file)
+        for file, layers in (part for one in _files(path) for part in load_parts(one, keys)):
             content = layers[0]
             if (count := sum("worker_name" in one for one in layers if isinstance(one, dict))) > 1:
                 replaced.append(Replaced(key="worker_name", file=str(file), by=str(file), times=count))

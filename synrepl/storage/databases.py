@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 from synrepl.errors import ConfigError, StorageError
@@ -12,6 +12,9 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sql import Flavor
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.sqlite_errors import map_sqlite_errors
+
+if TYPE_CHECKING:
+    from synrepl.storage.postgres_connection import PostgresAddress
 
 T = TypeVar("T")
 
@@ -49,7 +52,7 @@ class Database:
     ) -> None:
         kind, _, rest = url.partition(":") if isinstance(url, str) else ("postgresql", "", "")
         self.flavor: Flavor
-        self._address: Any = None
+        self._address: PostgresAddress | None = None
         self._statement_seconds = statement_seconds
         if kind == "sqlite" and rest:
             self.flavor = "sqlite"

@@ -39,7 +39,17 @@ BY_PAIRS = {"have_seen_event": ("1.36", "1.69", ("room_id_and_event_id",))}
 
 @pytest.mark.parametrize(
     ("text", "release"),
-    [("1.163.2", (1, 163)), ("1.163", (1, 163)), ("1.164.0rc1 (b=x,1234)", (1, 164)), ("1.66.0", (1, 66))],
+    [
+        ("1.163.2", (1, 163)),
+        ("1.163", (1, 163)),
+        ("1.164.0rc1 (b=x,1234)", (1, 164)),
+        ("1.66.0", (1, 66)),
+        # A patch counts where it changed the key of a cache.
+        ("1.135.0", (1, 135)),
+        ("1.135.1", (1, 135)),
+        ("1.135.2", (1, 135, 2)),
+        ("1.135.9", (1, 135, 2)),
+    ],
 )
 def test_release_names_are_parsed(text: str, release: Release) -> None:
     """As `synapse_build_info` has them."""

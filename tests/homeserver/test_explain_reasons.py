@@ -95,7 +95,7 @@ REASONS: Final = [
     ("fed_not_retried", "synapse.util.retryutils.NotRetryingDestination: Not retrying server a.example"),
     ("does_not_fit", "AttributeError: 'MultipartParser' object has no attribute 'write'"),
     ("redis_gone", "txredisapi.ConnectionError: Lost connection"),
-    ("db_refused", 'psycopg2.errors.GeneratedAlways: cannot insert a non-DEFAULT value into column "key"'),
+    ("port_identity", 'psycopg2.errors.GeneratedAlways: cannot insert a non-DEFAULT value into column "key"'),
     ("process_exited", "   Main PID: 414731 (code=exited, status=1/FAILURE)"),
     ("redis_full", "txredisapi.ResponseError: LOADING Redis is loading the dataset in memory"),
 ]

@@ -3,6 +3,8 @@
 The reports are named by their numbers in matrix-org/synapse, where no other project is named.
 """
 
+import json
+
 import pytest
 
 from synrepl.homeserver.explanation import explain
@@ -143,6 +145,52 @@ def line(logger: str, level: str, text: str) -> str:
             "for how long it took",
         ),
         (line("twisted", "INFO", "Timing out client: IPv4Address(x)"), "connection_idle", "normal", "closed"),
+        # 9010
+        (
+            line("twisted", "INFO", "Discarding dead connection."),
+            "redis_discarding",
+            "look",
+            "had a connection to Redis that was closed, and takes another one.",
+        ),
+        (
+            line(
+                "twisted", "INFO", "<twisted.internet.tcp.Connector instance at 0x7> will retry in 2 seconds"
+            ),
+            "connector_retries",
+            "look",
+            "A connection was not made, or was lost, and is tried again",
+        ),
+        (
+            line("twisted", "INFO", "Stopping factory <synapse.replication.tcp.redis.X object at 0x7>"),
+            "factory",
+            "normal",
+            "This is normal.",
+        ),
+        # element-hq/synapse#16998
+        (
+            line(
+                "replication.tcp.redis",
+                "INFO",
+                "Connection to redis server x.windows.net:6380 lost: Connection was closed cleanly.",
+            ),
+            "redis_lost",
+            "look",
+            "The port 6380 is by custom that of Redis with TLS",
+        ),
+        # element-hq/synapse#18053
+        (
+            'psycopg2.errors.GeneratedAlways: cannot insert a non-DEFAULT value into column "connection_key"',
+            "port_identity",
+            "error",
+            "this release of synapse_port_db copies a table with such a column as any other",
+        ),
+        # 8745
+        (
+            "synapse.api.errors.StoreError: 404: No row found",
+            "no_row_unnamed",
+            "error",
+            "A row of the database was expected, and was not there.",
+        ),
     ],
 )
 def test_what_a_report_has_is_told(text: str, kind: str, severity: str, said: str) -> None:
@@ -400,3 +448,102 @@ def test_how_a_step_of_twisted_ends_is_no_exception_that_tells() -> None:
 
     assert "The traceback after it was cut off: the last line, with the exception, is missing." in cut.words
     assert "The exception: ValueError: x" in told.words
+
+
+def test_an_exception_whose_text_begins_in_the_next_line_is_read() -> None:
+    """As Synapse raises it about sequences (8753)."""
+    found = explain(
+        "2020-11-12 18:09:46,973 - synapse_port_db - 643 - ERROR - \n"
+        "Traceback (most recent call last):\n"
+        '  File "/x/synapse/storage/util/sequence.py", line 140, in check_consistency\n'
+        "    raise IncorrectDatabaseSetup(\n"
+        "synapse.storage.engines._base.IncorrectDatabaseSetup: \n"
+        "Postgres sequence 'events_stream_seq' is inconsistent with associated\n"
+        "table 'events'. This can happen if Synapse has been downgraded and\n"
+    )
+
+    assert ["sequence_table"] == [one.kind for one in found.passages]
+
+
+def test_a_message_over_several_documents_of_docker_is_one() -> None:
+    """Each line that a container prints is a document (14199)."""
+    lines = (
+        HEAD.format("synapse.storage.txn", "WARNING") + "[TXN OPERROR] {x-11} deadlock detected",
+        "DETAIL:  Process 1 waits for ShareLock on transaction 5; blocked by process 2.",
+        "Process 2 waits for ShareLock on transaction 6; blocked by process 1.",
+        "HINT:  See server log for query details.",
+        " 0/5",
+    )
+    text = "\n".join(
+        json.dumps({"log": f"{one}\n", "stream": "stdout", "time": "2026-11-02T10:00:00Z"}) for one in lines
+    )
+
+    found = explain(text)
+
+    assert (["txn_retry"], 0) == ([one.kind for one in found.passages], found.unrecognized)
+    assert "PostgreSQL ended one of two transactions" in found.passages[0].cause
+
+
+def test_the_headline_that_twisted_logs_alone_is_told_with_its_traceback() -> None:
+    """Twisted logs the traceback as a message of its own, whose first line is empty."""
+    found = explain(
+        line("twisted", "CRITICAL", "Unhandled error in Deferred:\n")
+        + line("twisted", "CRITICAL", "\n")
+        + "Traceback (most recent call last):\n"
+        '  File "/x/txredisapi.py", line 533, in handle_reply\n    raise r\n'
+        "txredisapi.ConnectionError: Lost connection"
+    )
+
+    assert ["unhandled_error"] == [one.kind for one in found.passages]
+    assert found.passages[0].cause.startswith("The connection to Redis was lost")
+
+
+def test_a_message_with_a_cause_is_the_summary_before_one_without() -> None:
+    found = explain(
+        line("replication.tcp.resource", "ERROR", "Failed to handle stream events\n")
+        + line("storage.txn", "ERROR", "x\n")
+        + line(
+            "metrics.background_process_metrics",
+            "ERROR",
+            "Background process 'send-cmd' threw an exception\n",
+        )
+        + "Traceback (most recent call last):\n"
+        '  File "/x/txredisapi.py", line 533, in handle_reply\n    raise r\n'
+        "txredisapi.ConnectionError: Lost connection"
+    )
+
+    assert "The connection to Redis was lost" in found.summary
+
+
+def test_the_names_that_tail_prints_are_no_lines() -> None:
+    found = explain(
+        "==> /var/log/synapse/generic1.log <==\n"
+        + line("replication.tcp.redis", "INFO", "Lost connection to redis")
+    )
+
+    assert (1, 0) == (len(found.passages), found.unrecognized)
+
+
+def test_a_traceback_is_told_by_the_file_that_asked_the_database() -> None:
+    """All statements go by way of the same file (8745)."""
+    [found] = explain(
+        line("x", "ERROR", "y\n") + "Traceback (most recent call last):\n"
+        '  File "/x/synapse/storage/databases/main/stream.py", line 948, in get_position\n    return 1\n'
+        '  File "/x/synapse/storage/database.py", line 1289, in simple_select\n    raise X\n'
+        "some.module.OddError: odd"
+    ).passages
+
+    assert any("synapse/storage/databases/main/stream.py." in word for word in found.words)
+
+
+def test_updates_in_the_background_are_told() -> None:
+    """In 5489."""
+    found = explain(
+        "select * from background_updates ;\n"
+        "       update_name       | progress_json | depends_on\n"
+        "-------------------------+---------------+------------\n"
+        " user_ips_remove_dupes   | {}            |\n"
+        "(1 row)\n"
+    )
+
+    assert found.passages[0].words[0].startswith("The table background_updates.")

@@ -153,7 +153,7 @@ def test_what_is_read_as_another_process_is_told_first(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (
-            {"apiVersion": "v1", "kind": "ConfigMap", "data": {"w1.yaml": "worker_name: w1"}},
+            {"apiVersion": "v1", "kind": "ConfigMap", "data": {"w1.sh": "worker_name: w1"}},
             "a manifest of Kubernetes (ConfigMap)",
         ),
         ({"services": {"synapse": {"image": "matrixdotorg/synapse"}}}, "a file of Docker Compose"),

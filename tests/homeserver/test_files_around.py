@@ -13,8 +13,8 @@ from tests.homeserver.test_work import one
 
 AROUND = [
     (
-        {"apiVersion": "v1", "kind": "ConfigMap", "data": {"homeserver.yaml": "server_name: x"}},
-        "a manifest of Kubernetes (ConfigMap), with homeserver.yaml in it",
+        {"apiVersion": "v1", "kind": "ConfigMap", "data": {"log.yaml": "version: 1"}},
+        "a manifest of Kubernetes (ConfigMap), with log.yaml in it",
     ),
     ({"services": {"synapse": {}}}, "a file of Docker Compose"),
     ({"replicaCount": 1, "image": {"tag": "v1"}}, "values of a Helm chart"),

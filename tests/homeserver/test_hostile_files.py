@@ -268,7 +268,7 @@ def test_no_text_of_a_homeserver_reaches_the_terminal_raw(tmp_path: Path) -> Non
     told = InvalidationReport(
         rows=[],
         drops={},
-        notes=[],
+        notes=[ESCAPE],
         ids=[],
         overtaken=[],
         processes=[
@@ -277,7 +277,7 @@ def test_no_text_of_a_homeserver_reaches_the_terminal_raw(tmp_path: Path) -> Non
         ],
     )
     lines = [*report_lines(report, Output("wide")), *doctor_lines(diagnosis, fix=True)]
-    lines += invalidate_lines(told)
+    lines += invalidate_lines(told, [])
 
     assert all(click.unstyle(line).isprintable() for line in lines)
     assert sum("owned" in line for line in lines) > 10

@@ -3,7 +3,7 @@
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.caches.names import Release
+from synrepl.caches.names import Release, parse_release
 from synrepl.errors import ConfigError
 from synrepl.homeserver.configuration import Homeserver, Process, RedisSettings
 from synrepl.homeserver.invalidation import (
@@ -11,10 +11,15 @@ from synrepl.homeserver.invalidation import (
     MAX_ROWS,
     Announcer,
     Invalidator,
+    is_by_key,
     make_plan,
     releases_of,
 )
-from synrepl.homeserver.invalidation_requests import InvalidationRequest, ProcessReport
+from synrepl.homeserver.invalidation_requests import (
+    InvalidationReport,
+    InvalidationRequest,
+    ProcessReport,
+)
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -110,7 +115,54 @@ def test_keys_that_mean_something_else_in_an_older_release() -> None:
 
     assert plan.drops[NEW]
     assert [] == plan.drops[1, 100]
-    assert ("Synapse 1.100 has other keys for get_relations_for_event, and drops nothing",) == plan.notes
+    note = "Synapse 1.100 has other keys for get_relations_for_event, and drops nothing: --all "
+    assert plan.notes[0].startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("releases", "refusal", "note"),
+    [
+        (["1.135.0"], "a key of is_server_admin is not all text, which no row can name: use --all", ""),
+        (["1.135"], "use --all is_server_admin", ""),
+        (["1.135.2"], "", ""),
+        (["1.136.0"], "", ""),
+        (["1.135.0", "1.135.3"], "", "Synapse 1.135 has other keys for is_server_admin, and drops nothing"),
+    ],
+)
+def test_a_key_that_a_patch_release_changed(releases: list[str], refusal: str, note: str) -> None:
+    """1.135.0 kept the user as an object, which no text equals (element-hq/synapse#18783)."""
+    request = InvalidationRequest(name="is_server_admin", key=["@a:hs"])
+    known = [parse_release(one) for one in releases]
+    if refusal:
+        with pytest.raises(ConfigError, match=refusal):
+            make_plan(request, known)
+        whole = make_plan(InvalidationRequest(all=["is_server_admin"]), known)
+        assert all(whole.drops.values())
+        return
+
+    plan = make_plan(request, known)
+
+    assert plan.drops[known[-1]]
+    assert (note != "") == any(one.startswith(note) for one in plan.notes if note)
+
+
+@pytest.mark.parametrize(
+    ("row", "received", "is_said"),
+    [
+        ({"name": "is_server_admin", "keys": ["@a:hs"]}, True, True),
+        ({"name": "is_server_admin", "keys": None}, True, False),
+        ({"name": "dr_cache_fake", "keys": ["!r:hs"]}, True, False),
+        ({"name": "is_server_admin", "keys": ["@a:hs"]}, False, False),
+        ({"name": "is_server_admin", "keys": ["@a:hs"]}, None, False),
+    ],
+)
+def test_what_was_received_may_have_matched_nothing(
+    row: dict[str, object], received: bool | None, is_said: bool
+) -> None:
+    """A release keeps the entry under another type of key (element-hq/synapse#18783): it stays stale."""
+    processes = [] if received is None else [ProcessReport(name="master", received=received, why="x")]
+
+    assert is_said == is_by_key(InvalidationReport(rows=[row], ids=[1], processes=processes))
 
 
 @pytest.mark.parametrize(

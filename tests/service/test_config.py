@@ -510,6 +510,28 @@ def test_passwords_of_others_go_as_their_urls_say(tmp_path: Path) -> None:
     assert not Settings.build({"redis": "redis://redis.example", "database": "postgresql:///synrepl"}).notes
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql:///synrepl?host=/run/postgresql", ""),
+        ("postgresql://synrepl@%2Frun%2Fpostgresql/synrepl", ""),
+        ("postgresql:///synrepl?host=@synrepl", ""),
+        ("postgresql://localhost,127.0.0.1:5433/synrepl", ""),
+        ("postgresql:///synrepl?host=db.example&sslmode=verify-full", ""),
+        ("postgresql:///synrepl?host=db.example", "that db.example is the server: add &sslmode=verify-full"),
+        (
+            "postgresql://localhost,db.example/synrepl",
+            "that db.example is the server: add ?sslmode=verify-full",
+        ),
+    ],
+)
+def test_a_server_whose_name_nothing_verifies_is_told(url: str, said: str) -> None:
+    """As libpq reads the address: what goes by a UNIX socket leaves no machine."""
+    notes = Settings.build({"database": url}).notes
+
+    assert [said] * bool(said) == [note.partition("nothing verifies ")[2] for note in notes]
+
+
 def test_the_refusal_says_how_to_mend_it() -> None:
     """The operator most likely wanted loopback."""
     with pytest.raises(ConfigError, match=r"use tcp:9092:interface=127.0.0.1, or set --insecure"):

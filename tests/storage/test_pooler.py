@@ -178,6 +178,25 @@ def test_a_pooler_that_shares_sessions_is_refused() -> None:
 )
 def test_what_a_pooler_refuses_with_is_told(words: str, hint: str) -> None:
     """PgBouncer gives one SQLSTATE for all of it."""
+    refused = refusal(words, "ada")
+
+    assert words in str(refused)
+    assert refused.retryable
+    assert hint in refused.hint
+    assert ("`options`" in refused.hint) == ("options" in words)
+
+
+def test_a_wrong_password_is_sought_where_it_came_from() -> None:
+    """A homeserver's files have theirs: no pgpass file was asked."""
+    refused = refusal('password authentication failed for user "ada"', "ada:hush")
+
+    assert "came with the address" in refused.hint
+    assert "pgpass" not in refused.hint
+    assert "hush" not in str(refused)
+
+
+def refusal(words: str, user: str) -> StorageError:
+    """How a server is told that refuses a user with these words."""
     text = b"SFATAL\0C08P01\0M" + words.encode() + b"\0\0"
     refusal = b"E" + (len(text) + 4).to_bytes(4, "big") + text
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -191,11 +210,7 @@ def test_what_a_pooler_refuses_with_is_told(words: str, hint: str) -> None:
         threading.Thread(target=refuse, daemon=True).start()
         port = server.getsockname()[1]
         options = "sslmode=disable&gssencmode=disable&options=-csearch_path%3Dmine"
-        address = PostgresAddress(f"postgresql://ada@127.0.0.1:{port}/log?{options}")
+        address = PostgresAddress(f"postgresql://{user}@127.0.0.1:{port}/log?{options}")
         with pytest.raises(StorageError) as refused:
             address.connect("open")
-
-    assert words in str(refused.value)
-    assert hint in refused.value.hint
-    assert ("`options`" in refused.value.hint) == ("options" in words)
-    assert refused.value.retryable
+    return refused.value

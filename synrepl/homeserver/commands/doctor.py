@@ -273,21 +273,24 @@ def _conclusion(diagnosis: "Diagnosis", again: str) -> str:
 
 
 def _complaints(diagnosis: "Diagnosis") -> Iterator[str]:
-    statements: set[str] = set()
+    repaired: set[str] = set()
     idle = [one for one in diagnosis.complaints if one.severity == "note" and one.kind in IDLE]
     for complaint in diagnosis.complaints:
-        if complaint in idle:
+        if complaint in idle or complaint.statement in repaired:
             continue
         of = f"{complaint.stream}: " if complaint.stream else ""
         word = "mended" if complaint.mended else complaint.severity
         yield click.style(shown(f"{word}: {of}{complaint.text}"), COLORS.get(word))
         if complaint.mended:
             continue
+        if complaint.statement:
+            # One statement can repair several problems of a sequence, and must be run once.
+            repaired.add(complaint.statement)
+            alike = [one for one in diagnosis.complaints if one.statement == complaint.statement]
+            yield from (f"    also: {shown(one.text)}" for one in alike if one is not complaint)
         if complaint.remedy:
             yield f"    {shown(complaint.remedy)}"
-        if complaint.statement and complaint.statement not in statements:
-            # One statement can repair several problems and must be run once.
-            statements.add(complaint.statement)
+        if complaint.statement:
             yield f"    {shown(complaint.statement)};"
     if idle:
         of = ", ".join(dict.fromkeys(one.stream for one in idle))

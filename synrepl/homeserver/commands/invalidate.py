@@ -94,7 +94,10 @@ def invalidate(
     )
     by = f"{_user()}@{socket.gethostname()}"
 
+    told: list[str] = []
+
     def ask(plan: "InvalidationPlan") -> None:
+        told.extend(plan.notes)
         _tell(plan.notes)
         click.echo(f"{shown(homeserver.server_name)}: {_summary(plan)}", err=True)
         with _interruptible():
@@ -112,7 +115,7 @@ def invalidate(
         reason = f": {printable(request.why)}" if request.why else ""
         click.echo(f"{counted(len(report.ids), 'row')} written and announced by {by}{reason}", err=True)
     result = {**msgspec.to_builtins(report), "by": by, "why": request.why}
-    output.show(result, _planned_lines(report) if dry_run else _lines(report))
+    output.show(result, _planned_lines(report) if dry_run else _lines(report, told))
     if not report.is_done:
         sys.exit(1)
 
@@ -160,16 +163,13 @@ def _planned_lines(report: "InvalidationReport") -> Iterator[str]:
     yield "nothing was written"
 
 
-def _lines(report: "InvalidationReport") -> Iterator[str]:
-    from synrepl.homeserver.invalidation import RECEIVED_MEANS, is_by_key
-
+def _lines(report: "InvalidationReport", told: Sequence[str]) -> Iterator[str]:
     for one in report.processes:
         if one.received:
             yield click.style(f"{shown(one.name)}: received", "green")
         else:
             yield click.style(shown(f"{one.name}: not seen: {one.why}"), "red")
-    if is_by_key(report):
-        yield RECEIVED_MEANS
+    yield from (shown(note) for note in report.notes if note not in told)
     if report.overtaken:
         yield click.style(
             f"{counted(len(report.overtaken), 'row')} came after later rows of the homeserver, and may have"

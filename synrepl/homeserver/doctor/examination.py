@@ -154,7 +154,8 @@ class Doctor:
         elif has_numbers:
             if USER_IDS in catalog.sequences and "name" in catalog.tables.get("users", ()):
                 look(USER_IDS, lambda cursor: list(check_user_ids(cursor, self.database.flavor)))
-                sequences.append(USER_IDS)
+                # A column may take its default from it, as one of a module does.
+                sequences += [USER_IDS] if USER_IDS not in sequences else []
             complaints += not_looked_at(catalog, [*sequences, *(stream.sequence for stream in streams)])
         if self.has_writers:
             look("the writers' unfinished ids", partial(self._check_writers, catalog))

@@ -864,6 +864,21 @@ def _instance(match: Match, writers: Writers) -> Passage | None:
     return msgspec.structs.replace(_passage(match, [words], [step], []), severity="look")
 
 
+_TLS_PORT: Final = re.compile(r":6380\b")
+
+
+def _redis_place(match: Match, writers: Writers) -> Passage | None:
+    """Explain that Redis was lost, or did not answer, at a port that is mostly one of TLS."""
+    if _TLS_PORT.search(match.text) is None:
+        return None
+    words = [match.message.means, "The port 6380 is by custom that of Redis with TLS, as at Azure."]
+    step = (
+        "set `redis: {use_tls: true}` (since 1.84; with ca_file if its authority is no public one): without"
+        " TLS such a port takes the connection, answers nothing, and ends it"
+    )
+    return _passage(match, words, [step, match.message.do], [])
+
+
 NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request"))
 """Messages of which only some values tell something."""
 
@@ -888,6 +903,8 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "unknown_stream": _unknown,
     "unknown_stream_position": _unknown,
     "redis_bad_line": _with_line,
+    "redis_lost": _redis_place,
+    "redis_failed": _redis_place,
     "tcp_bad_line": _with_line,
     "tcp_invalid_command": _invalid_command,
     "as_push_failed": _as_answer,
@@ -1010,7 +1027,8 @@ def _places(frames: Sequence[str]) -> list[str]:
     """Say where a traceback comes from."""
     if not frames:
         return []
-    told = [f"The last file of Synapse in it is {printable(frames[-1])}."]
+    telling = [frame for frame in frames if frame not in _OF_ALL_TRANSACTIONS] or frames
+    told = [f"The last file of Synapse in it is {printable(telling[-1])}."]
     if part := _part(frames):
         told.append(f"What failed is {PARTS[part]}.")
         return told
@@ -1020,6 +1038,9 @@ def _places(frames: Sequence[str]) -> list[str]:
         told.append(f"What failed has to do with {module.about.partition(';')[0]}.")
     return told
 
+
+_OF_ALL_TRANSACTIONS: Final = frozenset(("synapse/storage/database.py", "synapse/storage/_base.py"))
+"""Files by way of which all statements go: the one before tells which."""
 
 _OF_ALL: Final = frozenset(
     ("synapse.http.server", "synapse.http.site", "synapse.http", "synapse.logging", "synapse.metrics")

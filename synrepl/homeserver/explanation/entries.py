@@ -39,6 +39,7 @@ _CONTINUED: Final = re.compile(
     r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
     r'|in "[^"]{0,200}", line \d'
     r"|<\w{1,40}Request at"
+    r"|Process \d+ waits for \w+"
     r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
 )
 """What follows an error of PostgreSQL, or closes what Synapse prints of one; a request."""
@@ -48,6 +49,9 @@ _UNFINISHED: Final = re.compile(
     re.ASCII,
 )
 """The end of a line whose message goes on in the next line."""
+
+_UNTOLD: Final = re.compile(r"(?:\w{1,80}\.){0,10}[A-Z]\w{1,80}:", re.ASCII)
+"""An exception whose text begins in the next line."""
 
 _CUT_IN_HEADER: Final = re.compile(r" - [\w.]{1,100} - \d{1,6} - [A-Z]{4,8} - [\w@.:/-]{0,100}\w\Z", re.ASCII)
 """The end of a line that a terminal broke before its message."""
@@ -61,6 +65,9 @@ _FRAME: Final = re.compile(
 
 _REQUEST_CUT: Final = re.compile(r"Processed request: (?!.{0,3000} dbevts\])", re.ASCII)
 """A request as Synapse logs it, of which a terminal broke the line."""
+
+_FILE_OF_TAIL: Final = re.compile(r"==> \S.{0,300} <==")
+"""What tail prints before the lines of each file."""
 
 _MAX_EXCEPTIONS: Final = 4
 _MAX_JOINED: Final = 2000
@@ -103,7 +110,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
     held: PastedEntry | None = None
     trace: _Traceback | None = None
     for number, shipped in _numbered(lines):
-        if not shipped.strip():
+        if not shipped.strip() or _FILE_OF_TAIL.fullmatch(shipped.strip()):
             continue
         if held is not None and held.table is not None and held.table.takes(shipped):
             continue
@@ -141,9 +148,13 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
         if begins and (begun := _Traceback()).takes(number, line):
             trace = begun
             continue
+        if held is not None and _is_bare(line) and _is_bare_of(held.line):
+            held = msgspec.structs.replace(held, lines=held.lines + 1)
+            continue
         if held is not None:
             yield held
-        held = PastedEntry(number, shipped, exceptions=exceptions)
+        # What belongs to a line of Synapse may be in further documents of Docker.
+        held = PastedEntry(number, line if is_logged(line) else shipped, exceptions=exceptions)
     if trace is not None:
         yield from trace.entries(held)
     elif held is not None:
@@ -201,6 +212,16 @@ def _is_open(line: str) -> bool:
     return is_logged(line) and any(text.count(one) > text.count(other) for one, other in ("[]", "()"))
 
 
+def _is_bare(line: str) -> bool:
+    """Whether a line has no message: Twisted logs the traceback after its headline by itself."""
+    header, text = logged_message(line)
+    return header.logger == "twisted" and not text
+
+
+def _is_bare_of(line: str) -> bool:
+    return logged_message(line)[0].logger == "twisted" and _is_failure(line)
+
+
 def _is_failure(line: str) -> bool:
     """Whether a line may be one after which an exception stands, with its traceback or without."""
     return " ERROR " in line[:500] or " CRITICAL " in line[:500]
@@ -247,12 +268,17 @@ class _Traceback:
             self._exceptions = [*self._exceptions, text][-_MAX_EXCEPTIONS:]
             return True
         if self._exceptions and not is_source:
-            if _CONTINUED.match(text) is not None:
+            if _CONTINUED.match(text) is not None or self._goes_on():
                 self._exceptions[-1] = _joined(self._exceptions[-1], text)
                 return True
             return False
         self._unknown += 1
         return is_source or self._unknown <= _MAX_UNKNOWN
+
+    def _goes_on(self) -> bool:
+        """Whether the text of the last exception begins, or goes on, in the next line."""
+        last = self._exceptions[-1].rstrip()
+        return _UNTOLD.fullmatch(last) is not None or _UNFINISHED.search(last[-80:]) is not None
 
     @property
     def exceptions(self) -> tuple[str, ...]:

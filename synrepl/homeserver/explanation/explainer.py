@@ -437,6 +437,8 @@ def _summary(passages: list[Passage]) -> str:
     worst = told[0]
     if worst.severity == "normal":
         return "Of what is known here, nothing failed."
+    # One that gives its reason says more than one that only failed.
+    worst = next((one for one in told if one.cause and one.severity == worst.severity), worst)
     alike = [one for one in told if one.severity == worst.severity and one.kind != worst.kind]
     # What the system or the database said is nearer to the cause than what failed for it.
     first = " ".join([worst.words[0], *([worst.cause] if worst.cause else [])])

@@ -141,6 +141,9 @@ def test_a_homeservers_database_is_not_mended(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert "a Synapse homeserver's database, 1 stream examined" in lines[0]
     assert 1 == sum("setval" in line for line in lines)
+    assert 1 == sum("stop the homeserver, run the statement" in line for line in lines)
+    assert 2 == sum("sequence receipts_sequence is at" in line for line in lines)
+    assert 1 == sum(line.startswith("    also: sequence receipts_sequence is at") for line in lines)
     assert lines[-1].startswith("the homeserver's tables were not changed: they are only read.")
 
 

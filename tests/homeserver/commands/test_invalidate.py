@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from synrepl.cli import main
 from synrepl.homeserver.commands.invalidate import _lines
+from synrepl.homeserver.invalidation import RECEIVED_MEANS
 from synrepl.homeserver.invalidation_requests import InvalidationReport, ProcessReport
 
 USER = "@ada:hs.test"
@@ -110,24 +111,14 @@ def test_a_function_of_a_module(tmp_path: Path) -> None:
     assert "is taken for a function of a module" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("row", "received", "is_said"),
-    [
-        ({"name": "is_server_admin", "keys": ["@a:hs"]}, True, True),
-        ({"name": "is_server_admin", "keys": None}, True, False),
-        ({"name": "dr_cache_fake", "keys": ["!r:hs"]}, True, False),
-        ({"name": "is_server_admin", "keys": ["@a:hs"]}, False, False),
-        ({"name": "is_server_admin", "keys": ["@a:hs"]}, None, False),
-    ],
-)
-def test_what_was_received_may_have_matched_nothing(
-    row: dict[str, object], received: bool | None, is_said: bool
-) -> None:
-    """A release keeps the entry under another type of key (element-hq/synapse#18783): it stays stale."""
-    processes = [] if received is None else [ProcessReport(name="master", received=received, why="x")]
-    report = InvalidationReport(rows=[row], ids=[1], processes=processes)
+def test_notes_that_were_told_before_are_not_told_again() -> None:
+    """What the report says of received rows is shown, and once."""
+    processes = [ProcessReport(name="master", received=True)]
+    notes = ["1.100 has other keys", RECEIVED_MEANS]
+    report = InvalidationReport(
+        rows=[{"name": "get_user_by_id", "keys": [USER]}], ids=[1], notes=notes, processes=processes
+    )
 
-    lines = [click.unstyle(one) for one in _lines(report)]
+    lines = [click.unstyle(one) for one in _lines(report, notes[:1])]
 
-    assert is_said == any("does not tell whether an entry had that key" in one for one in lines)
-    assert is_said == any("--all NAME" in one for one in lines)
+    assert ["master: received", RECEIVED_MEANS] == lines

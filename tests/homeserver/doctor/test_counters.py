@@ -121,6 +121,13 @@ def test_what_was_examined_is_told(place: Place) -> None:
     assert SEQUENCES == before_start(place, applies=False).diagnosis.sequences
 
 
+def test_a_sequence_that_a_column_shares_is_examined_once(place: Place) -> None:
+    """A module may take its numbers from one that the homeserver's code names."""
+    place.do("CREATE TABLE of_guests (number BIGINT DEFAULT nextval('user_id_seq') PRIMARY KEY)")
+
+    assert sorted([*SEQUENCES, "user_id_seq"]) == sorted(place.examine().sequences)
+
+
 def test_a_table_without_an_index_takes_no_scan_before_a_start(place: Place) -> None:
     """But of waiting transactions, which are few."""
     place.do("DROP INDEX event_auth_chains_chain_id_idx")
