@@ -59,10 +59,12 @@ class Database:
             self.path = Path(rest)
             self.name = str(self.path)
         elif kind in ("postgresql", "postgres"):
-            from synrepl.storage.postgres_connection import PostgresAddress
+            from synrepl.storage import postgres_connection
 
             self.flavor = "postgresql"
-            self._address = PostgresAddress(url, what=what, is_guest=statement_seconds is not None)
+            self._address = postgres_connection.PostgresAddress(
+                url, what=what, is_guest=statement_seconds is not None
+            )
             self.name = self._address.name
         else:
             raise _unknown(kind, rest)
