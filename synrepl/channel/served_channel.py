@@ -114,7 +114,7 @@ class ServedChannel:
         self.origin = secrets.token_hex(6)
         """The first part of the names of all publishers at this daemon, by which it knows its own lines."""
         self.subscribers: dict[ChannelSubscriber, None] = {}
-        """Those of the channel itself, in the order of their subscription."""
+        """The subscribers of the channel itself, in the order of their subscription."""
         self.publishers: dict[ChannelPublisher, None] = {}
         self.lines = 0
         self.held_back = 0

@@ -33,7 +33,7 @@ class MetricsAddress(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The address as a person reads it."""
+        """The address for messages: the UNIX socket if there is one, else the URL."""
         return f"unix:{self.socket}" if self.socket else self.url
 
 
