@@ -56,8 +56,8 @@ class ChannelPublisher:
         """The writers of which a batch is refused, up to its end."""
         self.waiting: deque[Unit] = deque()
         """Units that wait to be passed until they are on disk, in order, with those behind them."""
-        self.writers: dict[Writer, None] = {}
-        """The writers that it has named; `PublisherLimits` counts them."""
+        self.writers: dict[tuple[str, str], Writer] = {}
+        """The writers that it has named, by stream and name; `PublisherLimits` counts them."""
 
     def drop_held(self) -> None:
         """Forget the lines of batches that are not complete."""

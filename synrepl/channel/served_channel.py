@@ -443,13 +443,14 @@ class ServedChannel:
     def _writer(self, publisher: ChannelPublisher, words: Sequence[bytes]) -> Writer | None:
         """Return the stream and writer of these words of a line, and note them; None if they are no names."""
         try:
-            writer = Writer(words[1].decode(), words[2].decode())
+            names = words[1].decode(), words[2].decode()
         except (IndexError, UnicodeDecodeError):
             return None
-        if writer in publisher.writers:
-            return writer
-        if not all(name.isprintable() and name for name in writer):
+        if (known := publisher.writers.get(names)) is not None:
+            return known
+        if not all(name.isprintable() and name for name in names):
             return None
+        writer = Writer(*names)
         self.limits.add(publisher, writer)
         return writer
 
