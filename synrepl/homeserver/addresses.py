@@ -77,7 +77,7 @@ def instances_of(config: ProcessConfig, release: Release) -> dict[str, tuple[Any
 
 
 def hosts_of(configs: Sequence[ProcessConfig]) -> dict[str, str]:
-    """The host of each process that the files name one for, by the name of the process."""
+    """Return the hosts that the files name for processes, by the name of the process."""
     found: dict[str, str] = {}
     for config in configs:
         for name, entry in config.mapping("instance_map").items():

@@ -295,9 +295,9 @@ class Probe:
         written: dict[str, float],
         until: float,
     ) -> tuple[list[Delay], str]:
-        """Read until this process has shown all: how long each took, and the token then.
+        """Read from this process until it has shown all streams. Return the time of each, and the last token.
 
-        A process that does not answer is asked until the round ends: it may be restarting.
+        Requests that are not answered are repeated until the round ends: the process may be restarting.
         """
         shown: dict[str, float] = {}
         token = trouble = ""
