@@ -1,4 +1,4 @@
-"""What a keyring must ask about issued keys, which no file lists."""
+"""The questions of a keyring about issued keys, which no file lists."""
 
 from typing import Protocol
 

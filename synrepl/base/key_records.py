@@ -39,7 +39,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """What tells this key from others of the same name; it never changes."""
+        """The id of this key, which never changes and differs from that of any other key of the same name."""
         return self.salt or self.sha256
 
     @property

@@ -110,7 +110,7 @@ class Loops(Tasks):
 
 
 def shielded(coroutine: Coroutine[Any, Any, T]) -> "Deferred[T]":
-    """Run a coroutine to its end, also when what waits for the result is cancelled."""
+    """Run a coroutine to its end, even if the returned Deferred is cancelled."""
     result: Deferred[T] = Deferred()
     Deferred.fromCoroutine(coroutine).chainDeferred(result)
     return result

@@ -53,11 +53,11 @@ class ChannelPublisher:
         self.held: dict[Writer, list[bytes]] = {}
         self.held_bytes = 0
         self.refused: dict[Writer, None] = {}
-        """Those of which a batch is refused, up to its end."""
+        """The writers of which a batch is refused, up to its end."""
         self.waiting: deque[Unit] = deque()
-        """What is passed once it is on disk, and what comes after that."""
-        self.writers: dict[Writer, None] = {}
-        """What it has named; `PublisherLimits` counts them."""
+        """Units that wait to be passed until they are on disk, in order, with those behind them."""
+        self.writers: dict[tuple[str, str], Writer] = {}
+        """The writers that it has named, by stream and name; `PublisherLimits` counts them."""
 
     def drop_held(self) -> None:
         """Forget the lines of batches that are not complete."""

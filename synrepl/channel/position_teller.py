@@ -16,7 +16,7 @@ POSITIONS_AT_ONCE: Final = 500
 
 
 class PositionTeller:
-    """Tells subscribers the positions of their `lacks`, first the first; what was told is no longer lacked.
+    """Sends subscribers the positions of the writers in their `lacks`, in order, and removes these from it.
 
     `encode` returns the message with the position of a writer; None if it is not known. `send` sends it.
     """
@@ -30,20 +30,20 @@ class PositionTeller:
         self._encode = encode
         self._send = send
         self._untold: dict[ChannelSubscriber, list[Writer]] = {}
-        """By subscriber: what it is still to be told, from the last to the first."""
+        """By subscriber: the writers whose positions are still to be sent, the next one last."""
         self._timer = Timer(clock, self._tell_next)
 
     def tell(self, subscriber: ChannelSubscriber, writers: Sequence[Writer]) -> None:
-        """Tell the subscriber the positions of these writers: some now, and the rest in later turns."""
+        """Send the subscriber the positions of these writers: some now, and the rest in later turns."""
         self._untold[subscriber] = list(reversed(writers))
         self._tell_some(subscriber)
 
     def forget(self, subscriber: ChannelSubscriber) -> None:
-        """Tell this subscriber nothing more."""
+        """Send this subscriber no more positions."""
         self._untold.pop(subscriber, None)
 
     def stop(self) -> None:
-        """Tell nobody anything more."""
+        """Send no more positions."""
         self._untold.clear()
         self._timer.stop()
 

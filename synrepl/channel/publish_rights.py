@@ -16,7 +16,7 @@ def line_refusal(access: Access, line: bytes, runs: RunOwners | None) -> str:
     """Return why the peer may not publish this line; empty if it may.
 
     Rows and positions must be of an instance of the key. Other commands take what they take of a follower;
-    `runs` is as for `command_refusal`. A line that is no command is passed: nobody does anything with it.
+    `runs` is as for `command_refusal`. A line that is no command is passed: all processes ignore it.
     """
     writer = writer_of(line)
     if writer is not None:

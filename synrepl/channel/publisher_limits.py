@@ -48,14 +48,14 @@ class PublisherLimits:
             if self._full_since is None:
                 self._full_since = self._clock.seconds()
             raise RemoteProtocolError(why)
-        publisher.writers[writer] = None
+        publisher.writers[writer] = writer
         self.count += 1
         if publisher.owner is not None:
             self._by_owner[publisher.owner] += 1
 
     def drop(self, publisher: ChannelPublisher) -> list[Writer]:
         """Forget what this publisher has named, and return it."""
-        writers, publisher.writers = list(publisher.writers), {}
+        writers, publisher.writers = list(publisher.writers.values()), {}
         self.count -= len(writers)
         if publisher.owner is not None and writers:
             self._by_owner[publisher.owner] -= len(writers)
@@ -67,7 +67,7 @@ class PublisherLimits:
 
     @property
     def problem(self) -> str:
-        """Who has used up its share, or that all is used up; empty if there is room for everybody."""
+        """Which owner has used up its share, or that the channel is full; empty if there is room for all."""
         fullest = max(self._by_owner, key=self._by_owner.__getitem__, default=None)
         return self._why_full(fullest)
 

@@ -114,7 +114,7 @@ class ServedChannel:
         self.origin = secrets.token_hex(6)
         """The first part of the names of all publishers at this daemon, by which it knows its own lines."""
         self.subscribers: dict[ChannelSubscriber, None] = {}
-        """Those of the channel itself, in the order of their subscription."""
+        """The subscribers of the channel itself, in the order of their subscription."""
         self.publishers: dict[ChannelPublisher, None] = {}
         self.lines = 0
         self.held_back = 0
@@ -443,13 +443,14 @@ class ServedChannel:
     def _writer(self, publisher: ChannelPublisher, words: Sequence[bytes]) -> Writer | None:
         """Return the stream and writer of these words of a line, and note them; None if they are no names."""
         try:
-            writer = Writer(words[1].decode(), words[2].decode())
+            names = words[1].decode(), words[2].decode()
         except (IndexError, UnicodeDecodeError):
             return None
-        if writer in publisher.writers:
-            return writer
-        if not all(name.isprintable() and name for name in writer):
+        if (known := publisher.writers.get(names)) is not None:
+            return known
+        if not all(name.isprintable() and name for name in names):
             return None
+        writer = Writer(*names)
         self.limits.add(publisher, writer)
         return writer
 

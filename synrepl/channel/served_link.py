@@ -167,7 +167,7 @@ class ServedLink:
             self._on_room()
 
     def _deliver(self) -> None:
-        """Give the member what waits. What it publishes meanwhile comes after that."""
+        """Deliver the waiting lines to the member. Lines that it publishes meanwhile follow them."""
         if self._is_delivering:
             return
         was_full, self._is_delivering = self.is_full, True

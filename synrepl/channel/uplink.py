@@ -150,7 +150,7 @@ class ChannelUplink:
             self._send(_commands().PublisherLost(ALL_PUBLISHERS))
 
     def _flush(self) -> None:
-        """Send what waits."""
+        """Send the waiting lines."""
         conversation = self._conversation
         if conversation is None or not self._waiting:
             return

@@ -96,7 +96,7 @@ class CliGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def suggest(self, ctx: click.Context, name: str) -> str:
-        """Return ``; did you mean ...?``: a command of a group below, or one with a similar name."""
+        """Return ``; did you mean ...?`` with a subcommand of this name, or a command of a similar name."""
         for group in self.list_commands(ctx):
             command = self.get_command(ctx, group)
             if isinstance(command, click.Group) and name in command.list_commands(ctx):

@@ -67,7 +67,7 @@ def check(file: Path, offline: bool, output: Output) -> None:
 
 
 def _hindrances(url: str) -> list[str]:
-    """What keeps a daemon from having its log there; that its server cannot be asked, too."""
+    """Return the reasons a daemon could not keep its log there; an unreachable server is one."""
     from synrepl.storage.databases import engine_for  # Imported late, as above.
 
     try:

@@ -311,17 +311,17 @@ def _check_open(built: Settings) -> None:
 
 
 def _check_name(built: Settings) -> None:
-    """Refuse to publish on Redis under the name of another writer: readers would drop facts of both."""
-    if not built.redis_writes:
+    """Refuse to publish on the channel under the name of another writer: readers would drop facts of both."""
+    if not built.channel_writes:
         return
     if not built.has_channel:
         raise ConfigError("--redis-writes needs --redis or --resp: set the channel to publish on")
     other_writers = {"master", "main", *built.instance_map}
-    for one in built.redis_writes:
+    for one in built.channel_writes:
         if (name := one.writer or built.instance_name) in other_writers:
             change = f"change the writer of {one.stream}" if one.writer else "set an --instance-name"
             raise ConfigError(
-                f"--redis-writes: {name} is the name of another writer on Redis; {change} that no other"
+                f"--redis-writes: {name} is the name of another writer on the channel; {change} that no other"
                 " process has, such as synrepl1"
             )
 

@@ -50,7 +50,7 @@ class Ingest:
         self._write_policy: WritePolicy | None = None
         if settings.has_channel or settings.follow:
             self._write_policy = WritePolicy(
-                settings.redis_writes,
+                settings.channel_writes,
                 instance=settings.instance_name,
                 table=table,
                 tables=assigned,

@@ -122,7 +122,7 @@ def _check_name(response: Response, name: str) -> None:
 
 @contextmanager
 def _target(path: str) -> Iterator[Callable[[bytes], object]]:
-    """Yield what writes to this path; the file is there once the block has ended without an error."""
+    """Yield a function that writes to this path; the file appears once the block ends without an error."""
     if path == "-":
         yield sys.stdout.buffer.write
         sys.stdout.buffer.flush()

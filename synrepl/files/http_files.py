@@ -75,7 +75,7 @@ class HttpFiles:
         headers: Mapping[str, str] = NO_HEADERS,
         body: "_Body | None" = None,
     ) -> AsyncIterator[tuple[str, Any, BodyChunks]]:
-        """Send a request; yield its URL, the response and its body. Any other code raises `HttpError`.
+        """Send a request; yield its URL, the response and its body. Other `codes` raise `HttpError`.
 
         The timeout restarts while the server reads the request's body.
         """

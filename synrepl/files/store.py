@@ -471,7 +471,7 @@ class Scrub:
 
 
 class DiskThread:
-    """Runs blocking work with files in a thread; `tasks` are stopped with what waits for it."""
+    """Runs blocking work with files in a thread, and stops the `tasks` that wait for it."""
 
     def __init__(self, thread: IThread, logger: Logger) -> None:
         self._thread = thread

@@ -33,7 +33,7 @@ class MetricsAddress(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The address as a person reads it."""
+        """The address for messages: the UNIX socket if there is one, else the URL."""
         return f"unix:{self.socket}" if self.socket else self.url
 
 
@@ -77,7 +77,7 @@ def instances_of(config: ProcessConfig, release: Release) -> dict[str, tuple[Any
 
 
 def hosts_of(configs: Sequence[ProcessConfig]) -> dict[str, str]:
-    """The host of each process that the files name one for, by the name of the process."""
+    """Return the hosts that the files name for processes, by the name of the process."""
     found: dict[str, str] = {}
     for config in configs:
         for name, entry in config.mapping("instance_map").items():

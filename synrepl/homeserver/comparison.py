@@ -59,7 +59,7 @@ def compare(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool = 
 
 
 def unseen(homeserver: Homeserver, looks: Sequence[Look], findings: Sequence[Finding] = ()) -> list[Unseen]:
-    """What could not be looked at, each with what to give. What `findings` say already is left out."""
+    """Return what could not be looked at, each with the option that helps, but for what `findings` say."""
     kinds = {one.kind for one in findings}
     found = unseen_in_files(homeserver)
     last = looks[-1] if looks else Look(at=0.0)
@@ -116,9 +116,9 @@ def _unreadable(rows: UnreadableRows) -> str:
 
 
 def _unreachable(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Finding]:
-    """A database or a Redis that could not be asked, twice: nothing is known of it, and that is no good sign.
+    """Yield a finding for a database or a Redis that could not be queried at two looks.
 
-    A Redis that processes are connected to runs: it is not reachable from here.
+    If processes are connected to the Redis, it runs, and only this machine cannot reach it.
     """
     if len(looks) < 2:
         return
@@ -240,7 +240,7 @@ def _each(look: DatabaseLook) -> Iterator[tuple[str, str, int]]:
 
 
 def _not_received(looks: Sequence[Look]) -> Iterator[Finding]:
-    """A process below the highest position that any process had at the look before."""
+    """Yield a finding for each process that is below the highest position of the look before."""
     seen = [look for look in looks if look.metrics]
     if len(seen) < 2:
         return

@@ -61,7 +61,7 @@ from synrepl.wire.text import printable
 
 MAX_PROCESSES: Final = 500
 SCALARS: Final = (str, int, float)
-"""What becomes text. A collection in its place may be large, and is no setting of Synapse's."""
+"""The types of values that are read as text. A collection may be large, and is never a valid value here."""
 
 KEYS: Final = (
     *("server_name", "worker_app", "worker_name", "listeners", "worker_listeners", "enable_metrics"),
@@ -77,7 +77,7 @@ MEANT: Final = (
     *("stream_writers", "instance_map", "worker_listeners", "outbound_federation_restricted_to"),
     *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
 )
-"""Keys that say who does what: written wrong, they leave it to another process, and nobody says so."""
+"""Keys that give a duty to a process. If one is misspelled, another process does it, without a message."""
 
 OF_WORKERS: Final = (
     *("worker_replication_host", "worker_replication_http_port", "worker_listeners", "worker_main_http_uri"),
@@ -148,7 +148,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The homeserver's Redis. With `path`, a UNIX socket, host and port do not count."""
+    """The homeserver's Redis. If `path`, a UNIX socket, is set, `host` and `port` are ignored."""
 
     host: str = "localhost"
     port: int = 6379
@@ -523,7 +523,7 @@ class _ConfigurationLoader:
         return bool(lost.times) or (lost.is_wrong and not (lost.key == "listeners" and has_workers))
 
     def _calls_tls(self) -> Iterator[str]:
-        """Processes that others go to by TLS, as `instance_map` says."""
+        """Yield the processes that others connect to over TLS, according to `instance_map`."""
         for config in self._configs:
             for name, entry in config.mapping("instance_map").items():
                 if as_mapping(entry).get("tls"):

@@ -123,7 +123,7 @@ def _pushers(homeserver: Homeserver, consumers: Consumers) -> Iterator[tuple[Fin
 
 
 def remarks(homeserver: Homeserver, looks: Sequence[Look]) -> list[Finding]:
-    """What is worth a note, and is not wrong."""
+    """Return notes on what is unusual and not wrong."""
     databases = [look.database for look in looks if look.database is not None]
     # That a process is not measured is among what was not seen.
     found = [one for one in homeserver.notes if one.kind != "unmeasured"]

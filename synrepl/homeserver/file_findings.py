@@ -59,7 +59,7 @@ LEFT_IN: Final = {
 
 
 def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
-    """What the files leave open."""
+    """Return what cannot be known from the files alone."""
     found = list(homeserver.unread)
     is_open = not homeserver.has_workers or homeserver.has_unknown_names
     keys = homeserver.named.get(MAIN, ())

@@ -84,7 +84,7 @@ class Inspection:
         self._began = 0.0
 
     async def run(self) -> InspectionReport:
-        """Inspect. What cannot be looked at is told in the report.
+        """Inspect. The report also lists everything that could not be looked at.
 
         Raises `StorageError` if the driver of the database is not installed.
         """

@@ -271,25 +271,25 @@ class Announcer(ChannelMember):
                 self._highest = max(self._highest, *one.tokens, 0)
 
     def subscriber_up(self) -> None:
-        """Redis has confirmed the subscription."""
+        """Note that Redis has confirmed the subscription."""
         self._down.discard("subscriber")
 
     def subscriber_down(self, why: str) -> None:
-        """The subscription was lost."""
+        """Note that the subscription was lost, and why."""
         self._down.add("subscriber")
         self.trouble = why
 
     def publisher_up(self) -> None:
-        """What is announced from now on reaches Redis."""
+        """Note that the publishing connection is up: announcements reach Redis."""
         self._down.discard("publisher")
 
     def publisher_down(self, why: str) -> None:
-        """The other connection was lost."""
+        """Note that the publishing connection was lost, and why."""
         self._down.add("publisher")
         self.trouble = why
 
     def unreachable(self, why: str) -> None:
-        """An attempt to connect failed."""
+        """Note why an attempt to connect failed."""
         self.trouble = why
 
 

@@ -1,4 +1,4 @@
-"""What is asked of somebody who invalidates the caches of a homeserver, and what is answered."""
+"""Requests to an invalidator of a homeserver's caches, and its reports."""
 
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ class NotInvalidated(ReplicationError):
 
 
 class IInvalidator(Protocol):
-    """Somebody who invalidates the caches of one homeserver."""
+    """Invalidates the caches of one homeserver."""
 
     async def invalidate(self, request: InvalidationRequest) -> InvalidationReport:
         """Do it, or with `dry_run` tell what would be done.

@@ -62,7 +62,7 @@ class Appservice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventsProgress(msgspec.Struct, frozen=True):
-    """How far somebody who reads the events is.
+    """How far a consumer of the events, such as a pusher, has come.
 
     `waiting_seconds` is the age of the first event above `position` that is more than an outlier; None if
     there is no such event.
@@ -172,7 +172,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """All that was seen at one moment. A part that was not looked at is None, or not there.
 
-    `database_trouble` says why the database could not be asked, and `database_hint` what to do about it.
+    `database_trouble` says why the database could not be queried, and `database_hint` what to do about it.
     """
 
     at: float

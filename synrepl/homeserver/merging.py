@@ -28,9 +28,9 @@ OWN_KEYS: Final = (
 """Keys of one process, and not of all."""
 
 MAX_LOST: Final = 5
-"""The most names of a replaced key that are told."""
+"""The most names of a replaced key that are reported."""
 MAX_MARKS: Final = 100
-"""The most places with a template's mark that are told."""
+"""The most places with a template's mark that are reported."""
 _TEMPLATE: Final = re.compile(r"\$\{\s*(\w{1,100})[^}]*\}|\{\{\s*([\w.]{1,100})[^}]*\}\}")
 
 
@@ -229,7 +229,7 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
 
 
 def _naming(content: Mapping[str, Any]) -> list[str]:
-    """The keys that make it the file of a worker."""
+    """Return the keys in this content that make its file that of a worker."""
     return [
         key for key in ("worker_app", "worker_name") if content.get(key, HOMESERVER_APP) != HOMESERVER_APP
     ]

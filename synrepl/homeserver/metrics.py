@@ -119,7 +119,7 @@ class MetricsScraper:
         return found
 
     async def look(self, process: Process) -> MetricsLook:
-        """Read the page of one process. What goes wrong is told in the look."""
+        """Read the page of one process. A failure is a field of the returned look."""
         address = process.metrics
         if address is None:
             why = process.unmeasured or "its file was not given: add --worker FILE with its configuration"

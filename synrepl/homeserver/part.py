@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HomeserverPart(Part):
-    """What a daemon has of a homeserver: its tables, if configured, and the rest, if its files are."""
+    """The room's part of a daemon: the homeserver's tables as a source, the watch, and the invalidator."""
 
     def __init__(
         self,

@@ -36,11 +36,11 @@ ROUND_SECONDS: Final = 1.0
 """No round begins sooner after the one before."""
 POLL_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 0.05
-"""Between two reads of a process that has shown a part: it answers at once from then on."""
+"""Seconds between two reads of a process that has shown some streams: its next answers come at once."""
 RETRY_SECONDS: Final = 0.5
-"""Between two requests to a process that does not answer."""
+"""Seconds between two requests to a process that does not answer."""
 UNAVAILABLE: Final = (502, 503, 504)
-"""What a proxy answers for a process that does not."""
+"""The status codes by which a proxy says that a process does not answer."""
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 
 T = TypeVar("T")
@@ -295,9 +295,9 @@ class Probe:
         written: dict[str, float],
         until: float,
     ) -> tuple[list[Delay], str]:
-        """Read until this process has shown all: how long each took, and the token then.
+        """Read from this process until it has shown all streams. Return the time of each, and the last token.
 
-        A process that does not answer is asked until the round ends: it may be restarting.
+        Requests that are not answered are repeated until the round ends: the process may be restarting.
         """
         shown: dict[str, float] = {}
         token = trouble = ""

@@ -74,7 +74,7 @@ class HomeserverSettings(IngestSettings):
         if not self.has_channel:
             return followed
         published: dict[str, tuple[str, ...]] = {}
-        for one in self.redis_writes:
+        for one in self.channel_writes:
             published[one.stream] = (*published.get(one.stream, ()), one.writer or self.instance_name)
         return [msgspec.structs.replace(one, only=published.get(one.stream, ())) for one in followed]
 

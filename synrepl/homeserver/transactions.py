@@ -149,7 +149,7 @@ def _describe_blocker(blocker: OpenTransaction) -> str:
 def _end(blocker: OpenTransaction) -> str:
     if blocker.pid == 0:
         return "SELECT gid, prepared FROM pg_prepared_xacts names it: COMMIT PREPARED or ROLLBACK PREPARED it"
-    kill = f"SELECT pg_terminate_backend({blocker.pid}) ends that session (look first what it is)"
+    kill = f"SELECT pg_terminate_backend({blocker.pid}) ends that session; look first at what it does"
     if blocker.is_idle:
         return f"let the program of session {blocker.pid} commit or roll back; {kill}"
     return f"wait for the end of session {blocker.pid}, or end it: {kill}"
@@ -220,7 +220,7 @@ def _hold(
         blocker = reason.waits_for[0] if reason.waits_for else reason.pid
         remedy = (
             f"end what holds it: SELECT pg_terminate_backend({blocker}) ends that session"
-            " (look first what it is)"
+            "; look first at what it does"
         )
     return Finding(
         kind="held",

@@ -56,7 +56,7 @@ class HomeserverWatch:
         self._count = 0
         self._since: dict[tuple[str, str, str, str], float] = {}
         self._database_error: StorageError | None = None
-        """Why the database could not be asked last."""
+        """Why the last query of the database failed."""
 
     def start(self) -> None:
         """Begin to look."""

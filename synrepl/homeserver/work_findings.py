@@ -1,4 +1,4 @@
-"""Finds work that nobody does, that several do, and processes without any; without I/O."""
+"""Finds work that no process does, work that several do, and processes without any; without I/O."""
 
 from collections.abc import Collection, Iterator
 from typing import Final
@@ -39,7 +39,7 @@ def find_in_work(homeserver: Homeserver) -> Iterator[Finding]:
 
 
 def _without_port(homeserver: Homeserver, *, is_serving: bool) -> Iterator[Finding]:
-    """Workers that cannot reach the main process. What sends alone may do without."""
+    """Yield the workers that have no port of the main process. Workers that only send may do without."""
     main = homeserver.process(MAIN)
     ports = [one for one in (main.listens if main else None) or () if isinstance(one, int)]
     for process in _given(homeserver):
@@ -57,7 +57,7 @@ def _without_port(homeserver: Homeserver, *, is_serving: bool) -> Iterator[Findi
 
 
 def notes_on_work(homeserver: Homeserver) -> Iterator[Finding]:
-    """What may be meant so."""
+    """Yield what is unusual and may be intended."""
     yield from _without_port(homeserver, is_serving=False)
     for process in _idle(homeserver):
         if not homeserver.has_unknown_names and _meant(process.name) is None:

@@ -68,8 +68,8 @@ class IngestSettings(ConnectionSettings, LogSettings):
     )
     redis_writes: tuple[StreamWrite, ...] = setting(
         (),
-        "The streams that this daemon publishes to Redis, or at --resp: comma-separated, or all."
-        " None: it only subscribes.",
+        "The streams that this daemon publishes on the channel of the homeserver's processes, that of"
+        " --redis as that of --resp: comma-separated, or all. None: the daemon only subscribes.",
         parse=read_writes,
         metavar="STREAMS",
         example="[caches]",
@@ -92,6 +92,11 @@ class IngestSettings(ConnectionSettings, LogSettings):
         kind="file",
         example="{persister1: http://localhost:9101, persister2: {host: localhost, port: 9102, tls: false}}",
     )
+
+    @property
+    def channel_writes(self) -> tuple[StreamWrite, ...]:
+        """What this daemon publishes on the channel, whoever carries it: Redis, or a room in its place."""
+        return self.redis_writes
 
     @property
     def has_channel(self) -> bool:

@@ -8,7 +8,7 @@ from synrepl.base.settings import setting, text
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """What a daemon takes from the pipeline."""
+    """The settings of a daemon that belong to the pipeline."""
 
     snapshot: str | None = setting(
         None,

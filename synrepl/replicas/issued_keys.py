@@ -110,7 +110,7 @@ class IssuedKeys:
         return self._lost
 
     def lead(self) -> None:
-        """Follow nobody's keys any more: this daemon is the primary, so that what it knows counts."""
+        """Stop following an upstream's keys: this daemon is the primary, and decides which keys count."""
         self._taken, self._lost = "", ()
 
     def revoked(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What takes the bytes of a native connection: lines, and blocks between them."""
+"""Receives the bytes of a native connection, and splits them into lines and the blocks between them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol

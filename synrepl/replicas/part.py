@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from synrepl.replicas.replica.replica import Replica
 
 STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
-"""States of a replica whose reason is worth telling to whoever waits for its copy."""
+"""States of a replica whose reason is reported while its copy is awaited."""
 
 
 class ReplicasPart(Part):
-    """What makes a daemon one of several of its log: its role, its upstream, its replicas and their leases.
+    """The room's part of a daemon: its role, its upstream, its replicas and their leases.
 
     It answers all hooks. Until `start` the log refuses facts.
     """

@@ -56,7 +56,7 @@ class StoredPromise(msgspec.Struct, frozen=True):
     writer: str
 
     def covers(self, acks: Acks) -> bool:
-        """Whether whoever checks this promise also finds facts that so few, or these, have acknowledged."""
+        """Whether a check of this promise finds facts that only so many, or these, replicas acknowledged."""
         if acks.names:
             return acks in self.acks
         return any(0 < one.number <= acks.number for one in self.acks if not one.names)

@@ -24,7 +24,7 @@ class Broadcasts:
 
     def __init__(self, clock: IClock) -> None:
         self._waiting: OrderedDict[object, deque[Iterator[None]]] = OrderedDict()
-        """By sender, the next first: for each command what sends one message in each step."""
+        """By sender, the next one first: for each command an iterator that sends one message in each step."""
         self._room = MESSAGES_PER_TURN
         self._timer = Timer(clock, self._begin_turn)
 

@@ -44,7 +44,7 @@ class ConnectionOwner:
         """Handle received commands, in order."""
 
     def handed_over(self) -> None:
-        """The peer is no follower: let somebody else serve it (`Upgrade`)."""
+        """Hand the connection over to another owner: the peer is no follower (`Upgrade`)."""
 
     def pause(self) -> None:
         """Stop sending: the transport's buffer is full."""

@@ -188,10 +188,10 @@ class IAcknowledgements(Protocol):
 
 
 class NoCopies:
-    """Nobody acknowledges the facts of a daemon alone."""
+    """Acknowledgements of a daemon alone: there are none."""
 
     def default(self, stream: str) -> Acks:
-        """Return that an append waits for nobody."""
+        """Return that an append waits for no acknowledgement."""
         return NO_ACKS
 
     def check(self, acks: Acks) -> None:
@@ -202,14 +202,14 @@ class NoCopies:
         """Note nothing."""
 
     async def wait(self, acks: Acks, writer: Writer, serial: int, timeout: float) -> None:
-        """Wait for nobody."""
+        """Return at once: there are no copies."""
 
 
 # -- what holds the log ------------------------------------------------------------------------------------
 
 
 class ILeases(Protocol):
-    """What keeps the log from being trimmed by age alone."""
+    """Leases: they keep facts that readers still need from being trimmed by age."""
 
     def lowest(self) -> int | None:
         """Return the serial after which a reader still needs all facts; None without such readers."""
@@ -247,7 +247,7 @@ class IHello(Protocol):
         """The open connections."""
 
     def serve(self, connection: Any) -> ConnectionOwner:
-        """Return what serves a peer from now on."""
+        """Return the owner of this connection from now on, which serves the peer."""
 
     def recheck(self) -> None:
         """Close the connections of peers whose key was revoked or changed."""

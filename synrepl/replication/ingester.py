@@ -172,6 +172,8 @@ class Ingester:
             self._tasks.start(self._store(), "storing received facts")
 
     def _on_history_event(self, query_follower: Follower | None, event: FollowerEvent) -> None:
+        if event.kind != "went_back" and not self._rewound:
+            return  # as nearly always
         writer = Writer(event.stream, event.writer)
         rewind = self._rewound.get(writer)
         if event.kind == "position" and rewind is not None and rewind.query_follower is not None:

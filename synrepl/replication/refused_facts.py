@@ -1,4 +1,4 @@
-"""RefusedFacts: facts that came and could not be read, kept as they were sent until somebody looks.
+"""RefusedFacts: facts that could not be read, kept as they were sent until an operator looks at them.
 
 They are rows of the stream ``refused``, which the primary writes, so its replicas have them too. In place of
 each the log has a fact that says that it is lost (`streams.facts.LOST`); that one comes later, so that a kill
@@ -39,7 +39,7 @@ Key = tuple[str, str, int]
 """Stream, writer and token."""
 
 Outcome = Literal["replayed", "known", "refused", "absent"]
-"""What came of a replay: stored; stored before; still not possible; no such refused fact."""
+"""The outcome of a replay: stored; stored before; still refused; no such refused fact."""
 
 
 class KeptFact(msgspec.Struct, frozen=True):
@@ -133,7 +133,7 @@ class RefusedFacts:
         return found
 
     async def replay(self, keys: Sequence[Key]) -> list[tuple[Outcome, str]]:
-        """Store refused facts under their own writers and tokens, and forget them. Say what came of each.
+        """Store refused facts under their own writers and tokens, and forget them. Return the outcomes.
 
         The text says why a fact was not stored. One is stored once, also if this process dies in between.
         Raises `StorageError`.

@@ -28,4 +28,4 @@ class _NoBytes:
 
 
 NO_BYTES: Final[IStoredBytes] = _NoBytes()
-"""What a daemon has that stores none."""
+"""The stored bytes of a daemon that stores none."""

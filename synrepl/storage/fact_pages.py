@@ -58,7 +58,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 Page = tuple[T, int, int]
-"""What was read, how many facts it is, and the last serial of them."""
+"""The content of a page, the number of its facts, and the last serial among them."""
 
 
 class FactPages:

@@ -184,7 +184,7 @@ class _AssignedFilter(msgspec.Struct):
     """Decides which facts that arrive with a token are stored, in a stream that is unordered or `any_writer`.
 
     `rows_at_token` reads the committed facts under a token; beyond token `highest` there are none. `formed`
-    are the facts of this group so far.
+    is the list of the group's facts, which grows while the filter is used.
     """
 
     stream: str

@@ -62,7 +62,7 @@ SHARED_HINT: Final = (
 )
 
 POOL_LOOKS: Final = 3
-"""How often two connections through a pooler are asked for their server processes."""
+"""How often two connections through a pooler are compared by their server processes."""
 
 SERVER_AWAY: Final = (
     "a pooler (PgBouncer) answers, and the server behind it does not: look whether PostgreSQL runs, and at"

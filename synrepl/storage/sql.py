@@ -202,7 +202,7 @@ class LogDatabase(ABC):
     # What only some databases need; nothing by default
 
     def hindrances(self) -> list[str]:
-        """What keeps a daemon from having its log here, by a look at a server that changes nothing.
+        """Return the reasons a daemon could not keep its log here. Only reads from the server.
 
         Raises `StorageError` if the server cannot be asked.
         """

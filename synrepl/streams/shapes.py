@@ -376,7 +376,7 @@ class RowKind:
 
 
 def _picker(indexes: list[int]) -> Callable[[Any], Any]:
-    """Return what takes the items with these indexes from a list."""
+    """Return a function that returns the items at these indexes of a list."""
     return itemgetter(*indexes) if len(indexes) > 1 else lambda items: [items[at] for at in indexes]
 
 

@@ -75,7 +75,7 @@ class ReplicationProtocol(LineOnlyReceiver):
 
     Where nobody overrides it, all lines of a read go to the session at once, as a call for each line costs
     more than reading a row. A peer that is no follower is handed over (`Upgrade`), and with it the bytes
-    from then on: what takes them (`receive_by`) may find more than lines there.
+    from then on: the protocol that receives them (`receive_by`) may find more than lines there.
     """
 
     session: Session
@@ -114,11 +114,11 @@ class ReplicationProtocol(LineOnlyReceiver):
         """Writes to the transport, at once if possible: each group of facts is written to each follower."""
         self._is_dialect_reported = False
         self._receiver: IProtocol | None = None
-        """What takes all bytes in place of this object."""
+        """The protocol that receives all bytes in place of this object (`receive_by`)."""
         self._is_reading = True
         self._is_half_closed = False
         self._pending: deque[bytes | Failure | None] = deque()
-        """What waits for its turn: received pieces, their end (None), and the loss of the connection."""
+        """Events that wait for their turn: received pieces, their end (None), the loss of the connection."""
         self._paused_at = 0.0
         self._close_reason = ""
         self._timer = Timer(self.clock, self._tick)

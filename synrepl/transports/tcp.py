@@ -377,7 +377,7 @@ class FollowerFactory(ReconnectingClientFactory):
         return protocol
 
     def greeted(self) -> None:
-        """The server has sent something."""
+        """Stop the timer that tries the next address: the server has answered."""
         self._patience_timer.stop()
 
     def resetDelay(self) -> None:

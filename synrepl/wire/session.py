@@ -63,9 +63,9 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    """Let somebody else serve the peer, who is no follower: give them these lines, and what comes after.
+    """Hand the peer, which is no follower, over to another owner, with these lines and all that follow.
 
-    The session goes on once it speaks their dialect (`Session.speak`).
+    The session goes on once it speaks the owner's dialect (`Session.speak`).
     """
 
     lines: Sequence[bytes]

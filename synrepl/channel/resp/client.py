@@ -77,9 +77,9 @@ class RespClient:
         """The rights of the client; None until it has authenticated."""
         self.key: Key | None = None
         self.limits = resp.STRANGER
-        """Those of its requests."""
+        """The limits of its requests."""
         self.encoding = resp.RESP2
-        """That of its replies, and of its messages."""
+        """The encoding of its replies, and of its messages."""
         self.name = ""
         """What the client calls itself (CLIENT SETNAME)."""
         self.library: dict[str, str] = {}

@@ -133,7 +133,7 @@ def _info(client: RespClient, words: Words) -> bytes:
 
 
 SETTINGS: Final = {b"databases": connection.DATABASES, b"maxmemory": MAX_BYTES}
-"""Those of a Redis that this port has too. They are asked for by their names, or all of them with `*`."""
+"""The settings of a Redis that this port has too, for CONFIG GET of their names, or of all with `*`."""
 
 
 def _settings(client: RespClient, words: Words) -> bytes:

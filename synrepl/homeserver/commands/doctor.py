@@ -261,7 +261,7 @@ def _ids(diagnosis: "Diagnosis") -> str:
 
 
 def _conclusion(diagnosis: "Diagnosis", again: str) -> str:
-    """What is well, which is what was looked at and no more."""
+    """Return a sentence that names what was examined and is well."""
     parts = []
     if ids := _ids(diagnosis):
         parts.append(f"the ids of {ids}")

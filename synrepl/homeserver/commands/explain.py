@@ -72,7 +72,7 @@ def _lines_of(text: str | None) -> Iterator[str]:
 
 
 def _state(files: tuple[Path, ...]) -> HomeserverState:
-    """Read what the homeserver's database says now; a database that cannot be read is told, and left out."""
+    """Read what the homeserver's database says now. If it cannot be read, print a warning and do without."""
     # Imported on use: most texts are explained without them.
     from synrepl.homeserver.configuration import read_homeserver
     from synrepl.homeserver.database import read_state

@@ -40,7 +40,7 @@ RAISED: Final = (
     "since 1.109 the homeserver raises it at its start, with a warning; before 1.109 it refuses"
     " to start with it"
 )
-"""What becomes of a sequence behind rows that the homeserver checks."""
+"""The effect of a sequence that is behind its rows, where the homeserver checks it."""
 
 USER_IDS: Final = "user_id_seq"
 """Numbers for users without a name, as guests are. If one is taken, the homeserver tries the next."""

@@ -746,7 +746,7 @@ WRITES: Final = (
 """The stream to which requests with this part of a path write, of which only its writers take them."""
 
 SLOW_SECONDS: Final = 10
-"""A request between processes that takes longer is told."""
+"""A request between processes that takes longer than this many seconds is reported as slow."""
 
 
 def _request(match: Match, writers: Writers) -> Passage | None:

@@ -42,7 +42,8 @@ _CONTINUED: Final = re.compile(
     r"|Process \d+ waits for \w+"
     r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
 )
-"""What follows an error of PostgreSQL, or closes what Synapse prints of one; a request."""
+"""Lines that continue an entry: details of an error of PostgreSQL, the end of what Synapse prints of it,
+or a request."""
 
 _UNFINISHED: Final = re.compile(
     r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
@@ -162,7 +163,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines with their numbers: the same for all of a document, or of a line of a viewer."""
+    """Yield each line with its number, which the lines of one JSON document or viewer's row share."""
     for number, line in enumerate(lines, 1):
         if '{"' in line[:MAX_BEFORE]:
             yield from ((number, one) for one in spread(line))

@@ -136,7 +136,7 @@ class _Pattern:
         return self._anywhere.search(text)
 
     def fits(self, text: str) -> bool:
-        """Whether a text is all of this pattern, with one word in each place of a text."""
+        """Whether the whole text matches this pattern, with one word for each placeholder of a string."""
         found = self.match(text)
         return (
             found is not None

@@ -240,7 +240,7 @@ def _explain_positions(known: KnownRelation, rows: list[dict[str, str]]) -> Pass
 
 
 def progress_sentence(table: str, place: int, newest: int) -> str:
-    """Say how far a table that follows the events is from the newest one."""
+    """Return a sentence that says how far a table is behind the newest event."""
     if place > newest:
         return (
             f"{table} is at {place}, {place - newest:,} above the newest event ({newest}): nothing is sent"

@@ -35,7 +35,7 @@ _KEY: Final = (
     r"(?:\A|(?<![a-z])(?:from|to|since|start|end|at|pos|token|next_batch|prev_batch|prev_token|next_token)"
     r"\\?[\"']?\s*(?:[=:]|=>)\s*\\?[\"']?)"
 )
-"""What stands before a token, wherever it was pasted from; or the text begins with it."""
+"""The name before a token, such as ``from=``, or the beginning of the text."""
 
 _ROOM_ONLY: Final = re.compile(rf"{_KEY}(?P<token>{_ROOM})(?![\w~.-])", re.ASCII)
 _KEY_BEFORE: Final = re.compile(rf"{_KEY}\Z", re.ASCII)
@@ -74,7 +74,7 @@ class FieldPosition(msgspec.Struct, frozen=True):
 
     @property
     def below(self) -> dict[str, int]:
-        """The writers that the map has although they are not ahead: no valid position has such."""
+        """The writers in the map that are not ahead, which a valid position never has."""
         return {writer: place for writer, place in self.ahead.items() if place <= self.minimum}
 
     def of(self, writer: str) -> int:

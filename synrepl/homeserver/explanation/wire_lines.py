@@ -76,13 +76,13 @@ _PLAIN: Final = {
     "PING": re.compile(r"\d*"),
     "SERVER": re.compile(r"\S+"),
 }
-"""What follows commands that are common words, in a line of the protocol."""
+"""The arguments of commands whose names are common words: with others it is no line of the protocol."""
 
 _CUT: Final = {
     "POSITION": re.compile(r"\S+(?: (?!\d+(?: |\Z))\S+(?: \d+)?)?"),
     "RDATA": re.compile(r"\S+(?: (?!\d+(?: |\Z))\S+)?(?: (?:\d+|batch)(?: [\[{].*)?)?", re.DOTALL),
 }
-"""What follows these commands in a line of which the end is missing."""
+"""The arguments of these commands in a line that was cut off."""
 
 
 def _is_of_homeserver(command: Command) -> bool:

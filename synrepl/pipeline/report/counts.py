@@ -186,7 +186,7 @@ FROM (
 ) AS shared
 GROUP BY stream
 """
-"""The number of tokens (`TOKENS`) that several writers used, for each stream that has such."""
+"""For each stream with tokens that several writers used: the number of these tokens (from `TOKENS`)."""
 
 
 def count_facts(
@@ -322,7 +322,7 @@ def _size(known: Mapping[tuple[str, str, str], Row], stream: str) -> Row:
 
 
 def _count_shared(driver: Driver, facts: Partitions, totals: Iterable[Row]) -> dict[str, int]:
-    """Return the number of tokens that several writers used, for each stream that has such."""
+    """Return, for each stream with tokens that several writers used, the number of these tokens."""
     writers = defaultdict(list)
     for row in totals:
         if row["rows"]:

@@ -115,10 +115,11 @@ def expand_batches(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of invalidations (`meant`): of entries (`keyed`), and of `whole` caches.
+    """How often caches were invalidated, as rows of the report's tables.
 
-    `names` are as announced, `caches` after expansion; `keys` (of one cache) and `subjects` (keys in any
-    cache) are the hottest ones. `minutes` has the counts of each bin.
+    `names` counts by the announced name, `caches` by the cache that it stands for. `keys` has the most
+    frequent keys of one cache, `subjects` those of all caches together, `minutes` the counts of each bin. In
+    each row `keyed` counts invalidations of one entry, `whole` those of a whole cache, and `meant` both.
     """
 
     names: list[Row]

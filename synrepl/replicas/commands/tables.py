@@ -21,7 +21,7 @@ def status_tables(found: Mapping[str, Any], now: float, *, is_wide: bool) -> Ite
 
 
 def _replica_lag(replica: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the lag in rows and in seconds; nobody knows it if a replica is away and had everything."""
+    """Return the lag in rows and in seconds; unknown if a replica is away and had everything."""
     if replica["state"] in {"lost", "ended", "never seen"} and not replica["lag_rows"]:
         return "unknown", "unknown"
     return replica["lag_rows"], number(replica["lag_seconds"])

@@ -1,4 +1,4 @@
-"""The handler of what a log is, and the leases of readers of the changelog."""
+"""The handler that describes this log, and the leases of readers of the changelog."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ from synrepl.replication.addresses import Address
 from synrepl.wire.text import printable
 
 ANSWER_SECONDS: Final = 5.0
-"""How long a daemon that is asked has to answer."""
+"""The time that a daemon has to answer, in seconds."""
 
 
 async def ask(peers: IPeerClient, clock: IClock, address: Address, *, after: int | None = None) -> PeerStatus:

@@ -468,7 +468,7 @@ class RoleManager:
             await self._apply_claim(claim)
 
     async def _ask_about(self, claim: Claim) -> None:
-        """Ask those who are believed, when they say it of themselves, about a claim that is not."""
+        """Verify a claim that came from a third party: ask the daemons that are believed about themselves."""
         await self.rivals.look(claim.uuid)
         where = self.handover.confirmed_at(claim.uuid)
         if not where or self._is_followed(claim):

@@ -38,7 +38,7 @@ class ServerEpochs:
         if known is not None and known.history != mark.history:
             text = (
                 f"the server has another log ({mark.history}) than the one that was followed"
-                f" ({known.history}): facts of the two are told apart by their tokens only"
+                f" ({known.history}): where tokens are equal, its facts count as known"
             )
             self._events.emit(FollowerEvent(kind="error", text=text))
         elif known is not None and known != mark:

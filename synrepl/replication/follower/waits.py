@@ -12,7 +12,7 @@ from synrepl.replication.follower.waiters import Allocation, Waiter, Waiters
 
 
 class PositionWaits:
-    """The waits of a follower. `start` runs a coroutine; `allocated` is asked which tokens exist.
+    """The waits of a follower. `start` runs a coroutine; `allocated` says which tokens exist.
 
     The applied positions of the stream are given with each wait: by writer, `applied`.
     """

@@ -47,7 +47,7 @@ class ChannelWriters:
         self.stream_conflict: str | None = None
         """Which other process writes a stream of `exclusive`, and what to do."""
         self.overflow: str | None = None
-        """What says that facts of further writers are ignored, once there were too many of them."""
+        """The message that facts of further writers are ignored; None until there are too many writers."""
         self.has_own_echo = False
         """Whether our own REPLICATE came back: earlier messages may be from our previous run."""
         self._publisher = publisher

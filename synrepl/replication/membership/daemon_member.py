@@ -118,7 +118,7 @@ class DaemonMember(ChannelMember):
 
     @property
     def overflow(self) -> str | None:
-        """What says that facts of further writers are ignored, once there were too many of them."""
+        """The message that facts of further writers are ignored; None until there are too many writers."""
         return self._channel_writers.overflow
 
     @property

@@ -63,5 +63,5 @@ class BodyStream:
         return b""
 
     def close(self) -> None:
-        """Drop what waits."""
+        """Drop the parts that were not read."""
         self._parts.clear()

@@ -53,7 +53,7 @@ class FactNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplayedFact(msgspec.Struct, frozen=True):
-    """What came of the replay of a fact, and why it was not stored."""
+    """The outcome of the replay of a fact, and the reason if it was not stored."""
 
     stream: str
     writer: str

@@ -304,7 +304,7 @@ class ApiRequest(Request):
         self.finish()
 
     def _content_encoding(self) -> str:
-        """What the body is encoded with; empty if it is as it is."""
+        """The encoding of the body, such as gzip; empty without one."""
         values = self.requestHeaders.getRawHeaders(b"content-encoding") or []
         names = ", ".join(value.decode("latin-1") for value in values).strip()
         return "" if names.lower() == "identity" else names
