@@ -184,6 +184,67 @@ def line(logger: str, level: str, text: str) -> str:
             "error",
             "this release of synapse_port_db copies a table with such a column as any other",
         ),
+        # 7039
+        (
+            "db_1       | ERROR:  ON CONFLICT DO UPDATE command cannot affect row a second time",
+            "db_rows_twice",
+            "error",
+            "met the same one twice",
+        ),
+        # 16445
+        (
+            'pg_restore: error: could not execute query: ERROR:  could not create unique index "x_u_idx"',
+            "db_index_not_made",
+            "error",
+            "That unique index was not made",
+        ),
+        (
+            'psycopg2.errors.InvalidSqlStatementName: prepared statement "s1" does not exist',
+            "db_pooler_mode",
+            "error",
+            "gives one session to several connections",
+        ),
+        (
+            (
+                "1:M 02 Feb 2026 07:20:34.203 # Client id=5 addr=10.0.0.3:5501 cmd=subscribe"
+                " scheduled to be closed ASAP for overcoming of output buffer limits."
+            ),
+            "redis_too_slow",
+            "error",
+            "a client that did not read what it was sent",
+        ),
+        (
+            "txredisapi.ResponseError: MISCONF Redis is configured to save RDB snapshots, but is currently",
+            "redis_cannot_save",
+            "error",
+            "refuses commands that change something, and PING",
+        ),
+        # Caddy and Traefik
+        (
+            '{"level":"error","logger":"http.log","msg":"dial tcp 172.18.0.5:8083: connect: connection refused"}',
+            "proxy_upstream",
+            "error",
+            "The process of Synapse at 172.18.0.5:8083, to which a proxy passes requests, did not answer.",
+        ),
+        (
+            "'502 Bad Gateway' caused by: dial tcp: lookup synapse on 127.0.0.11:53: no such host",
+            "proxy_upstream",
+            "error",
+            "A proxy passes requests to synapse, a name that has no address in its network.",
+        ),
+        # HAProxy
+        (
+            'haproxy[12]: Server sync/sync2 is DOWN, reason: Layer4 problem, info: "Connection refused"',
+            "proxy_upstream",
+            "error",
+            "The process of Synapse at sync/sync2",
+        ),
+        (
+            "haproxy[12]: backend 'sync' has no server available!",
+            "proxy_upstream",
+            "error",
+            "holds all processes of its upstream sync for down",
+        ),
         # 8745
         (
             "synapse.api.errors.StoreError: 404: No row found",
@@ -547,3 +608,16 @@ def test_updates_in_the_background_are_told() -> None:
     )
 
     assert found.passages[0].words[0].startswith("The table background_updates.")
+
+
+def test_the_row_that_is_there_already_is_told_with_an_exception() -> None:
+    """What PostgreSQL says in its next line is of the same exception (9344)."""
+    [found] = explain(
+        line("http.server", "ERROR", "Failed handle request via 'X': <SynapseRequest at 0x7>\n")
+        + "Traceback (most recent call last):\n"
+        '  File "/x/synapse/storage/persist_events.py", line 172, in handle_queue_loop\n    ret = 1\n'
+        'psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint "chains_pkey"\n'
+        "DETAIL:  Key (event_id)=($x) already exists.\n"
+    ).passages
+
+    assert "The database has this event already (chains_pkey)" in found.cause

@@ -38,7 +38,7 @@ _PLAIN: Final = re.compile(
 _CONTINUED: Final = re.compile(
     r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
     r'|in "[^"]{0,200}", line \d'
-    r"|<\w{1,40}Request at"
+    r"|<\w{1,40}Request at|expected <block end>|could not find expected"
     r"|Process \d+ waits for \w+"
     r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
 )
@@ -262,13 +262,15 @@ class _Traceback:
         is_source, self._is_frame = self._is_frame, False
         if is_source and text.startswith("assert "):
             self._asserted = text
-        if (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
+        # The words DETAIL and HINT look like names of exceptions.
+        goes_on = bool(self._exceptions) and not is_source and _CONTINUED.match(text) is not None
+        if not goes_on and (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
             if text.rstrip(":") == "AssertionError" and self._asserted:
                 text = f"AssertionError: {self._asserted[:_MAX_JOINED]}"
             self._exceptions = [*self._exceptions, text][-_MAX_EXCEPTIONS:]
             return True
         if self._exceptions and not is_source:
-            if _CONTINUED.match(text) is not None or self._goes_on():
+            if goes_on or self._goes_on():
                 self._exceptions[-1] = _joined(self._exceptions[-1], text)
                 return True
             return False
