@@ -184,6 +184,27 @@ def line(logger: str, level: str, text: str) -> str:
             "error",
             "this release of synapse_port_db copies a table with such a column as any other",
         ),
+        # element-hq/synapse#16993
+        (
+            'AssertionError: assert set(min_positions) == {"federation", "events"}',
+            "federation_positions",
+            "error",
+            "The table federation_stream_position has not both rows",
+        ),
+        # 7308
+        (
+            "AssertionError: assert len(updates) <= limit",
+            "stream_limit",
+            "error",
+            "none of that stream is sent any more",
+        ),
+        # 8574
+        (
+            line("twisted", "INFO", "adbapi connecting: psycopg2"),
+            "pool_connections",
+            "normal",
+            "A connection to PostgreSQL was made or closed",
+        ),
         # 7039
         (
             "db_1       | ERROR:  ON CONFLICT DO UPDATE command cannot affect row a second time",
@@ -221,7 +242,7 @@ def line(logger: str, level: str, text: str) -> str:
         ),
         # Caddy and Traefik
         (
-            '{"level":"error","logger":"http.log","msg":"dial tcp 172.18.0.5:8083: connect: connection refused"}',
+            '{"level":"error","msg":"dial tcp 172.18.0.5:8083: connect: connection refused"}',
             "proxy_upstream",
             "error",
             "The process of Synapse at 172.18.0.5:8083, to which a proxy passes requests, did not answer.",
@@ -621,3 +642,47 @@ def test_the_row_that_is_there_already_is_told_with_an_exception() -> None:
     ).passages
 
     assert "The database has this event already (chains_pkey)" in found.cause
+
+
+def test_a_text_that_twisted_logged_line_by_line_is_one() -> None:
+    """What a process prints while it starts (YunoHost-Apps/synapse_ynh#152)."""
+    found = explain(
+        line(
+            "twisted", "ERROR", "psycopg2.OperationalError: could not connect to server: Connection refused\n"
+        )
+        + line("twisted", "ERROR", '        Is the server running on host "localhost" (::1) and accepting\n')
+        + line("twisted", "ERROR", "        TCP/IP connections on port 5432?\n")
+    )
+
+    assert (["db_unreachable"], 0) == ([one.kind for one in found.passages], found.unrecognized)
+
+
+def test_a_time_without_a_space_after_it_is_one() -> None:
+    """As Rancher shows a container's log (4831)."""
+    time = "3/7/2019 10:32:39 PM"
+    found = explain(
+        f"{time}{line('twisted', 'CRITICAL', 'Rollback failed')}\n{time}Traceback (most recent call last):\n"
+        f'{time}  File "/x/twisted/enterprise/adbapi.py", line 436, in run\n'
+        f"{time}psycopg2.InterfaceError: connection already closed\n"
+    )
+
+    assert (["rollback_failed"], 0) == ([one.kind for one in found.passages], found.unrecognized)
+    assert "The connection to PostgreSQL was cut" in found.passages[0].cause
+
+
+def test_the_exception_that_another_one_caused_is_told_behind_prefixes() -> None:
+    """Between them is a line with nothing but what Docker Compose writes before each (16333)."""
+    found = explain(
+        "synapse-1  | Traceback (most recent call last):\n"
+        'synapse-1  |   File "/usr/local/lib/python3.11/logging/__init__.py", line 1181, in __init__\n'
+        "synapse-1  | PermissionError: [Errno 13] Permission denied: '/homeserver.log'\n"
+        "synapse-1  | \n"
+        "synapse-1  | The above exception was the direct cause of the following exception:\n"
+        "synapse-1  | \n"
+        "synapse-1  | Traceback (most recent call last):\n"
+        'synapse-1  |   File "/usr/local/lib/python3.11/logging/config.py", line 580, in configure\n'
+        "synapse-1  | ValueError: Unable to configure handler 'file'\n"
+    )
+
+    assert (["log_config"], 0) == ([one.kind for one in found.passages], found.unrecognized)
+    assert "The user of this process may not read or write" in found.passages[0].cause
