@@ -8,7 +8,7 @@ text: no row can name it, so that it ends what can be given. What a name means b
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -188,15 +188,32 @@ def find_name(name: str, release: Release) -> CacheName:
         return CacheName(name=name, span=OF_MODULES, is_of_module=True)
     if forms := all_names().get(name):
         has = " and ".join(map(str, _joined(forms)))
-        kin = next((one for one in names if name.strip("_") in one or one.strip("_") in name), "")
-        hint = f"; did you mean {kin}?" if kin else ""
-        raise ConfigError(f"Synapse {which} has no cache {name} ({has}), and keeps no such answer{hint}")
+        if kin := _kin(name, names):
+            raise ConfigError(
+                f"Synapse {which} has no cache {name} ({has}); did you mean {' or '.join(kin)}?"
+            )
+        raise ConfigError(f"Synapse {which} has no cache {name} ({has}), and keeps no such answer")
     if why := next((why for pattern, why in _OTHERS if re.fullmatch(pattern, name)), ""):
         raise ConfigError(
             f"no row drops {name} of Synapse {which}: {why}; a restart of the process makes it begin anew"
         )
     hint = suggest(name, list(names)) or suggest(name, list(all_names()))
     raise ConfigError(f"Synapse {which} has no cache {name}{hint}")
+
+
+def _kin(name: str, names: Iterable[str]) -> list[str]:
+    """Names that are longer or shorter than this one, or have most of its words: what came in its place."""
+    words = {*name.strip("_").split("_")}
+
+    def is_kin(one: str) -> bool:
+        others = {*one.strip("_").split("_")}
+        is_part = name.strip("_") in one or one.strip("_") in name
+        return is_part or (len(words) > 3 and len(words & others) > 0.8 * len(words | others))
+
+    return [one for one in names if is_kin(one)][:MAX_KIN]
+
+
+MAX_KIN: Final = 3
 
 
 def _joined(forms: list[CacheName]) -> list[Span]:

@@ -63,6 +63,12 @@ RECEIVED_MEANS: Final = (
 )
 """What it does not mean that a process received a row with keys."""
 
+NOT_ALL: Final = {
+    "_get_presence_for_user": "what users see is in the memory of the process that writes presence, and this"
+    " is what it reads of users that it does not have there: a restart of that process reads all anew",
+}
+"""Caches that are not all that keeps an answer."""
+
 T = TypeVar("T")
 
 
@@ -144,6 +150,8 @@ def make_plan(
                 f"{name} is taken for a function of a module, as none of Synapse's own caches has that name:"
                 " only processes with the module drop it, and its keys are not checked"
             )
+        if why := NOT_ALL.get(found.name):
+            notes.append(f"{found.name}: {why}")
         for row in _rows(found, key, now_ms):
             rows[row.cache_func, None if row.keys is None else tuple(row.keys)] = row
             for release, form in forms.items():

@@ -30,8 +30,13 @@ MEANT: Final = {
 """Parts of a worker's name, and the duty, or the key of `stream_writers`, that it is named for."""
 
 
+SERVED_BY_WRITERS: Final = ("typing", "receipts", "to_device", "push_rules")
+"""Keys of `stream_writers` of which only the writers take the requests of clients: others fail with 500."""
+
+
 def find_in_work(homeserver: Homeserver) -> Iterator[Finding]:
     """Find what is wrong with who does what."""
+    yield from _not_served(homeserver)
     yield from _done_twice(homeserver)
     yield from _shared_by_nobody(homeserver)
     yield from _media_not_served(homeserver)
@@ -54,6 +59,30 @@ def _without_port(homeserver: Homeserver, *, is_serving: bool) -> Iterator[Findi
                 " (worker_replication_port is of another protocol)",
                 cost=RESTART_ONE,
             )
+
+
+def _not_served(homeserver: Homeserver) -> Iterator[Finding]:
+    """Writers of what clients ask for, none of which has a listener for clients."""
+    by_names: dict[tuple[str, ...], list[str]] = {}
+    for key in SERVED_BY_WRITERS:
+        if names := homeserver.writers.get(key):
+            by_names.setdefault(names, []).append(key)
+    for names, keys in by_names.items():
+        serves = [one.serves if one is not None else None for one in map(homeserver.process, names)]
+        if any(one is None or "client" in one for one in serves):
+            continue
+        files = [one.file for one in map(homeserver.process, names) if one is not None]
+        has = "has" if len(names) == 1 else "have"
+        yield Finding(
+            kind="writer_not_served",
+            process=names[0] if len(names) == 1 else "",
+            why=f"{several([printable(one) for one in names])} alone can take what clients send of"
+            f" {several(keys)}, and {has} no listener with the resource client: wherever these requests go,"
+            " they fail",
+            remedy=f"add a listener of type http with the resource client to {several(files)}, and have the"
+            " proxy send these requests there (https://element-hq.github.io/synapse/latest/workers.html)",
+            cost=RESTART_ONE,
+        )
 
 
 def notes_on_work(homeserver: Homeserver) -> Iterator[Finding]:

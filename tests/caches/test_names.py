@@ -121,6 +121,11 @@ def test_a_release_has_its_special_names(dialect: Dialect) -> None:
         ((1, 40), "get_rooms_for_user", "(until 0.27 and since 1.69)"),
         ((1, 140), "get_sliding_sync_rooms_for_user", "; did you mean get_sliding_sync_rooms_for_user_from_"),
         (
+            (1, 130),
+            "get_account_data_for_user",
+            "(until 1.78); did you mean get_global_account_data_for_user or get_room_account_data_for_user?",
+        ),
+        (
             (1, 66),
             "my_module.lookup",
             "drops no caches of modules such as my_module.lookup: 1.69 and newer do",

@@ -689,7 +689,8 @@ _LOOP: Final = (
 
 def test_a_traceback_tells_what_failed_by_where_it_was() -> None:
     """The loop that sends rows to the workers (matrix-org/synapse#7345, #7308)."""
-    [passage] = [one for one in explain(_LOOP).passages if one.kind == "traceback"]
+    unknown = _LOOP.replace("target_row_count", "other").replace("len(updates) <= limit", "other")
+    [passage] = [one for one in explain(unknown).passages if one.kind == "traceback"]
 
     assert "sends the rows of streams to the other processes" in " ".join(passage.words)
     assert "synapse/replication/tcp/streams/events.py" in " ".join(passage.words)

@@ -184,6 +184,88 @@ def line(logger: str, level: str, text: str) -> str:
             "error",
             "this release of synapse_port_db copies a table with such a column as any other",
         ),
+        # element-hq/synapse#16993
+        (
+            'AssertionError: assert set(min_positions) == {"federation", "events"}',
+            "federation_positions",
+            "error",
+            "The table federation_stream_position has not both rows",
+        ),
+        # 7308
+        (
+            "AssertionError: assert len(updates) <= limit",
+            "stream_limit",
+            "error",
+            "none of that stream is sent any more",
+        ),
+        # 8574
+        (
+            line("twisted", "INFO", "adbapi connecting: psycopg2"),
+            "pool_connections",
+            "normal",
+            "A connection to PostgreSQL was made or closed",
+        ),
+        # 7039
+        (
+            "db_1       | ERROR:  ON CONFLICT DO UPDATE command cannot affect row a second time",
+            "db_rows_twice",
+            "error",
+            "met the same one twice",
+        ),
+        # 16445
+        (
+            'pg_restore: error: could not execute query: ERROR:  could not create unique index "x_u_idx"',
+            "db_index_not_made",
+            "error",
+            "That unique index was not made",
+        ),
+        (
+            'psycopg2.errors.InvalidSqlStatementName: prepared statement "s1" does not exist',
+            "db_pooler_mode",
+            "error",
+            "gives one session to several connections",
+        ),
+        (
+            (
+                "1:M 02 Feb 2026 07:20:34.203 # Client id=5 addr=10.0.0.3:5501 cmd=subscribe"
+                " scheduled to be closed ASAP for overcoming of output buffer limits."
+            ),
+            "redis_too_slow",
+            "error",
+            "a client that did not read what it was sent",
+        ),
+        (
+            "txredisapi.ResponseError: MISCONF Redis is configured to save RDB snapshots, but is currently",
+            "redis_cannot_save",
+            "error",
+            "refuses commands that change something, and PING",
+        ),
+        # Caddy and Traefik
+        (
+            '{"level":"error","msg":"dial tcp 172.18.0.5:8083: connect: connection refused"}',
+            "proxy_upstream",
+            "error",
+            "The process of Synapse at 172.18.0.5:8083, to which a proxy passes requests, did not answer.",
+        ),
+        (
+            "'502 Bad Gateway' caused by: dial tcp: lookup synapse on 127.0.0.11:53: no such host",
+            "proxy_upstream",
+            "error",
+            "A proxy passes requests to synapse, a name that has no address in its network.",
+        ),
+        # HAProxy
+        (
+            'haproxy[12]: Server sync/sync2 is DOWN, reason: Layer4 problem, info: "Connection refused"',
+            "proxy_upstream",
+            "error",
+            "The process of Synapse at sync/sync2",
+        ),
+        (
+            "haproxy[12]: backend 'sync' has no server available!",
+            "proxy_upstream",
+            "error",
+            "holds all processes of its upstream sync for down",
+        ),
         # 8745
         (
             "synapse.api.errors.StoreError: 404: No row found",
@@ -547,3 +629,60 @@ def test_updates_in_the_background_are_told() -> None:
     )
 
     assert found.passages[0].words[0].startswith("The table background_updates.")
+
+
+def test_the_row_that_is_there_already_is_told_with_an_exception() -> None:
+    """What PostgreSQL says in its next line is of the same exception (9344)."""
+    [found] = explain(
+        line("http.server", "ERROR", "Failed handle request via 'X': <SynapseRequest at 0x7>\n")
+        + "Traceback (most recent call last):\n"
+        '  File "/x/synapse/storage/persist_events.py", line 172, in handle_queue_loop\n    ret = 1\n'
+        'psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint "chains_pkey"\n'
+        "DETAIL:  Key (event_id)=($x) already exists.\n"
+    ).passages
+
+    assert "The database has this event already (chains_pkey)" in found.cause
+
+
+def test_a_text_that_twisted_logged_line_by_line_is_one() -> None:
+    """What a process prints while it starts (YunoHost-Apps/synapse_ynh#152)."""
+    found = explain(
+        line(
+            "twisted", "ERROR", "psycopg2.OperationalError: could not connect to server: Connection refused\n"
+        )
+        + line("twisted", "ERROR", '        Is the server running on host "localhost" (::1) and accepting\n')
+        + line("twisted", "ERROR", "        TCP/IP connections on port 5432?\n")
+    )
+
+    assert (["db_unreachable"], 0) == ([one.kind for one in found.passages], found.unrecognized)
+
+
+def test_a_time_without_a_space_after_it_is_one() -> None:
+    """As Rancher shows a container's log (4831)."""
+    time = "3/7/2019 10:32:39 PM"
+    found = explain(
+        f"{time}{line('twisted', 'CRITICAL', 'Rollback failed')}\n{time}Traceback (most recent call last):\n"
+        f'{time}  File "/x/twisted/enterprise/adbapi.py", line 436, in run\n'
+        f"{time}psycopg2.InterfaceError: connection already closed\n"
+    )
+
+    assert (["rollback_failed"], 0) == ([one.kind for one in found.passages], found.unrecognized)
+    assert "The connection to PostgreSQL was cut" in found.passages[0].cause
+
+
+def test_the_exception_that_another_one_caused_is_told_behind_prefixes() -> None:
+    """Between them is a line with nothing but what Docker Compose writes before each (16333)."""
+    found = explain(
+        "synapse-1  | Traceback (most recent call last):\n"
+        'synapse-1  |   File "/usr/local/lib/python3.11/logging/__init__.py", line 1181, in __init__\n'
+        "synapse-1  | PermissionError: [Errno 13] Permission denied: '/homeserver.log'\n"
+        "synapse-1  | \n"
+        "synapse-1  | The above exception was the direct cause of the following exception:\n"
+        "synapse-1  | \n"
+        "synapse-1  | Traceback (most recent call last):\n"
+        'synapse-1  |   File "/usr/local/lib/python3.11/logging/config.py", line 580, in configure\n'
+        "synapse-1  | ValueError: Unable to configure handler 'file'\n"
+    )
+
+    assert (["log_config"], 0) == ([one.kind for one in found.passages], found.unrecognized)
+    assert "The user of this process may not read or write" in found.passages[0].cause

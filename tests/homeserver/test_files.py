@@ -409,7 +409,9 @@ def test_workers_with_writers_of_their_own(tmp_path: Path) -> None:
         "instance_map": {**WHOLE["instance_map"], "w1": port},
     }
     listens = {
-        "worker_listeners": [{"type": "http", "port": 9100, "resources": [{"names": ["replication"]}]}]
+        "worker_listeners": [
+            {"type": "http", "port": 9100, "resources": [{"names": ["replication", "client"]}]}
+        ]
     }
     own = {**WORKER, **listens, "stream_writers": {"events": "w1"}}
     found = run(*write(tmp_path, homeserver=shared, w1=own), code=UNWELL)

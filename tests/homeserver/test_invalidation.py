@@ -119,6 +119,13 @@ def test_keys_that_mean_something_else_in_an_older_release() -> None:
     assert plan.notes[0].startswith(note)
 
 
+def test_a_cache_beside_a_memory_is_told() -> None:
+    """The presence of a deactivated user stayed (matrix-org/synapse#15623)."""
+    plan = make_plan(InvalidationRequest(name="_get_presence_for_user", key=["@a:hs"]), [NEW])
+
+    assert "in the memory of the process that writes presence" in plan.notes[0]
+
+
 @pytest.mark.parametrize(
     ("releases", "refusal", "note"),
     [

@@ -212,3 +212,53 @@ def test_a_third_of_another_name_is_counted_too(tmp_path: Path) -> None:
     own = {key: worker("s" if key < "c" else "t", app="federation_sender") for key in "abc"}
     told = one(run(*write(tmp_path, homeserver=shared, **own), code=UNWELL), "done_twice")
     assert 3 == told["count"]
+
+
+@pytest.mark.parametrize(
+    ("key", "listeners", "is_wrong"),
+    [
+        ("typing", [listener("replication", port=9100)], True),
+        ("receipts", [listener("replication", port=9100), listener("federation")], True),
+        ("to_device", [listener("replication", port=9100)], True),
+        ("typing", [listener("replication", port=9100), listener("client")], False),
+        ("typing", [listener("replication", "client", port=9100)], False),
+        # Other processes ask these for what clients send.
+        ("events", [listener("replication", port=9100)], False),
+        ("account_data", [listener("replication", port=9100)], False),
+        ("presence", [listener("replication", port=9100)], False),
+    ],
+)
+def test_a_writer_that_no_client_can_reach(
+    tmp_path: Path, key: str, listeners: list[dict[str, Any]], is_wrong: bool
+) -> None:
+    """Any other process answers these requests with 500 (element-hq/synapse#17243)."""
+    shared = {
+        **WHOLE,
+        "stream_writers": {key: "w1"},
+        "instance_map": {**WHOLE["instance_map"], "w1": {"host": "localhost", "port": 9100}},
+    }
+    found = run(
+        *write(tmp_path, homeserver=shared, w=worker("w1", *listeners)), code=UNWELL if is_wrong else WELL
+    )
+
+    assert is_wrong == (("writer_not_served", "w1") in kinds(found))
+    if is_wrong:
+        assert f"what clients send of {key}" in one(found, "writer_not_served")["why"]
+
+
+def test_one_writer_of_two_is_enough_for_clients(tmp_path: Path) -> None:
+    """The proxy may send all to it."""
+    ports = {name: {"host": "localhost", "port": 9100 + at} for at, name in enumerate(("w1", "w2"))}
+    shared = {
+        **WHOLE,
+        "stream_writers": {"receipts": ["w1", "w2"]},
+        "instance_map": {**WHOLE["instance_map"], **ports},
+    }
+    files = write(
+        tmp_path,
+        homeserver=shared,
+        w1=worker("w1", listener("replication", port=9100)),
+        w2=worker("w2", listener("replication", port=9101), listener("client", port=8084)),
+    )
+
+    assert [] == run(*files, code=WELL)["findings"]

@@ -353,8 +353,12 @@ def _fetching(match: Match, writers: Writers) -> Passage:
 
 
 _UPSTREAM: Final = re.compile(
-    r'upstream: "(?:https?://)?(?P<where>[^"/\s]{1,200}|unix:[^":\s]{1,200})', re.ASCII
+    r'upstream: "(?:https?://)?(?P<where>[^"/\s]{1,200}|unix:[^":\s]{1,200})'
+    r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
+    r"|Server (?P<server>\S{1,200}) is DOWN|backend '?(?P<backend>[^\s']{1,200})'? has no server",
+    re.ASCII,
 )
+"""The process that a proxy asked: as nginx, programs in Go (Caddy, Traefik), and HAProxy name it."""
 
 
 def _upstream(match: Match, writers: Writers) -> Passage | None:
@@ -362,10 +366,12 @@ def _upstream(match: Match, writers: Writers) -> Passage | None:
     found = _UPSTREAM.search(match.text)
     if found is None:
         return None
-    where = printable(found["where"])
-    what = "did not answer in time" if "timed out" in match.text else "did not answer"
+    where = printable(found[found.lastgroup or 0])
+    what = "did not answer in time" if "time" in match.text.partition("upstream:")[0] else "did not answer"
     words = [f"The process of Synapse at {where}, to which a proxy passes requests, {what}."]
-    if "no live upstreams" in match.text:
+    if "no such host" in match.text:
+        words = [f"A proxy passes requests to {where}, a name that has no address in its network."]
+    if "no live upstreams" in match.text or found["backend"]:
         words = [
             (
                 f"The proxy holds all processes of its upstream {where} for down, and asks none for"
@@ -378,6 +384,8 @@ def _upstream(match: Match, writers: Writers) -> Passage | None:
 _SEQUENCES: Final[Mapping[str, str]] = {
     "events_stream_ordering": "events_stream_seq",
     "state_groups_pkey": "state_group_id_seq",
+    "event_auth_chains_c_seq_index": "event_auth_chain_id",
+    "application_services_txns_as_id_txn_id_key": "application_services_txn_id_seq",
 }
 """Sequences of which a taken id tells, by the name of the constraint."""
 
@@ -388,7 +396,7 @@ def _id_twice(match: Match, writers: Writers) -> Passage | None:
     if name in _SEQUENCES:
         told = f"The sequence {_SEQUENCES[name]} gives out ids that are in use: it is behind its table."
         return _passage(match, [told], [match.message.do], [])
-    if "event_id" not in name:
+    if "event_id" not in name and "Key (event_id)=" not in match.text:
         return None
     words = [
         (

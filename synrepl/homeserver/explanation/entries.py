@@ -38,7 +38,7 @@ _PLAIN: Final = re.compile(
 _CONTINUED: Final = re.compile(
     r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
     r'|in "[^"]{0,200}", line \d'
-    r"|<\w{1,40}Request at"
+    r"|<\w{1,40}Request at|expected <block end>|could not find expected"
     r"|Process \d+ waits for \w+"
     r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
 )
@@ -66,6 +66,9 @@ _FRAME: Final = re.compile(
 
 _REQUEST_CUT: Final = re.compile(r"Processed request: (?!.{0,3000} dbevts\])", re.ASCII)
 """A request as Synapse logs it, of which a terminal broke the line."""
+
+_GLUED: Final = re.compile(r"\A(\d{1,2}/\d{1,2}/\d{4} \d{1,2}:\d\d:\d\d [AP]M)(?=\S)", re.ASCII)
+"""The time that Rancher puts before a line, without a space."""
 
 _FILE_OF_TAIL: Final = re.compile(r"==> \S.{0,300} <==")
 """What tail prints before the lines of each file."""
@@ -149,8 +152,8 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
         if begins and (begun := _Traceback()).takes(number, line):
             trace = begun
             continue
-        if held is not None and _is_bare(line) and _is_bare_of(held.line):
-            held = msgspec.structs.replace(held, lines=held.lines + 1)
+        if held is not None and _is_of_twisted(held.line) and (rest := _rest_of_twisted(line)) is not None:
+            held = PastedEntry(held.number, _joined(held.line, rest) if rest else held.line, held.lines + 1)
             continue
         if held is not None:
             yield held
@@ -164,7 +167,8 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield each line with its number, which the lines of one JSON document or viewer's row share."""
-    for number, line in enumerate(lines, 1):
+    for number, shipped in enumerate(lines, 1):
+        line = _GLUED.sub(r"\1 ", shipped, count=1) if shipped[:1].isdigit() else shipped
         if '{"' in line[:MAX_BEFORE]:
             yield from ((number, one) for one in spread(line))
         else:
@@ -213,14 +217,18 @@ def _is_open(line: str) -> bool:
     return is_logged(line) and any(text.count(one) > text.count(other) for one, other in ("[]", "()"))
 
 
-def _is_bare(line: str) -> bool:
-    """Whether a line has no message: Twisted logs the traceback after its headline by itself."""
-    header, text = logged_message(line)
-    return header.logger == "twisted" and not text
-
-
-def _is_bare_of(line: str) -> bool:
+def _is_of_twisted(line: str) -> bool:
     return logged_message(line)[0].logger == "twisted" and _is_failure(line)
+
+
+def _rest_of_twisted(line: str) -> str | None:
+    """What a line adds to the one before it, as Twisted logs each line of a text by itself.
+
+    It may be nothing: a traceback is logged after its headline, and begins with an empty line.
+    """
+    header, text = logged_message(line)
+    is_rest = header.logger == "twisted" and (not text or _CONTINUED.match(text) is not None)
+    return text if is_rest else None
 
 
 def _is_failure(line: str) -> bool:
@@ -243,6 +251,10 @@ class _Traceback:
         header, text = logged_message(line)
         if header.logger not in ("", "twisted"):
             return False
+        if self._lines and not text and not header.logger:
+            # An empty line, of which something wrote the beginning.
+            self._lines += 1
+            return True
         if not self._lines:
             # Old releases of Twisted log each line of a traceback by itself.
             self._is_logged = header.logger != ""
@@ -263,13 +275,15 @@ class _Traceback:
         is_source, self._is_frame = self._is_frame, False
         if is_source and text.startswith("assert "):
             self._asserted = text
-        if (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
+        # The words DETAIL and HINT look like names of exceptions.
+        goes_on = bool(self._exceptions) and not is_source and _CONTINUED.match(text) is not None
+        if not goes_on and (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
             if text.rstrip(":") == "AssertionError" and self._asserted:
                 text = f"AssertionError: {self._asserted[:_MAX_JOINED]}"
             self._exceptions = [*self._exceptions, text][-_MAX_EXCEPTIONS:]
             return True
         if self._exceptions and not is_source:
-            if _CONTINUED.match(text) is not None or self._goes_on():
+            if goes_on or self._goes_on():
                 self._exceptions[-1] = _joined(self._exceptions[-1], text)
                 return True
             return False
