@@ -43,6 +43,16 @@ class DaemonState(NamedTuple):
     kind: str = "busy"
 
 
+class PageSection(NamedTuple):
+    """A part of the status page: a template of the room's package, and what that may use by name.
+
+    The template sees the status too, and the macros of ``status.html.j2``.
+    """
+
+    template: str
+    names: Mapping[str, Any] = MappingProxyType({})
+
+
 class Room:
     """The declarations of a room; a subclass overrides what it has.
 
@@ -58,12 +68,7 @@ class Room:
     """Its settings, by their heading in the manual: names separated by spaces."""
     commands: tuple[RoomCommand, ...] = ()
     states: tuple[DaemonState, ...] = ()
-    """The states in which its part can be (`Part.state`), the most severe first."""
-    page_template = ""
-    """A template of its package with the sections of its part on the status page; empty without any.
-
-    It sees the status, and the macros of ``status.html.j2``.
-    """
+    """The states in which its role can be (`IRole.state`), the most severe first."""
     extensions: Mapping[str, str] = MappingProxyType({})
     """What it adds to commands of the core: by the name of a command, ``module:function`` of a function that
     takes the command, and returns it with options of the room."""
@@ -107,9 +112,9 @@ class Room:
         """Tables of its keys of a status for ``synrepl status``, each as its lines."""
         return ()
 
-    def page_names(self) -> Mapping[str, Any]:
-        """What its template of the status page may use by name."""
-        return {}
+    def page_section(self) -> PageSection | None:
+        """Its part of the status page; None without any."""
+        return None
 
     def wire_commands(self) -> "Sequence[type[WireCommand]]":
         """The commands of the wire that only it speaks."""
@@ -123,8 +128,11 @@ class Room:
         """Whether a daemon with these settings has this room."""
         return True
 
-    def build(self, daemon: Any) -> Any:
-        """Make what runs in a daemon; None if nothing does. Raises `ConfigError`."""
+    async def build(self, daemon: Any) -> Any:
+        """Make what runs in a daemon (`synrepl.daemon.parts`), before anything has read the log.
+
+        Returns None if nothing does. Raises `ReplicationError`.
+        """
         return None
 
 

@@ -1,5 +1,6 @@
-"""Problems: what a part of the daemon reports of itself when something is wrong."""
+"""What a part of the daemon reports: what is wrong with itself, and what needs attention elsewhere."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -12,3 +13,10 @@ class Problem(NamedTuple):
     text: str
     since: float
     not_ready: bool = False
+
+
+class Notice(NamedTuple):
+    """What needs attention elsewhere, in a line, and what an operator should do about it."""
+
+    text: str
+    what_to_do: Sequence[str] = ()

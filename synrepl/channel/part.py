@@ -142,12 +142,6 @@ class ChannelPart(Part):
 
     # -- the port ------------------------------------------------------------------------------------------
 
-    def ports(self) -> Sequence[Port]:
-        return [Port("RESP", one, RespFactory(self._server), _too_many) for one in self._settings.resp]
-
-    def recheck(self) -> None:
-        self._server.recheck()
-
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
         if access.streams is not None:
             return {"resp": None}
@@ -236,6 +230,9 @@ def make_part(daemon: DaemonParts) -> ChannelPart:
     settings = daemon.settings
     assert isinstance(settings, ChannelSettings)
     server = RespServer(daemon.reactor, keys=daemon.keyring, metrics=daemon.metrics, addresses=settings.resp)
+    daemon.listeners.add(
+        Port("RESP", one, RespFactory(server), _too_many, server.recheck) for one in settings.resp
+    )
     return ChannelPart(
         settings,
         daemon.reactor,

@@ -34,7 +34,7 @@ class ChannelRoom(Room):
     def is_wanted(self, settings: Any) -> bool:
         return bool(settings.resp)
 
-    def build(self, daemon: "DaemonParts") -> "Part":
+    async def build(self, daemon: "DaemonParts") -> "Part":
         from synrepl.channel.part import make_part
 
         return make_part(daemon)

@@ -1,8 +1,8 @@
 """The listening ports of a daemon: for followers and replicas, for HTTP, and those of rooms."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.endpoints import quoteStringArgument
 from twisted.internet.error import CannotListenError
@@ -35,25 +35,17 @@ FAREWELL_SECONDS: Final = 2.0
 
 @dataclass(frozen=True)
 class Port:
-    """A port that a part of a room has opened: its name in log lines, and its server endpoint string.
+    """A port that a room has opened: its name in log lines, and its server endpoint string.
 
     `last_words` are sent to a client that exceeds the limit of connections, which is their argument.
+    `recheck` disconnects clients whose key or certificate was revoked.
     """
 
     name: str
     endpoint: str
     factory: IProtocolFactory
     last_words: Callable[[int], bytes]
-
-
-class IPortOwner(Protocol):
-    """A part of a room, as far as it has ports."""
-
-    def ports(self) -> Sequence[Port]:
-        """The ports to open for it."""
-
-    def recheck(self) -> None:
-        """Disconnect peers whose key or certificate was revoked."""
+    recheck: Callable[[], object]
 
 
 class Listeners:
@@ -64,7 +56,7 @@ class Listeners:
 
     def __init__(self, settings: Settings, reactor: Any) -> None:
         self.ports: list[IListeningPort] = []
-        self._owners: Sequence[IPortOwner] = ()
+        self._others: list[Port] = []
         self._other_ports: list[IListeningPort] = []
         self._settings = settings
         self._reactor = reactor
@@ -76,14 +68,16 @@ class Listeners:
         self._tls: list[ServerTls | None] = []
         """For each of `ports`, then for those of rooms: its certificates, if it speaks TLS."""
 
-    async def open(self, context: SiteContext, keys: Keyring, owners: Iterable[IPortOwner] = ()) -> None:
-        """Listen at every port, those of `owners` too. Raises `ConfigError` if one cannot be opened."""
+    def add(self, ports: Iterable[Port]) -> None:
+        """Open these ports of a room too, at `open`."""
+        self._others += ports
+
+    async def open(self, context: SiteContext, keys: Keyring) -> None:
+        """Listen at every port. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
         self._read_gate = context.publisher.read_gate
         self._hello = context.hooks.hello
-        self._owners = list(owners)
-        others = [port for owner in self._owners for port in owner.ports()]
-        most = connection_limit(len(settings.listen) + len(others) + 1, MAX_CONNECTIONS)
+        most = connection_limit(len(settings.listen) + len(self._others) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
                 context.publisher,
@@ -110,7 +104,7 @@ class Listeners:
         limited = LimitedFactory(self._site, most, self._reactor, last_words=refusal)
         port = await self._listen(settings.http, limited, self.ports)
         self._logger.info("http: listening at {address}", address=_endpoint_of(port))
-        for other in others:
+        for other in self._others:
             limited = LimitedFactory(other.factory, most, self._reactor, last_words=other.last_words(most))
             port = await self._listen(other.endpoint, limited, self._other_ports)
             self._logger.info("{name}: listening at {address}", name=other.name, address=_endpoint_of(port))
@@ -175,8 +169,9 @@ class Listeners:
             factory.recheck()
         if self._site is not None:
             self._site.recheck()
-        for owner in self._owners:
-            owner.recheck()
+        self._hello.recheck()
+        for other in self._others:
+            other.recheck()
 
     def unsent_bytes(self) -> int:
         """Bytes in the send buffers of the connections at the ports of `listen`."""

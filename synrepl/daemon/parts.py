@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from synrepl.base.access import LOCAL, Access, Keyring
 from synrepl.base.metrics import Metrics
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
-from synrepl.daemon.listeners import Listeners, Port
+from synrepl.daemon.listeners import Listeners
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
 from synrepl.replication.declared_streams import DeclaredStreams
@@ -27,26 +27,19 @@ from synrepl.transports.credentials import Credentials
 class Part:
     """What a room runs in a daemon; a subclass overrides what it has.
 
-    Parts are made once the log is open, and prepare it before anything reads it. They are started before the
-    ports open, and stopped after the ports have closed, in the order in which they were made. They are
-    started the other way round: a room is made after those on which it builds, and these begin to act when
-    it is there.
+    Parts are made once the log is open, before anything has read it. They are started before the ports open,
+    and stopped after the ports have closed, in the order in which they were made. They are started the other
+    way round: a room is made after those on which it builds, and these begin to act when it is there.
     """
 
     fact_source: IFactSource | None = None
     """What brings facts into the log while this daemon is the primary."""
-
-    async def prepare(self) -> None:
-        """Prepare the log, before anything has read it. Raises `ReplicationError`."""
 
     async def start(self) -> None:
         """Start. Raises `ConfigError` if a setting cannot be used."""
 
     def stop(self) -> Awaitable[None] | None:
         """Stop."""
-
-    def reload(self) -> None:
-        """Use the keys and certificates as they are in the daemon's files now."""
 
     def hooks(self) -> Hooks | None:
         """What it answers in place of a daemon alone; None if it leaves that to others."""
@@ -60,32 +53,9 @@ class Part:
         """The errors of the status, first those that make the daemon not ready."""
         return ()
 
-    def state(self) -> str:
-        """In which state of its room (`Room.states`) this daemon is; empty if in none."""
-        return ""
-
-    def what_to_do(self, access: Access = LOCAL) -> Sequence[str]:
-        """What an operator should do about its part of the status, beside what its state says."""
+    def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
+        """What needs attention elsewhere."""
         return ()
-
-    def lag_seconds(self) -> float:
-        """Seconds since this daemon was last up to date, as far as it is concerned."""
-        return 0.0
-
-    def lag_rows(self) -> int:
-        """The number of facts that are known to be missing, as far as it is concerned."""
-        return 0
-
-    def warnings(self, access: Access = LOCAL) -> Sequence[str]:
-        """What needs attention elsewhere, each in a line."""
-        return ()
-
-    def ports(self) -> Sequence[Port]:
-        """The ports to open for it, once all parts have started."""
-        return ()
-
-    def recheck(self) -> None:
-        """Disconnect peers whose key or certificate was revoked."""
 
     def channel_host(self) -> IChannelHost | None:
         """Its channel, as a source of facts in the place of that on a Redis; None if it serves none."""

@@ -177,7 +177,7 @@ class Daemon(Service):
         self._stops.append(publisher.stop)
         refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
         expiry = ExpiryClock(reactor, time.monotonic)
-        parts = self._make_parts(
+        parts = await self._make_parts(
             DaemonParts(
                 settings=settings,
                 reactor=reactor,
@@ -195,8 +195,6 @@ class Daemon(Service):
                 rooms=self._parts,
             )
         )
-        for part in parts.values():
-            await part.prepare()
         hooks = self.hooks = _hooks_of(parts.values())
         switch = IngestSwitch(
             ingest,
@@ -264,7 +262,7 @@ class Daemon(Service):
         self._warn_of_filter(publisher.read_gate)
         primary = settings.instance_name if hooks.role.is_primary else ""
         own.start(warn_of_unproven(log, self._logger, primary=primary), "looking for forged facts")
-        await listeners.open(context, self.keyring, parts.values())
+        await listeners.open(context, self.keyring)
         return log
 
     async def _open_log(self, rules: WriterRules) -> Log:
@@ -303,11 +301,11 @@ class Daemon(Service):
         settings = self.settings
         return [name for room in wanted_rooms(settings) for name in room.assigned_streams(settings)]
 
-    def _make_parts(self, daemon: DaemonParts) -> Mapping[str, Part]:
-        """Make the parts of all rooms that the settings want. Raises `ConfigError`."""
+    async def _make_parts(self, daemon: DaemonParts) -> Mapping[str, Part]:
+        """Make the parts of all rooms that the settings want. Raises `ReplicationError`."""
         place = len(self._stops)
         for room in wanted_rooms(self.settings):
-            if (part := room.build(daemon)) is not None:
+            if (part := await room.build(daemon)) is not None:
                 self._parts[room.name] = part
                 # What began to act last is stopped first.
                 self._stops.insert(place, part.stop)
@@ -367,8 +365,6 @@ class Daemon(Service):
         self.keyring.replace(fresh.keyring())
         self.credentials.replace(fresh.credentials())
         self.listeners.reload()
-        for part in self._parts.values():
-            part.reload()
         for warning in fresh.warnings:
             self._logger.warn("{warning}", warning=warning)
         later = [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from twisted.logger import Logger
 
 from synrepl.base.access import LOCAL, Access
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError, StorageError
@@ -85,9 +85,9 @@ class FilesPart(Part):
     def problems(self) -> Sequence[Problem]:
         return self.files.problems()
 
-    def warnings(self, access: Access = LOCAL) -> Sequence[str]:
+    def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
         quarantined = self.files.status()["quarantined"] if access.sees(FILES.name) else 0
-        return [f"{counted(quarantined, 'file')} quarantined"] if quarantined else []
+        return [Notice(f"{counted(quarantined, 'file')} quarantined")] if quarantined else []
 
     def collect(self) -> None:
         self._metrics.collect(self.files.status())

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synrepl.rooms import Room, RoomCommand
+from synrepl.rooms import PageSection, Room, RoomCommand
 
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
@@ -25,7 +25,6 @@ class FilesRoom(Room):
             "Read and write",
         ),
     )
-    page_template = "files.html.j2"
 
     def settings_class(self) -> type[Any]:
         from synrepl.files.settings import FilesSettings
@@ -60,12 +59,15 @@ class FilesRoom(Room):
 
         return [status_table(found, now)]
 
+    def page_section(self) -> PageSection:
+        return PageSection("files.html.j2")
+
     def metrics_class(self) -> type[Any]:
         from synrepl.files.metrics import FilesMetrics
 
         return FilesMetrics
 
-    def build(self, daemon: "DaemonParts") -> "Part":
+    async def build(self, daemon: "DaemonParts") -> "Part":
         from synrepl.files.part import make_part
 
         return make_part(daemon)

@@ -90,7 +90,7 @@ class HomeserverRoom(Room):
     def is_wanted(self, settings: Any) -> bool:
         return bool(settings.homeserver or settings.table_streams)
 
-    def build(self, daemon: "DaemonParts") -> "Part | None":
+    async def build(self, daemon: "DaemonParts") -> "Part | None":
         from synrepl.homeserver.part import build
 
         return build(daemon)

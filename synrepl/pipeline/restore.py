@@ -9,12 +9,13 @@ from twisted.logger import Logger
 from synrepl.base.history import EpochStart, LogSnapshot
 from synrepl.base.notes import YES
 from synrepl.base.settings import UNNAMED
-from synrepl.daemon.parts import DaemonParts, Part
+from synrepl.daemon.parts import DaemonParts
 from synrepl.errors import ConfigError, StorageError
 from synrepl.pipeline.settings import snapshot_of
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
+from synrepl.rooms import rooms
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import StagedCopy
 from synrepl.storage.threads import ReactorThread
@@ -32,24 +33,18 @@ FACTS: Final = [name for name in COLUMNS if name not in ("seq", "key")]
 _logger = Logger(namespace="synrepl.pipeline.restore")
 
 
-class SnapshotPart(Part):
-    """Restores the snapshot of the settings into an empty log, before the daemon reads it."""
-
-    def __init__(self, daemon: DaemonParts) -> None:
-        self._daemon = daemon
-
-    async def prepare(self) -> None:
-        settings, log = self._daemon.settings, self._daemon.log
-        location = snapshot_of(settings)
-        assert location is not None
-        await restore_snapshot(
-            log,
-            location,
-            self._daemon.reactor,
-            server_name=settings.expected_name(log.notes),
-            # A setting of the room replicas, which may be missing.
-            is_replica=bool(getattr(settings, "upstream", ())),
-        )
+async def restore(daemon: DaemonParts) -> None:
+    """Restore the snapshot of the settings into the log of a daemon that is starting, if that is empty."""
+    settings, log = daemon.settings, daemon.log
+    location = snapshot_of(settings)
+    assert location is not None
+    await restore_snapshot(
+        log,
+        location,
+        daemon.reactor,
+        server_name=settings.expected_name(log.notes),
+        is_replica=any(room.role_of(settings) for room in rooms()),
+    )
 
 
 async def restore_snapshot(

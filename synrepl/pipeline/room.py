@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from synrepl.rooms import Room, RoomCommand
 
 if TYPE_CHECKING:
-    from synrepl.daemon.parts import DaemonParts, Part
+    from synrepl.daemon.parts import DaemonParts
 
 
 class PipelineRoom(Room):
@@ -28,13 +28,14 @@ class PipelineRoom(Room):
     def is_wanted(self, settings: Any) -> bool:
         return settings.snapshot is not None
 
-    def build(self, daemon: "DaemonParts") -> "Part":
+    async def build(self, daemon: "DaemonParts") -> None:
+        """Restore the snapshot: nothing of it runs afterwards."""
         try:
             # It needs the pipeline's libraries.
-            from synrepl.pipeline.restore import SnapshotPart
+            from synrepl.pipeline.restore import restore
         except ImportError as error:
             from synrepl.errors import ConfigError
             from synrepl.extras import install
 
             raise ConfigError(f"a snapshot needs pyarrow ({error}): run {install('arrow')}") from error
-        return SnapshotPart(daemon)
+        await restore(daemon)

@@ -1,10 +1,11 @@
 """Replicas and leases in the status: who may see them, and what needs attention."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from synrepl.base.access import Access
+from synrepl.base.problems import Notice
 from synrepl.html.humanize import counted
 from synrepl.replicas.relay.leases import WARN_AT
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
@@ -21,6 +22,8 @@ ENDED_REPLICA: Final = (
     "a replica whose lease has ended must join again when it is back: synrepl leases add NAME admits one that"
     " was dropped (manual: howto/replicas)"
 )
+ADVICE: Final = {"lost": LOST_REPLICA, "ended": ENDED_REPLICA}
+"""What an operator should do about replicas in these states."""
 
 REPLICA_TROUBLES: Final = ("ended", "lost", "behind")
 """The states of replicas that need attention, the worst first. A ``never seen`` replica may still connect."""
@@ -59,8 +62,8 @@ def describe(roles: RoleManager, relays: ReplicaRegistry, access: Access) -> dic
     }
 
 
-def warnings(replicas: Iterable[Described], leases: Iterable[Described]) -> Iterator[str]:
-    """Return which replicas and leases need attention, each kind in a line."""
+def notices(replicas: Iterable[Described], leases: Iterable[Described]) -> Iterator[Notice]:
+    """Return which replicas and leases need attention."""
     states = Counter(
         replica["state"]
         for replica in replicas
@@ -71,13 +74,7 @@ def warnings(replicas: Iterable[Described], leases: Iterable[Described]) -> Iter
     if counts:
         (first, state), *others = ((count, STATE_WORDS.get(state, state)) for count, state in counts)
         others_text = (f", {count:,} {other}" for count, other in others)
-        yield f"{counted(first, 'replica')} {state}{''.join(others_text)}"
+        what_to_do = [text for one, text in ADVICE.items() if states[one]]
+        yield Notice(f"{counted(first, 'replica')} {state}{''.join(others_text)}", what_to_do)
     if used := sum(lease["ended"] is None and lease["used"] >= WARN_AT for lease in leases):
-        yield f"{counted(used, 'lease')} nearly used up"
-
-
-def what_to_do(replicas: Iterable[Described]) -> Sequence[str]:
-    """Return what an operator should do about replicas in these states."""
-    states = {replica["state"] for replica in replicas}
-    found = {"lost": LOST_REPLICA, "ended": ENDED_REPLICA}
-    return [text for state, text in found.items() if state in states]
+        yield Notice(f"{counted(used, 'lease')} nearly used up")

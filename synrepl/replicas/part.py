@@ -10,14 +10,14 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.base.access import LOCAL, Access
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.base.response_errors import NeverSent
 from synrepl.base.tasks import Tasks
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
 from synrepl.replicas.channels import Channels, IServedChannel
 from synrepl.replicas.command_forwarder import CommandForwarder
-from synrepl.replicas.described import describe, own_readers, warnings, what_to_do
+from synrepl.replicas.described import describe, notices, own_readers
 from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.replicas.file_copies import IFileCopies
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
@@ -167,11 +167,6 @@ class ReplicasPart(Part):
         """Whether this daemon is a replica with a complete copy, or one whose upstream has said who it is."""
         replica = self.replica
         return replica is not None and (replica.is_whole or replica.welcome is not None)
-
-    def reload(self) -> None:
-        """Use the keys of this daemon and of its peers as they are in its files now."""
-        self.addresses.reload()
-        self.relays.recheck()
 
     def _on_epoch_started(self) -> None:
         """On a replica: disconnect followers if the epoch began with lost facts."""
@@ -411,28 +406,18 @@ class ReplicasPart(Part):
         return "" if unreadiness is None else f"{unreadiness[0]}: {unreadiness[1]}"
 
     def state(self) -> str:
+        """Return which of the states of the room this daemon is in; empty if in none."""
         unreadiness = self._unreadiness()
         if self.roles.role != "fenced" and self.roles.handover.is_active:
             return "handing over"
         return "" if unreadiness is None else unreadiness[0]
 
-    def lag_seconds(self) -> float:
-        """Seconds since this copy was last caught up; 0 if this daemon is no replica."""
-        return self.replica.lag_seconds() if self.replica is not None else 0.0
-
-    def lag_rows(self) -> int:
-        """The number of facts that this copy is known to lack; 0 if this daemon is no replica."""
-        return self.replica.freshness.lag_rows() if self.replica is not None else 0
-
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
         return describe(self.roles, self.relays, access)
 
-    def what_to_do(self, access: Access = LOCAL) -> Sequence[str]:
-        return what_to_do(own_readers(self.relays.status(), access))
-
-    def warnings(self, access: Access = LOCAL) -> Sequence[str]:
+    def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
         replicas, leases = self.relays.status(), self.relays.describe_leases()
-        return list(warnings(own_readers(replicas, access), own_readers(leases, access)))
+        return list(notices(own_readers(replicas, access), own_readers(leases, access)))
 
     def collect(self) -> None:
         replica = self.replica

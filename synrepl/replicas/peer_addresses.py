@@ -54,10 +54,6 @@ class PeerAddresses:
         self._without_secret = self.credentials.without_secret()
         self._told = msgspec.json.decode(self.notes.get("told_http", "{}"), type=dict[str, str])
 
-    def reload(self) -> None:
-        """Take up the certificate that `credentials` have now."""
-        self._without_secret.replace(self.credentials.without_secret())
-
     def credentials_for(self, url: str, *, is_worth_telling: bool = True) -> Credentials:
         """Return the credentials for requests to this URL. Raises `NeverSent` if there may be none.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synrepl.rooms import DaemonState, Room, RoomCommand
+from synrepl.rooms import DaemonState, PageSection, Room, RoomCommand
 
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
@@ -79,7 +79,6 @@ class ReplicasRoom(Room):
         ),
         DaemonState("handing over", "another daemon is becoming primary; appends are refused for a moment"),
     )
-    page_template = "replicas.html.j2"
 
     def settings_class(self) -> type[Any]:
         from synrepl.replicas.settings import ReplicasSettings
@@ -117,14 +116,15 @@ class ReplicasRoom(Room):
 
         return status_tables(found, now, is_wide=is_wide)
 
-    def page_names(self) -> Mapping[str, Any]:
+    def page_section(self) -> PageSection:
         from synrepl.replicas.relay.relay_states import RelayState
         from synrepl.replicas.relay.replica_registry import REPLICA_STATES
 
-        return {
+        names = {
             "RELAY_STATES": {state.value: state.means for state in RelayState},
             "REPLICA_STATES": REPLICA_STATES,
         }
+        return PageSection("replicas.html.j2", names)
 
     def wire_commands(self) -> "Sequence[type[WireCommand]]":
         from synrepl.replicas.wire.native import NATIVE_COMMANDS
@@ -136,7 +136,7 @@ class ReplicasRoom(Room):
 
         return ReplicasMetrics
 
-    def build(self, daemon: "DaemonParts") -> "Part":
+    async def build(self, daemon: "DaemonParts") -> "Part":
         from synrepl.replicas.part import make_part
 
         return make_part(daemon)

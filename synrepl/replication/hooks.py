@@ -71,6 +71,15 @@ class IRole(Protocol):
     def staleness(self) -> str:
         """Return why reads are refused until this daemon is up to date; empty if they are not."""
 
+    def state(self) -> str:
+        """Return which of `Room.states` of its room this daemon is in; empty if in none."""
+
+    def lag_seconds(self) -> float:
+        """Return the seconds since this daemon was last up to date with the daemon that it copies."""
+
+    def lag_rows(self) -> int:
+        """Return the number of facts that this daemon is known to lack."""
+
 
 class Alone:
     """The role of a daemon alone."""
@@ -90,6 +99,18 @@ class Alone:
     def staleness(self) -> str:
         """Return an empty text: there is nothing to be late for."""
         return ""
+
+    def state(self) -> str:
+        """Return an empty text: a daemon alone lacks nothing that others have."""
+        return ""
+
+    def lag_seconds(self) -> float:
+        """Return 0: there is nothing to be late for."""
+        return 0.0
+
+    def lag_rows(self) -> int:
+        """Return 0: there is nothing to lack."""
+        return 0
 
 
 # -- where does it go --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import msgspec
 
 from synrepl.base.access import LOCAL, Access
 from synrepl.base.interfaces import IClock
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.html.humanize import counted, size, span
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
@@ -81,14 +81,18 @@ class StatusPart(StatusSection, Protocol):
         """The problems, first those that make the daemon not ready."""
 
 
-class FactReceiver(StatusPart, Protocol):
-    """A part of the daemon that receives facts: ingest, or replication."""
+class Lagging(Protocol):
+    """What can be late: ingest behind its sources, and a copy behind what it copies."""
 
     def lag_seconds(self) -> float:
         """Seconds since this daemon was last up to date with its sources, or its upstream."""
 
     def lag_rows(self) -> int:
         """The number of facts that are known to be missing."""
+
+
+class FactReceiver(StatusPart, Lagging, Protocol):
+    """A part of the daemon that receives facts: ingest."""
 
 
 class RoomPart(Protocol):
@@ -100,20 +104,8 @@ class RoomPart(Protocol):
     def problems(self) -> Sequence[Problem]:
         """The errors of the status, first those that make the daemon not ready."""
 
-    def state(self) -> str:
-        """In which state of its room this daemon is; empty if in none."""
-
-    def what_to_do(self, access: Access = LOCAL) -> Sequence[str]:
-        """What an operator should do about its part of the status, beside what its state says."""
-
-    def lag_seconds(self) -> float:
-        """Seconds since this daemon was last up to date, as far as it is concerned."""
-
-    def lag_rows(self) -> int:
-        """The number of facts that are known to be missing, as far as it is concerned."""
-
-    def warnings(self, access: Access = LOCAL) -> Sequence[str]:
-        """What needs attention elsewhere, each in a line."""
+    def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
+        """What needs attention elsewhere."""
 
     def stored_bytes(self) -> IStoredBytes | None:
         """The bytes that it stores under their checksums; None if it stores none."""
@@ -165,8 +157,8 @@ def build_status(
     now = clock.seconds()
     is_healthy, why = log.healthy
     errors = [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
-    worst = [] if is_healthy else [FAILING.word]
-    worst += [one.state() for one in rooms.values()]
+    role = (hooks or Hooks()).role
+    worst = [role.state()] if is_healthy else [role.state(), FAILING.word]
     parts: list[StatusPart | RoomPart] = [*rooms.values()]
     parts += [part for part in (ingest,) if part is not None]
     problems = [problem for part in parts for problem in part.problems()]
@@ -174,24 +166,23 @@ def build_status(
     order = states()
     state = next((word for word in order if word in worst), BEHIND.word if errors else SERVING.word)
     todo = [order[state].what_to_do] if order[state].what_to_do else []
-    hooks = hooks or Hooks()
+    notices = [notice for part in rooms.values() for notice in part.notices(access)]
     followers = _followers(publisher, now)
-    lagging: list[FactReceiver | RoomPart] = [*rooms.values()]
-    lagging += [] if ingest is None else [ingest]
+    lagging: list[Lagging] = [role, *([] if ingest is None else [ingest])]
     disk = _disk(log, access)
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
     return {
-        "role": hooks.role.role,
+        "role": role.role,
         "state": state,
         "errors": errors,
         "warnings": [
-            *(line for part in rooms.values() for line in part.warnings(access)),
+            *(notice.text for notice in notices),
             *_warnings(followers),
             *_disk_warnings(disk),
             *_refused_warnings(refused),
         ],
-        "what_to_do": [*todo, *(line for part in rooms.values() for line in part.what_to_do(access))],
+        "what_to_do": [*todo, *(advice for notice in notices for advice in notice.what_to_do)],
         "server_name": server_name,
         "instance": instance,
         "epoch": log.head.epoch,

@@ -33,10 +33,10 @@ class PartTests(FilesCase):
     def test_quarantined_files_are_a_warning(self) -> None:
         """Somebody should look at them."""
         part = self.part()
-        self.assertEqual([], part.warnings())
+        self.assertEqual([], part.notices())
         part.files._store.quarantined = 2
 
-        self.assertEqual(["2 files quarantined"], part.warnings())
+        self.assertEqual(["2 files quarantined"], [one.text for one in part.notices()])
         part.collect()
         self.assertIn(b"synrepl_files_quarantined 2.0", generate_latest(self.registry))
 

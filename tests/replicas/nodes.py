@@ -240,6 +240,9 @@ class FakeNode:
     def staleness(self) -> str:
         return ""
 
+    def state(self) -> str:
+        return ""
+
     def own_address(self) -> Address:
         return Address(self.name)
 

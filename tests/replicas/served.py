@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synrepl.base.access import LOCAL, Access
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.daemon.parts import Part
-from synrepl.replicas.described import describe, own_readers, warnings
+from synrepl.replicas.described import describe, notices, own_readers
 from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
@@ -39,9 +39,9 @@ class ServedReplicas(Part):
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
         return describe(self.roles, self.relays, access)
 
-    def warnings(self, access: Access = LOCAL) -> Sequence[str]:
+    def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
         replicas, leases = self.relays.status(), self.relays.describe_leases()
-        return list(warnings(own_readers(replicas, access), own_readers(leases, access)))
+        return list(notices(own_readers(replicas, access), own_readers(leases, access)))
 
     def options(self) -> dict[str, Any]:
         """The context of a site that has this part."""

@@ -3,8 +3,9 @@
 from typing import Any
 
 from synrepl.base.access import LOCAL, Access
+from synrepl.base.problems import Notice
 from synrepl.daemon.parts import Part
-from synrepl.replicas.described import ENDED_REPLICA, LOST_REPLICA, warnings, what_to_do
+from synrepl.replicas.described import ENDED_REPLICA, LOST_REPLICA, notices
 from synrepl.replication.status import build_status
 from tests.http.builders import SiteCase
 
@@ -22,11 +23,8 @@ class Replication(Part):
     def status(self, access: Access = LOCAL) -> dict[str, Any]:
         return {"replicas": self._replicas, "leases": self._leases}
 
-    def warnings(self, access: Access = LOCAL) -> list[str]:
-        return list(warnings(self._replicas, self._leases))
-
-    def what_to_do(self, access: Access = LOCAL) -> list[str]:
-        return list(what_to_do(self._replicas))
+    def notices(self, access: Access = LOCAL) -> list[Notice]:
+        return list(notices(self._replicas, self._leases))
 
 
 class AttentionTests(SiteCase):

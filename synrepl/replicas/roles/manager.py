@@ -138,6 +138,18 @@ class RoleManager:
         """Return why reads are refused until this daemon is up to date; empty if they are not."""
         return self.owner.staleness()
 
+    def state(self) -> str:
+        """Return which of the states of the room this daemon is in; empty if in none."""
+        return self.owner.state()
+
+    def lag_seconds(self) -> float:
+        """Return the seconds since this copy was last caught up; 0 if this daemon is no replica."""
+        return self.replica.lag_seconds() if self.replica is not None else 0.0
+
+    def lag_rows(self) -> int:
+        """Return the number of facts that this copy is known to lack; 0 if this daemon is no replica."""
+        return self.replica.freshness.lag_rows() if self.replica is not None else 0
+
     def address(self) -> Address:
         """Where other daemons reach this one."""
         return self.owner.own_address()

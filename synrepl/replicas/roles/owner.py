@@ -42,6 +42,9 @@ class IRoleOwner(Protocol):
     def staleness(self) -> str:
         """Return why reads are refused until this daemon is up to date; empty if they are not."""
 
+    def state(self) -> str:
+        """Return which of the states of the room this daemon is in; empty if in none."""
+
     def role_changed(self) -> None:
         """Called after every change of the role, of what it permits, and of which daemons know it."""
 

@@ -12,14 +12,16 @@ from synrepl.rooms import rooms
 KINDS: Final = {word: state.kind for word, state in states().items()}
 """The CSS class of each state, for its color; the word is always shown, too."""
 
+_SECTIONS: Final = {room: section for room in rooms() if (section := room.page_section()) is not None}
+
 TEMPLATE: Final = load_template(
     "synrepl.transports.http",
     "status.html.j2",
-    *(type(room).__module__.rpartition(".")[0] for room in rooms() if room.page_template),
+    *(type(room).__module__.rpartition(".")[0] for room in _SECTIONS),
     KINDS=KINDS,
     STATES={word: state.means for word, state in states().items()},
-    ROOM_TEMPLATES=[room.page_template for room in rooms() if room.page_template],
-    **{name: value for room in rooms() for name, value in room.page_names().items()},
+    ROOM_TEMPLATES=[section.template for section in _SECTIONS.values()],
+    **{name: value for section in _SECTIONS.values() for name, value in section.names.items()},
 )
 
 

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from synrepl.base.metrics import OTHERS, POSITION_WRITERS
 from synrepl.base.version import daemon_version
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
-from synrepl.replication.status import FactReceiver, RoomPart, build_status, recent_facts
+from synrepl.replication.status import Lagging, build_status, recent_facts
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import accepted_type
@@ -158,8 +158,7 @@ def _collect(context: SiteContext) -> None:
         for writer, token in _limited(positions):
             metrics.position.labels(stream, writer).set(token)
     senders = [follower.sender for follower in publisher.followers if follower.sender is not None]
-    parts: list[FactReceiver | RoomPart] = [*context.rooms.values()]
-    parts += [] if context.ingest is None else [context.ingest]
+    parts: list[Lagging] = [context.hooks.role, *([] if context.ingest is None else [context.ingest])]
     rows = [part.lag_rows() for part in parts] + [publisher.lag.rows(sender.serial) for sender in senders]
     seconds = [part.lag_seconds() for part in parts] + [
         publisher.lag.seconds(sender.serial) for sender in senders

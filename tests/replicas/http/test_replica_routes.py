@@ -86,6 +86,9 @@ class CopiesCase(SiteCase):
     def staleness(self) -> str:
         return ""
 
+    def state(self) -> str:
+        return ""
+
     def own_address(self) -> Address:
         return HERE
 
