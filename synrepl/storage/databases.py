@@ -11,6 +11,7 @@ from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.postgres_connection import PostgresAddress
+from synrepl.storage.settings import other_notation
 from synrepl.storage.sql import Flavor
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.sqlite_errors import map_sqlite_errors
@@ -156,6 +157,8 @@ class Database:
 
 
 def _unknown(kind: str, rest: str) -> ConfigError:
+    if why := other_notation(kind):
+        return ConfigError(f"the database must be sqlite:PATH or postgresql://..., {why}")
     # Without the rest of a URL, which may contain a password.
     given = f"{kind}:..." if rest else kind
     hint = f"; did you mean sqlite:{kind}?" if kind and not rest else ""
