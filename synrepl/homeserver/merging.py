@@ -166,10 +166,13 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
     around, replaced = list[tuple[str, str]](), list[Replaced]()
     shared, own = _Merge(), list[_Merge]()
     seen, read = set[Path](), set[Path]()
+    has_inner = False
     sharing, in_folders = set[Path](), list[tuple[Path, str, str]]()
     for number, path in enumerate(given):
         contents = {}
-        for file, layers in (part for one in _files(path) for part in load_parts(one, keys)):
+        parts = [(one, *part) for one in _files(path) for part in load_parts(one, keys)]
+        for outer, file, layers in parts:
+            has_inner = has_inner or file != outer
             content = layers[0]
             if (count := sum("worker_name" in one for one in layers if isinstance(one, dict))) > 1:
                 replaced.append(Replaced(key="worker_name", file=str(file), by=str(file), times=count))
@@ -205,6 +208,9 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
                     merged = merged.over(file, contents[file])
                 own.append(merged)
             seen.update(file.resolve() for file in group)
+    if has_inner:
+        # Beside those that hold its files, manifests are of containers, networks and disks.
+        around = [(file, kind) for file, kind in around if not kind.startswith(OF_KUBERNETES)]
     processes = sorted(_processes(shared, own), key=lambda one: not one.is_main)
     if not any(isinstance(one.get("server_name"), str) for one in processes):
         names = ", ".join(str(path) for path in given)
@@ -275,6 +281,9 @@ def _says(key: str, value: Any) -> bool:
     return needed is not None and bool(as_mapping(value).get(needed))
 
 
+OF_KUBERNETES: Final = "a manifest of Kubernetes"
+
+
 def _kind_around(content: Mapping[Any, Any]) -> str:
     """What a file is that has files of Synapse in it, or starts it; "" for one of Synapse's."""
     if "server_name" in content or "worker_app" in content:
@@ -284,7 +293,7 @@ def _kind_around(content: Mapping[Any, Any]) -> str:
             str(name) for name in as_mapping(content.get("data")) if str(name).endswith((".yaml", ".yml"))
         ]
         inside = f", with {printable(', '.join(names), limit=200)} in it" if names else ""
-        return f"a manifest of Kubernetes ({printable(kind)}){inside}"
+        return f"{OF_KUBERNETES} ({printable(kind)}){inside}"
     if isinstance(content.get("services"), dict):
         return "a file of Docker Compose"
     of_chart = ("replicaCount", "image", "ingress", "synapse", "fullnameOverride")

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.settings import other_notation
 from synrepl.storage.sql import Flavor
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.sqlite_errors import map_sqlite_errors
@@ -164,6 +165,8 @@ class Database:
 
 
 def _unknown(kind: str, rest: str) -> ConfigError:
+    if why := other_notation(kind):
+        return ConfigError(f"the database must be sqlite:PATH or postgresql://..., {why}")
     # Without the rest of a URL, which may contain a password.
     given = f"{kind}:..." if rest else kind
     hint = f"; did you mean sqlite:{kind}?" if kind and not rest else ""

@@ -184,6 +184,15 @@ def line(logger: str, level: str, text: str) -> str:
             "error",
             "this release of synapse_port_db copies a table with such a column as any other",
         ),
+        # mautrix/whatsapp#44
+        (
+            line(
+                "appservice.api", "WARNING", "push_bulk to http://x threw exception Expecting value: line 1"
+            ),
+            "as_push_failed",
+            "look",
+            "It answered with what is no JSON",
+        ),
         # element-hq/synapse#16993
         (
             'AssertionError: assert set(min_positions) == {"federation", "events"}',

@@ -89,6 +89,16 @@ def test_manifests_are_a_whole_homeserver(tmp_path: Path) -> None:
     assert [] == found["findings"]
 
 
+def test_a_folder_of_manifests_is_a_homeserver(tmp_path: Path) -> None:
+    """Those of containers and networks hold no files, and are no files of Synapse's."""
+    for name, one in (("a", MAIN), ("b", SENDER), ("c", DEPLOYMENT)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(one))
+
+    found = run("--homeserver", tmp_path, code=WELL)
+
+    assert ["master", "sender1"] == [one["name"] for one in found["processes"]]
+
+
 def test_manifests_without_settings_are_told(tmp_path: Path) -> None:
     """Several in one file too, which is none of Synapse's."""
     (tmp_path / "hs.yaml").write_text(SHARED.replace("federation_sender_instances: [sender1]", ""))

@@ -219,6 +219,8 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--database", "postgresql://a/b?hush"], "must be a URL such as"),
         (["--database", "postgresql://a/b#hush"], "without spaces and #"),
         (["--database", "mysql://ada:hush@a/b"], "must be sqlite:PATH"),
+        (["--database", "postgresql+psycopg2://ada@h/db"], "leave out what names it (jdbc:, +psycopg2)"),
+        (["--database", "dbname=log password=hush host=h"], "put host, user and dbname into the URL"),
         (["--database", "sqlite:///a.db"], "did you mean sqlite:/a.db or sqlite:a.db?"),
         (["--database", "a.db"], "must be sqlite:PATH"),
         (["--database", "sqlite:"], "needs the path"),

@@ -693,7 +693,14 @@ AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
 
 
 def _as_answer(match: Match, writers: Writers) -> Passage | None:
-    """Explain the answer of an application service by its status."""
+    """Explain the answer of an application service by its status, or that it is no JSON."""
+    if "Expecting value" in match.text:
+        told = "It answered with what is no JSON, so that Synapse does not take the transaction for received."
+        step = (
+            "see who answers at its url: the service itself must answer {} (an older version may answer with"
+            " nothing: update it), and no page of a proxy or of another program"
+        )
+        return _passage(match, [match.message.means, told], [step], [])
     code = next((int(value) for value in match.values if value.isdigit()), 0)
     if code not in AS_ANSWERS:
         return None

@@ -114,7 +114,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
     held: PastedEntry | None = None
     trace: _Traceback | None = None
     for number, shipped in _numbered(lines):
-        if not shipped.strip() or _FILE_OF_TAIL.fullmatch(shipped.strip()):
+        if not shipped.strip() or (shipped.startswith("==> ") and _FILE_OF_TAIL.fullmatch(shipped.strip())):
             continue
         if held is not None and held.table is not None and held.table.takes(shipped):
             continue
@@ -158,7 +158,8 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
         if held is not None:
             yield held
         # What belongs to a line of Synapse may be in further documents of Docker.
-        held = PastedEntry(number, line if is_logged(line) else shipped, exceptions=exceptions)
+        is_document = line is not shipped and is_logged(line)
+        held = PastedEntry(number, line if is_document else shipped, exceptions=exceptions)
     if trace is not None:
         yield from trace.entries(held)
     elif held is not None:
@@ -218,7 +219,8 @@ def _is_open(line: str) -> bool:
 
 
 def _is_of_twisted(line: str) -> bool:
-    return logged_message(line)[0].logger == "twisted" and _is_failure(line)
+    is_named = "twisted" in line[:500]
+    return is_named and logged_message(line)[0].logger == "twisted" and _is_failure(line)
 
 
 def _rest_of_twisted(line: str) -> str | None:

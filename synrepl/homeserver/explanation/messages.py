@@ -303,7 +303,7 @@ def find_message(logged: LoggedText) -> Match | None:
 def find_reason(text: str) -> Match | None:
     """Return the exception, or the words of PostgreSQL, Redis or the system, that a text has in it."""
     text = text[:_LONGEST]
-    for pattern in _patterns().anywhere:
+    for pattern in _patterns().anywhere if len(text) >= TELLING else ():
         if found := pattern.search(text):
             return Match(pattern, text[found.start() :], found.groups(), "", "")
     return None
