@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from synrepl.homeserver.absence import ABSENT_STATUS
-from synrepl.rooms import Room, RoomCommand
+from synrepl.rooms import PageSection, Room, RoomCommand
 
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
@@ -76,6 +76,9 @@ class HomeserverRoom(Room):
 
     def status_shape(self) -> Mapping[str, Any]:
         return {"tables": [{"stream": str}], "writers": [{"stream": str, "writer": str}]}
+
+    def page_section(self) -> PageSection:
+        return PageSection("homeserver.html.j2")
 
     def routes(self) -> "Sequence[Route]":
         from synrepl.homeserver.routes import ROUTES

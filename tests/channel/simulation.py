@@ -28,6 +28,9 @@ from tests.channel.simulated_daemons import Daemon
 from tests.redis.fake_redis import FakeRedis
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
+WORLDS: Final = {"channel": "tests.channel.simulation:ChannelSimulation"}
+"""What scripts/simulate runs: the module and class of each world."""
+
 RETRY_SECONDS: Final = 0.3
 
 WRITES: Final = {

@@ -1,10 +1,11 @@
 """Target of the RESP port: the requests of a Redis client, and the lines that it publishes."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from scripts.fuzz_parts.target import Target, conversed, words
 from synrepl.channel import resp_codec as resp
 from tests.channel.test_connection import FULL, Site
-
-__all__ = ["RespTarget"]
 
 
 class RespTarget(Target):
@@ -43,3 +44,6 @@ class RespTarget(Target):
         site.clock.pump([1.0] * 6)
         site.channel.stop()
         return words(said), is_closed, bool(subscriber.transport.value()), bool(site.ingested)
+
+
+TARGETS: Final[Mapping[str, type[Target]]] = {"resp": RespTarget}
