@@ -141,6 +141,18 @@ def test_a_statement_that_changes_streams_says_what_it_does(text: str, said: str
     assert said in " ".join(passage.advice)
 
 
+def test_a_statement_that_postgresql_logged_is_nobodys_fault() -> None:
+    [passage] = only(
+        "Jul 09 19:32:19 host postgres[28]: [24-2] 2020-07-09 14:02:19.105 UTC [33] STATEMENT:  DELETE FROM"
+        " device_lists_stream WHERE stream_id < 7",
+        "statement",
+    )
+
+    assert (passage.advice, passage.severity) == ([], "")
+    assert "PostgreSQL's line before it tells, on device_lists_stream" in passage.words[0]
+    assert not explain("STATEMENT:  DELETE FROM unknown_here").passages
+
+
 def test_metrics_are_told_by_family() -> None:
     found = explain(
         "# HELP synapse_util_caches_cache_hits\n"

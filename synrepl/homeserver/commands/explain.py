@@ -1,5 +1,6 @@
 """``synrepl explain``: say in words what a pasted text of a homeserver means."""
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -46,6 +47,11 @@ def explain_command(text: str | None, homeserver_files: tuple[Path, ...], output
     if not found.lines:
         raise click.UsageError("the text is empty: give it in quotes, or on standard input")
     if not found.passages:
+        if text is not None and _is_file(text):
+            raise click.UsageError(
+                "the argument is a text, and not the name of a file; to read that file:"
+                f" synrepl explain < {printable(shlex.quote(text))}"
+            )
         told = (
             "; ".join(_unknown(found)) if found.areas else f"nothing was recognized{_loggers(found, False)}"
         )
@@ -55,6 +61,14 @@ def explain_command(text: str | None, homeserver_files: tuple[Path, ...], output
             f" push), and {', '.join(KINDS.values())}"
         )
     output.show(msgspec.to_builtins(found), _lines(found, is_wide=output.is_wide))
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        # A text may be too long for a name, or have characters that no name has.
+        return False
 
 
 def _lines_of(text: str | None) -> Iterator[str]:

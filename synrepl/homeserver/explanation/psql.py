@@ -27,6 +27,8 @@ _STATEMENT: Final = re.compile(
     r"\s{1,20}(?:public\.)?\"?(?P<table>[a-z]\w{2,63})\b",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
+_LOGGED: Final = re.compile(r"\bSTATEMENT:\s", re.ASCII)
+"""What PostgreSQL's log has before the statement of the line before."""
 _SETVAL: Final = re.compile(r"\bsetval\s?\(\s?'(?P<sequence>\w{1,63})'", re.ASCII | re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\d{1,19}", re.ASCII)
 
@@ -121,6 +123,8 @@ def is_footer(text: str) -> bool:
 
 def explain_statement(text: str) -> Passage | None:
     """Explain a statement that changes a table of streams, or a sequence."""
+    if _LOGGED.search(text[:400]):
+        return _explain_logged(text)
     if found := _SETVAL.search(text[:4000]):
         told = (
             f"A statement that sets the sequence {found['sequence']}: the next id comes after the number that"
@@ -146,6 +150,15 @@ class ExplainedOutput(msgspec.Struct, frozen=True):
     passage: Passage
     table: str
     places: Sequence[int] = ()
+
+
+def _explain_logged(text: str) -> Passage | None:
+    """Explain a statement in PostgreSQL's log: a program made it, and nobody is to be told not to."""
+    if (statement := find_statement(text)) is None or statement.verb == "select":
+        return None
+    table = statement.table
+    words = [f"The statement of which PostgreSQL's line before it tells, on {table.table}. {table.about}"]
+    return Passage(kind="statement", text="a statement", words=words, advice=[])
 
 
 def explain_table(table: PsqlOutput, statement: Statement | None) -> ExplainedOutput | None:

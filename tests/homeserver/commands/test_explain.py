@@ -1,7 +1,9 @@
 """``synrepl explain``: words, tables, JSON, exit codes."""
 
 import json
+from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from synrepl.cli import main
@@ -83,6 +85,21 @@ def test_wide_tables_name_the_streams() -> None:
 
     assert "device_lists " not in explain(token).stdout
     assert "device_lists " in explain(token, "-o", "wide").stdout
+
+
+def test_the_name_of_a_file_is_told_to_be_one(tmp_path: Path) -> None:
+    file = tmp_path / "homeserver 1.log"
+    file.write_text(STUCK)
+
+    result = explain(str(file))
+
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"to read that file: synrepl explain < '{file}'" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "a\0b", "/"])
+def test_what_names_no_file_is_a_text(text: str) -> None:
+    assert "nothing was recognized" in explain(text).stderr
 
 
 def test_nothing_recognized_is_one_line_with_what_is_known() -> None:
