@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+CORE_STORIES: Final = ("clients_follow_us", "we_follow_servers", "caches", "homeserver")
+"""The tests with real Synapse releases that need no room."""
 SECONDS: Final = 60.0
 """How long a daemon may take to start, and a fact to arrive."""
 ROOM: Final = re.compile(r'^ +"(\w+) = synrepl\.\1\.room:\w+",\n', re.MULTILINE)
@@ -39,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     named = [word for word in words if word not in flags]
     rooms = ROOM.findall((ROOT / "setup.py").read_text("utf-8"))
     unknown = [word for word in named if word not in (*rooms, "each", "all")]
-    if unknown or flags - {"--tests", "--lint", "--whole"}:
+    if unknown or flags - {"--tests", "--lint", "--whole", "--interop"}:
         print(f"rooms are {', '.join(rooms)}; scripts/rooms --help", file=sys.stderr)
         return 2
     flags |= {"--tests", "--lint"} if "--whole" in flags else set()
@@ -52,7 +54,10 @@ def main(words: Sequence[str]) -> int:
         began = time.monotonic()
         try:
             with tempfile.TemporaryDirectory(prefix="synrepl-rooms-") as folder:
-                Rest(Path(folder), absent).check(tests="--tests" in flags, lint="--lint" in flags)
+                rest = Rest(Path(folder), absent)
+                rest.check(tests="--tests" in flags, lint="--lint" in flags)
+                if "--interop" in flags:
+                    rest.meet_synapse()
         except Broken as error:
             failed = True
             print(f"FAILED {what}: {error}", flush=True)
@@ -113,6 +118,13 @@ class Rest:
             pytest = [str(self._python), "-m", "pytest", "-q", "tests", "-n", workers, "--dist", "worksteal"]
             self._run(*pytest, "-m", "not slow and not spark", is_long=True)
 
+    def meet_synapse(self) -> None:
+        """Run the core's stories with real releases of Synapse. Raises `Broken`."""
+        files = [f"tests/interop/test_{name}.py" for name in CORE_STORIES]
+        pytest = [str(self._python), "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile", *files]
+        said = self._run(*pytest, is_long=True, SYNREPL_INTEROP="legacy current homeserver")
+        print("\n".join(said.splitlines()[-12:]), flush=True)
+
     def _synrepl(self, *words: str) -> list[str]:
         return [str(self._python), "-m", "synrepl", *words]
 
@@ -161,7 +173,7 @@ class Rest:
         if why not in ended.stderr or ended.stderr.count("\n") != 1:
             raise Broken(f"synrepl {' '.join(words)} says {ended.stderr[-500:]!r}, not {why!r}")
 
-    def _run(self, *command: str, text: str = "", is_long: bool = False) -> None:
+    def _run(self, *command: str, text: str = "", is_long: bool = False, **variables: str) -> str:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         ended = subprocess.run(
             command,
@@ -170,12 +182,13 @@ class Rest:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=self.checkout,
-            env=environment,
+            env=environment | variables,
             check=False,
         )
         if ended.returncode:
             shown = ended.stdout[-20_000 if is_long else -3_000 :]
             raise Broken(f"{' '.join(command[:6])} ended with {ended.returncode}:\n{shown}")
+        return ended.stdout
 
 
 def _copy(checkout: Path) -> None:

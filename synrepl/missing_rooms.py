@@ -1,7 +1,7 @@
 """What belongs to a room that is not installed, so that a refusal says so.
 
-``missing_rooms.json`` has the settings, commands and URLs of all rooms (`scripts/docs.py` writes it, and the
-tests compare it with the rooms).
+``missing_rooms.json`` has all rooms, with their settings, commands and URLs (`scripts/docs.py` writes it, and
+the tests compare it with the rooms).
 """
 
 import json
@@ -52,8 +52,9 @@ def missing_url(parts: list[str]) -> str:
 
 def describe_rooms() -> dict[str, dict[str, str]]:
     """Return what the installed rooms have, as ``missing_rooms.json`` has it."""
-    found: dict[str, dict[str, str]] = {"settings": {}, "commands": {}, "urls": {}}
+    found: dict[str, dict[str, str]] = {"rooms": {}, "settings": {}, "commands": {}, "urls": {}}
     for room in rooms():
+        found["rooms"][room.name] = room.name
         for names in room.headings.values():
             found["settings"] |= dict.fromkeys(names.split(), room.name)
         found["commands"] |= {one.name: room.name for one in room.commands}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from synrepl.http_api.route import Route
+    from synrepl.wire.error_codes import ErrorCode
     from synrepl.wire.grammar import Command as WireCommand
 
 ENTRY_POINTS: Final = "synrepl.rooms"
@@ -101,6 +102,10 @@ class Room:
 
     def import_handlers(self) -> None:
         """Import the modules whose functions handle its routes (`synrepl.transports.http.handlers`)."""
+
+    def error_codes(self) -> "Mapping[str, ErrorCode]":
+        """The error codes that only it answers with."""
+        return {}
 
     def status_shape(self) -> "Mapping[str, Any]":
         """The shapes of its keys of the status, as far as clients use them (`synrepl.http_api.shapes`)."""

@@ -11,7 +11,8 @@ from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import Example, Parameter, Route
 from synrepl.transports.http import api as _ties_handlers  # noqa: F401
 from synrepl.transports.http.openapi_routes import build_description
-from synrepl.wire.error_codes import ERROR_CODES, RETRYABLE_STATUSES, ErrorCode
+from synrepl.wire.all_error_codes import all_error_codes
+from synrepl.wire.error_codes import RETRYABLE_STATUSES, ErrorCode
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
 
 __all__ = ["BASE_URL", "http_reference"]
@@ -61,7 +62,7 @@ def streams_of(operation: Operation) -> str:
 def _errors() -> Iterator[str]:
     yield "| status | code | when | what to do | retry |"
     yield "|---|---|---|---|---|"
-    for code, kind in sorted(ERROR_CODES.items(), key=lambda item: (item[1].status, item[0])):
+    for code, kind in sorted(all_error_codes().items(), key=lambda item: (item[1].status, item[0])):
         yield f"| {kind.status} | `{code}` | {kind.means} | {kind.action} | {_retry(kind)} |"
 
 

@@ -139,7 +139,7 @@ class Daemon(Service):
             is_new = not self.hooks.role.is_primary and names.expected_name(notes) is None
             self._logger.info(
                 "ready: {server} as {instance}, epoch {epoch}, serial {serial}{reason}",
-                server="a new replica" if is_new else names.server_name_of(notes),
+                server=f"a new {self.hooks.role.role}" if is_new else names.server_name_of(notes),
                 instance=self.settings.instance_name,
                 epoch=log.head.epoch,
                 serial=log.head.serial,

@@ -9,6 +9,7 @@ from synrepl.rooms import PageSection, Room, RoomCommand
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
     from synrepl.http_api.route import Route
+    from synrepl.wire.error_codes import ErrorCode
 
 
 class FilesRoom(Room):
@@ -35,6 +36,11 @@ class FilesRoom(Room):
         from synrepl.files.routes import ROUTES
 
         return ROUTES
+
+    def error_codes(self) -> "Mapping[str, ErrorCode]":
+        from synrepl.files.error_codes import ERROR_CODES
+
+        return ERROR_CODES
 
     def import_handlers(self) -> None:
         import synrepl.files.handlers  # noqa: F401

@@ -10,6 +10,7 @@ from synrepl.rooms import PageSection, Room, RoomCommand
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
     from synrepl.http_api.route import Route
+    from synrepl.wire.error_codes import ErrorCode
 
 LOOK = "Inspect a homeserver"
 
@@ -97,6 +98,11 @@ class HomeserverRoom(Room):
         from synrepl.homeserver.part import build
 
         return build(daemon)
+
+    def error_codes(self) -> "Mapping[str, ErrorCode]":
+        from synrepl.homeserver.error_codes import ERROR_CODES
+
+        return ERROR_CODES
 
     def import_handlers(self) -> None:
         import synrepl.homeserver.handlers  # noqa: F401

@@ -3,6 +3,7 @@
 A function in `synrepl/transports/http/` handles it: the one with the decorator `handles(ROUTE)`.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from synrepl.http_api import shapes
@@ -25,7 +26,7 @@ from synrepl.http_api.route import (
     WholeNumber,
     WholeNumbers,
 )
-from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.error_codes import ERROR_CODES, ErrorCode
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, SEEN_STREAMS
 
 KIB: Final = 1024
@@ -79,9 +80,17 @@ _READER: Final = (
 )
 
 
-def refused_example(target: str, code: str, body: Any = None, *, message: Any = ..., **more: Any) -> Example:
-    """An example of a refusal, with the status of its code."""
-    kind = ERROR_CODES[code]
+def refused_example(
+    target: str,
+    code: str,
+    body: Any = None,
+    *,
+    message: Any = ...,
+    codes: Mapping[str, ErrorCode] = ERROR_CODES,
+    **more: Any,
+) -> Example:
+    """An example of a refusal, with the status of its code, which is one of these `codes`."""
+    kind = codes[code]
     if kind.retryable is not None:
         more.setdefault("retryable", kind.retryable)
     return Example(target, {"error": code, **more, "message": message}, body, kind.status)

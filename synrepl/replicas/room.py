@@ -9,6 +9,7 @@ from synrepl.rooms import DaemonState, PageSection, Room, RoomCommand
 if TYPE_CHECKING:
     from synrepl.daemon.parts import DaemonParts, Part
     from synrepl.http_api.route import Route
+    from synrepl.wire.error_codes import ErrorCode
     from synrepl.wire.grammar import Command as WireCommand
 
 
@@ -97,6 +98,11 @@ class ReplicasRoom(Room):
         from synrepl.replicas.routes import ROUTES
 
         return ROUTES
+
+    def error_codes(self) -> "Mapping[str, ErrorCode]":
+        from synrepl.replicas.error_codes import ERROR_CODES
+
+        return ERROR_CODES
 
     def import_handlers(self) -> None:
         import synrepl.replicas.http.admin_handlers

@@ -1,12 +1,16 @@
 """The routes of the room of replicas."""
 
+from functools import partial
 from typing import Final
 
 from synrepl.http_api.route import ConnectionId, Example, Parameter, Route, WholeNumber
 from synrepl.http_api.routes import KIB, OCTETS, refused_example
 from synrepl.replicas import shapes
-from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.replicas.error_codes import ERROR_CODES
+from synrepl.wire.error_codes import ERROR_CODES as OF_CORE
 from synrepl.wire.scope import ALL_STREAMS, SEEN_STREAMS
+
+_refused = partial(refused_example, codes=OF_CORE | ERROR_CODES)
 
 CONNECTION: Final = "Synrepl-Connection"
 OFFSET: Final = "Synrepl-Offset"
@@ -68,7 +72,7 @@ ADD_LEASE: Final = Route(
     max_body=64 * KIB,
     examples=(
         Example("/v1/leases", {"uuid": ..., "name": "lisbon", "serial": 3}, {"name": "lisbon"}),
-        refused_example("/v1/leases", "bad_request", {"name": ""}, message="a lease needs a name"),
+        _refused("/v1/leases", "bad_request", {"name": ""}, message="a lease needs a name"),
     ),
     answer={"uuid": str, "name": str, "serial": int},
 )
@@ -79,7 +83,7 @@ DROP_LEASE: Final = Route(
     "End a lease, by the name or the uuid of its reader; a replica is disconnected and refused.",
     right="administer",
     errors=("unknown_lease",),
-    examples=(refused_example("/v1/leases/oslo", "unknown_lease"),),
+    examples=(_refused("/v1/leases/oslo", "unknown_lease"),),
     answer={"uuid": str, "name": str},
 )
 PROMOTE: Final = Route(
@@ -97,7 +101,7 @@ PROMOTE: Final = Route(
     ),
     max_body=64 * KIB,
     examples=(
-        refused_example(
+        _refused(
             "/v1/promote",
             "not_a_replica",
             {"force": False},
@@ -113,7 +117,7 @@ RESYNC: Final = Route(
     "Let a replica that has stopped, or a fenced daemon, join again; facts that only it has go to a file.",
     right="administer",
     errors=("not_stopped", "primary_unknown"),
-    examples=(refused_example("/v1/resync", "not_stopped", {}, message=ERROR_CODES["not_stopped"].means),),
+    examples=(_refused("/v1/resync", "not_stopped", {}, message=ERROR_CODES["not_stopped"].means),),
     answer={"role": str},
 )
 HANDOVER: Final = Route(
@@ -157,8 +161,8 @@ ADD_KEY: Final = Route(
     errors=("key_refused", "storage_error", "fenced", "starting", "handing_over", "stopped"),
     max_body=64 * KIB,
     examples=(
-        refused_example("/v1/keys", "key_refused", {"name": "laptop", "rights": ["read"]}),
-        refused_example("/v1/keys", "bad_request", {"name": "laptop", "rights": []}),
+        _refused("/v1/keys", "key_refused", {"name": "laptop", "rights": ["read"]}),
+        _refused("/v1/keys", "bad_request", {"name": "laptop", "rights": []}),
     ),
     answer={"key": shapes.KEY, "secret": str},
 )
@@ -169,7 +173,7 @@ REVOKE_KEY: Final = Route(
     "Revoke an issued key, here and at all replicas; peers that use it are disconnected.",
     right="administer",
     errors=("unknown_key", "storage_error", "fenced", "starting", "handing_over", "stopped"),
-    examples=(refused_example("/v1/keys/laptop", "unknown_key"),),
+    examples=(_refused("/v1/keys/laptop", "unknown_key"),),
     answer=shapes.KEY,
 )
 ROUTES: Final = tuple(value for value in globals().values() if isinstance(value, Route))

@@ -14,8 +14,8 @@ from tests.service.processes import Daemon, Process
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = (ROOT / "docs/howto/contribute.md").read_text("utf-8")
-FILE: Final = re.compile(r"^`(synrepl/[\w/]+\.py)`.*?\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-"""A file of the page: its path and its text."""
+FILE: Final = re.compile(r"^`(greeting/\w+\.py)`.*?\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""A file of the page: its path below `synrepl`, and its text."""
 LINE: Final = re.compile(r'^`setup\.py`.*`"(.*)",`$', re.MULTILINE)
 
 
@@ -26,8 +26,9 @@ def _checkout(tmp_path: Path) -> Path:
     for entry in Path(synrepl.__file__).parent.iterdir():
         (tmp_path / "synrepl" / entry.name).symlink_to(entry)
     for name, text in FILE.findall(PAGE):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, "utf-8")
+        path = tmp_path / "synrepl" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
     installed = distribution("synrepl")
     description = tmp_path / f"synrepl-{installed.version}.dist-info"
     description.mkdir()

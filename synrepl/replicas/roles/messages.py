@@ -9,9 +9,9 @@ import msgspec
 from synrepl.base.history import EpochStart, LogPosition
 from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.errors import ReplicationError
+from synrepl.replicas.error_codes import ERROR_CODES
 from synrepl.replicas.roles.role_states import Role
 from synrepl.replication.addresses import Address
-from synrepl.wire.error_codes import ERROR_CODES
 from synrepl.wire.text import MAX_ADDRESS, printable
 
 MAX_EPOCH: Final = 2**53

@@ -35,8 +35,8 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import astuple
 
+from synrepl.replicas.error_codes import REFUSALS
 from synrepl.wire.dialect import NATIVE
-from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import ALL, Filter
 from synrepl.wire.grammar import CLIENT, SERVER, Command, command, field, json_command
 from synrepl.wire.kinds import Body, Integer, Rest, Word

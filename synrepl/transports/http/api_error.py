@@ -10,7 +10,7 @@ from synrepl.base.response_errors import NotForwarded, OwnResponse
 from synrepl.errors import StorageError, UnknownStream
 from synrepl.storage.append_errors import GivenElsewhere, KeyReused, ReadOnlyHere
 from synrepl.storage.private_files import DiskFull
-from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.all_error_codes import all_error_codes
 from synrepl.wire.jsontext import dumps
 
 MAX_MESSAGE: Final = 1_000
@@ -22,7 +22,7 @@ RETRY_SECONDS: Final = 1
 class ApiError(Exception):
     """An error response, with the status and headers of its code, and a body with the fields of `more`.
 
-    `status` replaces that of the code. It is required for another daemon's code that `ERROR_CODES` lacks.
+    `status` replaces that of the code. It is required for another daemon's code that this one lacks.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class ApiError(Exception):
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
         self.more = more
         self.headers = dict(headers or {})
-        kind = ERROR_CODES[code] if status is None else ERROR_CODES.get(code)
-        self.status = status or ERROR_CODES[code].status
+        codes = all_error_codes()
+        kind = codes[code] if status is None else codes.get(code)
+        self.status = status or codes[code].status
         if kind is not None and kind.status == self.status:
             if kind.retryable is not None:
                 more.setdefault("retryable", kind.retryable)

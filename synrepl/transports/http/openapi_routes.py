@@ -13,7 +13,7 @@ from synrepl.rooms import rooms
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import Handler, handler_of, handles
 from synrepl.wire import jsontext
-from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.all_error_codes import all_error_codes
 
 REFERENCE: Final = "#/components/schemas/{name}"
 BINARY: Final = {"type": "string", "format": "binary"}
@@ -126,12 +126,13 @@ def _responses(route: Route, answer: Any) -> dict[str, Any]:
         content[other] = {"schema": BINARY}
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
     codes = [*route.errors, *(COMMON_ERRORS if route.right is not None else ())]
+    kinds = all_error_codes()
     by_status: dict[int, list[str]] = {}
     for code in sorted(set(codes)):
-        by_status.setdefault(ERROR_CODES[code].status, []).append(code)
+        by_status.setdefault(kinds[code].status, []).append(code)
     error = _reference(SynapseError if route.path.startswith("/_synapse/") else ErrorAnswer)
     for status, found in sorted(by_status.items()):
-        text = "; ".join(f"{code}: {ERROR_CODES[code].means}" for code in found)
+        text = "; ".join(f"{code}: {kinds[code].means}" for code in found)
         responses[str(status)] = {"description": text, "content": {JSON: {"schema": error}}}
     return responses
 

@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 from scripts.staging import Stage
 from synrepl.cli import main
 from synrepl.replicas.commands.roles import WHAT_TO_DO
+from synrepl.replicas.error_codes import REFUSALS
 from synrepl.replicas.relay.relay_states import RelayState
 from synrepl.replicas.relay.replica_registry import REPLICA_STATES
 from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replication.status import states
-from synrepl.wire.error_codes import REFUSALS
 from tests.service.processes import ROOT, Daemon, Process
 
 MANUAL = ROOT / "docs" / "howto" / "replicas.md"

@@ -5,12 +5,12 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from synrepl.base.access import Access, Key, Keyring
+from synrepl.replicas.error_codes import REFUSALS
 from synrepl.replicas.relay.leases import MAX_LEASES
 from synrepl.replicas.wire.native import VERSION, Hello, Join, Subscribe, Welcome
 from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
 from synrepl.wire.commands import RemoteServerUp
-from synrepl.wire.error_codes import REFUSALS
 from synrepl.wire.filter import Filter
 from synrepl.wire.position import LogPosition
 from tests.replicas.clusters import FakeCluster, RawReplica
@@ -523,3 +523,9 @@ def test_commands_of_a_limited_replica_are_those_of_its_streams() -> None:
     assert not a.publisher.follower_commands.syncing.users()
     assert 1 == a.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get()
     assert raw.lines("TAKEN")[-1].split()[:2] == [b"o", b"2"]
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_refusal_says_whether_to_retry(code: str) -> None:
+    """A replica decides by it."""
+    assert REFUSALS[code].retryable is not None
