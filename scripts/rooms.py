@@ -91,7 +91,7 @@ class Rest:
         for entry in here.iterdir():
             if not re.match(r"_*(editable_+)?synrepl\b", entry.name, re.IGNORECASE):
                 (there / entry.name).symlink_to(entry)
-        for program in ("lint-imports", "mypy", "ruff"):
+        for program in ("lint-imports", "mypy", "ruff", "twistd"):
             text = (Path(sys.prefix) / "bin" / program).read_bytes()
             if text.startswith(b"#!"):
                 text = re.sub(rb"\A#!.*", b"#!" + os.fsencode(self._python), text)

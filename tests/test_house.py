@@ -3,11 +3,18 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scripts.lib.circles import imports_of
+from synrepl.missing_rooms import missing_rooms
+from synrepl.rooms import rooms
+
 ROOT = Path(__file__).resolve().parent.parent
+ROOMS = {room.name for room in rooms()}
 
 PURE = ("synrepl.errors", "synrepl.wire", "synrepl.streams", "synrepl.caches")
 
@@ -138,3 +145,42 @@ def test_nothing_on_the_wire_authenticates_by_itself() -> None:
             found += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(named)]
 
     assert found == []
+
+
+def folder(module: str) -> str:
+    """The folder or single module below `synrepl` in which a module is."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def layers_contract() -> dict[str, Any]:
+    """The contract of import-linter that has the layers."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contract: dict[str, Any] = settings["tool"]["importlinter"]["contracts"][0]
+    return contract
+
+
+def test_every_module_has_a_layer() -> None:
+    """import-linter checks only those that `layers` names; a new room needs no line there."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ][0]
+    layered = {name for layer in contract["layers"] for name in re.findall(r"\w+", layer)}
+    there = {path.stem for path in (ROOT / "synrepl").iterdir() if path.suffix == ".py" or path.is_dir()}
+
+    assert there - layered - {"__init__", "__pycache__"} <= ROOMS
+    assert layered - ROOMS - missing_rooms() <= there
+
+
+def test_only_listed_modules_import_a_room_of_others() -> None:
+    """Neither the core nor another room: whoever deletes a room looks at nothing else. Types aside."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ][0]
+    listed = {tuple(line.split(" -> ")) for line in contract["ignore_imports"]}
+    found = {
+        (one.by, one.of)
+        for one in imports_of(ROOT / "synrepl")
+        if not one.for_types and folder(one.of) in ROOMS and folder(one.by) != folder(one.of)
+    }
+
+    assert found <= listed

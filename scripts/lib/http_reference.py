@@ -106,7 +106,7 @@ def _default(parameter: Parameter) -> str:
     default = parameter.kind.default
     if default is None or isinstance(default, bool):
         return "required" if parameter.kind.is_required else ""
-    return f"{default:g}"
+    return f"`{default}`" if isinstance(default, str) else f"{default:g}"
 
 
 def _body(route: Route, schemas: dict[str, Any]) -> Iterator[str]:
