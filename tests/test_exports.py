@@ -127,10 +127,12 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *(page for page in pages() if not is_built(page))], ids=lambda p: p.name
+    "page",
+    [ROOT / "README.md", *(one for one in pages() if not is_built(one) and one.name != "contribute.md")],
+    ids=lambda p: p.name,
 )
 def test_the_manual_imports_from_public_packages(page: Path) -> None:
-    """What it shows must not move."""
+    """What it shows must not move; the page about changing synrepl itself shows the rest."""
     imported = re.findall(r"^(?: {4})?from (synrepl[\w.]*) import", page.read_text("utf-8"), re.MULTILINE)
 
     assert set(imported) <= PUBLIC

@@ -161,9 +161,7 @@ def layers_contract() -> dict[str, Any]:
 
 def test_every_module_has_a_layer() -> None:
     """import-linter checks only those that `layers` names; a new room needs no line there."""
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ][0]
+    contract = layers_contract()
     layered = {name for layer in contract["layers"] for name in re.findall(r"\w+", layer)}
     there = {path.stem for path in (ROOT / "synrepl").iterdir() if path.suffix == ".py" or path.is_dir()}
 
@@ -173,9 +171,7 @@ def test_every_module_has_a_layer() -> None:
 
 def test_only_listed_modules_import_a_room_of_others() -> None:
     """Neither the core nor another room: whoever deletes a room looks at nothing else. Types aside."""
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ][0]
+    contract = layers_contract()
     listed = {tuple(line.split(" -> ")) for line in contract["ignore_imports"]}
     found = {
         (one.by, one.of)
