@@ -66,6 +66,8 @@ class FilesRoom(Room):
         return FilesMetrics
 
     def build(self, daemon: "DaemonParts") -> "Part":
-        from synrepl.files.part import make_part
+        from synrepl.files.late import LateFiles
+        from synrepl.files.settings import FilesSettings
 
-        return make_part(daemon)
+        assert isinstance(daemon.settings, FilesSettings)
+        return LateFiles(daemon, daemon.settings)
