@@ -10,6 +10,7 @@ from twisted.python import usage
 
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
+from synrepl.installation import version
 from synrepl.missing_rooms import why_missing
 
 LISTS: Final = frozenset(one.flag for one in settings() if one.kind == "list")
@@ -51,9 +52,7 @@ class Options(usage.Options):
 
     def opt_version(self) -> None:
         """Show the version and exit."""
-        from importlib.metadata import version  # late: a running daemon has no use for its 0.4 MiB
-
-        print(f"synrepl {version('synrepl')}")  # noqa: T201  # the purpose of --version
+        print(f"synrepl {version()}")  # noqa: T201  # the purpose of --version
         sys.exit(0)
 
     def parseOptions(self, options: Any = None) -> None:
