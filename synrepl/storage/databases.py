@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 from synrepl.errors import ConfigError, StorageError
@@ -12,6 +12,9 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sql import Flavor
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.sqlite_errors import map_sqlite_errors
+
+if TYPE_CHECKING:
+    from synrepl.storage.postgres_connection import PostgresAddress
 
 T = TypeVar("T")
 
@@ -40,6 +43,8 @@ class Database:
     longer; 0 is no limit. Reading waits half as long for a lock, and `LOCK_SECONDS` at most.
     """
 
+    _address: "PostgresAddress | None" = None
+
     def __init__(
         self,
         url: str | Mapping[str, str],
@@ -49,7 +54,6 @@ class Database:
     ) -> None:
         kind, _, rest = url.partition(":") if isinstance(url, str) else ("postgresql", "", "")
         self.flavor: Flavor
-        self._address: Any = None
         self._statement_seconds = statement_seconds
         if kind == "sqlite" and rest:
             self.flavor = "sqlite"
