@@ -6,11 +6,9 @@ without its folder and that line, everything else works as before.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from synrepl.installation import entry_points
 
 if TYPE_CHECKING:
     from synrepl.http_api.route import Route
@@ -140,10 +138,11 @@ def wanted_rooms(settings: Any) -> list[Room]:
 @cache
 def rooms() -> tuple[Room, ...]:
     """Return all installed rooms that have what they need, each behind those that it comes after."""
-    found: dict[str, Room] = {}
-    for name, place in entry_points(ENTRY_POINTS).items():
-        module, _, attribute = place.partition(":")
-        found[name] = getattr(import_module(module), attribute)()
+    try:
+        entry_points = distribution("synrepl").entry_points.select(group=ENTRY_POINTS)
+    except PackageNotFoundError:
+        return ()
+    found: dict[str, Room] = {one.name: one.load()() for one in entry_points}
     ordered: dict[str, Room] = {}
 
     def add(name: str) -> None:

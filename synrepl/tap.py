@@ -10,7 +10,6 @@ from twisted.python import usage
 
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
-from synrepl.installation import version
 from synrepl.missing_rooms import why_missing
 
 LISTS: Final = frozenset(one.flag for one in settings() if one.kind == "list")
@@ -52,7 +51,9 @@ class Options(usage.Options):
 
     def opt_version(self) -> None:
         """Show the version and exit."""
-        print(f"synrepl {version()}")  # noqa: T201  # the purpose of --version
+        from importlib.metadata import version  # late: a running daemon has no use for its 0.4 MiB
+
+        print(f"synrepl {version('synrepl')}")  # noqa: T201  # the purpose of --version
         sys.exit(0)
 
     def parseOptions(self, options: Any = None) -> None:

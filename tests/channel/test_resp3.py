@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from synrepl.base.version import daemon_version
 from synrepl.channel import resp_codec as resp
-from synrepl.installation import version
 from tests.channel.test_connection import FULL, READER, Client, Site
 
 
@@ -17,7 +17,7 @@ def bulk(*words: str) -> str:
 def hello(protocol: int, number: int) -> str:
     """The answer to HELLO."""
     head = "%7\r\n" if protocol == 3 else "*14\r\n"
-    start = bulk("server", "synrepl", "version", version(), "proto") + f":{protocol}\r\n"
+    start = bulk("server", "synrepl", "version", daemon_version(), "proto") + f":{protocol}\r\n"
     rest = bulk("id") + f":{number}\r\n" + bulk("mode", "standalone", "role", "master", "modules") + "*0\r\n"
     return head + start + rest
 

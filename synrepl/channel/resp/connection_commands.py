@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
+from synrepl.base.version import daemon_version
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.resp.client import MAX_LISTED, RefusedRequest, RespClient, shown_word, whole_number
-from synrepl.installation import version
 
 DATABASES: Final = 16
 MAX_NAME: Final = 100
@@ -43,7 +43,7 @@ def hello(client: RespClient, words: Words) -> bytes:
     return encoding.map(
         {
             b"server": resp.bulk(b"synrepl"),
-            b"version": resp.bulk(version().encode()),
+            b"version": resp.bulk(daemon_version().encode()),
             b"proto": resp.integer(encoding.number),
             b"id": resp.integer(client.id),
             b"mode": resp.bulk(b"standalone"),

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base.version import daemon_version
 from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import JSON, Parameter, Route
 from synrepl.http_api.routes import OCTETS, OPENAPI
-from synrepl.installation import version
 from synrepl.rooms import rooms
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import Handler, handler_of, handles
@@ -63,7 +63,7 @@ def build_description() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "synrepl",
-            "version": version(),
+            "version": daemon_version(),
             "description": "Append facts to the log of a daemon, read and follow it.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from synrepl.base.metrics import OTHERS, POSITION_WRITERS
+from synrepl.base.version import daemon_version
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
-from synrepl.installation import version
 from synrepl.replication.status import FactReceiver, RoomPart, build_status, recent_facts
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
@@ -147,7 +147,7 @@ def _status(call: Call) -> dict[str, Any]:
         instance=services.settings.instance_name,
         server_name=services.settings.server_name_of(services.log.notes),
         started_at=call.api.started_at,
-        version=version(),
+        version=daemon_version(),
         access=call.access,
     )
 
