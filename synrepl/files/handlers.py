@@ -60,13 +60,13 @@ def take_upload(services: Services, uri: bytes) -> OwnBody | None:
     part = _part(services)
     if part is None or not is_upload(uri):
         return None
-    return OwnBody(part.max_bytes, partial(Upload, part.opened))
+    return OwnBody(part.max_bytes, partial(Upload, part.files))
 
 
 @handles(PUT_FILE)
 async def put(call: Call) -> FileAnswer:
     """Store the uploaded file if its checksum matches; a replica then sends it on towards the primary."""
-    request, files, sha256, hops = call.request, await _store(call), _checksum(call), call.query["hops"]
+    request, files, sha256, hops = call.request, _store(call), _checksum(call), call.query["hops"]
     if hops > MAX_HOPS:
         why = "the file was forwarded too often: none of the daemons on the way is the primary"
         raise ApiError("upstream_away", why)
@@ -94,7 +94,7 @@ async def get(call: Call) -> None:
     """Send a file or a range of it. The whole file is verified first, but not again within a minute."""
     call.check_readable()
     call.check_held([call.route.stream])
-    files = await _store(call)
+    files = _store(call)
     await _answer(call, files, _checksum(call))
 
 
@@ -104,7 +104,7 @@ async def get_by_name(call: Call) -> None:
     await call.read_your_writes()
     call.check_readable()
     call.check_held([call.route.stream])
-    files, name = await _store(call), call.path["name"]
+    files, name = _store(call), call.path["name"]
     found = await files.find(name)
     if found is None or found.sha256 is None:
         raise _unknown_file(call, f"no fact of the stream files gives a file the name {printable(name)}")
@@ -118,21 +118,21 @@ async def list_names(call: Call) -> FilesAnswer:
     await call.read_your_writes()
     call.check_readable()
     call.check_held([call.route.stream])
-    files, limit = await _store(call), call.query["limit"]
-    found = await files.names_after(call.query["after"] or "", limit, call.query["prefix"] or "")
-    entries = [FileEntry(one.name, one.sha256 or "", one.size or 0, one.serial) for one in found]
-    return FilesAnswer(entries, limited=len(entries) == limit)
+    limit = call.query["limit"]
+    found = await _store(call).names_after(call.query["after"] or "", limit, call.query["prefix"] or "")
+    files = [FileEntry(one.name, one.sha256 or "", one.size or 0, one.serial) for one in found]
+    return FilesAnswer(files, limited=len(files) == limit)
 
 
 def _part(services: Services) -> FilesPart | None:
     return cast("FilesPart | None", services.rooms.get("files"))
 
 
-async def _store(call: Call) -> Files:
+def _store(call: Call) -> Files:
     part = _part(call.services)
     if part is None:
         raise ApiError("not_found", "this daemon stores no files")
-    return await part.opened()
+    return part.files
 
 
 def _checksum(call: Call) -> str:

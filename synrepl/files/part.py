@@ -1,7 +1,7 @@
 """What the room of files runs in a daemon."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.logger import Logger
 
@@ -12,16 +12,18 @@ from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.files.files import Files
 from synrepl.files.metrics import FilesMetrics
-from synrepl.files.references import referred_files
 from synrepl.files.settings import FilesSettings
 from synrepl.files.store import FileStore
 from synrepl.html.humanize import counted
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.catalog import FILES
 from synrepl.streams.stream import Stream
+from synrepl.wire import jsontext
+from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
     from synrepl.files.http_files import HttpFiles
+    from synrepl.replicas.file_copies import ICopiesFiles
     from synrepl.transports.http.http_client import HttpClient
 
 
@@ -58,10 +60,6 @@ class FilesPart(Part):
     async def stop(self) -> None:
         self._is_running = False
         await self.files.stop()
-
-    async def opened(self) -> Files:
-        """Return the files."""
-        return self.files
 
     # What a replica needs (`synrepl.replicas.file_copies.IFileCopies`).
 
@@ -105,7 +103,13 @@ class FilesPart(Part):
 
     def named_by(self, stream: Stream[Any], facts: Collection[bytes]) -> frozenset[str]:
         """Return the checksums of the files to which these rows refer; those that delete a name: to none."""
-        return referred_files(stream, facts)
+        if stream.name != FILES.name and not stream.files:
+            return frozenset()
+        rows: list[Any] = [row for fact in facts for row in stream.decode_many(jsontext.split(fact), NEWEST)]
+        if stream.name == FILES.name:
+            return frozenset(row.sha256 for row in rows if row.sha256 is not None)
+        files = (getattr(row, column) for row in rows for column in stream.files)
+        return frozenset(file["sha256"] for file in files if file is not None)
 
     async def read_stored(self, sha256: str, most: int) -> bytes | None:
         """Read a whole file; None if it is not here. Raises `StagedTooLarge`, or another `StorageError`."""
@@ -120,15 +124,14 @@ class FilesPart(Part):
             self.files.release(file)
 
 
-def make_part(
-    daemon: DaemonParts,
-    settings: FilesSettings,
-    metrics: FilesMetrics,
-    *,
-    refusal: Callable[[], ReplicationError | None],
-) -> FilesPart:
-    """Make the files of a daemon, which keep what its streams name. `refusal` is that of `Files`."""
-    reactor, log = daemon.reactor, daemon.log
+def make_part(daemon: DaemonParts) -> FilesPart:
+    """Make the files of a daemon, which keep what its streams name, and follow a replica's upstream."""
+    settings, reactor, log = daemon.settings, daemon.reactor, daemon.log
+    assert isinstance(settings, FilesSettings)
+    replicas = cast("ICopiesFiles | None", daemon.rooms.get("replicas"))
+    refusal: Callable[[], ReplicationError | None] = (
+        (lambda: None) if replicas is None else replicas.file_refusal
+    )
     files = Files(
         log,
         FileStore(settings.files_path, seconds=reactor.seconds),
@@ -144,4 +147,7 @@ def make_part(
         files.stream_added(stream)
     daemon.declared.subscribers.append(files.stream_added)
     log.copies.on_replaced(files.rebuild)
-    return FilesPart(files, metrics, max_bytes=settings.max_file_bytes)
+    part = FilesPart(files, FilesMetrics(daemon.registry), max_bytes=settings.max_file_bytes)
+    if replicas is not None:
+        replicas.use_files(part)
+    return part

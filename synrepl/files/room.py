@@ -66,8 +66,6 @@ class FilesRoom(Room):
         return FilesMetrics
 
     def build(self, daemon: "DaemonParts") -> "Part":
-        from synrepl.files.late import LateFiles
-        from synrepl.files.settings import FilesSettings
+        from synrepl.files.part import make_part
 
-        assert isinstance(daemon.settings, FilesSettings)
-        return LateFiles(daemon, daemon.settings)
+        return make_part(daemon)

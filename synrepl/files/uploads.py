@@ -1,7 +1,7 @@
 """Uploads: request bodies that are written to disk as they arrive."""
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from twisted.internet.defer import CancelledError
@@ -29,18 +29,13 @@ def is_upload(uri: bytes) -> bool:
 class Upload:
     """The body of an upload, in place of Twisted's temporary file; `channel` pauses while the disk is slow.
 
-    `opened` returns the files. `keep` stores the file; without it, `close` discards everything. `failed` is
-    called if writing fails.
+    `keep` stores the file; without it, `close` discards everything. `failed` is called if writing fails.
     """
 
     _logger = Logger()
-    _files: Files
-    """Where the first bytes go; there is no `_spool` without them."""
 
-    def __init__(
-        self, opened: Callable[[], Awaitable[Files]], channel: ApiChannel, failed: Callable[[ApiError], None]
-    ) -> None:
-        self._opened = opened
+    def __init__(self, files: Files, channel: ApiChannel, failed: Callable[[ApiError], None]) -> None:
+        self._files = files
         self._channel = channel
         self._failed = failed
         self._tasks = Tasks(self._logger, "upload")
@@ -113,7 +108,6 @@ class Upload:
     async def _write(self) -> None:
         try:
             if self._spool is None:
-                self._files = await self._opened()
                 self._spool = await self._files.receive()
             while self._buffered:
                 data = b"".join(self._buffered)
