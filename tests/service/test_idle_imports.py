@@ -31,7 +31,6 @@ UNUSED = {
         "synrepl.caches",
     ),
     "it analyzes nothing": ("pyarrow", "pyspark"),
-    "what the installation wrote is a few lines": ("importlib.metadata", "importlib.resources", "csv"),
 }
 """Modules and packages, by the reason for which they are not there."""
 
