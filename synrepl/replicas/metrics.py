@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from synrepl.replicas.listed_states import REPLICA_STATES
+from synrepl.replicas.relay.registry import REPLICA_STATES
 
 
 class ReplicasMetrics:

@@ -56,14 +56,14 @@ class ReplicasPart(Part):
 
     _logger = Logger()
 
-    def __init__(self, daemon: "DaemonParts", settings: ReplicasSettings, numbers: ReplicasMetrics) -> None:
+    def __init__(self, daemon: "DaemonParts", settings: ReplicasSettings) -> None:
         log, reactor = daemon.log, daemon.reactor
         self._settings = settings
         self._listeners = daemon.listeners
         self._reactor = reactor
         self._log = log
         self._metrics = daemon.metrics
-        self.numbers = numbers
+        self.numbers = ReplicasMetrics(daemon.registry)
         self._publisher = daemon.publisher
         self._files: IFileCopies | None = None
         self._files_url = ""
@@ -476,6 +476,12 @@ class ReplicasPart(Part):
         if is_away and replica.freshness.silence() > self._settings.timeout_seconds:
             return [*joining, Problem(f"the upstream cannot be reached: {replica.why}", replica.since)]
         return joining
+
+
+def make_part(daemon: DaemonParts) -> ReplicasPart:
+    """Make the part of a daemon with these settings."""
+    assert isinstance(daemon.settings, ReplicasSettings)
+    return ReplicasPart(daemon, daemon.settings)
 
 
 def make_write_forwarder(

@@ -118,7 +118,7 @@ class ReplicasRoom(Room):
         return status_tables(found, now, is_wide=is_wide)
 
     def page_names(self) -> Mapping[str, Any]:
-        from synrepl.replicas.listed_states import REPLICA_STATES
+        from synrepl.replicas.relay.registry import REPLICA_STATES
         from synrepl.replicas.relay.states import RelayState
 
         return {
@@ -137,13 +137,6 @@ class ReplicasRoom(Room):
         return ReplicasMetrics
 
     def build(self, daemon: "DaemonParts") -> "Part":
-        from synrepl.replicas.alone import AlonePart, is_alone
-        from synrepl.replicas.settings import ReplicasSettings
+        from synrepl.replicas.part import make_part
 
-        assert isinstance(daemon.settings, ReplicasSettings)
-        if is_alone(daemon, daemon.settings):
-            return AlonePart(daemon, daemon.settings)
-        from synrepl.replicas.metrics import ReplicasMetrics
-        from synrepl.replicas.part import ReplicasPart
-
-        return ReplicasPart(daemon, daemon.settings, ReplicasMetrics(daemon.registry))
+        return make_part(daemon)

@@ -12,7 +12,7 @@ import yaml
 
 from scripts import docs
 from synrepl.base.metrics import TURN_SECONDS
-from synrepl.replicas.listed_states import REPLICA_STATES
+from synrepl.replicas.relay.registry import REPLICA_STATES
 from synrepl.rooms import rooms
 from tests.http.builders import SiteCase
 

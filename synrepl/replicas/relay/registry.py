@@ -48,6 +48,17 @@ IDLE_SECONDS: Final = 60.0
 PRESENT_SECONDS: Final = 15.0
 """A reader over HTTP counts as connected for this time after a request and the `wait` of the request."""
 
+REPLICA_STATES: Final = {
+    "live": "connected and up to date",
+    "idle": "connected and up to date; nothing was written for a while",
+    "behind": "connected, but missing facts or still joining",
+    "lost": "not connected",
+    "moved": "not connected: it is the primary now, or a replica of the primary",
+    "never seen": "a lease was made for it, but it never connected",
+    "ended": "its lease has ended: it may have to join again, or it was dropped and is refused",
+}
+"""The states of a replica on the list. Operators see these words."""
+
 
 class ReaderRefused(OwnResponse, ReplicationError):
     """A reader of the changelog, or a future replica, cannot have a lease."""

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from scripts.staging import Stage
 from synrepl.cli import main
 from synrepl.replicas.commands.roles import WHAT_TO_DO
-from synrepl.replicas.listed_states import REPLICA_STATES
+from synrepl.replicas.relay.registry import REPLICA_STATES
 from synrepl.replicas.relay.states import RelayState
 from synrepl.replicas.replica.states import ReplicaState
 from synrepl.replication.status import states

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from synrepl.http_api.all_routes import all_routes
-from synrepl.replicas.listed_states import REPLICA_STATES
+from synrepl.replicas.relay.registry import REPLICA_STATES
 from synrepl.replication.status import states
 from synrepl.transports.http.status_page import KINDS, POLICY, page
 from tests.http.builders import NOW, SiteCase
