@@ -6,7 +6,6 @@ the tests compare it with the rooms).
 
 import json
 from functools import cache
-from importlib import resources
 from typing import Literal
 
 from synrepl.rooms import rooms
@@ -22,6 +21,8 @@ def missing_rooms() -> set[str]:
 
 @cache
 def _owners() -> dict[str, dict[str, str]]:
+    from importlib import resources  # late: only a refusal needs it
+
     text = resources.files("synrepl").joinpath("missing_rooms.json").read_text("utf-8")
     found: dict[str, dict[str, str]] = json.loads(text)
     return found

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from synrepl import http_client
 from synrepl.base.access import ALL_RIGHTS, Key, Right, names_error
 from synrepl.errors import ConfigError, suggest
 from synrepl.missing_rooms import why_missing
@@ -127,6 +126,8 @@ def _load(path: Path, loader: Any, *, quotes_marks: bool = False, content: bytes
 
 def read_secret(path: Path, warnings: list[str]) -> str:
     """Read the shared secret. Raises `ConfigError`; adds to `warnings` if every user can read the file."""
+    from synrepl import http_client  # late: a daemon without a secret has no use for it
+
     secret = http_client.read_secret(path)
     _warn_if_public(path, warnings)
     return secret

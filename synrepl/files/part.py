@@ -11,7 +11,6 @@ from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.files.files import Files
-from synrepl.files.http_files import HttpFiles
 from synrepl.files.metrics import FilesMetrics
 from synrepl.files.settings import FilesSettings
 from synrepl.files.store import FileStore
@@ -19,12 +18,13 @@ from synrepl.html.humanize import counted
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.catalog import FILES
 from synrepl.streams.stream import Stream
-from synrepl.transports.http.http_client import HttpClient
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
+    from synrepl.files.http_files import HttpFiles
     from synrepl.replicas.file_copies import ICopiesFiles
+    from synrepl.transports.http.http_client import HttpClient
 
 
 class StagedTooLarge(OwnResponse, StorageError):
@@ -63,9 +63,13 @@ class FilesPart(Part):
 
     # What a replica needs (`synrepl.replicas.file_copies.IFileCopies`).
 
-    async def fetch_from(self, http: HttpClient | None, url: str) -> None:
+    async def fetch_from(self, http: "HttpClient | None", url: str) -> None:
         """Fetch files from the daemon at this URL, and forward uploads to it (None: neither)."""
-        self._source = None if http is None else HttpFiles(http, url)
+        self._source = None
+        if http is not None:
+            from synrepl.files.http_files import HttpFiles  # late: a primary fetches nothing
+
+            self._source = HttpFiles(http, url)
         if self._is_running:
             await self.files.set_source(self._source)
 
