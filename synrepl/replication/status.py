@@ -132,12 +132,32 @@ NO_INGEST: Final[dict[str, Any]] = {
 }
 
 
+class NoIngest:
+    """The ingest of a daemon that receives no facts from others."""
+
+    def status(self) -> dict[str, Any]:
+        """The section of the status."""
+        return NO_INGEST
+
+    def problems(self) -> list[Problem]:
+        """Return none."""
+        return []
+
+    def lag_seconds(self) -> float:
+        """Return 0: there is nothing to wait for."""
+        return 0.0
+
+    def lag_rows(self) -> int:
+        """Return 0."""
+        return 0
+
+
 def build_status(
     *,
     log: Log,
     publisher: Publisher,
     table: StreamTable,
-    ingest: FactReceiver | None,
+    ingest: FactReceiver,
     hooks: Hooks | None = None,
     refused: RefusedFacts | None = None,
     rooms: Mapping[str, RoomPart] = MappingProxyType({}),
@@ -159,8 +179,7 @@ def build_status(
     errors = [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
     role = (hooks or Hooks()).role
     worst = [role.state()] if is_healthy else [role.state(), FAILING.word]
-    parts: list[StatusPart | RoomPart] = [*rooms.values()]
-    parts += [part for part in (ingest,) if part is not None]
+    parts: list[StatusPart | RoomPart] = [*rooms.values(), ingest]
     problems = [problem for part in parts for problem in part.problems()]
     errors += [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
     order = states()
@@ -168,7 +187,7 @@ def build_status(
     todo = [order[state].what_to_do] if order[state].what_to_do else []
     notices = [notice for part in rooms.values() for notice in part.notices(access)]
     followers = _followers(publisher, now)
-    lagging: list[Lagging] = [role, *([] if ingest is None else [ingest])]
+    lagging: list[Lagging] = [role, ingest]
     disk = _disk(log, access)
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
@@ -201,7 +220,7 @@ def build_status(
         "followers": followers if access.streams is None else [],
         "streams": _streams(log, table, publisher.read_gate.filter, access),
         "recent": recent_facts(publisher, access, RECENT),
-        **(ingest.status() if ingest is not None and access.streams is None else NO_INGEST),
+        **(ingest.status() if access.streams is None else NO_INGEST),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
         "facts_per_second": _rate(publisher, now, started_at),

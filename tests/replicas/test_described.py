@@ -6,7 +6,7 @@ from synrepl.base.access import LOCAL, Access
 from synrepl.base.problems import Notice
 from synrepl.daemon.parts import Part
 from synrepl.replicas.described import ENDED_REPLICA, LOST_REPLICA, notices
-from synrepl.replication.status import build_status
+from synrepl.replication.status import NoIngest, build_status
 from tests.http.builders import SiteCase
 
 
@@ -36,7 +36,7 @@ class AttentionTests(SiteCase):
             log=self.log,
             publisher=self.publisher,
             table=self.table,
-            ingest=None,
+            ingest=NoIngest(),
             rooms={"replicas": replication},
             clock=self.clock,
             instance="master",

@@ -25,7 +25,7 @@ from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.status import FactReceiver, RoomPart
+from synrepl.replication.status import FactReceiver, NoIngest, RoomPart
 from synrepl.replication.stored_bytes import NO_BYTES, IStoredBytes
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -63,7 +63,7 @@ class SiteContext:
     metrics: Metrics
     clock: IClock
     settings: ApiSettings
-    ingest: FactReceiver | None = None
+    ingest: FactReceiver = field(default_factory=NoIngest)
     is_followed: Callable[[str], bool] = lambda stream: False
     hooks: Hooks = field(default_factory=Hooks)
     declared: DeclaredStreams | None = None
@@ -82,7 +82,7 @@ class SiteContext:
         is_healthy, why = self.log.healthy
         reasons = [] if is_healthy else [f"log: {why}"]
         problems = [problem for part in self.rooms.values() for problem in part.problems()]
-        problems += [] if self.ingest is None else self.ingest.problems()
+        problems += self.ingest.problems()
         return reasons + [problem.text for problem in problems if problem.not_ready]
 
 

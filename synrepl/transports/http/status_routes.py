@@ -158,7 +158,7 @@ def _collect(context: SiteContext) -> None:
         for writer, token in _limited(positions):
             metrics.position.labels(stream, writer).set(token)
     senders = [follower.sender for follower in publisher.followers if follower.sender is not None]
-    parts: list[Lagging] = [context.hooks.role, *([] if context.ingest is None else [context.ingest])]
+    parts: list[Lagging] = [context.hooks.role, context.ingest]
     rows = [part.lag_rows() for part in parts] + [publisher.lag.rows(sender.serial) for sender in senders]
     seconds = [part.lag_seconds() for part in parts] + [
         publisher.lag.seconds(sender.serial) for sender in senders
