@@ -113,6 +113,7 @@ WHOLE: Final = (
     "test_bench.py::test_every_benchmark_exists",
     "test_docs",
     "test_growth",
+    "test_house.py::test_a_declaration",
     "test_howtos",
     "test_mutants.py::test_every_mutant_fits",
     "test_references.py::test_the_tree",

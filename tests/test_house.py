@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from scripts.lib.circles import imports_of
+from synrepl.daemon.parts import Part
 from synrepl.missing_rooms import missing_rooms
-from synrepl.rooms import rooms
+from synrepl.rooms import Room, rooms
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {room.name for room in rooms()}
@@ -180,3 +181,26 @@ def test_only_listed_modules_import_a_room_of_others() -> None:
     }
 
     assert found <= listed
+
+
+def declarations(declaring: type) -> list[str]:
+    """What a room can declare of this."""
+    names = {*vars(declaring), *declaring.__annotations__}
+    return sorted(f"{declaring.__name__}.{name}" for name in names if not name.startswith("_"))
+
+
+@pytest.mark.parametrize(("declaring", "module"), [(Room, "room.py"), (Part, "part.py")])
+def test_a_declaration_is_used_by_two_rooms_or_has_a_reason(declaring: type, module: str) -> None:
+    """howto/contribute.md has the reasons. What one room alone needs is the room's, as a rule."""
+    page = (ROOT / "docs/howto/contribute.md").read_text("utf-8")
+    reasoned = set(re.findall(rf"`({declaring.__name__}\.\w+)(?:\(\))?`", page))
+    texts = [path.read_text("utf-8") for path in (ROOT / "synrepl").glob(f"*/{module}")]
+
+    def users(declared: str) -> int:
+        name = declared.partition(".")[2]
+        return sum(
+            bool(re.search(rf"^    (async )?(def )?{name}\b|self\.{name} = ", text, re.MULTILINE))
+            for text in texts
+        )
+
+    assert reasoned == {one for one in declarations(declaring) if users(one) < 2}

@@ -33,10 +33,10 @@ def _checkout(tmp_path: Path) -> Path:
     description = tmp_path / f"synrepl-{installed.version}.dist-info"
     description.mkdir()
     (description / "METADATA").write_text(f"Name: synrepl\nVersion: {installed.version}\n", "utf-8")
-    entry_points = installed.read_text("entry_points.txt") or ""
     [line] = LINE.findall(PAGE)
-    entry_points = entry_points.replace(f"[{ENTRY_POINTS}]", f"[{ENTRY_POINTS}]\n{line}")
-    (description / "entry_points.txt").write_text(entry_points, "utf-8")
+    others = [f"{one.name} = {one.value}" for one in installed.entry_points.select(group=ENTRY_POINTS)]
+    lines = ["[console_scripts]", "synrepl = synrepl.cli:main", f"[{ENTRY_POINTS}]", *others, line]
+    (description / "entry_points.txt").write_text("\n".join(lines), "utf-8")
     return tmp_path
 
 
