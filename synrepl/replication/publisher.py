@@ -54,7 +54,7 @@ class Publisher:
     """Sends every committed fact to the followers of its stream that may read it.
 
     The server side of the library. `log` is a started `synrepl.storage.log.Log`, `instance` the writer name
-    of this process::
+    of this process. Facts are sent from `follow_log` on, which `synrepl.serve` calls::
 
         publisher = synrepl.Publisher(
             log,
@@ -115,8 +115,20 @@ class Publisher:
         self.lag = Lag(log, clock)
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
+        self._follows_log = False
+
+    def follow_log(self) -> None:
+        """Subscribe to the log: whoever makes a publisher calls this once. Idempotent."""
+        if self._follows_log:
+            return
+        self._follows_log = True
+        self.ring = self._make_ring()
+        log = self.log
         log.subscribe(self._committed)
+        # Whoever waits looks at the log before the followers are told.
+        log.copies.on_epoch_started(self.waiters.poll)
         log.copies.on_epoch_started(self._on_epoch_started)
+        log.copies.on_replaced(self.waiters.poll)
 
     def wire(self, role: IRole, forwarding: IForwarding) -> None:
         """Serve readers as the role allows, and store what followers send where it says."""
@@ -215,6 +227,8 @@ class Publisher:
         positions: Callable[[str], dict[str, int]] | None = None,
     ) -> FollowerSender:
         """Make the sender of a follower, or of a shared channel. The publisher pumps it after commits."""
+        if not self._follows_log:
+            raise RuntimeError("this publisher would send nothing: call its follow_log first")
         return FollowerSender(
             self.log,
             self.ring,
