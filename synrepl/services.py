@@ -241,6 +241,7 @@ def serve(
     >>> [port for port, *_ in reactor.tcpServers]
     [9092]
     """
+    publisher.follow_log()
     factory = PublisherFactory(
         publisher,
         server_name=server_name,

@@ -49,6 +49,7 @@ async def _publish(folder: str, options: argparse.Namespace) -> dict[str, float]
     log = await open_log(folder)
     metrics = Metrics(CollectorRegistry())
     publisher = Publisher(log, StreamTable.default(), reactor, metrics, instance="master")
+    publisher.follow_log()
     factory = PublisherFactory(
         publisher, server_name="bench", dialect=CURRENT, clock=reactor, metrics=metrics
     )

@@ -112,6 +112,7 @@ def _publish(rows: int, at_once: int) -> float:
     log = _log(clock)
     metrics = Metrics(CollectorRegistry())
     publisher = Publisher(log, StreamTable.default(), clock, metrics, instance="master")
+    publisher.follow_log()
     factory = PublisherFactory(publisher, server_name="bench", dialect=CURRENT, clock=clock, metrics=metrics)
     sinks = [Sink() for _ in range(FOLLOWERS)]
     for sink in sinks:

@@ -135,6 +135,7 @@ def publisher(url: str, rows: int) -> None:
     async def publish() -> None:
         await log.start()
         ours = Publisher(log, StreamTable.default(), reactor, metrics, instance="bench", ring_bytes=10**9)
+        ours.follow_log()
         member = DaemonMember(
             clock=reactor, publisher=ours, writes=[Writer("events", "bench")], probe_seconds=0.0
         )

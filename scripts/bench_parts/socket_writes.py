@@ -90,6 +90,7 @@ def _log() -> Log:
 def _serve(log: Log, readers: _Readers, count: int) -> PublisherFactory:
     metrics = Metrics(CollectorRegistry())
     publisher = Publisher(log, StreamTable.default(), reactor, metrics, instance="master")
+    publisher.follow_log()
     factory = PublisherFactory(
         publisher, server_name="bench", dialect=CURRENT, clock=reactor, metrics=metrics
     )

@@ -92,8 +92,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """The rights of one peer, as in its `Key`.
 
     `is_proven` tells whether a secret or a TLS certificate has proved who the peer is. `withheld` is why the
-    peer may only read now, although its key has more rights; empty unless that is so. `is_issued`: its key
-    was made by a daemon, and is in no file.
+    peer has only `UNSURE_RIGHTS` now, although its key has more; empty unless that is so. `is_issued`: its
+    key was made by a daemon, and is in no file.
     """
 
     name: str = ""
@@ -230,13 +230,15 @@ class Keyring:
 
 
 def access_of(key: Key, doubt: str = "") -> Access:
-    """The rights of a peer that has proved this key; of an issued one less, if there is a `doubt`."""
+    """The rights of a peer that has proved this key; if there is a `doubt`, only those of `UNSURE_RIGHTS`."""
     rights, withheld = key.rights, ""
     if doubt and not rights <= UNSURE_RIGHTS:
-        withheld = (
-            f"{doubt}, and the key {key.name} may have been revoked meanwhile: for now it may only read"
-        )
         rights = rights & UNSURE_RIGHTS
+        left = " and ".join(right for right in Right if right in rights)
+        withheld = (
+            f"{doubt}, and the key {key.name} may have been revoked meanwhile: for now it may"
+            f" {f'only {left}' if left else 'do nothing'}"
+        )
     return Access(
         name=key.name,
         rights=rights,

@@ -26,7 +26,7 @@ from synrepl.transports.tls import is_permanent, tls_trouble
 from synrepl.wire.address_list import AddressList, Fault
 
 WAIT_SECONDS: Final = 30.0
-RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
+BACKOFF_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 SAVE_SECONDS: Final = 0.1
 STATUS_BYTES: Final = 64 * 1024 * 1024
 
@@ -61,7 +61,7 @@ class ChangelogTail:
         self._output = output
         self._options = options
         self._addresses = AddressList(options.endpoints)
-        self._backoff = Backoff(RETRY_SECONDS)
+        self._backoff = Backoff(BACKOFF_SECONDS)
         self._names = {public_url(one).rstrip("/"): one for one in options.endpoints}
         self._http = HttpClient(output.reactor, options.endpoints[0], secret=options.credentials)
         self._epoch = 0

@@ -92,6 +92,7 @@ class Listeners:
                 queue=self._queue,
             )
             self._factories.append(factory)
+            self._read_gate.subscribers.append(factory.retire)
             self._logger.info(
                 "followers: listening at {address}, dialect {dialect}",
                 address=_endpoint_of(await self._listen(description, factory, self.ports)),

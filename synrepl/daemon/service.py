@@ -163,9 +163,7 @@ class Daemon(Service):
         log = await self._open_log(rules)
         self._stops.append(log.stop)
         self._check_name(log)
-        # The first subscriber of the log: the others find newly declared streams in the table.
         declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
-        log.subscribe(self.metrics.count_facts)
         publisher = Publisher(
             log,
             self.table,
@@ -176,6 +174,12 @@ class Daemon(Service):
         )
         self._stops.append(publisher.stop)
         refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
+        # Who hears of each commit, in this order. The declared streams first: the others find a new one in
+        # the table. The rooms subscribe as they are made, so after the publisher: followers wait for none.
+        log.subscribe(declared.committed)
+        log.subscribe(self.metrics.count_facts)
+        publisher.follow_log()
+        log.subscribe(refused.committed)
         expiry = ExpiryClock(reactor, time.monotonic)
         parts = await self._make_parts(
             DaemonParts(

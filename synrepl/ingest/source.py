@@ -180,13 +180,13 @@ class ServerCommands:
 
     def __post_init__(self) -> None:
         self.is_active = True
-        self._upstream = self.publisher.follower_commands
+        self._follower_commands = self.publisher.follower_commands
         self._names_workers = self.dialect.release in ClearUserSync.SPAN
         self._waiting: deque[Command] = deque()
         self._timer = Timer(self.clock, self._connected)
-        self._upstream.forwarders.append(self)
+        self._follower_commands.forwarders.append(self)
         if not self._names_workers:
-            self._upstream.syncing.subscribers.append(self._changed)
+            self._follower_commands.syncing.subscribers.append(self._changed)
         self.follower.on_event(self._on_event)
         for command in FROM_ALL_PROCESSES:
             self.follower.on_command(command)(self._on_server_command)
@@ -194,7 +194,7 @@ class ServerCommands:
     def stop(self) -> None:
         """Stop forwarding."""
         self.is_active = False
-        self._upstream.forwarders.remove(self)
+        self._follower_commands.forwarders.remove(self)
         self._timer.stop()
 
     def forward(self, command: Command) -> bool:
@@ -241,7 +241,7 @@ class ServerCommands:
             if not self._send(command):
                 self.metrics.commands_dropped.labels(command.NAME).inc()
         sent = set()
-        for command in self._upstream.syncing_commands():
+        for command in self._follower_commands.syncing_commands():
             if not isinstance(command, UserSync) or (not self._names_workers and command.user_id in sent):
                 continue
             sent.add(command.user_id)

@@ -23,6 +23,7 @@ from twisted.logger import Logger
 
 from synrepl.base.access import IssuedKey, Keyring, Right, names_error
 from synrepl.base.interfaces import IClock
+from synrepl.base.key_authority import AllKeysCount
 from synrepl.base.key_records import make_record, make_secret
 from synrepl.base.tasks import Tasks
 from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
@@ -77,7 +78,7 @@ class IssuedKeys:
     tasks: Tasks
     _: KW_ONLY
     refusal: Callable[[], StorageError | None] = lambda: None
-    doubt: Callable[[], str] = str
+    doubt: Callable[[], str] = AllKeysCount().doubt
 
     def __post_init__(self) -> None:
         self.subscribers: list[Callable[[], object]] = []

@@ -139,9 +139,9 @@ class Encoder(LogEncoder):
         Returns False, and does nothing, if a line may be too long, or a fact has no rows for this release.
         """
         prefix = self._prefix(facts[0].stream, facts[0].writer)
-        room = self._codec.max_length - len(prefix) - MAX_TOKEN
+        left = self._codec.max_length - len(prefix) - MAX_TOKEN
         projected = stream.project_facts([fact.rows for fact in facts], self.dialect)
-        if projected is None or not all(projected) or max(map(len, chain.from_iterable(projected))) > room:
+        if projected is None or not all(projected) or max(map(len, chain.from_iterable(projected))) > left:
             return False
         for fact, rows in zip(facts, projected, strict=True):
             for row in rows[:-1]:
@@ -157,8 +157,8 @@ class Encoder(LogEncoder):
             return
         prefix = self._prefix(fact.stream, fact.writer)
         token = b"%d " % fact.token
-        room = self._codec.max_length - len(prefix)
-        if len(rows[-1]) + len(token) > room or any(len(row) + len(BATCH) > room for row in rows[:-1]):
+        left = self._codec.max_length - len(prefix)
+        if len(rows[-1]) + len(token) > left or any(len(row) + len(BATCH) > left for row in rows[:-1]):
             if self.strategy.pulls:
                 out.append(self._position(fact, fact.token))
             else:

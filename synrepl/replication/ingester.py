@@ -38,7 +38,7 @@ QUERY_SECONDS: Final = 1.0
 MAX_QUERIES: Final = 5
 """A writer whose position fell is queried up to this often, each time for `QUERY_SECONDS`."""
 
-RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
+BACKOFF_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 FACT_BYTES: Final = 200
 """The approximate memory of a pending fact in addition to its rows."""
@@ -330,7 +330,7 @@ class Ingester:
 
     async def _retry(self, store: Callable[[], Awaitable[None]]) -> None:
         """Store something, and again until it is stored. `error` says why it is not."""
-        backoff = Backoff(RETRY_SECONDS)
+        backoff = Backoff(BACKOFF_SECONDS)
         while True:
             try:
                 await store()

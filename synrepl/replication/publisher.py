@@ -22,7 +22,7 @@ from synrepl.replication.hooks import IForwarding, IRole
 from synrepl.replication.lag import Lag
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.read_gate import ReadGate
-from synrepl.replication.ring import Ring, RingGroup
+from synrepl.replication.ring import Ring
 from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
@@ -31,9 +31,7 @@ from synrepl.streams.table import StreamTable
 from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import (
-    Error,
-)
+from synrepl.wire.commands import Error
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
@@ -54,7 +52,7 @@ class Publisher:
     """Sends every committed fact to the followers of its stream that may read it.
 
     The server side of the library. `log` is a started `synrepl.storage.log.Log`, `instance` the writer name
-    of this process::
+    of this process. Facts are sent from `follow_log` on, which `synrepl.serve` calls::
 
         publisher = synrepl.Publisher(
             log,
@@ -115,8 +113,20 @@ class Publisher:
         self.lag = Lag(log, clock)
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
+        self._follows_log = False
+
+    def follow_log(self) -> None:
+        """Subscribe to the log: whoever makes a publisher calls this once. Idempotent."""
+        if self._follows_log:
+            return
+        self._follows_log = True
+        self.ring = self._make_ring()
+        log = self.log
         log.subscribe(self._committed)
+        # Whoever waits looks at the log before the followers are told.
+        log.copies.on_epoch_started(self.waiters.poll)
         log.copies.on_epoch_started(self._on_epoch_started)
+        log.copies.on_replaced(self.waiters.poll)
 
     def wire(self, role: IRole, forwarding: IForwarding) -> None:
         """Serve readers as the role allows, and store what followers send where it says."""
@@ -215,6 +225,8 @@ class Publisher:
         positions: Callable[[str], dict[str, int]] | None = None,
     ) -> FollowerSender:
         """Make the sender of a follower, or of a shared channel. The publisher pumps it after commits."""
+        if not self._follows_log:
+            raise RuntimeError("this publisher would send nothing: call its follow_log first")
         return FollowerSender(
             self.log,
             self.ring,
@@ -334,7 +346,7 @@ class Publisher:
 
     def _pump(self) -> None:
         self._pumped_at = self.clock.seconds()
-        _pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
+        FollowerSender.pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
         for sender in list(self.channel_senders):
             sender.pump()
 
@@ -357,31 +369,6 @@ class Publisher:
         self._broadcasts.stop()
         self.tasks.cancel_all()
         self.follower_commands.stop()
-
-
-def _pump_all(ring: Ring, followers: Iterable[FollowerSender]) -> None:
-    """Send what was committed to all these followers.
-
-    Most of them wait for it at the same place in the ring, and are sent the same. These form a group: what is
-    next is looked up once, and each of them costs little more than its write.
-    """
-    place: tuple[int, int, Encoder, frozenset[str] | None] | None = None
-    lines: tuple[bytes, RingGroup] | None = None
-    for follower in followers:
-        live = follower.feed.live
-        if live is None or not follower.feed.is_waiting or follower.sender.is_paused:
-            follower.sender.pump()
-            continue
-        its_place = live.number, live.serial, follower.encoder.release, live.streams
-        if place != its_place:
-            place, lines = its_place, ring.lines_after(*its_place)
-        if lines is not None:
-            data, last = lines
-            live.number, live.serial, live.last = last.number, last.serial, last
-            if data:
-                follower.connection.write(data)
-        if live.number < ring.newest:
-            follower.sender.pump()
 
 
 def _intersection(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:

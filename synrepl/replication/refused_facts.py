@@ -67,6 +67,7 @@ class RefusedFacts:
     """Keeps refused facts in the log, within bounds, and puts them where they belong once they can be read.
 
     `unkept` counts those beyond the bounds, since the start. `instance` is the writer of the stream.
+    `committed` is for `Log.subscribe`.
     """
 
     _logger = Logger()
@@ -79,7 +80,6 @@ class RefusedFacts:
         self._instance = instance
         self._sizes: dict[Key, _Size] = {}
         self._bytes: Counter[str] = Counter()
-        log.subscribe(self._on_committed)
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -177,7 +177,8 @@ class RefusedFacts:
     async def _append(self, facts: Sequence[bytes]) -> None:
         await self._log.append(REFUSED.name, self._instance, facts, origin=Origin.DAEMON)
 
-    def _on_committed(self, facts: Sequence[Fact]) -> None:
+    def committed(self, facts: Sequence[Fact]) -> None:
+        """Note what these facts of the log keep, and what they remove."""
         for one in _read(fact for fact in facts if fact.stream == REFUSED.name):
             self._note(one.fact)
 

@@ -87,9 +87,9 @@ class ReadHealth:
 
 
 class CheckedReads:
-    """Runs reads in the reading thread. A failed read raises, and is repeated in the background until it
-    works, so that `health` is correct. Also checks that the log still belongs to this process; `on_lost` gets
-    the error if it does not.
+    """Runs reads in the reading thread, or in the thread that is given with one. A failed read raises, and is
+    repeated in the background until it works, so that `health` is correct. Also checks that the log still
+    belongs to this process; `on_lost` gets the error if it does not.
     """
 
     def __init__(

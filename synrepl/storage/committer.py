@@ -280,10 +280,10 @@ class Committer:
 
     def _next_batch(self) -> list[AppendRequest]:
         batch: list[AppendRequest] = []
-        room = self._max_batch_bytes
-        while self._queue and (not batch or self._queue[0].size <= room):
+        left = self._max_batch_bytes
+        while self._queue and (not batch or self._queue[0].size <= left):
             request = self._queue.popleft()
-            room -= request.size
+            left -= request.size
             batch.append(request)
         return batch
 

@@ -1,4 +1,17 @@
-"""The log in an SQL database, the same for all databases: what differs is in `LogDatabase`."""
+"""The log in an SQL database, the same for all databases: what differs is in `LogDatabase`.
+
+Which thread of a log runs what (`Daemon._open_log` makes the two of the log; each runs one call at a time):
+
+    reactor   `Log`, `LogHead`, `LogReads`, `LogCopies`, `CheckedReads`, `Committer` except `_commit_group`,
+              all of `EphemeralStore`, and the subscribers; of the database only `disk_usage`
+    reading   `pages` except `pages.size`, `digest_at`, `receipts.between`, `check`
+    writing   all others of `SQLEngine`, `receipts`, `notes` and `leases`; `pages.size`; what calls several of
+              them in one go, as `Committer._commit_group` does; the whole engine of a `StagedCopy`
+
+Two reads are in the writing thread. `snapshot` must tell of one moment, and calls `head`, which loads anew
+what only that thread changes. `pages.size` has several statements: no commit or trim comes between them, and
+no page for a follower waits for them.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -61,8 +74,7 @@ UPDATE_EPOCH: Final = "UPDATE log_header SET epoch = ?"
 class SQLEngine:
     """Storage for facts, over two connections of `database`. Synchronous.
 
-    Two threads call it, each one call at a time. The reading thread calls `pages`, `digest_at`,
-    `receipts.between` and `check`; at the same time the writing thread calls the rest. No read runs during
+    Two threads call it at the same time, each what the table above says. The reading thread rests during
     `close` and `adopt_staged`. Every method may raise `StorageError`.
 
     The first open of a new log sets two notes (`notes`), both random: ``uuid`` is the uuid of this copy,
@@ -105,7 +117,7 @@ class SQLEngine:
             database.acquire()
         database.is_open = True
         try:
-            with database.writing("open") as connection:
+            with database.writer_connection("open") as connection:
                 with connection.transaction():
                     tables = database.tables(connection)
                     steps = migrations(self._syntax.flavor)
@@ -176,7 +188,7 @@ class SQLEngine:
 
     def shorten_wal(self) -> frozenset[str] | None:
         """Shorten a long write-ahead log. Returns None if it is short, else the programs that may read it."""
-        with self.database.writing("checkpoint"):
+        with self.database.writer_connection("checkpoint"):
             return self.database.shorten_wal()
 
     def close(self) -> None:
@@ -194,7 +206,7 @@ class SQLEngine:
 
     def head(self) -> Head:
         """The end of the log now, which also tells the outcome of a failed commit."""
-        with self.database.writing("head") as connection:
+        with self.database.writer_connection("head") as connection:
             self._reload(connection)
             bounds = self._current_bounds(connection)
             epoch, boots = connection.execute("SELECT epoch, boots FROM log_header").fetchone()
@@ -231,7 +243,7 @@ class SQLEngine:
         Known are the digests of stored facts, at `trimmed_upto`, and, if it is later, at
         `LogBounds.sparse_upto`.
         """
-        with self.database.reading("digest_at") as connection:
+        with self.database.reader_connection("digest_at") as connection:
             return digest_of(connection, serial)
 
     def _current_bounds(self, connection: SQLConnection) -> LogBounds:
@@ -317,7 +329,7 @@ class SQLEngine:
         Discarded facts, those that their source lost, are not among them.
         """
         not_discarded, values = self._discarded.condition(stream)
-        with self.database.writing("rows_at_token", stream) as connection:
+        with self.database.writer_connection("rows_at_token", stream) as connection:
             found = connection.execute(
                 f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{not_discarded}"
                 " ORDER BY serial",
@@ -414,7 +426,7 @@ class SQLEngine:
         keys; in a stream without keys every fact is deleted. Discarded facts replace nothing and are deleted.
         Each slice is one transaction.
         """
-        with self.database.writing("trim") as connection:
+        with self.database.writer_connection("trim") as connection:
             with connection.transaction():
                 known = self._current_bounds(connection)
                 upto = min(upto, end_of_log(connection, known)[0])
@@ -454,12 +466,10 @@ class SQLEngine:
     def adopt_staged(self) -> Head:
         """Replace all of this log by the closed staged one, in one step that survives a power cut.
 
-        No read runs meanwhile. If it fails before the replacement, this log is unchanged. If it fails later,
-        or the outcome is unknown, all writes fail until the next `open`. Then, as after a kill, `open` finds
-        one of the two logs, complete. Counts as a boot.
+        X, `open` finds one of the two logs, complete. Counts as a boot.
         """
         database = self.database
-        with self.database.writing("adopt_staged"):
+        with self.database.writer_connection("adopt_staged"):
             if not database.is_staged():
                 raise StorageError(op="adopt_staged", why=f"there is no staged copy of {database.name}")
             boots = max(self._ownership.boots or 0, 1)

@@ -62,7 +62,7 @@ Page = tuple[T, int, int]
 
 
 class FactPages:
-    """Reads facts of an open log, in the reading thread (`size`: in the writing one).
+    """Reads facts of an open log, in the reading thread; only `size` runs in the writing one (`engine.py`).
 
     `appends` tells where atomic appends end, and `discarded` which facts their source lost. Every method may
     raise `StorageError`.
@@ -97,7 +97,7 @@ class FactPages:
                 page, is_full = take_rows(starmap(Fact, found), limit)
             return page, limit if is_full else 0, page[-1].serial if page else 0
 
-        with self._database.reading("read") as connection:
+        with self._database.reader_connection("read") as connection:
             asked = self._range(connection, after, upto, filter, scanned=upto if filter.is_open else scanned)
             pages, last = self._read_whole(connection, asked, limit, read)
         return [fact for page in pages for fact in page], last
@@ -129,7 +129,7 @@ class FactPages:
             ).fetchone()
             return bytes(text) if count else b"", count, last or 0
 
-        with self._database.reading("read") as connection:
+        with self._database.reader_connection("read") as connection:
             asked = self._range(connection, after, upto, filter, scanned=scanned)
             limit = self._fitting(connection, asked, min(limit, TEXT_SERIALS), size)
             texts, last = self._read_whole(connection, asked, limit, read)
@@ -151,7 +151,7 @@ class FactPages:
             ).fetchall()
             return found, sum(row[2] for row in found), max((row[5] for row in found), default=0)
 
-        with self._database.reading("read") as connection:
+        with self._database.reader_connection("read") as connection:
             asked = self._range(connection, after, upto, filter)
             pages, last = self._read_whole(connection, asked, limit, read)
         found = [row for page in pages for row in page]
@@ -178,7 +178,7 @@ class FactPages:
         """
         not_discarded, values = self._discarded.condition(stream)
         with (
-            self._database.reading("read", stream) as connection,
+            self._database.reader_connection("read", stream) as connection,
             connection.stream(
                 f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
                 + not_discarded
@@ -192,9 +192,10 @@ class FactPages:
     def size(self, after: int) -> int:
         """The approximate size in bytes of the facts beyond this serial.
 
-        Estimated from runs of facts spread evenly over the serials; a short range is measured as a whole.
+        Estimated from runs of facts spread evenly over the serials; a short range is measured as a whole. In
+        the writing thread: no commit and no trim comes between the statements.
         """
-        with self._database.writing("size") as connection:
+        with self._database.writer_connection("size") as connection:
             after = max(0, after)
             span = end_of_log(connection, read_bounds(connection))[0] - after
             if span <= 0:

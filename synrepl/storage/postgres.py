@@ -172,13 +172,13 @@ class PostgresDatabase(LogDatabase):
         self._reads = self._writes = None
 
     @contextmanager
-    def writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+    def writer_connection(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
         """The connection of the writing thread. A server that became read only is left.
 
         After a failover the address may lead to another one, while this one keeps its connections.
         """
         try:
-            with super().writing(op, stream) as connection:
+            with super().writer_connection(op, stream) as connection:
                 yield connection
         except StorageError as error:
             if self._writes is not None and is_read_only(error):

@@ -135,8 +135,8 @@ class LogDatabase(ABC):
     """The database of one log: lock, two connections, errors, and the replacement of the log by a staged one.
 
     One connection is for the writing thread, one for the reading thread. `name` identifies the database,
-    without secrets. Nothing is opened before `acquire`. `reading`, `writing` and `transaction` raise
-    `StorageError` unless the log `is_open`.
+    without secrets. Nothing is opened before `acquire`. `reader_connection`, `writer_connection` and
+    `transaction` raise `StorageError` unless the log `is_open`.
     """
 
     syntax: ClassVar[SQLSyntax]
@@ -149,15 +149,15 @@ class LogDatabase(ABC):
     # Connections
 
     @contextmanager
-    def reading(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the reading thread."""
+    def reader_connection(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        """The connection of the reading thread, whatever is done with it."""
         with self.map_errors(op, stream):
             self.check_open(op)
             yield self.reader(op)
 
     @contextmanager
-    def writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the writing thread, unless the log is lost."""
+    def writer_connection(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        """The connection of the writing thread, which also reads by it, unless the log is lost."""
         with self.map_errors(op, stream):
             self.check_open(op)
             if self.ownership.lost is not None:
@@ -167,7 +167,7 @@ class LogDatabase(ABC):
     @contextmanager
     def transaction(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
         """The connection of the writing thread, in a transaction."""
-        with self.writing(op, stream) as connection, connection.transaction():
+        with self.writer_connection(op, stream) as connection, connection.transaction():
             yield connection
 
     def check_open(self, op: str) -> None:

@@ -103,6 +103,7 @@ class FakeDaemon:
         self.publisher = Publisher(
             self.log, self.table, clock, self.metrics, instance=self.instance, ring_bytes=self.ring_bytes
         )
+        self.publisher.follow_log()
         self._factories = []
         for address, dialect in self.addresses.items():
             factory = PublisherFactory(

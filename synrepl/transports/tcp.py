@@ -166,7 +166,8 @@ class PublisherFactory(Factory):
 
     With `dialect` None, each connection's dialect is detected. A connection beyond `max_connections` gets an
     ERROR line and is closed. `server_name` is the name to greet with; a function gives the current one.
-    With a `queue`, received lines take turns with the work of other connections.
+    With a `queue`, received lines take turns with the work of other connections. `retire` is for the
+    subscribers of a `ReadGate` that may close.
     """
 
     publisher: Publisher
@@ -189,7 +190,6 @@ class PublisherFactory(Factory):
         # In the order of their connections, in which they are told things: a simulation can be repeated.
         self.protocols: dict[ReplicationProtocol, None] = {}
         self._lingering: set[RejectedConnection] = set()
-        self.publisher.read_gate.subscribers.append(self._retire)
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
         if len(self.protocols) >= self.max_connections:
@@ -241,7 +241,7 @@ class PublisherFactory(Factory):
             if protocol.access != self._access(protocol):
                 protocol.fail("your key was revoked or changed")
 
-    def _retire(self, why: ReadRefusal) -> None:
+    def retire(self, why: ReadRefusal) -> None:
         """Let all followers leave; those of synrepl are told where the primary is. Replicas stay."""
         for protocol in list(self.protocols):
             if isinstance(protocol.owner, _ServerSide):

@@ -4,7 +4,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from synrepl.base.access import ALL_RIGHTS, IssuedKey, Key, Keyring, Right, names_error
+from synrepl.base.access import (
+    ALL_RIGHTS,
+    UNSURE_RIGHTS,
+    IssuedKey,
+    Key,
+    Keyring,
+    Right,
+    access_of,
+    names_error,
+)
 from synrepl.base.key_authority import AllKeysCount
 from synrepl.base.key_records import make_record
 
@@ -73,6 +82,25 @@ class InDoubt(AllKeysCount):
 
     def doubt(self) -> str:
         return "in doubt"
+
+
+@pytest.mark.parametrize(
+    ("rights", "what_it_may"),
+    [
+        (set(Right), "only read and replicate"),
+        ({Right.READ, Right.WRITE}, "only read"),
+        ({Right.REPLICATE, Right.ADMINISTER}, "only replicate"),
+        ({Right.WRITE}, "do nothing"),
+    ],
+)
+def test_in_doubt_a_key_is_told_which_of_its_rights_are_left(rights: set[Right], what_it_may: str) -> None:
+    access = access_of(Key(name="x", rights=frozenset(rights), issued="1"), "in doubt")
+
+    assert access.rights == rights & UNSURE_RIGHTS
+    assert (
+        access.withheld
+        == f"in doubt, and the key x may have been revoked meanwhile: for now it may {what_it_may}"
+    )
 
 
 def test_a_key_of_the_file_goes_before_an_issued_one_of_its_name() -> None:

@@ -151,6 +151,9 @@ class SiteCase(SynchronousTestCase):
             instance=self.instance,
             ring_bytes=self.ring_bytes,
         )
+        self.log.subscribe(self.declared.committed)
+        self.publisher.follow_log()
+        self.log.subscribe(self.refused.committed)
         self.declared.subscribers.append(self.publisher.stream_added)
         self.addCleanup(self.publisher.stop)
         self.site = self.make_site()

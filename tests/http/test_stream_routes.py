@@ -192,6 +192,7 @@ class DeclaringTests(StreamCase):
         self.wait(self.log.start())
         self.declared._log = self.log
         other = DeclaredStreams(self.log, DaemonStreams(StreamTable.default()), instance="other")
+        self.log.subscribe(other.committed)
         self.wait(other.declare(StreamBody(name="packages", key="id").declaration()))
         self.wait(self.declared.load())
 

@@ -167,6 +167,8 @@ class FakeNode:
         self.publisher = Publisher(
             self.log, self.table, clock, self.metrics, instance="master", ring_bytes=self._ring_bytes
         )
+        self.log.subscribe(self.declared.committed)
+        self.publisher.follow_log()
         self.declared.subscribers.append(self.publisher.stream_added)
         await self.declared.load()
         self.log.copies.on_replaced(self._read_declared)
@@ -208,6 +210,7 @@ class FakeNode:
             hello=RelayHello(self.relays),
             keepalive=KEEPALIVE,
         )
+        self.publisher.read_gate.subscribers.append(self._factory.retire)
         self.log.copies.on_replaced(self._close_followers)
         self._network.listen(self.name, self._factory)
         self.is_running = True

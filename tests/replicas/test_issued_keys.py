@@ -314,7 +314,7 @@ class Unheard(AllKeysCount):
         return "this replica has not heard from its upstream for 75 seconds"
 
 
-def test_a_replica_in_doubt_lets_issued_keys_only_read() -> None:
+def test_a_replica_in_doubt_lets_issued_keys_only_read_and_replicate() -> None:
     """Keys of its own file are not in doubt."""
     keys = Keyring("shared")
     record = make_record("s" * 43)
@@ -325,7 +325,7 @@ def test_a_replica_in_doubt_lets_issued_keys_only_read() -> None:
         assert key is not None
         found = keys.access(key)
         assert found.rights == rights
-        assert ("for now it may only read" in found.withheld) is (secret != "shared")
+        assert ("for now it may only read and replicate" in found.withheld) is (secret != "shared")
 
 
 def test_the_first_that_were_revoked_are_forgotten() -> None:

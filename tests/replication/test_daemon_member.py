@@ -126,6 +126,7 @@ class Setup:
         Deferred.fromCoroutine(self.log.start())
         metrics = self.metrics = Metrics(CollectorRegistry())
         self.publisher = Publisher(self.log, TABLE, self.clock, metrics, instance="us")
+        self.publisher.follow_log()
         factory = PublisherFactory(
             self.publisher, server_name="hs", dialect=AUTO, clock=self.clock, metrics=metrics
         )

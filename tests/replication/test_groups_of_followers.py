@@ -51,6 +51,7 @@ class Setup:
         self.publisher = Publisher(
             self.log, StreamTable.default(), self.clock, metrics, instance="master", ring_bytes=ring_bytes
         )
+        self.publisher.follow_log()
         self.transports: list[Any] = []
         for dialect in dialects:
             factory = PublisherFactory(

@@ -52,6 +52,7 @@ class Ingesting:
             metrics=self.metrics,
         )
         self.refused = RefusedFacts(self.daemon.log, TABLE, self.metrics, instance="us")
+        self.daemon.log.subscribe(self.refused.committed)
         Ingester(self.daemon.log, TABLE, self.cluster.clock, refused=self.refused).attach(self.follower)
         self.follower.on_event(self.events.append)
         factory = FollowerFactory(

@@ -32,7 +32,9 @@ class Keeping:
         self.refused = self.anew()
 
     def anew(self) -> RefusedFacts:
-        return RefusedFacts(self.log, TABLE, Metrics(CollectorRegistry()), instance="master")
+        refused = RefusedFacts(self.log, TABLE, Metrics(CollectorRegistry()), instance="master")
+        self.log.subscribe(refused.committed)
+        return refused
 
     def done(self, coroutine: Any) -> Any:
         return self.story.cluster._run(Deferred.fromCoroutine(coroutine))

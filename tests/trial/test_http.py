@@ -71,6 +71,7 @@ class SocketTests(TestCase):
         metrics = Metrics(CollectorRegistry())
         clock: Any = reactor
         publisher = Publisher(self.log, table, clock, metrics, instance="master")
+        publisher.follow_log()
         self.addCleanup(publisher.stop)
         self.site = make_site(
             SiteContext(

@@ -60,6 +60,7 @@ class World(TestCase):
         self.log = await running_log(self, self.home / "log.db", table)
         metrics = Metrics(CollectorRegistry())
         self.publisher = Publisher(self.log, table, self.clock, metrics, instance="master")
+        self.publisher.follow_log()
         self.addCleanup(self.publisher.stop)
         site: Any = make_site(
             SiteContext(

@@ -12,7 +12,7 @@ from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Drop
 from synrepl.errors import ReplicationError
 from synrepl.replication.follower import states
-from synrepl.replication.follower.gaps import RETRY_SECONDS
+from synrepl.replication.follower.gaps import BACKOFF_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import Batch, BatchSubscriber, MissedFacts, Subscriber, Updates
@@ -226,7 +226,7 @@ class StreamExecutor:
 
     async def _retry(self, step: Step, work: Updates[Any] | Batch, error: Exception, turn: int) -> None:
         """Do a step that failed again, until it succeeds, or the turn is over."""
-        backoff, left = Backoff(RETRY_SECONDS), [step]
+        backoff, left = Backoff(BACKOFF_SECONDS), [step]
         while left and turn == self._turn:
             is_subscriber = left[-1] not in (self._invalidate_rows, self._invalidate_again)
             owner = "a subscriber" if is_subscriber else "cache invalidation"
@@ -283,7 +283,7 @@ class StreamExecutor:
         return states.Invalidated()
 
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
-        backoff = Backoff(RETRY_SECONDS)
+        backoff = Backoff(BACKOFF_SECONDS)
         while True:
             self._owner.report_failure(error, self.machine.name, "cache invalidation")
             await sleep(self._owner.clock, backoff.next())

@@ -70,7 +70,10 @@ async def read(call: Call) -> None:
         await serve_changelog(call, query, arrow)
         return
     if call.api.endless is None:
-        call.api.endless = EndlessChangelog(call.context)
+        endless = call.api.endless = EndlessChangelog(call.context)
+        publisher = call.context.publisher
+        publisher.broadcast_subscribers.append(endless.on_command)
+        publisher.read_gate.subscribers.append(endless.retire)
     await call.api.endless.serve(call, query)
 
 

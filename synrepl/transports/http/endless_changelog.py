@@ -26,8 +26,6 @@ class EndlessChangelog:
     def __init__(self, context: SiteContext) -> None:
         self._context = context
         self._answers: set[_EndlessAnswer] = set()
-        context.publisher.broadcast_subscribers.append(self._on_command)
-        context.publisher.read_gate.subscribers.append(self._retire)
 
     async def serve(self, call: Call, query: ChangelogQuery) -> None:
         """Answer until the query ends or the client disconnects.
@@ -49,14 +47,14 @@ class EndlessChangelog:
         finally:
             self._answers.discard(answer)
 
-    def _retire(self, why: ReadRefusal) -> None:
+    def retire(self, why: ReadRefusal) -> None:
         """End all answers with a line that says why, and where the primary is."""
         moved = MovedLine(why.code, why.message, self._context.publisher.read_gate.primary_address)
         for answer in self._answers:
             answer.moved = moved
         self._context.publisher.waiters.wake_readers()
 
-    def _on_command(self, command: Command, source: object) -> Iterator[None]:
+    def on_command(self, command: Command, source: object) -> Iterator[None]:
         """Forward a command for all processes to the readers that request commands, except to its source."""
         readers = [
             answer

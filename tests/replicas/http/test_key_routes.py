@@ -137,7 +137,7 @@ class KeyTests(CopiesCase):
 
         assert made["key"]["rights"] == ["read", "replicate"]
 
-    def test_in_doubt_a_key_may_only_read(self) -> None:
+    def test_in_doubt_a_key_may_only_read_and_replicate(self) -> None:
         """The message says why."""
         secret = self.make(b'{"name":"x"}').json()["secret"]
         self.relays.issued.doubt = lambda: "this replica has not heard from its upstream for 75 seconds"
@@ -146,7 +146,7 @@ class KeyTests(CopiesCase):
         assert written.status == 403
         assert written.json()["message"] == (
             "this replica has not heard from its upstream for 75 seconds, and the key x may have been revoked"
-            " meanwhile: for now it may only read"
+            " meanwhile: for now it may only read and replicate"
         )
         assert self.as_(secret, "GET", "/v1/replication").status == 200
 

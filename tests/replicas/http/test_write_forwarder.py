@@ -95,6 +95,7 @@ class RelayCase(SiteCase):
         self.wait(self.log.start())
         metrics = Metrics(CollectorRegistry())
         self.publisher = Publisher(self.log, self.table, self.clock, metrics, instance="replica")
+        self.publisher.follow_log()
         self.addCleanup(self.publisher.stop)
         self.upstream: str | None = URL
         self.is_active = True
