@@ -202,7 +202,7 @@ class ChannelUplink:
     # -- down ----------------------------------------------------------------------------------------------
 
     def _received(self, data: bytes) -> None:
-        """Pass on messages of the upstream's channel. Raises `RemoteProtocolError` if they are none."""
+        """Pass on messages of the upstream's channel. Raises `RemoteProtocolError` if the data is none."""
         lines: list[bytes] = []
         for channel, line in read_messages(data):
             if channel == self._channel.name:
