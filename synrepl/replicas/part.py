@@ -4,7 +4,7 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from twisted.logger import Logger
@@ -41,11 +41,9 @@ from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_priv
 from synrepl.transports.http.http_client import HttpClient
 
 if TYPE_CHECKING:
+    from synrepl.replicas.http.served_replicas import INativeTransport
     from synrepl.replicas.replica.conversation import IUpstream
     from synrepl.replicas.replica.replica import Replica
-
-STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
-"""States of a replica whose reason is reported while its copy is awaited."""
 
 
 class ReplicasPart(Part):
@@ -86,6 +84,8 @@ class ReplicasPart(Part):
             reactor,
             name=self.name,
             has_upstream=bool(settings.upstream),
+            stale_seconds=settings.stale_seconds,
+            refuses_stale_reads=settings.refuse_stale_reads,
             owner=self,
             peers=PeerClient(self._peer_http),
         )
@@ -97,7 +97,7 @@ class ReplicasPart(Part):
             dropped=lambda name: self._metrics.commands_dropped.labels(name).inc(),
         )
         self._publisher.follower_commands.forwarders.append(self.commands)
-        self.relays = ReplicaRegistry(
+        self.registry = ReplicaRegistry(
             log,
             self._publisher,
             reactor,
@@ -107,6 +107,8 @@ class ReplicasPart(Part):
             expiry=daemon.expiry,
             channels=self._channels,
         )
+        self.native_transports: dict[str, INativeTransport] = {}
+        """The open native connections over HTTP, by id."""
         self.write_forwarder = make_write_forwarder(log, self.roles, self._has_file, self._peer_http)
         log.copies.on_epoch_started(self._on_epoch_started)
 
@@ -114,10 +116,10 @@ class ReplicasPart(Part):
         return Hooks(
             role=self.roles,
             forwarding=self.write_forwarder,
-            acknowledgements=self.relays.acknowledgements,
-            leases=self.relays,
-            keys=self.relays.issued,
-            hello=RelayHello(self.relays),
+            acknowledgements=self.registry.acknowledgements,
+            leases=self.registry,
+            keys=self.registry.issued,
+            hello=RelayHello(self.registry),
         )
 
     @property
@@ -144,7 +146,7 @@ class ReplicasPart(Part):
         self.roles.stop()
         if self._files is not None:
             await self._files.fetch_from(None, "")
-        await self.relays.stop()
+        await self.registry.stop()
         await self._peer_http.stop()
         await self._diverged_facts.stop()
 
@@ -178,10 +180,10 @@ class ReplicasPart(Part):
         """Serve, forward and fetch as the role says."""
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
-            self.relays.issued.lead()
+            self.registry.issued.lead()
         if self.roles.role == FENCED:
             # They come back, and are told where the primary is.
-            self.relays.close("this daemon is fenced: another one is primary")
+            self.registry.close("this daemon is fenced: another one is primary")
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
         self._role_may_have_changed()
         self._publisher.read_gate.changed()
@@ -246,11 +248,11 @@ class ReplicasPart(Part):
 
     def keys_digest(self) -> str:
         """The digest of the issued keys that the upstream has sent."""
-        return self.relays.issued.upstream_digest
+        return self.registry.issued.upstream_digest
 
     async def take_revoked(self, issued: Collection[str]) -> list[str]:
         """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
-        return await self.relays.issued.take_revoked(issued)
+        return await self.registry.issued.take_revoked(issued)
 
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
@@ -269,8 +271,8 @@ class ReplicasPart(Part):
             on_change=self._replica_changed,
             commands=self.commands,
             on_command=self._publisher.broadcast,
-            is_own_replica=self.relays.is_followed_by,
-            take_keys=self.relays.issued.take,
+            is_own_replica=self.registry.is_followed_by,
+            take_keys=self.registry.issued.take,
             channels=self._channels,
         )
 
@@ -345,7 +347,7 @@ class ReplicasPart(Part):
             settings=self._settings,
             where=where,
             address=lambda: str(self.own_address()),
-            keys=lambda: self.relays.issued.digest,
+            keys=lambda: self.registry.issued.digest,
         )
         if not (where.http and (over_http or not _is_endpoint(where.native))):
             try:
@@ -369,7 +371,7 @@ class ReplicasPart(Part):
 
     def replica_address(self, uuid: str) -> Address | None:
         """Where the replica with this uuid can be reached by its lease; None without one."""
-        lease = self.relays.leases[uuid]
+        lease = self.registry.leases[uuid]
         if lease is None or lease.ended_ms is not None:
             return None
         return Address.parse(lease.address) or None
@@ -380,43 +382,15 @@ class ReplicasPart(Part):
         known = [*msgspec.json.decode(noted, type=list[str])]
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
         known += map(str, self._settings.upstream_addresses)
-        known += [lease.address for lease in self.relays.leases.all() if lease.address]
+        known += [lease.address for lease in self.registry.leases.all() if lease.address]
         mine = str(self.own_address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
-    def _unreadiness(self) -> tuple[str, str, float] | None:
-        """Why this daemon may lack facts: its state, an explanation, and since when in Unix seconds."""
-        replica, roles = self.replica, self.roles
-        if roles.role == "fenced":
-            return "fenced", roles.why, roles.since
-        if roles.role != REPLICA or replica is None:
-            return None
-        if not replica.is_whole:
-            why = f": {replica.why}" if replica.state in STUCK and replica.why else ""
-            return "joining", f"this replica has no complete copy yet{why}", replica.since
-        if replica.state is ReplicaState.STOPPED:
-            return "stopped", replica.why, replica.since
-        if why := replica.staleness(self._settings.stale_seconds):
-            return "stale", why, self._reactor.seconds() - replica.lag_seconds()
-        return None
-
-    def staleness(self) -> str:
-        """Return why reads are refused until this daemon is up to date; empty if they are not."""
-        unreadiness = self._unreadiness() if self._settings.refuse_stale_reads else None
-        return "" if unreadiness is None else f"{unreadiness[0]}: {unreadiness[1]}"
-
-    def state(self) -> str:
-        """Return which of the states of the room this daemon is in; empty if in none."""
-        unreadiness = self._unreadiness()
-        if self.roles.role != "fenced" and self.roles.handover.is_active:
-            return "handing over"
-        return "" if unreadiness is None else unreadiness[0]
-
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
-        return describe(self.roles, self.relays, access)
+        return describe(self.roles, self.registry, access)
 
     def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
-        replicas, leases = self.relays.status(), self.relays.describe_leases()
+        replicas, leases = self.registry.status(), self.registry.describe_leases()
         return list(notices(own_readers(replicas, access), own_readers(leases, access)))
 
     def collect(self) -> None:
@@ -425,11 +399,11 @@ class ReplicasPart(Part):
         self._metrics.role.clear()
         for role in Role:
             self._metrics.role.labels(role).set(role == self.roles.role)
-        self.numbers.collect(self.relays.status(), self.relays.describe_leases(), join)
+        self.numbers.collect(self.registry.status(), self.registry.describe_leases(), join)
 
     def problems(self) -> Sequence[Problem]:
         """The problems of this daemon's role, first the one that makes it not ready."""
-        unreadiness = self._unreadiness()
+        unreadiness = self.roles.unreadiness()
         if unreadiness is None:
             return self._other_problems()
         state, why, since = unreadiness
@@ -439,7 +413,7 @@ class ReplicasPart(Part):
         return [*self._role_problems(), *self._lost_revocations(), *self.addresses.problems()]
 
     def _lost_revocations(self) -> list[Problem]:
-        issued = self.relays.issued
+        issued = self.registry.issued
         if not issued.lost:
             return []
         names = ", ".join(issued.lost)

@@ -350,7 +350,7 @@ class Relay(ConnectionOwner):
         registry, replica, access = self._registry, self._authenticator.greeting, self._authenticator.access
         self._machine.move(native.Subscribe, RelayState.ADMITTING)
         self._log_sender, self._at = None, request.position
-        refused = await registry.admission(replica, request, access, relay=self)
+        refused = await registry.subscription_refusal(replica, request, access, relay=self)
         if self.state is RelayState.GONE:
             return
         if refused is not None:

@@ -251,7 +251,7 @@ class ReplicaRegistry:
                     self.publisher.metrics.commands_dropped.labels(command.NAME).inc()
                 yield
 
-    async def admission(
+    async def subscription_refusal(
         self, replica: Hello, request: Subscribe, access: Access, *, relay: IRelay | None = None
     ) -> Refused | None:
         """Return why this subscription is refused; None if it is admitted.
