@@ -15,11 +15,9 @@ from synrepl.base.response_errors import NeverSent
 from synrepl.base.tasks import Tasks
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
-from synrepl.replicas.channels import Channels, IServedChannel
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.described import describe, notices, own_readers
 from synrepl.replicas.diverged_facts import DivergedFacts
-from synrepl.replicas.file_copies import IFileCopies
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
 from synrepl.replicas.metrics import ReplicasMetrics
 from synrepl.replicas.peer_addresses import PeerAddresses
@@ -34,6 +32,7 @@ from synrepl.replicas.settings import ReplicasSettings
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import Hooks
+from synrepl.replication.other_daemons import IFileCopies, IServedChannel, NoChannel
 from synrepl.storage.append_gate import starting
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -65,7 +64,7 @@ class ReplicasPart(Part):
         self._publisher = daemon.publisher
         self._files: IFileCopies | None = None
         self._files_url = ""
-        self._channels = Channels()
+        self._channel: IServedChannel = NoChannel()
         self._tasks = Tasks(self._logger, "copies")
         self.addresses = PeerAddresses(
             settings.upstream_addresses,
@@ -105,7 +104,7 @@ class ReplicasPart(Part):
             self.roles,
             keys=daemon.keyring,
             expiry=daemon.expiry,
-            channels=self._channels,
+            channel=lambda: self._channel,
         )
         self.native_transports: dict[str, INativeTransport] = {}
         """The open native connections over HTTP, by id."""
@@ -121,6 +120,9 @@ class ReplicasPart(Part):
             keys=self.registry.issued,
             hello=RelayHello(self.registry),
         )
+
+    def other_daemons(self) -> "ReplicasPart":
+        return self
 
     @property
     def name(self) -> str:
@@ -208,14 +210,14 @@ class ReplicasPart(Part):
         await self._tell_files()
 
     def use_files(self, files: IFileCopies) -> None:
-        """Copy these files too."""
+        """Copy these files from the upstream."""
         self._files = files
         if self._files_url:
             self._tasks.start(self._tell_files(), "choosing the source of files")
 
     def use_channel(self, served: IServedChannel) -> None:
         """Pass this channel to replicas, and join it with that of the upstream."""
-        self._channels.use(served)
+        self._channel = served
 
     def on_role_changed(self, changed: Callable[[], object]) -> None:
         """Call this function whenever the role, or what is known of the upstream, may have changed."""
@@ -273,7 +275,7 @@ class ReplicasPart(Part):
             on_command=self._publisher.broadcast,
             is_own_replica=self.registry.is_followed_by,
             take_keys=self.registry.issued.take,
-            channels=self._channels,
+            channel=self._channel,
         )
 
     def _replica_changed(self) -> None:

@@ -318,10 +318,6 @@ class Channel(Command, frozen=True):
     EXAMPLES = {NATIVE: "CHANNEL"}
 
 
-ALL_PUBLISHERS: Final = "*"
-"""In PUBLISHER_LOST: all publishers at the replica."""
-
-
 @command("PUBLISH", sent_by=CLIENT, right="write", stream=ALL_STREAMS, since=SINCE)
 class Publish(Command, frozen=True):
     """A line that a client of the replica has published. `publisher` is a name for its connection."""

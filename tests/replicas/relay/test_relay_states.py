@@ -109,7 +109,7 @@ class Replica:
         self.cluster = FakeCluster()
         self.node = self.cluster.node("a")
         self.cluster.wrote(self.node, 40)
-        self.node.registry.channels.use(AnyChannel())
+        self.node.registry.channel = AnyChannel
         self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
         monkeypatch.setattr(pages_module, "PAGE_FACTS", 5)
