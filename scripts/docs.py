@@ -43,7 +43,7 @@ from synrepl.streams.table import StreamTable  # noqa: E402
 from synrepl.wire.all_commands import all_commands  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
 from synrepl.wire.commands import Position  # noqa: E402
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Span, release_text  # noqa: E402
 from synrepl.wire.grammar import Command, CommandForm, Side  # noqa: E402
 
 MADE: Final = "<!-- Written by scripts/docs from the code; edit that. -->\n"
@@ -137,9 +137,9 @@ def wire() -> str:
         "",
         WIRE,
         "",
-        *(f"* `{one}` is release {_release(one.release)}" for one in (LEGACY, MIDDLE, CURRENT)),
+        *(f"* `{one}` is release {release_text(one.release)}" for one in (LEGACY, MIDDLE, CURRENT)),
         "",
-        f"The newest release looked at is {_release(NEWEST.release)}.",
+        f"The newest release looked at is {release_text(NEWEST.release)}.",
     ]
     for command in all_commands():
         lines += ["", f"## {command.NAME}", "", *_doc(command), "", *_about(command)]
@@ -207,7 +207,7 @@ def _grammars(command: type[Command]) -> list[tuple[Span, str]]:
     found: list[tuple[Span, str]] = []
     for position, edge in enumerate(edges):
         until = edges[position + 1] if position + 1 < len(edges) else command.SPAN.until
-        grammar = CommandForm(command, Dialect(release=edge, name=_release(edge))).grammar()
+        grammar = CommandForm(command, Dialect(release=edge, name=release_text(edge))).grammar()
         since = found.pop()[0].since if found and found[-1][1] == grammar else edge
         found.append((Span(since=since, until=until), grammar))
     return found
@@ -257,7 +257,7 @@ def _stream(stream: Stream[Any]) -> Iterator[str]:
             yield ""
         yield from _doc(kind.row)
         yield ""
-        flat = f" Before {_release(kind.flat.until)}: the bare fields." if kind.flat.until else ""
+        flat = f" Before {release_text(kind.flat.until)}: the bare fields." if kind.flat.until else ""
         yield f"Releases: {_span(_both(stream.span, kind.span))}.{flat} Key: {_key(stream, kind.row)}."
         yield ""
         yield from _table(
@@ -604,10 +604,6 @@ def _type(of: Any) -> str:
     text = of.__name__ if isinstance(of, type) and not typing.get_args(of) else str(of)
     text = re.sub(r"synrepl(\.\w+)*\.", "", text)
     return re.sub(r"\b(typing|builtins|collections\.abc)\.", "", text)
-
-
-def _release(release: Release | None) -> str:
-    return ".".join(map(str, release if release and release[2] else (release or ())[:2]))
 
 
 def _span(span: Span) -> str:

@@ -195,7 +195,7 @@ def find_name(name: str, release: Release) -> CacheName:
         raise ConfigError(f"Synapse {which} has no cache {name} ({has}), and keeps no such answer")
     if why := next((why for pattern, why in _OTHERS if re.fullmatch(pattern, name)), ""):
         raise ConfigError(
-            f"no row drops {name} of Synapse {which}: {why}; a restart of the process makes it begin anew"
+            f"no row drops {name} of Synapse {which}: {why}; to empty it, restart the process that has it"
         )
     hint = suggest(name, list(names)) or suggest(name, list(all_names()))
     raise ConfigError(f"Synapse {which} has no cache {name}{hint}")

@@ -1,18 +1,15 @@
 """What a replica's served channel is for its upstream: a subscriber, and the publishers at that replica."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from twisted.logger import Logger
 
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
-from synrepl.channel.uplink import ALL_PUBLISHERS
 from synrepl.errors import RemoteProtocolError
-
-if TYPE_CHECKING:
-    from synrepl.replicas.wire.native import Publish, PublisherLost, PublishTo
+from synrepl.replication.other_daemons import ALL_PUBLISHERS
 
 MAX_PUBLISHERS: Final = 10_000
 """The most publishers at one replica; it names them itself."""
@@ -71,33 +68,34 @@ class ChannelDownlink:
         """The transport's buffer has room."""
         self._channel.resumed(self._subscriber)
 
-    def published(self, command: "Publish | PublishTo") -> None:
+    def published(self, publisher: str, channel: str, line: str) -> None:
         """A client of the replica, or of one further down, has published a line.
 
-        Raises `RemoteProtocolError` if it was published here: then daemons follow each other in a circle.
+        `channel` is the name of a sub-channel, or empty for the channel itself. Raises `RemoteProtocolError`
+        if it was published here: then daemons follow each other in a circle.
         """
-        name = command.publisher
-        publisher = self._publishers.get(name)
-        if publisher is None:
-            if name.partition(".")[0] == self._channel.origin:
+        known = self._publishers.get(publisher)
+        if known is None:
+            if publisher.partition(".")[0] == self._channel.origin:
                 raise RemoteProtocolError(
                     "this daemon follows you, perhaps through others: follow another one"
                 )
             if len(self._publishers) >= MAX_PUBLISHERS:
                 raise RemoteProtocolError(f"more than {MAX_PUBLISHERS} publishers")
-            publisher = self._publishers[name] = ChannelPublisher(self, name, self._owner)
-        channel, line = self._channel, command.line.encode()
+            known = self._publishers[publisher] = ChannelPublisher(self, publisher, self._owner)
+        encoded = line.encode()
         try:
-            if why := self._refusal(line):
+            if why := self._refusal(encoded):
                 self.refused += 1
                 raise RemoteProtocolError(why)
-            if beside := getattr(command, "channel", ""):
-                channel.publish_beside(publisher, channel.name + b"/" + beside.encode(), line)
+            if channel:
+                name = self._channel.name + b"/" + channel.encode()
+                self._channel.publish_beside(known, name, encoded)
             else:
-                self._publish(publisher, line)
+                self._publish(known, encoded)
         except RemoteProtocolError as error:
             # Not the replica's fault but its client's: keep the replica connected.
-            self._lose(command.publisher)
+            self._lose(publisher)
             self._limited.warn(
                 "refused a line of the channel from {replica}: {why}", replica=self._name, why=error.why
             )
@@ -111,12 +109,12 @@ class ChannelDownlink:
         if self._held_bytes > MAX_HELD:
             raise RemoteProtocolError(f"incomplete batches at this replica have more than {MAX_HELD} bytes")
 
-    def publisher_lost(self, command: "PublisherLost") -> None:
-        """A client of the replica is gone, perhaps with its last lines; or all are."""
-        if command.publisher == ALL_PUBLISHERS:
+    def publisher_lost(self, publisher: str) -> None:
+        """A client of the replica is gone, perhaps with its last lines; or all are (`ALL_PUBLISHERS`)."""
+        if publisher == ALL_PUBLISHERS:
             self._lose_all()
         else:
-            self._lose(command.publisher)
+            self._lose(publisher)
 
     def _lose(self, name: str) -> None:
         publisher = self._publishers.pop(name, None)

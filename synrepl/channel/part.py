@@ -1,7 +1,7 @@
 """What the room of the channel runs in a daemon: the RESP port, and the channel at it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.base.access import LOCAL, Access
 from synrepl.base.limited_logger import LimitedLogger
@@ -14,6 +14,7 @@ from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.settings import DURABLE_ONLY, SENT, ChannelSettings
 from synrepl.daemon.listeners import Port
 from synrepl.daemon.parts import DaemonParts, Part
+from synrepl.replication.other_daemons import IChannelConversation, IOtherDaemons
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.status import NO_SOURCE
 from synrepl.storage.log import Log
@@ -25,7 +26,6 @@ from synrepl.streams.writer import Writer
 if TYPE_CHECKING:
     from synrepl.channel.downlink import ChannelDownlink
     from synrepl.channel.source import RespSource
-    from synrepl.replicas.channels import ICarriesChannel, IChannelConversation
 
 FENCED_WHY: Final = "this daemon is fenced: another one is primary"
 NAMELESS_WHY: Final = "this replica does not know its homeserver before it has reached its upstream"
@@ -36,7 +36,7 @@ class ChannelPart(Part):
 
     A replica passes what is published at it to its upstream, and what that passes to its subscribers. While
     it has none, its own subscribers get what its own clients publish, and the log nothing. A fenced daemon
-    serves nobody. `carrier` knows which of these it is; None: always a primary.
+    serves nobody. `others` knows which of these it is; None: always a primary.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ChannelPart(Part):
         reactor: Any,
         log: Log,
         publisher: Publisher,
-        carrier: "ICarriesChannel | None" = None,
+        others: IOtherDaemons | None = None,
         *,
         table: StreamTable,
         metrics: Metrics,
@@ -55,19 +55,19 @@ class ChannelPart(Part):
         self._reactor = reactor
         self._log = log
         self._publisher = publisher
-        self._carrier = carrier
+        self._others = others
         self._table = table
         self._metrics = metrics
         self._server = server
         self._source: RespSource | None = None
         if settings.resp_ack != SENT:
             log.subscribe(lambda facts: server.committed())
-        if carrier is not None:
-            carrier.on_role_changed(self.update)
-            carrier.use_channel(self)
+        if others is not None:
+            others.on_role_changed(self.update)
+            others.use_channel(self)
 
     async def start(self) -> None:
-        if self._carrier is None:
+        if self._others is None:
             self.update()
 
     def stop(self) -> None:
@@ -76,11 +76,11 @@ class ChannelPart(Part):
 
     def update(self) -> None:
         """Serve the channel, or not, as the role says."""
-        carrier, server = self._carrier, self._server
-        if carrier is not None and carrier.is_fenced:
+        others, server = self._others, self._server
+        if others is not None and others.is_fenced:
             self._close(FENCED_WHY)
             return
-        is_replica = carrier is not None and carrier.is_replica
+        is_replica = others is not None and others.is_replica
         if is_replica and not self._has_name:
             self._close(NAMELESS_WHY)
             return
@@ -89,7 +89,7 @@ class ChannelPart(Part):
         if not is_replica:
             self._drop_uplink()
         elif server.uplink is None:
-            # Imported on use, as below: it speaks to replicas, which a daemon alone has not.
+            # Imported on use, as below: a daemon alone has no upstream.
             from synrepl.channel.uplink import ChannelUplink
 
             server.uplink = ChannelUplink(server.channel, self._reactor, self._metrics)
@@ -99,7 +99,7 @@ class ChannelPart(Part):
         """Whether a replica knows the name of its homeserver, or that its upstream has none."""
         if self._settings.expected_name(self._log.notes) is not None:
             return True
-        return self._carrier is None or self._carrier.has_met_upstream
+        return self._others is None or self._others.has_met_upstream
 
     def _close(self, why: str) -> None:
         self._drop_uplink()
@@ -172,7 +172,7 @@ class ChannelPart(Part):
         channel = self._server.channel
         return (channel.owner_of(Writer(stream, writer)) if channel is not None else "") or "the RESP port"
 
-    # -- other daemons (`synrepl.replicas.channels.IServedChannel`) ----------------------------------------
+    # -- other daemons (`IServedChannel`) ------------------------------------------------------------------
 
     @property
     def is_served(self) -> bool:
@@ -210,7 +210,7 @@ class ChannelPart(Part):
             logger=logger,
         )
 
-    def connected(self, conversation: "IChannelConversation") -> None:
+    def connected(self, conversation: IChannelConversation) -> None:
         """Join the channel of the upstream, if there is a way to it."""
         if self._server.uplink is not None:
             self._server.uplink.connected(conversation)
@@ -238,7 +238,7 @@ def make_part(daemon: DaemonParts) -> ChannelPart:
         daemon.reactor,
         daemon.log,
         daemon.publisher,
-        cast("ICarriesChannel | None", daemon.rooms.get("replicas")),
+        daemon.other_daemons,
         table=daemon.table,
         metrics=daemon.metrics,
         server=server,

@@ -272,7 +272,8 @@ def _items(head: bytes, count: int, items: Iterable[bytes]) -> bytes:
 def read_messages(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the channels and payloads of whole messages, as `message` encodes them.
 
-    Raises `RemoteProtocolError` if they are none.
+    Bytes after the last whole message are ignored. Raises `RemoteProtocolError` if the data is something else
+    than messages.
     """
     parser = RequestParser(limits=MESSAGE)
     parser.feed(data)

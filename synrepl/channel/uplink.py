@@ -8,7 +8,7 @@ for a while.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from twisted.logger import Logger
 
@@ -19,9 +19,7 @@ from synrepl.channel.ends import ChannelPublisher
 from synrepl.channel.resp_codec import read_messages
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import RemoteProtocolError
-
-if TYPE_CHECKING:
-    from synrepl.replicas.channels import IChannelConversation, SentOnChannel
+from synrepl.replication.other_daemons import ALL_PUBLISHERS, IChannelConversation
 
 MAX_WAITING: Final = 8 * 1024 * 1024
 """The bytes that wait for an upstream that does not read. Beyond it all of them are dropped."""
@@ -31,9 +29,6 @@ MAX_AGE_SECONDS: Final = 30.0
 out."""
 
 OF_STREAMS: Final = (b"RDATA ", b"POSITION ", b"REPLICATE")
-
-ALL_PUBLISHERS: Final = "*"
-"""Stands for all publishers at this daemon."""
 
 
 class Waiting(NamedTuple):
@@ -107,16 +102,16 @@ class ChannelUplink:
         self._known.remove(publisher)
         # Rows of it that wait would be believed by nobody.
         self._drop(lambda one: one.publisher is publisher and one.is_of_stream)
-        self._send(_commands().PublisherLost(publisher.name))
+        self._send_lost(publisher.name)
 
     # -- called by the replica -----------------------------------------------------------------------------
 
-    def connected(self, conversation: "IChannelConversation") -> None:
+    def connected(self, conversation: IChannelConversation) -> None:
         """Join the channel of this upstream."""
         self._conversation = conversation
         conversation.on_channel = self._received
         conversation.on_room = self._flush
-        self._send(_commands().Channel())
+        conversation.join_channel()
         self._flush()
 
     def disconnected(self) -> None:
@@ -147,7 +142,7 @@ class ChannelUplink:
             self.overflows += 1
             self._drop(lambda one: True)
             self._known.clear()
-            self._send(_commands().PublisherLost(ALL_PUBLISHERS))
+            self._send_lost(ALL_PUBLISHERS)
 
     def _flush(self) -> None:
         """Send the waiting lines."""
@@ -164,13 +159,13 @@ class ChannelUplink:
                 continue
             self._introduce(one.publisher)
             name = one.publisher.name
-            data = conversation.encode([_command(name, one.channel, line) for line in one.lines])
+            data = conversation.encode_published(name, one.channel, one.lines)
             if data is None:
                 self.too_long += 1
                 self._count_dropped(one)
                 # Its rows are believed again after its next position.
                 self._known.remove(one.publisher)
-                data = conversation.encode([_commands().PublisherLost(name)])
+                data = conversation.encode_lost(name)
                 assert data is not None
             sent.append(data)
         conversation.write(b"".join(sent))
@@ -181,10 +176,10 @@ class ChannelUplink:
             self._count += 1
             publisher.name = f"{self._channel.origin}.{self._count}"
 
-    def _send(self, command: "SentOnChannel") -> None:
-        """Send this before all that waits."""
+    def _send_lost(self, publisher: str) -> None:
+        """Say that this publisher is gone, before all that waits."""
         conversation = self._conversation
-        if conversation is not None and (data := conversation.encode([command])) is not None:
+        if conversation is not None and (data := conversation.encode_lost(publisher)) is not None:
             conversation.write(data)
 
     def _drop(self, is_dropped: Callable[[Waiting], bool]) -> None:
@@ -202,7 +197,7 @@ class ChannelUplink:
     # -- down ----------------------------------------------------------------------------------------------
 
     def _received(self, data: bytes) -> None:
-        """Pass on messages of the upstream's channel. Raises `RemoteProtocolError` if they are none."""
+        """Pass on messages of the upstream's channel. Raises `RemoteProtocolError` if the data is none."""
         lines: list[bytes] = []
         for channel, line in read_messages(data):
             if channel == self._channel.name:
@@ -217,17 +212,3 @@ class ChannelUplink:
             # Perhaps not its fault, but that of clients here: the log goes on over this connection.
             self._limited.warn("ignored lines of the upstream's channel: {why}", why=error.why)
             self._channel.publisher_lost(self._upstream)
-
-
-def _command(name: str, channel: str, line: bytes) -> Any:
-    commands, text = _commands(), line.decode("utf-8", "surrogateescape")
-    if channel:
-        return commands.PublishTo(publisher=name, channel=channel, line=text)
-    return commands.Publish(publisher=name, line=text)
-
-
-def _commands() -> Any:
-    """Import what replicas say to each other on use: there is an upstream only where they are."""
-    from synrepl.replicas.wire import native
-
-    return native

@@ -36,7 +36,10 @@ def plain_passwords(
 
 
 def _hosts(url: str) -> list[str]:
-    """The hosts in the URL of a database, as libpq reads them: several, or in the query, or escaped."""
+    """Return the hosts in the URL of a database, as libpq reads them.
+
+    There may be several, separated by commas; `host` in the query replaces them; each may be percent-encoded.
+    """
     parts = urlsplit(url)
     if named := parse_qs(parts.query).get("host"):
         return [host for host in named[-1].split(",") if host]

@@ -16,6 +16,7 @@ from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
+from synrepl.replication.other_daemons import IOtherDaemons
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.stored_bytes import IStoredBytes
@@ -65,6 +66,10 @@ class Part:
         """The bytes that it stores under their checksums; None if it stores none."""
         return None
 
+    def other_daemons(self) -> IOtherDaemons | None:
+        """Its connections to other daemons, for rooms that are made after it; None if it has none."""
+        return None
+
     def collect(self) -> None:
         """Set the metrics that are read only when they are asked for."""
 
@@ -90,3 +95,9 @@ class DaemonParts:
     """By which leases and old facts expire."""
     rooms: Mapping[str, Part]
     """The parts that were made before, by the names of their rooms."""
+
+    @property
+    def other_daemons(self) -> IOtherDaemons | None:
+        """The connections to other daemons that one of these parts makes; None if none does."""
+        found = (part.other_daemons() for part in self.rooms.values())
+        return next((one for one in found if one is not None), None)

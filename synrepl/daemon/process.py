@@ -60,10 +60,11 @@ def prepare_process(daemon: Daemon, reactor: Any, read: Callable[[], Settings]) 
     """Prepare this process for a daemon.
 
     On SIGHUP the log files are reopened, and the secrets, keys and certificates that `read` returns are
-    applied. A MemoryError that nothing handled ends the process. A crash in a C library leaves the Python
-    stack on standard error. The limit of file descriptors is raised. systemd is notified, if it started this
-    process. The reactor ignores steps of the clock that are soon taken back. Its turns are measured from the
-    time the daemon is ready: nobody waits for those before.
+    applied; SIGUSR1 and SIGUSR2 do not end the process. Once the daemon is ready, the garbage collector no
+    longer looks through what the start has made. A MemoryError that nothing handled ends the process. A crash
+    in a C library leaves the Python stack on standard error. The limit of file descriptors is raised. systemd
+    is notified, if it started this process. The reactor ignores steps of the clock that are soon taken back.
+    Its turns are measured from the time the daemon is ready: nobody waits for those before.
     """
     systemd = Systemd(daemon, reactor)
     reactor.callWhenRunning(systemd.start)

@@ -1,7 +1,7 @@
 """What the room of files runs in a daemon."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
 
@@ -23,7 +23,6 @@ from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
     from synrepl.files.http_files import HttpFiles
-    from synrepl.replicas.file_copies import ICopiesFiles
     from synrepl.transports.http.http_client import HttpClient
 
 
@@ -61,7 +60,7 @@ class FilesPart(Part):
         self._is_running = False
         await self.files.stop()
 
-    # What a replica needs (`synrepl.replicas.file_copies.IFileCopies`).
+    # What a replica needs (`IFileCopies`).
 
     async def fetch_from(self, http: "HttpClient | None", url: str) -> None:
         """Fetch files from the daemon at this URL, and forward uploads to it (None: neither)."""
@@ -128,10 +127,8 @@ def make_part(daemon: DaemonParts) -> FilesPart:
     """Make the files of a daemon, which keep what its streams name, and follow a replica's upstream."""
     settings, reactor, log = daemon.settings, daemon.reactor, daemon.log
     assert isinstance(settings, FilesSettings)
-    replicas = cast("ICopiesFiles | None", daemon.rooms.get("replicas"))
-    refusal: Callable[[], ReplicationError | None] = (
-        (lambda: None) if replicas is None else replicas.file_refusal
-    )
+    others = daemon.other_daemons
+    refusal: Callable[[], ReplicationError | None] = (lambda: None) if others is None else others.file_refusal
     files = Files(
         log,
         FileStore(settings.files_path, seconds=reactor.seconds),
@@ -148,6 +145,6 @@ def make_part(daemon: DaemonParts) -> FilesPart:
     daemon.declared.subscribers.append(files.stream_added)
     log.copies.on_replaced(files.rebuild)
     part = FilesPart(files, FilesMetrics(daemon.registry), max_bytes=settings.max_file_bytes)
-    if replicas is not None:
-        replicas.use_files(part)
+    if others is not None:
+        others.use_files(part)
     return part

@@ -301,7 +301,7 @@ def _not_running(homeserver: Homeserver, looks: Sequence[Look]) -> Iterator[Find
     if before.database is None or last.database is None:
         return
     still = last.at - before.at
-    if oldest_transaction(last.database.sessions, still) is not None:
+    if oldest_transaction(last.database.open_transactions, still) is not None:
         return  # an id may be in flight
     for stream, positions in sorted(before.database.positions.items()):
         wire = WIRE.get(stream, "")

@@ -314,7 +314,7 @@ class _ConfigurationLoader:
             for name in names
         ]
         processes = list(self._without_doubles(processes))
-        self._say_what_is_off()
+        self._note_checks_switched_off()
         self._say_what_workers_lack(unnamed)
         self._say_what_is_not_reached()
         for process in processes:
@@ -574,8 +574,8 @@ class _ConfigurationLoader:
         duty = next(one for one in DUTIES if one.name == name)
         return any(duty.has(config, self._release) or bool(duty.named_by(config)) for config in self._configs)
 
-    def _say_what_is_off(self) -> None:
-        """Say which checks the configuration switched off, and by what."""
+    def _note_checks_switched_off(self) -> None:
+        """Note each check of `CHECKS` that no process makes, since the configuration leaves it to none."""
         for duty, what in CHECKS.items():
             one = next(one for one in DUTIES if one.name == duty)
             keys = (one.names, one.switch)

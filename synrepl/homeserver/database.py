@@ -160,9 +160,9 @@ class DatabaseViewer:
 
         at = self.clock()
         # First: what follows may have to wait for them.
-        sessions: list[OpenTransaction] = []
+        open_transactions: list[OpenTransaction] = []
         if self.database.flavor == "postgresql":
-            sessions = part("sessions", _sessions, [])
+            open_transactions = part("sessions", _open_transactions, [])
         # Before the rest: what is stored later is then above it.
         positions: dict[str, dict[str, int]] = part("positions", read_positions, {})
         sequences: dict[str, int] = {}
@@ -181,7 +181,7 @@ class DatabaseViewer:
             positions=positions,
             sequences=sequences,
             rows=rows,
-            sessions=sessions,
+            open_transactions=open_transactions,
             consumers=_read_consumers(catalog.tables, UNIX_SECONDS[self.database.flavor], part),
             unread=tuple(unread),
             locked_out=tuple(locked_out),
@@ -223,7 +223,7 @@ def _rows_between(
     return read
 
 
-def _sessions(cursor: Any) -> list[OpenTransaction]:
+def _open_transactions(cursor: Any) -> list[OpenTransaction]:
     cursor.execute(SESSIONS, (MAX_SESSIONS,))
     found = [
         OpenTransaction(

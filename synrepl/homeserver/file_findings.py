@@ -12,7 +12,7 @@ from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
 from synrepl.homeserver.work_findings import find_in_work, find_without_work
 from synrepl.html.humanize import counted, several
-from synrepl.wire.dialect import NEWEST, Release, Span
+from synrepl.wire.dialect import NEWEST, Release, Span, release_text
 from synrepl.wire.text import printable
 
 
@@ -143,8 +143,8 @@ def _ignored(homeserver: Homeserver, release: Release) -> Iterator[Finding]:
         duty = next((duty for duty in DUTIES if duty.names == one.key and duty.switch), None)
         yield Finding(
             kind="ignored_key",
-            why=f"`{one.key}` is of {_text(one.since)} and newer: {_text(release)} ignores it in"
-            f" {one.file}, and says nothing",
+            why=f"`{one.key}` is of {release_text(one.since)} and newer: {release_text(release)} ignores it"
+            f" in {one.file}, and says nothing",
             remedy="upgrade, or remove it"
             + (
                 f" and set `{duty.switch}: false` in the shared file and `worker_app: {duty.app}` in the"
@@ -162,13 +162,9 @@ def _replaced(homeserver: Homeserver) -> Iterator[Finding]:
 
 
 def _refuse(span: Span) -> str:
-    since = "" if span.since <= (0, 21, 0) else f" from {_text(span.since)} on"
-    until = "" if span.until is None else f" before {_text(span.until)}"
+    since = "" if span.since <= (0, 21, 0) else f" from {release_text(span.since)} on"
+    until = "" if span.until is None else f" before {release_text(span.until)}"
     return f"releases{since}{until} refuse" if since or until else "every release refuses"
-
-
-def _text(release: Release) -> str:
-    return ".".join(map(str, release if release[2] else release[:2]))
 
 
 # -- names and ports -----------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class DatabaseLook(msgspec.Struct, frozen=True, kw_only=True):
     positions: Positions
     sequences: Mapping[str, int]
     rows: Sequence[CommittedRow] = ()
-    sessions: Sequence[OpenTransaction] = ()
+    open_transactions: Sequence[OpenTransaction] = ()
     consumers: Consumers = Consumers()
     unread: Sequence[str] = ()
     locked_out: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""OpenTransactions that wait for locks, hold them, or keep a writer's position from moving; without I/O."""
+"""Transactions that wait for locks, hold them, or keep a writer's position from moving; without I/O."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,10 +70,14 @@ def find_lock_waits(looks: Sequence[Look]) -> Iterator[Finding]:
     if not since:
         return
     lasting = databases[databases.index(since[-1]) :]
-    sessions = {one.pid: one for one in lasting[-1].sessions}
+    sessions = {one.pid: one for one in lasting[-1].open_transactions}
     blocked: dict[int, list[OpenTransaction]] = {}
-    waiting = set.intersection(*({one.pid for one in look.sessions if one.waits_for} for look in lasting))
-    locking = set.intersection(*({one.pid for one in look.sessions if one.locked} for look in lasting))
+    waiting = set.intersection(
+        *({one.pid for one in look.open_transactions if one.waits_for} for look in lasting)
+    )
+    locking = set.intersection(
+        *({one.pid for one in look.open_transactions if one.locked} for look in lasting)
+    )
     still = lasting[-1].at - lasting[0].at
     for pid in sorted(waiting):
         if _waited(sessions[pid], still) >= HELD_SECONDS - LATENESS_SECONDS:
@@ -180,7 +184,7 @@ def find_held(looks: Sequence[Look]) -> Iterator[Finding]:
         for row in later.rows:
             if row.stream == stream and row.token > writers.get(row.writer, row.token):
                 committed.setdefault(row.writer, []).append(row.token)
-        reason = oldest_transaction(last.sessions, still)
+        reason = oldest_transaction(last.open_transactions, still)
         for writer, tokens in sorted(committed.items()):
             yield _hold(
                 stream,

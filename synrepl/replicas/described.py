@@ -43,11 +43,11 @@ def own_readers(described: Iterable[dict[str, Any]], access: Access) -> list[dic
     return [one for one in described if access.streams is None or one["key"] == access.key]
 
 
-def describe(roles: RoleManager, relays: ReplicaRegistry, access: Access) -> dict[str, Any]:
+def describe(roles: RoleManager, registry: ReplicaRegistry, access: Access) -> dict[str, Any]:
     """Return the keys of the status, as far as a peer with these rights may see them."""
     replica = roles.replica
-    replicas = own_readers(relays.status(), access)
-    leases = own_readers(relays.describe_leases(), access)
+    replicas = own_readers(registry.status(), access)
+    leases = own_readers(registry.describe_leases(), access)
     return {
         "why": roles.why,
         "name": roles.name,

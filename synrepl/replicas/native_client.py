@@ -229,7 +229,25 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 self._logger.warn("dropped a command for the upstream: {why}", why=error.why)
         self.write(b"".join(lines))
 
-    def encode(self, commands: Sequence[Command]) -> bytes | None:
+    def join_channel(self) -> None:
+        """Ask the upstream to pass its channel. Does nothing if already closed."""
+        if (data := self._encode([native.Channel()])) is not None:
+            self.write(data)
+
+    def encode_published(self, publisher: str, channel: str, lines: Sequence[bytes]) -> bytes | None:
+        """See `IChannelConversation`."""
+        texts = [line.decode("utf-8", "surrogateescape") for line in lines]
+        if not channel:
+            return self._encode([native.Publish(publisher=publisher, line=text) for text in texts])
+        return self._encode(
+            [native.PublishTo(publisher=publisher, channel=channel, line=text) for text in texts]
+        )
+
+    def encode_lost(self, publisher: str) -> bytes | None:
+        """See `IChannelConversation`."""
+        return self._encode([native.PublisherLost(publisher)])
+
+    def _encode(self, commands: Sequence[Command]) -> bytes | None:
         """Encode these commands; None if one of them is no line of the native protocol, or after the end."""
         try:
             return self._connection.session.encode(commands)

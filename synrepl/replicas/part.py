@@ -4,7 +4,7 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from twisted.logger import Logger
@@ -15,11 +15,9 @@ from synrepl.base.response_errors import NeverSent
 from synrepl.base.tasks import Tasks
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
-from synrepl.replicas.channels import Channels, IServedChannel
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.described import describe, notices, own_readers
 from synrepl.replicas.diverged_facts import DivergedFacts
-from synrepl.replicas.file_copies import IFileCopies
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
 from synrepl.replicas.metrics import ReplicasMetrics
 from synrepl.replicas.peer_addresses import PeerAddresses
@@ -34,6 +32,7 @@ from synrepl.replicas.settings import ReplicasSettings
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import Hooks
+from synrepl.replication.other_daemons import IFileCopies, IServedChannel, NoChannel
 from synrepl.storage.append_gate import starting
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -41,11 +40,9 @@ from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_priv
 from synrepl.transports.http.http_client import HttpClient
 
 if TYPE_CHECKING:
+    from synrepl.replicas.http.served_replicas import INativeTransport
     from synrepl.replicas.replica.conversation import IUpstream
     from synrepl.replicas.replica.replica import Replica
-
-STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
-"""States of a replica whose reason is reported while its copy is awaited."""
 
 
 class ReplicasPart(Part):
@@ -67,7 +64,7 @@ class ReplicasPart(Part):
         self._publisher = daemon.publisher
         self._files: IFileCopies | None = None
         self._files_url = ""
-        self._channels = Channels()
+        self._channel: IServedChannel = NoChannel()
         self._tasks = Tasks(self._logger, "copies")
         self.addresses = PeerAddresses(
             settings.upstream_addresses,
@@ -86,6 +83,8 @@ class ReplicasPart(Part):
             reactor,
             name=self.name,
             has_upstream=bool(settings.upstream),
+            stale_seconds=settings.stale_seconds,
+            refuses_stale_reads=settings.refuse_stale_reads,
             owner=self,
             peers=PeerClient(self._peer_http),
         )
@@ -97,7 +96,7 @@ class ReplicasPart(Part):
             dropped=lambda name: self._metrics.commands_dropped.labels(name).inc(),
         )
         self._publisher.follower_commands.forwarders.append(self.commands)
-        self.relays = ReplicaRegistry(
+        self.registry = ReplicaRegistry(
             log,
             self._publisher,
             reactor,
@@ -105,8 +104,10 @@ class ReplicasPart(Part):
             self.roles,
             keys=daemon.keyring,
             expiry=daemon.expiry,
-            channels=self._channels,
+            channel=lambda: self._channel,
         )
+        self.native_transports: dict[str, INativeTransport] = {}
+        """The open native connections over HTTP, by id."""
         self.write_forwarder = make_write_forwarder(log, self.roles, self._has_file, self._peer_http)
         log.copies.on_epoch_started(self._on_epoch_started)
 
@@ -114,11 +115,14 @@ class ReplicasPart(Part):
         return Hooks(
             role=self.roles,
             forwarding=self.write_forwarder,
-            acknowledgements=self.relays.acknowledgements,
-            leases=self.relays,
-            keys=self.relays.issued,
-            hello=RelayHello(self.relays),
+            acknowledgements=self.registry.acknowledgements,
+            leases=self.registry,
+            keys=self.registry.issued,
+            hello=RelayHello(self.registry),
         )
+
+    def other_daemons(self) -> "ReplicasPart":
+        return self
 
     @property
     def name(self) -> str:
@@ -144,7 +148,7 @@ class ReplicasPart(Part):
         self.roles.stop()
         if self._files is not None:
             await self._files.fetch_from(None, "")
-        await self.relays.stop()
+        await self.registry.stop()
         await self._peer_http.stop()
         await self._diverged_facts.stop()
 
@@ -178,10 +182,10 @@ class ReplicasPart(Part):
         """Serve, forward and fetch as the role says."""
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
-            self.relays.issued.lead()
+            self.registry.issued.lead()
         if self.roles.role == FENCED:
             # They come back, and are told where the primary is.
-            self.relays.close("this daemon is fenced: another one is primary")
+            self.registry.close("this daemon is fenced: another one is primary")
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
         self._role_may_have_changed()
         self._publisher.read_gate.changed()
@@ -206,14 +210,14 @@ class ReplicasPart(Part):
         await self._tell_files()
 
     def use_files(self, files: IFileCopies) -> None:
-        """Copy these files too."""
+        """Copy these files from the upstream."""
         self._files = files
         if self._files_url:
             self._tasks.start(self._tell_files(), "choosing the source of files")
 
     def use_channel(self, served: IServedChannel) -> None:
         """Pass this channel to replicas, and join it with that of the upstream."""
-        self._channels.use(served)
+        self._channel = served
 
     def on_role_changed(self, changed: Callable[[], object]) -> None:
         """Call this function whenever the role, or what is known of the upstream, may have changed."""
@@ -246,11 +250,11 @@ class ReplicasPart(Part):
 
     def keys_digest(self) -> str:
         """The digest of the issued keys that the upstream has sent."""
-        return self.relays.issued.upstream_digest
+        return self.registry.issued.upstream_digest
 
     async def take_revoked(self, issued: Collection[str]) -> list[str]:
         """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
-        return await self.relays.issued.take_revoked(issued)
+        return await self.registry.issued.take_revoked(issued)
 
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
@@ -269,9 +273,9 @@ class ReplicasPart(Part):
             on_change=self._replica_changed,
             commands=self.commands,
             on_command=self._publisher.broadcast,
-            is_own_replica=self.relays.is_followed_by,
-            take_keys=self.relays.issued.take,
-            channels=self._channels,
+            is_own_replica=self.registry.is_followed_by,
+            take_keys=self.registry.issued.take,
+            channel=self._channel,
         )
 
     def _replica_changed(self) -> None:
@@ -345,7 +349,7 @@ class ReplicasPart(Part):
             settings=self._settings,
             where=where,
             address=lambda: str(self.own_address()),
-            keys=lambda: self.relays.issued.digest,
+            keys=lambda: self.registry.issued.digest,
         )
         if not (where.http and (over_http or not _is_endpoint(where.native))):
             try:
@@ -369,7 +373,7 @@ class ReplicasPart(Part):
 
     def replica_address(self, uuid: str) -> Address | None:
         """Where the replica with this uuid can be reached by its lease; None without one."""
-        lease = self.relays.leases[uuid]
+        lease = self.registry.leases[uuid]
         if lease is None or lease.ended_ms is not None:
             return None
         return Address.parse(lease.address) or None
@@ -380,43 +384,15 @@ class ReplicasPart(Part):
         known = [*msgspec.json.decode(noted, type=list[str])]
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
         known += map(str, self._settings.upstream_addresses)
-        known += [lease.address for lease in self.relays.leases.all() if lease.address]
+        known += [lease.address for lease in self.registry.leases.all() if lease.address]
         mine = str(self.own_address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
-    def _unreadiness(self) -> tuple[str, str, float] | None:
-        """Why this daemon may lack facts: its state, an explanation, and since when in Unix seconds."""
-        replica, roles = self.replica, self.roles
-        if roles.role == "fenced":
-            return "fenced", roles.why, roles.since
-        if roles.role != REPLICA or replica is None:
-            return None
-        if not replica.is_whole:
-            why = f": {replica.why}" if replica.state in STUCK and replica.why else ""
-            return "joining", f"this replica has no complete copy yet{why}", replica.since
-        if replica.state is ReplicaState.STOPPED:
-            return "stopped", replica.why, replica.since
-        if why := replica.staleness(self._settings.stale_seconds):
-            return "stale", why, self._reactor.seconds() - replica.lag_seconds()
-        return None
-
-    def staleness(self) -> str:
-        """Return why reads are refused until this daemon is up to date; empty if they are not."""
-        unreadiness = self._unreadiness() if self._settings.refuse_stale_reads else None
-        return "" if unreadiness is None else f"{unreadiness[0]}: {unreadiness[1]}"
-
-    def state(self) -> str:
-        """Return which of the states of the room this daemon is in; empty if in none."""
-        unreadiness = self._unreadiness()
-        if self.roles.role != "fenced" and self.roles.handover.is_active:
-            return "handing over"
-        return "" if unreadiness is None else unreadiness[0]
-
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
-        return describe(self.roles, self.relays, access)
+        return describe(self.roles, self.registry, access)
 
     def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
-        replicas, leases = self.relays.status(), self.relays.describe_leases()
+        replicas, leases = self.registry.status(), self.registry.describe_leases()
         return list(notices(own_readers(replicas, access), own_readers(leases, access)))
 
     def collect(self) -> None:
@@ -425,11 +401,11 @@ class ReplicasPart(Part):
         self._metrics.role.clear()
         for role in Role:
             self._metrics.role.labels(role).set(role == self.roles.role)
-        self.numbers.collect(self.relays.status(), self.relays.describe_leases(), join)
+        self.numbers.collect(self.registry.status(), self.registry.describe_leases(), join)
 
     def problems(self) -> Sequence[Problem]:
         """The problems of this daemon's role, first the one that makes it not ready."""
-        unreadiness = self._unreadiness()
+        unreadiness = self.roles.unreadiness()
         if unreadiness is None:
             return self._other_problems()
         state, why, since = unreadiness
@@ -439,7 +415,7 @@ class ReplicasPart(Part):
         return [*self._role_problems(), *self._lost_revocations(), *self.addresses.problems()]
 
     def _lost_revocations(self) -> list[Problem]:
-        issued = self.relays.issued
+        issued = self.registry.issued
         if not issued.lost:
             return []
         names = ", ".join(issued.lost)

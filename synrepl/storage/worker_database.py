@@ -26,7 +26,10 @@ class ICursor(Protocol):
 def identifier(name: str) -> str:
     """Check the name of a table, column or sequence, which becomes part of SQL. Raises `ConfigError`."""
     if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
-        raise ConfigError(f"{name!r} is not the name of a table, column or sequence: use letters, digits, _")
+        raise ConfigError(
+            f"{name!r} is not the name of a table, column or sequence: use letters, digits and _, no digit"
+            " first, and at most one dot"
+        )
     return name
 
 

@@ -1,5 +1,6 @@
 """The daemons of the world `channel`: their RESP ports, their channels, and the connections between them."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +19,8 @@ from synrepl.channel.resp.server import RespFactory, RespServer
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.uplink import ChannelUplink
 from synrepl.errors import RemoteProtocolError
-from synrepl.replicas.channels import SentOnChannel as Sent
-from synrepl.replicas.wire import native
-from synrepl.replicas.wire.native_codec import native_codec
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.wire.grammar import CLIENT, SERVER
 
 if TYPE_CHECKING:
     from tests.channel.simulation import ChannelSimulation
@@ -31,10 +28,12 @@ if TYPE_CHECKING:
 Source = tuple[str, str]
 
 RETRY_SECONDS: Final = 0.3
-TO_UPSTREAM: Final = native_codec(ours=CLIENT, theirs=SERVER)
-FROM_REPLICA: Final = native_codec(ours=SERVER, theirs=CLIENT)
 LONGEST_LINE: Final = 200
 """Longer lines are none of the protocol between daemons."""
+
+
+def _line(*words: str) -> bytes:
+    return json.dumps(words).encode() + b"\n"
 
 
 class UpEnd(Protocol):
@@ -65,13 +64,21 @@ class UpEnd(Protocol):
             message, self._received = self._received[4 : 4 + size], self._received[4 + size :]
             self.on_channel(message)
 
-    def encode(self, commands: Sequence[Sent]) -> bytes | None:
-        """As the real conversation does."""
-        lines = [TO_UPSTREAM.format(command) + b"\n" for command in commands]
-        return None if max(map(len, lines)) > LONGEST_LINE else b"".join(lines)
+    def join_channel(self) -> None:
+        """An array without items, in a line."""
+        self.write(_line())
+
+    def encode_published(self, publisher: str, channel: str, lines: Sequence[bytes]) -> bytes | None:
+        """An array of three texts for each, in a line."""
+        encoded = [_line(publisher, channel, line.decode()) for line in lines]
+        return None if max(map(len, encoded)) > LONGEST_LINE else b"".join(encoded)
+
+    def encode_lost(self, publisher: str) -> bytes | None:
+        """An array of one text, in a line."""
+        return _line(publisher)
 
     def write(self, data: bytes) -> None:
-        """Send encoded commands."""
+        """Send what was encoded."""
         self.transport.write(data)
 
     def pauseProducing(self) -> None:
@@ -107,16 +114,16 @@ class DownEnd(Protocol):
     def dataReceived(self, data: bytes) -> None:
         *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
-            match FROM_REPLICA.parse(line):
-                case native.Channel():
+            match json.loads(line):
+                case []:
                     self._start()
-                case native.PublisherLost() as command:
+                case [publisher]:
                     assert self._downlink is not None
-                    self._downlink.publisher_lost(command)
-                case native.Publish() | native.PublishTo() as command:
+                    self._downlink.publisher_lost(publisher)
+                case [publisher, channel, text]:
                     assert self._downlink is not None
                     try:
-                        self._downlink.published(command)
+                        self._downlink.published(publisher, channel, text)
                     except RemoteProtocolError:
                         # The replica follows a former upstream, and closes a circle.
                         self.transport.abortConnection()

@@ -65,7 +65,7 @@ def looks(
                 positions={"receipts": {"w1": position, "w2": others}},
                 sequences={"receipts": sequence},
                 rows=rows if at == 5.0 else (),
-                sessions=sessions,
+                open_transactions=sessions,
             ),
             heard=Heard(since=-1.0, **heard),
         )
@@ -481,7 +481,10 @@ class TestWriterNotRunning:
             Look(
                 at=at,
                 database=DatabaseLook(
-                    at=at, positions={"receipts": {"w1": 9, "w2": 4}}, sequences={}, sessions=sessions
+                    at=at,
+                    positions={"receipts": {"w1": 9, "w2": 4}},
+                    sequences={},
+                    open_transactions=sessions,
                 ),
                 metrics={"w1": page(at, receipts=position), "w2": w2},
             )

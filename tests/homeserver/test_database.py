@@ -145,14 +145,14 @@ def test_rows_since_the_look_before(place: Place) -> None:
 def test_an_open_transaction(place: Place) -> None:
     """Its session, its program and how old it is."""
     if place.flavor == "sqlite":
-        assert [] == look(place).sessions
+        assert [] == look(place).open_transactions
         return
     connection: Any = place.database.connect()
     try:
         cursor = connection.cursor()
         cursor.execute("SELECT pg_sleep(1.1), pg_backend_pid()")
         (_, pid) = cursor.fetchone()
-        sessions = look(place).sessions
+        sessions = look(place).open_transactions
     finally:
         connection.close()
 

@@ -106,7 +106,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
                 at=ends.clock.seconds(),
                 positions=positions,
                 sequences={"receipts": 9},
-                sessions=ends.sessions,
+                open_transactions=ends.sessions,
             )
 
         def close(self) -> None:

@@ -108,9 +108,9 @@ def older(look: DatabaseLook, seconds: float) -> DatabaseLook:
 
     return msgspec.structs.replace(
         look,
-        sessions=[
+        open_transactions=[
             msgspec.structs.replace(one, seconds=later(one.seconds), wait_seconds=later(one.wait_seconds))
-            for one in look.sessions
+            for one in look.open_transactions
         ],
     )
 
@@ -241,7 +241,7 @@ def waits(
                         at=at,
                         positions={},
                         sequences={},
-                        sessions=each if earlier or at == moments[-1] else (),
+                        open_transactions=each if earlier or at == moments[-1] else (),
                     ),
                 )
                 for at in moments

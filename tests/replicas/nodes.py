@@ -100,7 +100,7 @@ class FakeNode:
         self.log: Log
         self.declared: DeclaredStreams
         self.publisher: Publisher
-        self.relays: ReplicaRegistry
+        self.registry: ReplicaRegistry
         self.roles: RoleManager
         self.peers: _PeerClient
         self.commands: CommandForwarder
@@ -134,7 +134,7 @@ class FakeNode:
     @property
     def connected_relays(self) -> list[Relay]:
         """The relays of the replicas that are connected now."""
-        return cast(list[Relay], self.relays.connected)
+        return cast(list[Relay], self.registry.connected)
 
     @property
     def ephemeral(self) -> list[str]:
@@ -188,10 +188,11 @@ class FakeNode:
             clock,
             name=self.name,
             has_upstream=self.upstream is not None,
+            stale_seconds=self.settings.stale_seconds,
             owner=self,
             peers=self.peers,
         )
-        self.relays = ReplicaRegistry(
+        self.registry = ReplicaRegistry(
             self.log,
             self.publisher,
             clock,
@@ -200,14 +201,14 @@ class FakeNode:
             keys=Keyring(self._secret),
         )
         self.publisher.wire(self.roles, StoredHere())
-        self.relays.keys.wire(self.relays.issued)
+        self.registry.keys.wire(self.registry.issued)
         self._factory = PublisherFactory(
             self.publisher,
             server_name=self.settings.server_name,
             dialect=AUTO,
             clock=clock,
             metrics=self.metrics,
-            hello=RelayHello(self.relays),
+            hello=RelayHello(self.registry),
             keepalive=KEEPALIVE,
         )
         self.publisher.read_gate.subscribers.append(self._factory.retire)
@@ -237,14 +238,8 @@ class FakeNode:
             where=Address(address),
             secret=self._credentials,
             address=lambda: self.name,
-            keys=lambda: self.relays.issued.digest,
+            keys=lambda: self.registry.issued.digest,
         )
-
-    def staleness(self) -> str:
-        return ""
-
-    def state(self) -> str:
-        return ""
 
     def own_address(self) -> Address:
         return Address(self.name)
@@ -259,10 +254,10 @@ class FakeNode:
         """Nobody counts them here."""
 
     def keys_digest(self) -> str:
-        return self.relays.issued.upstream_digest
+        return self.registry.issued.upstream_digest
 
     async def take_revoked(self, salts: Collection[str]) -> list[str]:
-        return await self.relays.issued.take_revoked(salts)
+        return await self.registry.issued.take_revoked(salts)
 
     async def missing_files(self, upto: int) -> Sequence[Any]:
         return ()
@@ -275,13 +270,13 @@ class FakeNode:
             self.settings,
             ephemeral=self.log.ephemeral.names,
             keep_leftovers=self._keep_leftovers,
-            take_keys=self.relays.issued.take,
+            take_keys=self.registry.issued.take,
             jitter=self._jitter,
             on_primary_moved=self.roles.on_primary_moved,
             on_change=self._replica_changed,
             commands=self.commands,
             on_command=self.publisher.broadcast,
-            is_own_replica=lambda uuid: self.relays.is_followed_by(uuid),  # noqa: PLW0108  # made later
+            is_own_replica=lambda uuid: self.registry.is_followed_by(uuid),  # noqa: PLW0108  # made later
         )
 
     def _replica_changed(self) -> None:
@@ -298,9 +293,9 @@ class FakeNode:
     def role_changed(self) -> None:
         if self.roles.role == PRIMARY:
             self.commands.hand_back()
-            self.relays.issued.lead()
+            self.registry.issued.lead()
         if self.roles.role == FENCED:
-            self.relays.close("this daemon is fenced: another one is primary")
+            self.registry.close("this daemon is fenced: another one is primary")
         self._role_changed(self)
         self.publisher.read_gate.changed()
 
@@ -319,7 +314,7 @@ class FakeNode:
         return [
             *peers,
             *([Address.parse(primary)] if primary else []),
-            *(Address.parse(lease.address) for lease in self.relays.leases.all() if lease.address),
+            *(Address.parse(lease.address) for lease in self.registry.leases.all() if lease.address),
         ]
 
     def listed_daemons(self) -> Sequence[Address]:
@@ -327,7 +322,7 @@ class FakeNode:
         return [Address(name) for name in dict.fromkeys([*upstreams, *self.listed])]
 
     def replica_address(self, uuid: str) -> Address | None:
-        lease = self.relays.leases[uuid]
+        lease = self.registry.leases[uuid]
         if lease is None or lease.ended_ms is not None:
             return None
         return Address.parse(lease.address) or None
@@ -342,8 +337,8 @@ class FakeNode:
         self._network.stop_listening(self.name)
         if hasattr(self, "roles"):
             self.roles.stop()
-        if hasattr(self, "relays"):
-            self.relays.halt()
+        if hasattr(self, "registry"):
+            self.registry.halt()
         for thread in self._threads:
             # Keep the pending work alive: freed coroutines would run their cleanup, unlike after a kill.
             self._abandoned.append(list(thread._waiting))
@@ -386,7 +381,7 @@ class FakeNode:
     @property
     def leases(self) -> Leases:
         """The leases of its log."""
-        return self.relays.leases
+        return self.registry.leases
 
 
 class _PeerClient:
@@ -415,7 +410,9 @@ class _PeerClient:
             await self._wait_for_transfer()
             return stranger
         other = await self._reach(address)
-        said = await self._wait_for_response(Deferred.fromCoroutine(describe_log(other.relays, LOCAL, after)))
+        said = await self._wait_for_response(
+            Deferred.fromCoroutine(describe_log(other.registry, LOCAL, after))
+        )
         await self._reach(address)
         return msgspec.json.decode(said, type=PeerStatus)
 

@@ -7,6 +7,7 @@ from synrepl.base.access import LOCAL, Access
 from synrepl.base.problems import Notice, Problem
 from synrepl.daemon.parts import Part
 from synrepl.replicas.described import describe, notices, own_readers
+from synrepl.replicas.http.served_replicas import INativeTransport
 from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
@@ -17,30 +18,31 @@ __all__ = ["ServedReplicas", "Stale", "forwarded"]
 
 
 class ServedReplicas(Part):
-    """These roles and relays; without a forwarder, appends are stored here."""
+    """These roles and this registry; without a forwarder, appends are stored here."""
 
     def __init__(
-        self, roles: RoleManager, relays: ReplicaRegistry, forwarder: WriteForwarder | None = None
+        self, roles: RoleManager, registry: ReplicaRegistry, forwarder: WriteForwarder | None = None
     ) -> None:
         self.roles = roles
-        self.relays = relays
+        self.registry = registry
+        self.native_transports: dict[str, INativeTransport] = {}
         self._forwarder = forwarder
 
     def hooks(self) -> Hooks:
         return Hooks(
             role=self.roles,
             forwarding=self._forwarder or StoredHere(),
-            acknowledgements=self.relays.acknowledgements,
-            leases=self.relays,
-            keys=self.relays.issued,
-            hello=RelayHello(self.relays),
+            acknowledgements=self.registry.acknowledgements,
+            leases=self.registry,
+            keys=self.registry.issued,
+            hello=RelayHello(self.registry),
         )
 
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
-        return describe(self.roles, self.relays, access)
+        return describe(self.roles, self.registry, access)
 
     def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
-        replicas, leases = self.relays.status(), self.relays.describe_leases()
+        replicas, leases = self.registry.status(), self.registry.describe_leases()
         return list(notices(own_readers(replicas, access), own_readers(leases, access)))
 
     def options(self) -> dict[str, Any]:

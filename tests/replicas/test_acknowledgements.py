@@ -54,9 +54,9 @@ class Setup:
         """Append a fact as the HTTP API does, and wait."""
 
         async def work() -> Appended:
-            wanted, waiting = Acks.parse(acks), self.a.relays.acknowledgements
+            wanted, waiting = Acks.parse(acks), self.a.registry.acknowledgements
             waiting.check(wanted)
-            await self.a.relays.promises.promise(wanted)
+            await self.a.registry.promises.promise(wanted)
             rows = [[f'["@{key or acks}"]'.encode()]]
             facts: Sequence[bytes] = [b"[%b]" % row for (row,) in rows]
             appended = await self.a.log.append("push_rules", writer, facts, key=key)
@@ -163,7 +163,7 @@ def test_what_is_acknowledged_before_the_admission_does_not_count() -> None:
     waiting = setup.append("1", timeout=3)
     for link in setup.replicas["f"].links():
         link.cut()
-    setup.a.relays.admission = lambda *_, **__: Deferred()  # type: ignore[assignment]
+    setup.a.registry.subscription_refusal = lambda *_, **__: Deferred()  # type: ignore[assignment]
     raw = setup.cluster.raw("a", name="f")
     welcome = raw.greet(setup.cluster, uuid=setup.replicas["f"].log.uuid, name="f")
     assert welcome is not None
@@ -254,12 +254,12 @@ def test_a_replica_whose_lease_has_ended_is_none() -> None:
     setup = Setup("b")
     setup.replicas["b"].kill()
     setup.cluster.pass_(1)
-    setup.a.relays.acknowledgements.check(Acks(1))
+    setup.a.registry.acknowledgements.check(Acks(1))
 
-    setup.a.relays.leases.drop("b")
+    setup.a.registry.leases.drop("b")
 
     with pytest.raises(NotForwarded, match="there are: none"):
-        setup.a.relays.acknowledgements.check(Acks(1))
+        setup.a.registry.acknowledgements.check(Acks(1))
 
 
 def test_the_number_of_those_who_wait_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +304,7 @@ def test_many_that_wait_are_answered_in_order() -> None:
     assert [10, 10] == [len(serials) for serials in answered.values()]
     assert all(sorted(serials) == serials for serials in answered.values())
     assert first + 20 == setup.a.log.head.serial
-    assert {} == setup.a.relays.acknowledgements._waiting
+    assert {} == setup.a.registry.acknowledgements._waiting
 
 
 class TestPromotion:
@@ -434,7 +434,7 @@ class TestPromotion:
         setup = Setup("b", "c")
         c = setup.replicas["c"]
         c.kill()
-        setup.a.relays.leases.drop("c")
+        setup.a.registry.leases.drop("c")
         setup.prime("1")
         setup.a.kill()
         setup.cluster.start(c)
@@ -497,7 +497,7 @@ class TestPromises:
         assert setup.on_disk(d) == setup.a.log.head.serial
         assert ["d"] == refused.value.more["acknowledged"]
 
-        setup.a.relays.leases.drop("c")
+        setup.a.registry.leases.drop("c")
         setup.cluster.start(setup.replicas["b"])
         setup.cluster.pass_(2)
         setup.done(setup.append("2"))
@@ -544,16 +544,16 @@ class TestPromises:
         b.engine = FaultyEngine()
         setup.cluster.start(b)
         setup.cluster.pass_(3)
-        assert 3 == len(setup.a.relays.leases.all())
+        assert 3 == len(setup.a.registry.leases.all())
 
         setup.done(setup.append("2"))
 
-        assert 2 == len(setup.a.relays.promises.newest.replicas)  # type: ignore[union-attr]
+        assert 2 == len(setup.a.registry.promises.newest.replicas)  # type: ignore[union-attr]
 
     def test_a_replica_that_is_only_expected_is_not_waited_for(self) -> None:
         """An operator has made a lease for it, and it has never come."""
         setup = Setup("b")
-        setup.a.relays.leases.add("uuid-of-lisbon", "lisbon")
+        setup.a.registry.leases.add("uuid-of-lisbon", "lisbon")
 
         setup.done(setup.append("1"))
 

@@ -161,7 +161,7 @@ def follower_of(cluster: FakeCluster, node: FakeNode, dialect: Dialect) -> str:
 
 def replica_of(cluster: FakeCluster, node: FakeNode) -> str:
     """What becomes of a replica that joins."""
-    refusal = node.relays.join_refusal(Hello(uuid="u", name="new"), ALL, LOCAL)
+    refusal = node.registry.join_refusal(Hello(uuid="u", name="new"), ALL, LOCAL)
     new = cluster.node("new", node.name)
     cluster.pass_(3)
     if refusal is not None:

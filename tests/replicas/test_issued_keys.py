@@ -28,18 +28,18 @@ VALID = {"name": "a", "rights": ["read"], "streams": ["s"], "record": RECORD, "m
 
 def add(cluster: FakeCluster, node: FakeNode, name: str, rights: Iterable[Right] = ALL, **more: Any) -> str:
     """Make a key at this node; return it as it is shown."""
-    return cluster.done(Deferred.fromCoroutine(node.relays.issued.add(name, rights, **more)))[1]
+    return cluster.done(Deferred.fromCoroutine(node.registry.issued.add(name, rights, **more)))[1]
 
 
 def revoke(cluster: FakeCluster, node: FakeNode, name: str) -> IssuedKey | None:
     """Revoke a key at this node."""
-    return cluster.done(Deferred.fromCoroutine(node.relays.issued.revoke(name)))
+    return cluster.done(Deferred.fromCoroutine(node.registry.issued.revoke(name)))
 
 
 def access(node: FakeNode, secret: str) -> Access | None:
     """The rights of a peer that shows this secret."""
-    key = node.relays.keys.find(secret.encode())
-    return None if key is None else node.relays.keys.access(key)
+    key = node.registry.keys.find(secret.encode())
+    return None if key is None else node.registry.keys.access(key)
 
 
 def three(cluster: FakeCluster) -> tuple[FakeNode, FakeNode, FakeNode]:
@@ -84,7 +84,7 @@ def test_a_revoked_key_is_refused_everywhere_and_disconnected() -> None:
     cluster.pass_(0.5)
     for node in (a, b, c):
         assert access(node, secret) is None
-        assert node.relays.keys.is_required
+        assert node.registry.keys.is_required
     assert revoke(cluster, a, "laptop") is None
 
     assert c.replica is not None
@@ -133,7 +133,7 @@ def test_nothing_is_sent_to_a_replica_that_has_the_same_keys() -> None:
     sent = {}
     for name, more in (
         ("none", {"capabilities": OWN_CAPABILITIES}),
-        ("same", {"capabilities": OWN_CAPABILITIES, "keys": a.relays.issued.digest}),
+        ("same", {"capabilities": OWN_CAPABILITIES, "keys": a.registry.issued.digest}),
         ("older", {"capabilities": CAPABILITIES}),
     ):
         raw = cluster.raw("a")
@@ -149,11 +149,11 @@ def test_nothing_is_sent_to_a_replica_that_has_the_same_keys() -> None:
 def test_a_revocation_that_a_promotion_lost_is_listed_until_it_is_made_again() -> None:
     """The daemon that knows it goes on to refuse the key."""
     cluster, a, b, secret = with_lost_revocation()
-    assert list(a.relays.issued.lost) == ["laptop"]
+    assert list(a.registry.issued.lost) == ["laptop"]
     assert access(a, secret) is None
     revoke(cluster, b, "laptop")
     cluster.pass_(1)
-    assert list(a.relays.issued.lost) == []
+    assert list(a.registry.issued.lost) == []
     assert access(b, secret) is None
 
 
@@ -164,7 +164,7 @@ def test_a_revocation_that_a_promotion_lost_counts_again_once_who_knows_it_is_pr
     cluster.promote(a)
     cluster.pass_(5)
 
-    assert (a.roles.role, list(a.relays.issued.lost)) == ("primary", [])
+    assert (a.roles.role, list(a.registry.issued.lost)) == ("primary", [])
     cluster.resync(b)
     cluster.pass_(5)
     assert access(b, secret) is None
@@ -213,8 +213,8 @@ def test_a_promotion_takes_the_revocations_that_others_know() -> None:
     cluster.pass_(3)
 
     assert access(b, secret) is None
-    assert c.relays.issued.digest == b.relays.issued.digest
-    assert not c.relays.issued.lost
+    assert c.registry.issued.digest == b.registry.issued.digest
+    assert not c.registry.issued.lost
 
 
 def test_an_orderly_promotion_waits_for_the_keys() -> None:
@@ -230,7 +230,7 @@ def test_an_orderly_promotion_waits_for_the_keys() -> None:
     cluster.promote(b)
 
     assert access(b, secret) is None
-    assert b.relays.issued.digest == a.relays.issued.digest
+    assert b.registry.issued.digest == a.registry.issued.digest
 
 
 def test_a_revocation_that_the_upstream_never_knew_is_kept() -> None:
@@ -238,7 +238,7 @@ def test_a_revocation_that_the_upstream_never_knew_is_kept() -> None:
     cluster = FakeCluster()
     a = cluster.node("a", secret="right")
     cluster.pass_(0.1)
-    issued = a.relays.issued
+    issued = a.registry.issued
     valid = IssuedKey(name="laptop", rights=ALL, record=make_record("x"), made_ms=0)
     for theirs in ([replace(valid, revoked_ms=1)], [], [valid]):
         cluster.done(Deferred.fromCoroutine(issued.take(theirs)))
@@ -251,10 +251,10 @@ def test_only_a_primary_makes_and_revokes_keys() -> None:
     cluster = FakeCluster()
     a, b, _ = three(cluster)
     cluster.pass_(0.5)
-    for change in (b.relays.issued.add("x", ALL), b.relays.issued.revoke("c")):
+    for change in (b.registry.issued.add("x", ALL), b.registry.issued.revoke("c")):
         with pytest.raises(StorageError, match="this daemon is a replica"):
             cluster.done(Deferred.fromCoroutine(change))
-    assert [one.name for one in a.relays.issued.all] == ["b", "c"]
+    assert [one.name for one in a.registry.issued.all] == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_key_is_limited_to_names(what: str, names: list[str]) -> None:
 
     with pytest.raises(ConfigError, match=f"{what} must be names of 1 to 255 printable characters"):
         add(cluster, a, "laptop", ALL, **{what: names})
-    assert [] == a.relays.issued.all
+    assert [] == a.registry.issued.all
 
 
 def test_a_revoked_name_can_be_given_again() -> None:
@@ -294,7 +294,7 @@ def test_a_revoked_name_can_be_given_again() -> None:
     for node in (a, c):
         assert access(node, before) is None
         assert access(node, after) is not None
-    assert not c.relays.issued.lost
+    assert not c.registry.issued.lost
 
 
 def test_a_daemon_without_a_secret_makes_no_key() -> None:
@@ -336,10 +336,10 @@ def test_the_first_that_were_revoked_are_forgotten() -> None:
         IssuedKey(name=f"k{at}", rights=ALL, record=make_record(f"{at}"), made_ms=0, revoked_ms=at)
         for at in range(MAX_KEYS)
     ]
-    cluster.done(Deferred.fromCoroutine(a.relays.issued.take(many)))
+    cluster.done(Deferred.fromCoroutine(a.registry.issued.take(many)))
     add(cluster, a, "new")
 
-    names = [one.name for one in a.relays.issued.all]
+    names = [one.name for one in a.registry.issued.all]
     assert len(names) == MAX_KEYS
     assert (names[0], names[-1]) == ("k1", "new")
 
@@ -351,7 +351,7 @@ def test_there_are_not_more_than_so_many() -> None:
     many = [
         IssuedKey(name=f"k{at}", rights=ALL, record=make_record(f"{at}"), made_ms=0) for at in range(MAX_KEYS)
     ]
-    cluster.done(Deferred.fromCoroutine(a.relays.issued.take(many)))
+    cluster.done(Deferred.fromCoroutine(a.registry.issued.take(many)))
 
     with pytest.raises(ConfigError, match="500 keys are valid already"):
         add(cluster, a, "new")
@@ -393,7 +393,7 @@ def test_the_digest_covers_the_instances() -> None:
     cluster = FakeCluster()
     a = cluster.node("a", secret="right")
     cluster.pass_(0.1)
-    issued = a.relays.issued
+    issued = a.registry.issued
     key = IssuedKey(name="laptop", rights=ALL, record=make_record("x"), made_ms=0)
     digests = []
     for names in (None, ("w1",), ("w2",)):
@@ -427,19 +427,19 @@ def test_keys_are_read_from_the_log_at_the_start() -> None:
     secret = add(cluster, a, "laptop")
     keyring = Keyring("right")
 
-    assert [one.name for one in IssuedKeys(a.log, keyring, a.clock, a.relays.tasks).all] == ["laptop"]
+    assert [one.name for one in IssuedKeys(a.log, keyring, a.clock, a.registry.tasks).all] == ["laptop"]
     assert keyring.find(secret.encode()) is not None
 
 
 def take_old(cluster: FakeCluster, node: FakeNode) -> None:
     """Give this node a key as release 26.11 has made it."""
     key = IssuedKey(name="laptop", rights=ALL, record=OLD, made_ms=0)
-    cluster.done(Deferred.fromCoroutine(node.relays.issued.take([*node.relays.issued.all, key])))
+    cluster.done(Deferred.fromCoroutine(node.registry.issued.take([*node.registry.issued.all, key])))
 
 
 def records(node: FakeNode) -> list[bool]:
     """Whether the records of its valid keys are of release 26.11."""
-    return [one.record.is_old for one in node.relays.issued.all if one.revoked_ms is None]
+    return [one.record.is_old for one in node.registry.issued.all if one.revoked_ms is None]
 
 
 def test_an_old_record_travels_unchanged_and_is_renewed_at_the_primary() -> None:
@@ -450,7 +450,7 @@ def test_an_old_record_travels_unchanged_and_is_renewed_at_the_primary() -> None
     take_old(cluster, a)
     b = cluster.node("b", "a", secret="right")
     cluster.pass_(3)
-    assert a.relays.issued.all == b.relays.issued.all
+    assert a.registry.issued.all == b.registry.issued.all
     for _ in range(2):
         assert access(b, OLD_SECRET) is not None
         cluster.pass_(0.5)
@@ -460,7 +460,7 @@ def test_an_old_record_travels_unchanged_and_is_renewed_at_the_primary() -> None
     cluster.pass_(3)
 
     assert ([False], [False], [False]) == (records(a), records(b), records(c))
-    assert a.relays.issued.all == b.relays.issued.all == c.relays.issued.all
+    assert a.registry.issued.all == b.registry.issued.all == c.registry.issued.all
     assert c.replica is not None
     assert "live" == c.replica.state
     for node in (a, b, c):
@@ -476,14 +476,14 @@ def test_a_renewed_key_does_not_come_back_where_it_was_revoked() -> None:
     take_old(cluster, a)
     assert access(a, OLD_SECRET) is not None
     cluster.pass_(0.5)
-    renewed = a.relays.issued.all
+    renewed = a.registry.issued.all
     assert [False] == records(a)
     revoked = [replace(one, record=OLD, revoked_ms=1) for one in renewed]
     for theirs in (revoked, renewed):
-        cluster.done(Deferred.fromCoroutine(a.relays.issued.take(theirs)))
+        cluster.done(Deferred.fromCoroutine(a.registry.issued.take(theirs)))
 
     assert access(a, OLD_SECRET) is None
-    assert ["laptop"] == list(a.relays.issued.lost)
+    assert ["laptop"] == list(a.registry.issued.lost)
 
 
 def test_a_revoked_key_is_not_renewed() -> None:
@@ -495,4 +495,4 @@ def test_a_revoked_key_is_not_renewed() -> None:
     assert access(a, OLD_SECRET) is None
     cluster.pass_(0.5)
 
-    assert [OLD] == [one.record for one in a.relays.issued.all]
+    assert [OLD] == [one.record for one in a.registry.issued.all]

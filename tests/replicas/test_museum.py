@@ -178,11 +178,11 @@ def test_an_idle_replica_is_listed() -> None:
     cluster.wrote(a, 1)
 
     cluster.pass_(90, step=0.1)
-    idle = [one["state"] for one in a.relays.status()]
+    idle = [one["state"] for one in a.registry.status()]
     b.kill()
     cluster.pass_(1)
 
-    assert (["idle"], ["lost"]) == (idle, [one["state"] for one in a.relays.status()])
+    assert (["idle"], ["lost"]) == (idle, [one["state"] for one in a.registry.status()])
 
 
 class BodyTests(RelayCase):

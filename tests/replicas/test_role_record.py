@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from twisted.internet.defer import Deferred
 
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
@@ -38,7 +39,7 @@ def test_a_notification_does_not_undo_a_fencing() -> None:
     """A daemon that is fenced while it tells others of itself would be primary after its next start."""
     log: Any = SlowLog()
     store = RoleStore(log, own=lambda: HERE, local=list)
-    Deferred.fromCoroutine(store.save(RoleRecord(PRIMARY, 2, "ours", str(HERE), told=(str(THERE),))))
+    Deferred.fromCoroutine(store.save(RoleRecord(PRIMARY, 2, "ours", str(HERE), unnotified=(str(THERE),))))
     log.store()
     fenced = RoleRecord(FENCED, 3, "theirs", str(THERE))
 
@@ -51,3 +52,14 @@ def test_a_notification_does_not_undo_a_fencing() -> None:
     assert found is not None
     assert (FENCED, 3, str(THERE)) == (found.role, found.epoch, found.address)
     assert store.primary == THERE
+
+
+def test_a_record_that_an_earlier_release_has_stored_is_read() -> None:
+    """Its field has another name there; without it a promoted daemon would not notify the others."""
+    log: Any = SlowLog()
+    log.notes["role"] = '{"role":"primary","epoch":2,"uuid":"ours","told":["tcp:there:1 -"]}'
+
+    found = RoleStore(log, own=lambda: HERE, local=list).load()
+
+    assert found == RoleRecord(PRIMARY, 2, "ours", unnotified=(str(THERE),))
+    assert msgspec.json.decode(msgspec.json.encode(found))["told"] == [str(THERE)]

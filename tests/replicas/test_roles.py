@@ -142,14 +142,14 @@ def test_replicas_that_follow_the_new_primary_are_not_lost() -> None:
     cluster.wrote(a, 20)
     other = cluster.node("other", "a")
     cluster.pass_(3)
-    assert {"live", "idle"} >= {one["state"] for one in a.relays.status()}
+    assert {"live", "idle"} >= {one["state"] for one in a.registry.status()}
     cluster.promote(b)
     cluster.pass_(10)
     assert cluster.resync(a)
     cluster.pass_(10)
     assert ["replica", "primary", "replica"] == roles(a, b, other)
 
-    assert {"moved"} == {one["state"] for one in a.relays.status()}
+    assert {"moved"} == {one["state"] for one in a.registry.status()}
 
 
 @pytest.mark.parametrize(("wanted", "code"), [(None, "not_a_replica"), (("events",), "filtered")])

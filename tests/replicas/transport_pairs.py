@@ -45,7 +45,7 @@ class NativePair(TransportPair):
         return FakeNode(self.network, self.nodes, name="reader", upstream="server")
 
     def names(self) -> list[str]:
-        return [relay.name for relay in self.server.relays.connected]
+        return [relay.name for relay in self.server.registry.connected]
 
     def why(self) -> str:
         return str(self.reader.replica.why)
@@ -104,7 +104,7 @@ class HttpPair(NativePair):
             metrics=server.metrics,
             clock=self.clock,
             settings=ApiSettings(instance_name="server", server_name="hs"),
-            **ServedReplicas(server.roles, server.relays).options(),
+            **ServedReplicas(server.roles, server.registry).options(),
         )
         self.network.listen("site", make_site(context))
 
@@ -112,4 +112,4 @@ class HttpPair(NativePair):
         return HttpNode(self.network, self.nodes, name="reader", upstream="server")
 
     def names(self) -> list[str]:
-        return [lease["name"] for lease in self.server.relays.status() if lease["state"] == "live"]
+        return [lease["name"] for lease in self.server.registry.status() if lease["state"] == "live"]

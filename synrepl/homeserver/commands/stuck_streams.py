@@ -101,7 +101,10 @@ def _show_stuck(
     **of_create: Any,
 ) -> None:
     if action == "create":
-        raise click.UsageError("create does not take --stuck and --database: remove them")
+        given = ["--stuck"] * stuck + ["--database"] * (database is not None)
+        raise click.UsageError(
+            f"create does not take {' and '.join(given)}: remove {'them' if len(given) > 1 else 'it'}"
+        )
     check_arguments(action, name, **of_create)
     if not stuck:
         raise click.UsageError("--database needs --stuck: add it")

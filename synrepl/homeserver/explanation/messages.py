@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from synrepl.homeserver.explanation.pasted_lines import LoggedText
-from synrepl.wire.dialect import Release, Span
+from synrepl.wire.dialect import Release, Span, parse_release
 
 Severity = Literal["error", "look", "normal"]
 
@@ -151,7 +151,7 @@ class _Pattern:
         """Return the releases that write it, at this level if any does."""
         forms = [one for one in self._forms if level and _LEVELS.get(one[0], one[0].upper()) == level]
         return [
-            Span(since=_release(since), until=_release(until) if until else None)
+            Span(since=parse_release(since), until=parse_release(until) if until else None)
             for _, _, since, until in forms or self._forms
             if since is not None
         ]
@@ -161,11 +161,6 @@ _LEVELS: Final = {"exception (error)": "ERROR"}
 
 
 _WORD: Final = re.compile(r"[\w@!#$%+/:.-]+")
-
-
-def _release(text: str) -> Release:
-    major, minor, *patch = (int(part) for part in text.split("."))
-    return major, minor, patch[0] if patch else 0
 
 
 class Match(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.homeserver.streams import BY_NAME, TOKEN_FIELDS, TokenField, written_by
-from synrepl.wire.dialect import Release, Span
+from synrepl.wire.dialect import Release, Span, release_text
 from synrepl.wire.text import printable
 
 Writers = Mapping[int, str]
@@ -368,17 +368,13 @@ def _span(token: SyncToken) -> tuple[Release, Release | None]:
 def span_text(since: Release, until: Release | None) -> str:
     """Return releases in words, as ``Synapse 1.13 to 1.58``."""
     if until is None:
-        return f"Synapse {_number(since)} and later"
+        return f"Synapse {release_text(since)} and later"
     last = f"{until[0]}.{until[1] - 1}" if until[1] and not until[2] else ""
-    if last == _number(since):
+    if last == release_text(since):
         return f"Synapse {last}"
     if last:
-        return f"Synapse {_number(since)} to {last}"
-    return f"Synapse {_number(since)} and later, before {_number(until)}"
-
-
-def _number(release: Release) -> str:
-    return ".".join(str(part) for part in (release if release[2] else release[:2]))
+        return f"Synapse {release_text(since)} to {last}"
+    return f"Synapse {release_text(since)} and later, before {release_text(until)}"
 
 
 def is_older(one: SyncToken, other: SyncToken) -> bool:

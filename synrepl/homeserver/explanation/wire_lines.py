@@ -19,7 +19,7 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.codec import COMMANDS
 from synrepl.wire.commands import Position, Rdata, Replicate, UserIp
-from synrepl.wire.dialect import NEWEST, SYNAPSE, Dialect, Release
+from synrepl.wire.dialect import NEWEST, SYNAPSE, Dialect, Release, release_text
 from synrepl.wire.grammar import Command, CommandForm
 from synrepl.wire.text import printable
 
@@ -320,12 +320,8 @@ def _misfit(name: str, line: str) -> Passage:
 def _releases(reading: _Reading) -> str:
     if reading.since not in SYNAPSE:
         return "synrepl's daemons among themselves"
-    since = "" if reading.since == _FIRST else f"from {_release(reading.since)} on"
+    since = "" if reading.since == _FIRST else f"from {release_text(reading.since)} on"
     if reading.until is None or reading.until not in SYNAPSE:
         return f"Synapse {since}" if since else "every release of Synapse"
-    before = f"before {_release(reading.until)}"
+    before = f"before {release_text(reading.until)}"
     return f"Synapse {since}, {before}" if since else f"Synapse {before}"
-
-
-def _release(release: Release) -> str:
-    return ".".join(str(part) for part in (release if release[2] else release[:2]))

@@ -51,7 +51,8 @@ class TableScan:
                 op="read",
                 why=f"no position of {self.stream.ids.name} is stored in stream_positions, so it is unknown"
                 " how far its rows are complete",
-                hint="reading starts when a writer stores one; set `position` to the stream's name there",
+                hint="reading starts when a writer stores one; if it has another name in stream_positions,"
+                " set `position` of this stream in table_streams to that",
                 stream=self.stream.stream,
                 retryable=True,
             )

@@ -161,7 +161,8 @@ ORDER BY invalidations DESC, key
 def invalidations(driver: Driver, archive: Store, files: Any, bins: Bins, top: int) -> Invalidations:
     """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes.
 
-    Executors of Spark need synrepl to expand names.
+    Returns the counts by name, cache, entry, subject and minute; of entries and subjects the `top` most
+    invalidated. Executors of Spark need synrepl to expand names.
     """
     with map_files(driver, files, partial(expand_files, archive), MEANT).kept() as meant:
         tables = count_in_tasks(meant, _count, _merge)

@@ -115,7 +115,7 @@ async def claim(call: Call, body: Claim) -> ClaimAnswer:
 @handles(LEASES)
 async def list_leases(call: Call) -> LeasesAnswer:
     """List the leases, also ended ones, those that retain most first; with a limited key only its own."""
-    return LeasesAnswer(own_readers(replicas_of(call).relays.describe_leases(), call.access))
+    return LeasesAnswer(own_readers(replicas_of(call).registry.describe_leases(), call.access))
 
 
 @handles(ADD_LEASE)
@@ -124,7 +124,7 @@ async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
 
     A dropped replica is admitted again.
     """
-    registry = replicas_of(call).relays
+    registry = replicas_of(call).registry
     unfit = registry.identity_refusal(body.uuid or "expected", body.name)
     if unfit is not None or not body.name:
         raise ApiError("bad_request", "a lease needs a name" if unfit is None else unfit.message)
@@ -142,7 +142,7 @@ async def add_lease(call: Call, body: LeaseBody) -> LeaseAnswer:
 @handles(DROP_LEASE)
 async def drop_lease(call: Call) -> DroppedLease:
     """End a lease. A replica is then refused; a changelog reader gets a new one with its next request."""
-    registry, name = replicas_of(call).relays, call.path["name"]
+    registry, name = replicas_of(call).registry, call.path["name"]
     dropped = registry.leases.drop(name)
     if dropped is None:
         why = (

@@ -57,7 +57,7 @@ class AddedKey(msgspec.Struct, frozen=True):
 @handles(KEYS)
 async def list_all(call: Call) -> KeysAnswer:
     """List the issued keys that the peer could have made, in the order in which they were made."""
-    issued = replicas_of(call).relays.issued
+    issued = replicas_of(call).registry.issued
     seen = [one for one in issued.all if not _excess(call.access, one.rights, one.streams, one.instances)]
     names = {one.name for one in seen}
     return KeysAnswer(list(map(_fields, seen)), [name for name in issued.lost if name in names])
@@ -70,11 +70,11 @@ async def add(call: Call, body: KeyBody) -> AddedKey:
     if Right.REPLICATE in rights:
         rights.add(Right.READ)
     if not rights:
-        raise ApiError("bad_request", "a key needs a right")
+        raise ApiError("bad_request", f"a key needs a right: one or more of {', '.join(Right)}")
     if why := _excess(call.access, rights, body.streams, body.instances):
         raise ApiError("no_rights", why)
     try:
-        key, secret = await replicas_of(call).relays.issued.add(
+        key, secret = await replicas_of(call).registry.issued.add(
             body.name, rights, body.streams, body.instances
         )
     except ConfigError as error:
@@ -86,7 +86,7 @@ async def add(call: Call, body: KeyBody) -> AddedKey:
 async def revoke(call: Call) -> KeyFields:
     """Revoke a key that the peer could have made, and disconnect the peers that have proved it."""
     name, own = call.path["name"], call.access
-    revoked = await replicas_of(call).relays.issued.revoke(
+    revoked = await replicas_of(call).registry.issued.revoke(
         name, may=lambda one: not _excess(own, one.rights, one.streams, one.instances)
     )
     if revoked is None:

@@ -52,7 +52,8 @@ class ReceivedAnswer(msgspec.Struct, frozen=True):
 @handles(routes.NATIVE)
 async def connect(call: Call) -> None:
     """Open a native connection, and write what it sends until it is closed, or its peer disconnects."""
-    registry, context, transports = replicas_of(call).relays, call.context, call.api.native_transports
+    replicas, context = replicas_of(call), call.context
+    transports = replicas.native_transports
     if len(transports) >= MAX_CONNECTIONS:
         why = f"this daemon has {MAX_CONNECTIONS} native connections over HTTP, its limit: retry later"
         raise ApiError("out_of_descriptors", why)
@@ -65,7 +66,7 @@ async def connect(call: Call) -> None:
     )
     protocol = ReplicationProtocol(
         session,
-        lambda connection: _ReplicaSide(RelayHello(registry).serve(connection)),
+        lambda connection: _ReplicaSide(RelayHello(replicas.registry).serve(connection)),
         context.clock,
         context.metrics,
         logger=call.api.limited_logger,
@@ -90,7 +91,7 @@ async def receive(call: Call, body: bytes) -> ReceivedAnswer:
 
     Bytes that were received before are not handled again: a client or a proxy has repeated the request.
     """
-    transport: _HttpTransport | None = call.api.native_transports.get(call.query[CONNECTION] or "")
+    transport = replicas_of(call).native_transports.get(call.query[CONNECTION] or "")
     if transport is None or transport.access != call.access:
         raise ApiError("no_connection", f"no native connection of this key has the id in {CONNECTION}")
     await transport.receive(call.query[OFFSET], body)

@@ -19,7 +19,7 @@ from synrepl.wire.filter import Filter
 @handles(REPLICATION)
 async def about(call: Call) -> bytes:
     """Return the history of this log, its epochs, oldest position and head."""
-    return await describe_log(replicas_of(call).relays, call.access, call.query["after"])
+    return await describe_log(replicas_of(call).registry, call.access, call.query["after"])
 
 
 async def describe_log(registry: ReplicaRegistry, access: Access, after: int | None) -> bytes:

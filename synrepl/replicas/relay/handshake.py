@@ -102,6 +102,6 @@ def make_welcome(registry: ReplicaRegistry, access: Access) -> Welcome:
 
 def _passes_channel(registry: ReplicaRegistry, access: Access) -> bool:
     """Whether the replica may join the channel of this daemon."""
-    if not registry.channels.is_served:
+    if not registry.channel().is_served:
         return False
     return not any(refusal(access, command_operation(one)) for one in (Channel, Publish))

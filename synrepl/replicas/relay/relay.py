@@ -10,7 +10,6 @@ from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.base.rights import command_operation, is_told, refusal
 from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
-from synrepl.replicas.channels import IChannelDownlink
 from synrepl.replicas.issued_keys import keys_block
 from synrepl.replicas.relay.authenticator import Authenticator
 from synrepl.replicas.relay.block_encoder import OPEN, BlockEncoder
@@ -25,6 +24,7 @@ from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.log_waiters import Interest
 from synrepl.replication.machine import Machine, states_of
+from synrepl.replication.other_daemons import IChannelDownlink
 from synrepl.replication.sender import Sender
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL
@@ -350,7 +350,7 @@ class Relay(ConnectionOwner):
         registry, replica, access = self._registry, self._authenticator.greeting, self._authenticator.access
         self._machine.move(native.Subscribe, RelayState.ADMITTING)
         self._log_sender, self._at = None, request.position
-        refused = await registry.admission(replica, request, access, relay=self)
+        refused = await registry.subscription_refusal(replica, request, access, relay=self)
         if self.state is RelayState.GONE:
             return
         if refused is not None:
@@ -411,7 +411,7 @@ class Relay(ConnectionOwner):
         if isinstance(command, native.Channel):
             downlink = None
             if self._downlink is None:
-                downlink = self._registry.channels.downlink(
+                downlink = self._registry.channel().downlink(
                     self._send_messages, most=MAX_BLOCK, name=self.name, access=access, logger=self._logger
                 )
             if downlink is None:
@@ -421,9 +421,10 @@ class Relay(ConnectionOwner):
         elif self._downlink is None:
             raise RemoteProtocolError(f"{command.NAME} is valid only after CHANNEL")
         elif isinstance(command, native.PublisherLost):
-            self._downlink.publisher_lost(command)
+            self._downlink.publisher_lost(command.publisher)
         else:
-            self._downlink.published(command)
+            channel = command.channel if isinstance(command, native.PublishTo) else ""
+            self._downlink.published(command.publisher, channel, command.line)
 
     def _send_messages(self, data: bytes) -> None:
         self.connection.write(encode_block("channel", 0, data))

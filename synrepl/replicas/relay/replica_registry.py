@@ -1,6 +1,6 @@
 """The replicas of a daemon: admission, connections, leases and their status."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from synrepl.base.tasks import Tasks
 from synrepl.base.time import ExpiryClock
 from synrepl.errors import LocalProtocolError, ReplicationError, StorageError
 from synrepl.replicas.acknowledgements import Acknowledgements
-from synrepl.replicas.channels import Channels
 from synrepl.replicas.command_receiver import CommandReceiver
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
@@ -32,6 +31,7 @@ from synrepl.replicas.wire.native import ATOMIC, Hello, Refused, Subscribe, refu
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_lines import line_of
+from synrepl.replication.other_daemons import IServedChannel, NoChannel
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import ATOMIC_APPENDS
@@ -76,7 +76,7 @@ class ReaderRefused(OwnResponse, ReplicationError):
 class ReplicaRegistry:
     """Serves replicas: decides about admission, keeps their leases, and reports their states.
 
-    Leases expire by `expiry`; None: by `clock`. `channels` is the channel that is passed to replicas.
+    Leases expire by `expiry`; None: by `clock`. `channel` returns the channel that is passed to replicas.
     """
 
     log: Log
@@ -87,7 +87,7 @@ class ReplicaRegistry:
     _: KW_ONLY
     keys: Keyring = field(default_factory=Keyring)
     expiry: ExpiryClock | None = None
-    channels: Channels = field(default_factory=Channels)
+    channel: Callable[[], IServedChannel] = NoChannel
     _logger = Logger()
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class ReplicaRegistry:
                     self.publisher.metrics.commands_dropped.labels(command.NAME).inc()
                 yield
 
-    async def admission(
+    async def subscription_refusal(
         self, replica: Hello, request: Subscribe, access: Access, *, relay: IRelay | None = None
     ) -> Refused | None:
         """Return why this subscription is refused; None if it is admitted.

@@ -31,7 +31,10 @@ class Freshness:
         self._contact_at = self._clock.seconds()
 
     def subscribed(self, head: int) -> None:
-        """Note that the catching up begins; `head` is the upstream's serial."""
+        """Note that the upstream has accepted this copy's history, and that the catching up begins.
+
+        `head` is the upstream's serial. From here on the copy counts as compared with the upstream.
+        """
         serial = self._log.head.serial
         self.is_compared = True
         self.head = head

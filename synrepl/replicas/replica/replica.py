@@ -16,7 +16,6 @@ from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.html.humanize import counted
-from synrepl.replicas.channels import Channels
 from synrepl.replicas.command_forwarder import CommandForwarder, command_of
 from synrepl.replicas.replica.conversation import (
     Ephemeral,
@@ -37,6 +36,7 @@ from synrepl.replicas.settings import CopySettings
 from synrepl.replicas.wire import native
 from synrepl.replication.addresses import Address
 from synrepl.replication.machine import Machine
+from synrepl.replication.other_daemons import IServedChannel, NoChannel
 from synrepl.replication.read_gate import copy_filter
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
@@ -91,7 +91,7 @@ class Replica:
     Facts that only this copy has are first given to `keep_leftovers`, if that is set. `ephemeral` names the
     ephemeral streams. `on_primary_moved` is called with the primary's address in a refusal, `on_command` with
     each command for all processes. `is_own_replica` tells whether the daemon with a uuid follows this one.
-    `take_keys` is called with all issued keys of the upstream. `channels` is the channel of this daemon.
+    `take_keys` is called with all issued keys of the upstream. `channel` is that of this daemon.
     """
 
     _logger = Logger()
@@ -106,7 +106,7 @@ class Replica:
     on_primary_moved: Callable[[str], None] = lambda where: None
     on_change: Callable[[], None] = lambda: None
     commands: CommandForwarder | None = None
-    channels: Channels = field(default_factory=Channels)
+    channel: IServedChannel = field(default_factory=NoChannel)
     on_command: Callable[[Command], None] = lambda command: None
     is_own_replica: Callable[[str], bool] = lambda uuid: False
     take_keys: Callable[[Sequence[IssuedKey]], Coroutine[Any, Any, None]] | None = None
@@ -183,7 +183,7 @@ class Replica:
                 finally:
                     if self.commands is not None:
                         self.commands.disconnected()
-                    self.channels.disconnected()
+                    self.channel.disconnected()
                     self._conversation = None
                     conversation.close()
             except RefusedByUpstream as error:
@@ -344,7 +344,7 @@ class Replica:
 
     def _join_channel(self, conversation: IConversation) -> None:
         if native.CHANNEL in conversation.welcome.capabilities:
-            self.channels.connected(conversation)
+            self.channel.connected(conversation)
 
     async def _save_peers(self, addresses: Sequence[str]) -> None:
         known = [address for address in addresses[:MAX_REMEMBERED] if is_address(address)]

@@ -37,6 +37,7 @@ from synrepl.replicas.roles.record import RoleRecord, RoleStore
 from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
 from synrepl.replicas.roles.role_states import TRANSITIONS, Role, RoleEvent
 from synrepl.replicas.roles.trust import claim_of, doubt_of_claim
+from synrepl.replicas.roles.unreadiness import Unreadiness, replica_unreadiness
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.machine import Machine
@@ -58,7 +59,8 @@ WAYS_OUT: Final = (
 class RoleManager:
     """The role of this daemon, and its transitions: promotion, hand-over, fencing (`role_states.py`).
 
-    `owner` is the daemon, `has_upstream` tells whether its settings name an upstream.
+    `owner` is the daemon, `has_upstream` tells whether its settings name an upstream. A copy that is older
+    than `stale_seconds` is stale, and with `refuses_stale_reads` refuses reads.
     """
 
     _logger = Logger()
@@ -67,6 +69,8 @@ class RoleManager:
     _: KW_ONLY
     name: str
     has_upstream: bool
+    stale_seconds: float
+    refuses_stale_reads: bool = False
     owner: IRoleOwner
     peers: IPeerClient
 
@@ -136,11 +140,23 @@ class RoleManager:
 
     def staleness(self) -> str:
         """Return why reads are refused until this daemon is up to date; empty if they are not."""
-        return self.owner.staleness()
+        unreadiness = self.unreadiness() if self.refuses_stale_reads else None
+        return "" if unreadiness is None else f"{unreadiness.state}: {unreadiness.why}"
 
     def state(self) -> str:
         """Return which of the states of the room this daemon is in; empty if in none."""
-        return self.owner.state()
+        if self.role != FENCED and self.handover.is_active:
+            return "handing over"
+        unreadiness = self.unreadiness()
+        return "" if unreadiness is None else unreadiness.state
+
+    def unreadiness(self) -> Unreadiness | None:
+        """Return why this daemon may lack facts; None if it lacks none that it knows of."""
+        if self.role == FENCED:
+            return Unreadiness("fenced", self.why, self.since)
+        if self.replica is None:
+            return None
+        return replica_unreadiness(self.replica, stale_seconds=self.stale_seconds, now=self.clock.seconds())
 
     def lag_seconds(self) -> float:
         """Return the seconds since this copy was last caught up; 0 if this daemon is no replica."""
@@ -200,7 +216,7 @@ class RoleManager:
         else:
             self._become_primary(RoleEvent.START)
         self.handover.resume()
-        unnotified = [Address.parse(text) for text in record.told] if record is not None else []
+        unnotified = [Address.parse(text) for text in record.unnotified] if record is not None else []
         self.notifier.unnotified = unnotified
         self.rivals.start()
         self._update_gate()

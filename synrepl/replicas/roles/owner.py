@@ -39,12 +39,6 @@ class IRoleOwner(Protocol):
     async def take_revoked(self, issued: Collection[str]) -> list[str]:
         """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
 
-    def staleness(self) -> str:
-        """Return why reads are refused until this daemon is up to date; empty if they are not."""
-
-    def state(self) -> str:
-        """Return which of the states of the room this daemon is in; empty if in none."""
-
     def role_changed(self) -> None:
         """Called after every change of the role, of what it permits, and of which daemons know it."""
 

@@ -13,17 +13,18 @@ from synrepl.storage.log import Log
 MAX_KNOWN: Final = 20
 
 
-class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class RoleRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename={"unnotified": "told"}):
     """The role of a daemon. `uuid` and `address` are those of the primary in `epoch`, as far as known.
 
-    `told` are the addresses still to be notified of that primary, `knows` those that are remembered.
+    `unnotified` are the addresses still to be notified of that primary, `knows` those that are remembered.
+    On disk the former have the name that earlier releases gave them.
     """
 
     role: str
     epoch: int
     uuid: str = ""
     address: str = ""
-    told: tuple[str, ...] = ()
+    unnotified: tuple[str, ...] = ()
     knows: tuple[str, ...] = ()
 
 
@@ -73,7 +74,7 @@ class RoleStore:
     async def save_unnotified(self, addresses: Sequence[Address]) -> None:
         """Save the addresses still to be notified of the primary in the record."""
         record = self.load() or RoleRecord(PRIMARY, self.log.head.epoch, self.log.uuid)
-        await self.save(msgspec.structs.replace(record, told=tuple(map(str, addresses))))
+        await self.save(msgspec.structs.replace(record, unnotified=tuple(map(str, addresses))))
 
     async def save_promotion(self, record: RoleRecord, at_ms: int) -> None:
         """Save that an epoch is about to begin at this time, with this record once it has begun."""

@@ -223,7 +223,7 @@ class Subscribed(Command, frozen=True):
 
 @command("BLOCK", sent_by=SERVER, since=SINCE)
 class Block(Command, frozen=True):
-    """`size` bytes follow: lines of JSON with this SHA-256 checksum.
+    """`size` bytes follow: that many `lines` of JSON, whose SHA-256 checksum in hexadecimal is `sha256`.
 
     `kind` is ``facts`` (a fact a line, as in the changelog), ``meta`` (epoch starts, receipts), ``snapshot``
     (the metadata of a snapshot), ``ephemeral`` (new facts of ephemeral streams), ``held`` (all retained
@@ -236,7 +236,7 @@ class Block(Command, frozen=True):
     size: int = field(Integer())
     sha256: str = field(Word())
 
-    EXAMPLES = {NATIVE: "BLOCK facts 2 310 9f86d081884c7d65"}
+    EXAMPLES = {NATIVE: "BLOCK facts 2 310 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"}
 
 
 @command("HEARTBEAT", sent_by=SERVER, since=SINCE)
@@ -316,10 +316,6 @@ class Channel(Command, frozen=True):
     """The replica serves the channel at its own RESP port: it is to be passed what is published here."""
 
     EXAMPLES = {NATIVE: "CHANNEL"}
-
-
-ALL_PUBLISHERS: Final = "*"
-"""In PUBLISHER_LOST: all publishers at the replica."""
 
 
 @command("PUBLISH", sent_by=CLIENT, right="write", stream=ALL_STREAMS, since=SINCE)

@@ -87,8 +87,6 @@ class Api:
         self.started_at = context.clock.seconds()
         self.endless: IEndlessChangelog | None = None
         """Feeds all readers that follow the changelog; None before the first of them."""
-        self.native_transports: dict[str, Any] = {}
-        """The native connections of replicas, by id."""
         self.limited_logger = LimitedLogger(self._logger, context.clock)
         self._guard = guard
         self._router = router

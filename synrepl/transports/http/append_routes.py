@@ -139,7 +139,9 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
         staged = await _read_staged(call, body.staged)
         appends = (await call.api.decode_large(_batch_decoder, staged)).appends
     if not isinstance(appends, list):
-        raise ApiError("bad_request", f"the staged file {body.staged} has no appends")
+        raise ApiError(
+            "bad_request", f"the staged file {body.staged} has no `appends`, a list as in the body of a batch"
+        )
     if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_FACTS:
         raise too_many_facts()
     _, key = checked_names(UNSET, batch_key)

@@ -42,7 +42,6 @@ class IApi(Protocol):
     queue: TurnQueue
     started_at: float
     endless: IEndlessChangelog | None
-    native_transports: dict[str, Any]
     limited_logger: LimitedLogger
     shared: SharedWork
 

@@ -21,7 +21,10 @@ from synrepl.wire.js_numbers import numbers_as_text
 
 
 class HeartbeatLine(msgspec.Struct, frozen=True):
-    """All selected facts up to `serial` were sent (`digest` None: unknown); the log is at `head`."""
+    """All selected facts up to `serial` were sent (`digest` None: unknown); the log is at `head`.
+
+    `now_ms` is the time at this daemon, in Unix milliseconds.
+    """
 
     epoch: int
     serial: int

@@ -30,7 +30,8 @@ class EndlessChangelog:
     async def serve(self, call: Call, query: ChangelogQuery) -> None:
         """Answer until the query ends or the client disconnects.
 
-        Raises `ApiError` if the log is replaced, or facts are trimmed that were not sent.
+        Raises `ApiError` if the log is replaced, or facts are trimmed that were not sent. The head is sent by
+        then, so that the client only sees the connection abort.
         """
         request, log = call.request, self._context.log
         write_head(call, NDJSON, log.head.serial)

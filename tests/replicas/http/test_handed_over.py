@@ -75,7 +75,7 @@ class HandedOverTests(CopiesCase):
             dialect=None,
             clock=self.clock,
             metrics=self.metrics,
-            hello=RelayHello(self.relays),
+            hello=RelayHello(self.registry),
         )
 
     def pass_(self) -> None:

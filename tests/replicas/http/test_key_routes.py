@@ -18,8 +18,8 @@ class KeyTests(CopiesCase):
     def setUp(self) -> None:
         super().setUp()
         keys = Keyring("shared", [ADMIN, LIMITED, WORKER])
-        self.relays.keys = self.relays.issued.keyring = keys
-        keys.wire(self.relays.issued)
+        self.registry.keys = self.registry.issued.keyring = keys
+        keys.wire(self.registry.issued)
         self.site = self.make_site(**self.served(), keys=keys)
 
     def as_(self, secret: str, method: str, path: str, body: bytes = b"") -> Answer:
@@ -105,9 +105,9 @@ class KeyTests(CopiesCase):
         listed = self.as_("shared", "GET", "/v1/keys").json()["keys"]
         granted = []
         for one in made:
-            key = self.relays.keys.find(one["secret"].encode())
+            key = self.registry.keys.find(one["secret"].encode())
             assert key is not None
-            granted.append(self.relays.keys.access(key).instances)
+            granted.append(self.registry.keys.access(key).instances)
         revoked = self.as_("shared", "DELETE", "/v1/keys/x").json()
 
         assert [["w1", "w2"], None, None] == [one["key"]["instances"] for one in made]
@@ -140,7 +140,7 @@ class KeyTests(CopiesCase):
     def test_in_doubt_a_key_may_only_read_and_replicate(self) -> None:
         """The message says why."""
         secret = self.make(b'{"name":"x"}').json()["secret"]
-        self.relays.issued.doubt = lambda: "this replica has not heard from its upstream for 75 seconds"
+        self.registry.issued.doubt = lambda: "this replica has not heard from its upstream for 75 seconds"
         written = self.as_(secret, "POST", "/v1/streams/receipts/facts", b'{"facts":[]}')
 
         assert written.status == 403
@@ -163,7 +163,7 @@ class KeyTests(CopiesCase):
     def test_keys_are_in_nothing_that_readers_are_sent(self) -> None:
         """Not in the changelog, the rows, the recent changes, the status or the metrics."""
         secret = self.make(b'{"name":"hidden-name"}').json()["secret"]
-        (key,) = self.relays.issued.all
+        (key,) = self.registry.issued.all
         told = [
             self.as_("shared", "GET", path).body
             for path in (

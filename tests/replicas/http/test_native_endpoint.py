@@ -139,7 +139,7 @@ class FollowingTests(EndpointCase):
         self.assertEqual(self.log.head.epoch_starts, log.head.epoch_starts)
         self.assertEqual(["k", "l"], [one.key.text for one in self.wait(log.reads.receipts(0, 99))])
         self.assertEqual(self.log.positions("typing"), log.positions("typing"))
-        self.assertEqual(["live"], [one["state"] for one in self.relays.status()])
+        self.assertEqual(["live"], [one["state"] for one in self.registry.status()])
 
     def test_a_filtered_one_gets_no_more_than_it_wants(self) -> None:
         """And stands where the primary stands."""
@@ -232,7 +232,7 @@ class PostingTests(EndpointCase):
         posted = self.client.posted[before:]
         self.assertEqual(8, sum(data.count(b"ACK") for _, data in posted))
         self.assertLessEqual(len(posted), 3)
-        self.assertEqual([9], [lease.serial for lease in self.relays.leases.all()])
+        self.assertEqual([9], [lease.serial for lease in self.registry.leases.all()])
 
     def test_the_offsets_are_those_of_what_was_sent(self) -> None:
         """Each request begins where the one before ended."""
@@ -256,18 +256,18 @@ class PostingTests(EndpointCase):
         failed = Deferred.fromCoroutine(conversation.next())
         why = str(self.failureResultOf(failed, NotConnected).value)
         self.assertIn("no response from http://hs.example:9093: connection refused", why)
-        self.assertEqual([], self.relays.connected)
+        self.assertEqual([], self.registry.connected)
 
     def test_the_reason_of_the_upstream_is_waited_for(self) -> None:
         """A request that comes after the end is answered before the reason is read."""
         conversation = self.connected(self.upstream())
-        (transport,) = self.site.resource.native_transports.values()
-        self.site.resource.native_transports.clear()
+        (transport,) = self.site.resource.context.rooms["replicas"].native_transports.values()
+        self.site.resource.context.rooms["replicas"].native_transports.clear()
         conversation.acknowledge(LogPosition(1, 0, ""), 0)
         self.pass_(1)
-        self.site.resource.native_transports["it is removed"] = transport
-        next(iter(self.relays.connected)).connection.fail("server shutting down")
-        self.site.resource.native_transports[self.name_of(conversation)] = transport
+        self.site.resource.context.rooms["replicas"].native_transports["it is removed"] = transport
+        next(iter(self.registry.connected)).connection.fail("server shutting down")
+        self.site.resource.context.rooms["replicas"].native_transports[self.name_of(conversation)] = transport
         self.pass_(1)
 
         failed = Deferred.fromCoroutine(conversation.next())
@@ -284,12 +284,12 @@ class PostingTests(EndpointCase):
         """The connection has ended all the same."""
         conversation = self.connected(self.upstream())
         name = self.name_of(conversation)
-        transport = self.site.resource.native_transports.pop(name)
+        transport = self.site.resource.context.rooms["replicas"].native_transports.pop(name)
         conversation.acknowledge(LogPosition(1, 0, ""), 0)
         self.pass_(1)
         failed = Deferred.fromCoroutine(conversation.next())
         self.assertNoResult(failed)
-        self.site.resource.native_transports[name] = transport
+        self.site.resource.context.rooms["replicas"].native_transports[name] = transport
         self.pass_(LAST_WORDS_SECONDS)
 
         why = str(self.failureResultOf(failed, NotConnected).value)
@@ -341,8 +341,8 @@ class RefusalTests(EndpointCase):
 
     def test_a_secret_opens_the_connection_and_is_in_the_greeting(self) -> None:
         """A proxy that ends TLS reads both."""
-        self.relays.keys = Keyring("right")
-        self.site = self.make_site(**self.served(), keys=self.relays.keys)
+        self.registry.keys = Keyring("right")
+        self.site = self.make_site(**self.served(), keys=self.registry.keys)
 
         self.assertEqual("primary", self.connected(self.upstream(secret="right")).welcome.role)
 

@@ -31,12 +31,12 @@ class DoorCase(CopiesCase):
 
     def use(self, *keys: Key) -> None:
         """Take the shared secret and these keys from now on."""
-        self.relays.keys = Keyring(SECRET, keys)
-        self.site = self.make_site(**self.served(), keys=self.relays.keys)
+        self.registry.keys = Keyring(SECRET, keys)
+        self.site = self.make_site(**self.served(), keys=self.registry.keys)
 
     def native_transports(self) -> dict[str, Any]:
         """The connections that the site knows, by id."""
-        known: dict[str, Any] = self.site.resource.native_transports
+        known: dict[str, Any] = self.site.resource.context.rooms["replicas"].native_transports
         return known
 
 
@@ -58,7 +58,7 @@ class ConversationTests(DoorCase):
         self.assertEqual(self.log.history, welcome.history)
         self.assertEqual(4, sum(block.lines for block in door.replica.blocks("facts")))
         self.assertEqual(1, len(door.replica.lines("JOINED")))
-        (listed,) = self.relays.status()
+        (listed,) = self.registry.status()
         self.assertEqual(("raw", "live"), (listed["name"], listed["relay"]))
 
     def test_the_answer_says_that_it_is_not_to_be_kept_or_held_back(self) -> None:
@@ -117,7 +117,7 @@ class ConversationTests(DoorCase):
 
         self.assertEqual(["ping timeout"], door.errors())
         self.assertTrue(door.opened.is_whole)
-        self.assertEqual([], self.relays.connected)
+        self.assertEqual([], self.registry.connected)
 
     def test_a_replica_that_leaves_is_forgotten(self) -> None:
         """At once: it may come again."""
@@ -126,14 +126,14 @@ class ConversationTests(DoorCase):
         name = door.name
         door.talk.leave()
 
-        self.assertEqual(({}, []), (self.native_transports(), self.relays.connected))
+        self.assertEqual(({}, []), (self.native_transports(), self.registry.connected))
         self.assertEqual("no_connection", door.post(b"PING 1\n", name=name).json()["error"])
 
     def test_a_daemon_that_lets_its_replicas_go_ends_the_answers(self) -> None:
         """After it said why."""
         door = self.door()
         door.subscribe()
-        self.relays.close("server shutting down")
+        self.registry.close("server shutting down")
         door.pass_(0.1)
 
         self.assertEqual(["server shutting down"], door.errors())
@@ -147,7 +147,7 @@ class ConversationTests(DoorCase):
         def fail(commands: object) -> None:
             raise ZeroDivisionError
 
-        self.patch(self.relays.connected[0], "received", fail)
+        self.patch(self.registry.connected[0], "received", fail)
         door.replica.say("PING 1")
 
         self.assertEqual(500, door.answers[0].status)
@@ -160,7 +160,7 @@ class BytesTests(DoorCase):
 
     def pause_when_read(self) -> Any:
         """Let the relay of the only replica read nothing more after the next command; return it."""
-        (relay,) = self.relays.connected
+        (relay,) = self.registry.connected
         self.patch(relay, "received", lambda commands: relay.connection.pause_reading())
         return relay
 
@@ -290,7 +290,7 @@ class AccessTests(DoorCase):
         ]
 
         self.assertEqual(["unauthorized", "no_rights", "unauthorized"] * 2, codes)
-        self.assertEqual(({}, []), (self.native_transports(), self.relays.connected))
+        self.assertEqual(({}, []), (self.native_transports(), self.registry.connected))
 
     def test_a_peer_on_another_machine_needs_a_secret(self) -> None:
         """Even without one, a daemon serves only its own machine."""
@@ -309,7 +309,7 @@ class AccessTests(DoorCase):
             answer = self.ask("POST", "/v1/native", b"", header)
 
             self.assertEqual((403, code), (answer.status, answer.json()["error"]))
-        self.assertEqual([], self.relays.connected)
+        self.assertEqual([], self.registry.connected)
 
     def test_a_connection_is_of_the_key_that_opened_it(self) -> None:
         """Another replica that learns its id can neither send on it, nor tell that it is there."""
@@ -341,13 +341,13 @@ class AccessTests(DoorCase):
         self.use(LIMITED)
         door = self.door("Authorization: Bearer of paris")
         door.subscribe(name="paris", secret="of paris")
-        self.relays.keys.replace(Keyring(SECRET))
+        self.registry.keys.replace(Keyring(SECRET))
         self.site.recheck()
         is_aborted = door.talk.transport.is_aborted
         door.talk.leave()
 
         self.assertTrue(is_aborted)
-        self.assertEqual([], self.relays.connected)
+        self.assertEqual([], self.registry.connected)
 
     def test_the_number_of_connections_is_bounded(self) -> None:
         """Each costs memory."""

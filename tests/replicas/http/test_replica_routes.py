@@ -62,17 +62,18 @@ class CopiesCase(SiteCase):
             self.clock,
             name="primary",
             has_upstream=False,
+            stale_seconds=60.0,
             owner=self,
             peers=self.network,
         )
-        self.relays = ReplicaRegistry(
+        self.registry = ReplicaRegistry(
             self.log,
             self.publisher,
             self.clock,
             RelaySettings(server_name="hs.example"),
             self.roles,
         )
-        self.addCleanup(self.relays.halt)
+        self.addCleanup(self.registry.halt)
         self.addCleanup(self.roles.stop)
         self.roles.start()
         self.ephemeral = ephemeral
@@ -81,13 +82,7 @@ class CopiesCase(SiteCase):
 
     def served(self) -> dict[str, Any]:
         """The context of a site with these copies."""
-        return ServedReplicas(self.roles, self.relays).options()
-
-    def staleness(self) -> str:
-        return ""
-
-    def state(self) -> str:
-        return ""
+        return ServedReplicas(self.roles, self.registry).options()
 
     def own_address(self) -> Address:
         return HERE
@@ -108,10 +103,10 @@ class CopiesCase(SiteCase):
         return None
 
     def keys_digest(self) -> str:
-        return self.relays.issued.upstream_digest
+        return self.registry.issued.upstream_digest
 
     async def take_revoked(self, salts: Collection[str]) -> list[str]:
-        return await self.relays.issued.take_revoked(salts)
+        return await self.registry.issued.take_revoked(salts)
 
     async def missing_files(self, upto: int) -> Sequence[Any]:
         return ()
@@ -162,7 +157,7 @@ class ReplicaTests(CopiesCase):
         """A promotion asks so (`roles/promise_check.py`)."""
         self.assertNotIn("has_promise", self.get("/v1/replication").json())
         self.assertFalse(self.get("/v1/replication?after=0").json()["has_promise"])
-        promising = Deferred.fromCoroutine(self.relays.promises.promise(Acks.parse("1")))
+        promising = Deferred.fromCoroutine(self.registry.promises.promise(Acks.parse("1")))
         self.clock.advance(1)
         self.successResultOf(promising)
 
@@ -185,24 +180,24 @@ class ReplicaTests(CopiesCase):
         door = self.subscribe()
         self.receipts(3)
         door.pass_(0.1)
-        behind = self.relays.status()[0]
+        behind = self.registry.status()[0]
         door.replica.say("ACK 1 5 0")
 
         self.assertEqual(("paris", "behind", 2), tuple(behind[key] for key in ("name", "state", "serial")))
-        self.assertEqual([5], [lease.serial for lease in self.relays.leases.all()])
+        self.assertEqual([5], [lease.serial for lease in self.registry.leases.all()])
 
     def test_an_acknowledgement_of_what_was_not_sent_ends_the_connection(self) -> None:
         """As does one that goes back; neither moves the lease."""
         for serial in (9, 1):
             self.receipts(2)
             door = self.subscribe(f"u{serial}")
-            before = self.relays.leases[f"u{serial}"]
+            before = self.registry.leases[f"u{serial}"]
             door.replica.say(f"ACK 1 {serial} 0")
             door.pass_(0.1)
 
             self.assertEqual("bad_ack", door.replica.refusal()["code"])
             self.assertTrue(door.is_ended)
-            self.assertEqual(before, self.relays.leases[f"u{serial}"])
+            self.assertEqual(before, self.registry.leases[f"u{serial}"])
 
     def test_who_cannot_be_served_is_told_why_and_holds_nothing(self) -> None:
         """Each case with a code of its own."""
@@ -218,7 +213,7 @@ class ReplicaTests(CopiesCase):
             door = self.subscribe(position=LogPosition(**asked.pop("position", place)), **asked)
 
             self.assertEqual(code, door.replica.refusal()["code"])
-        self.assertEqual([], self.relays.leases.all())
+        self.assertEqual([], self.registry.leases.all())
 
     def test_nonsense_is_refused(self) -> None:
         """Before anything is kept of it."""
@@ -237,7 +232,7 @@ class ReplicaTests(CopiesCase):
         self.get("/v1/changelog?since=3", "Synrepl-Reader: report")
         beyond = self.get("/v1/changelog?since=9", "Synrepl-Reader: other")
 
-        (lease,) = self.relays.leases.all()
+        (lease,) = self.registry.leases.all()
         self.assertEqual(("report", False, 3), (lease.name, lease.registered, lease.serial))
         self.assertEqual(409, beyond.status)
 
@@ -245,21 +240,21 @@ class ReplicaTests(CopiesCase):
         """Neither an hour later, when its lease has ended: after each nightly run of an archive."""
         self.receipts(3)
         self.get("/v1/changelog?since=3", "Synrepl-Reader: archive")
-        seen = [self.relays.status()]
+        seen = [self.registry.status()]
         for seconds in (60, 3600):
             self.clock.advance(seconds)
-            self.wait(Deferred.fromCoroutine(self.relays.leases.check()))
-            seen.append(self.relays.status())
+            self.wait(Deferred.fromCoroutine(self.registry.leases.check()))
+            seen.append(self.registry.status())
 
         self.assertEqual([[], [], []], seen)
-        (lease,) = self.relays.describe_leases()
+        (lease,) = self.registry.describe_leases()
         self.assertEqual(("archive", False), (lease["name"], lease["ended"] is None))
 
     def test_readers_beyond_the_bound_are_refused_and_those_before_are_not(self) -> None:
         """Anybody can name himself in a URL, and the log is held back for each."""
         self.receipts(3)
         for number in range(MAX_ANONYMOUS):
-            self.relays.leases.make(f"reader:r{number}", f"r{number}", registered=False, serial=1)
+            self.registry.leases.make(f"reader:r{number}", f"r{number}", registered=False, serial=1)
 
         refused = self.get("/v1/changelog?since=1", "Synrepl-Reader: late")
         again = self.get("/v1/changelog?since=3", "Synrepl-Reader: r7")
@@ -277,7 +272,7 @@ class ReplicaTests(CopiesCase):
     def test_status_shows_some_leases_and_counts_the_rest(self) -> None:
         """`/v1/leases` has all of them."""
         for number in range(SHOWN + 7):
-            self.relays.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
+            self.registry.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
 
         told = self.get("/v1/status").json()
         page = self.get("/status").body.decode()
@@ -292,16 +287,16 @@ class ReplicaTests(CopiesCase):
         each other one."""
 
         def examine() -> None:
-            self.relays.status()
-            self.relays.describe_leases()
-            self.relays.peers(excluding="u1")
-            self.wait(Deferred.fromCoroutine(self.relays.leases.check()))
+            self.registry.status()
+            self.registry.describe_leases()
+            self.registry.peers(excluding="u1")
+            self.wait(Deferred.fromCoroutine(self.registry.leases.check()))
 
         costs = []
         for numbers in (range(500), range(500, 1_000)):
             for number in numbers:
-                self.relays.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
-                self.relays.note_http_reader(f"u{number}", 60.0)
+                self.registry.leases.make(f"u{number}", f"n{number}", registered=True, serial=0)
+                self.registry.note_http_reader(f"u{number}", 60.0)
             costs.append(count_operations(examine))
 
         # Four times as much for twice as many, while each lease looked through all others.
@@ -310,11 +305,11 @@ class ReplicaTests(CopiesCase):
     def test_readers_that_are_gone_are_forgotten(self) -> None:
         """Each new name would be looked through for ever."""
         for number in range(100):
-            self.relays.note_http_reader(f"u{number}", 15.0)
+            self.registry.note_http_reader(f"u{number}", 15.0)
         self.clock.advance(16)
-        self.relays.note_http_reader("late", 15.0)
+        self.registry.note_http_reader("late", 15.0)
 
-        self.assertEqual({"late"}, self.relays.present())
+        self.assertEqual({"late"}, self.registry.present())
 
     def test_without_copies_there_is_nothing_there(self) -> None:
         """As in a program that serves a log of its own."""
@@ -522,7 +517,7 @@ class AcksTests(CopiesCase):
 
     def test_the_setting_decides_where_the_request_does_not(self) -> None:
         """For each stream; a request may ask for none."""
-        self.relays.acknowledgements.defaults = stream_acks(["push_rules=1"])
+        self.registry.acknowledgements.defaults = stream_acks(["push_rules=1"])
         talk = self.posted("")
         self.assertEqual(b"", talk.heard)
         self.assertEqual(200, self.posted("?acks=0").answer().status)

@@ -145,12 +145,12 @@ class TableTests(CopiesCase, FilesSiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.peers = peers()
-        self.relays.keys = Keyring("shared", [peer.key for peer in self.peers if peer.key is not None])
+        self.registry.keys = Keyring("shared", [peer.key for peer in self.peers if peer.key is not None])
         self.site = self.make_site(
             **self.served(),
-            keys=self.relays.keys,
+            keys=self.registry.keys,
         )
-        self.receiver = self.relays.command_receiver
+        self.receiver = self.registry.command_receiver
         self.commands = self.publisher.follower_commands.buffer
 
     def request_of(self, peer: Peer, method: str, path: str, body: Any = None) -> Any:
@@ -184,7 +184,7 @@ class TableTests(CopiesCase, FilesSiteCase):
             self.log.positions_by_stream(),
             sorted(str(path) for path in self.directory.rglob("*") if path.is_file()),
             dict(self.log.leases),
-            [lease.uuid for lease in self.relays.leases.all()],
+            [lease.uuid for lease in self.registry.leases.all()],
             (self.commands.head, self.commands.trimmed_upto, len(self.receiver._origins)),
             sorted(self.declared.declared),
             (self.roles.role, self.log.head.epoch),
@@ -268,7 +268,7 @@ class TableTests(CopiesCase, FilesSiteCase):
                     asked = Subscribe(history=self.log.history, position=position, filter=wanted)
                     door.replica.tell("SUBSCRIBE", asked)
                 door.pass_(0.1)
-                lease = self.relays.leases[f"u{number}"]
+                lease = self.registry.leases[f"u{number}"]
                 door.talk.leave()
 
                 if peer.may(command_operation(command), stream):
@@ -324,17 +324,17 @@ class SightTests(CopiesCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.relays.keys = Keyring("shared", [self.limited])
+        self.registry.keys = Keyring("shared", [self.limited])
         self.site = self.make_site(
             **self.served(),
-            keys=self.relays.keys,
+            keys=self.registry.keys,
         )
         for stream, writer, key in ((SEEN, "openwriter", "open"), (SECRET, "hiddenwriter", "h")):
             fact = b'[["@a:hs"]]'
             self.wait(self.log.append(stream, writer, [fact], key=f"{key}-of-{writer}", owner="ada"))
         self.wait(self.log.copies.next_epoch("lost", stream=SECRET, token=0))
-        self.relays.leases.make("lim-uuid", "lim", registered=True, serial=0, key="lim")
-        self.relays.leases.make("other-uuid", "hiddenreader", registered=True, serial=0)
+        self.registry.leases.make("lim-uuid", "lim", registered=True, serial=0, key="lim")
+        self.registry.leases.make("other-uuid", "hiddenreader", registered=True, serial=0)
 
     def told(self, method: str, path: str, body: Any = None, secret: str = "of lim") -> str:
         """What it is answered."""
@@ -399,7 +399,7 @@ class SightTests(CopiesCase):
     def test_commands_for_the_homeserver_are_those_of_seen_streams(self) -> None:
         """And a key that sees some of them cannot acknowledge them all."""
         said = [(1, b"REMOVE_PUSHER app key @a:hs"), (2, b"USER_SYNC w @a:hs PHONE start 1")]
-        self.relays.command_receiver.receive("o", said)
+        self.registry.command_receiver.receive("o", said)
 
         self.assertIn("REMOVE_PUSHER", self.told("GET", "/v1/commands", None, "shared"))
         self.assertEqual(1, len(self.told("GET", "/v1/commands").splitlines()))
@@ -410,7 +410,7 @@ class SightTests(CopiesCase):
 
     def test_the_origin_of_forwarded_commands_belongs_to_a_key(self) -> None:
         """Or a peer could use up the numbers of another one, whose commands would be lost."""
-        receive = self.relays.command_receiver.receive
+        receive = self.registry.command_receiver.receive
         receive("paris-1", [(10**9, b"PING")], access=access_of(self.limited))
 
         received = receive("paris-1", [(7, b"REMOTE_SERVER_UP example.org")])

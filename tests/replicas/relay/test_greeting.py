@@ -56,7 +56,7 @@ def test_a_replica_has_the_rights_of_the_key_that_it_shows() -> None:
     rights = frozenset({Right.READ, Right.REPLICATE})
     paris, rome = (Key(name=name, secret=f"of-{name}", rights=rights) for name in ("paris", "rome"))
     reader = Key(name="reader", secret="of-reader", rights=frozenset({Right.READ}))
-    a.relays.keys.replace(Keyring("right", [paris, rome, reader]))
+    a.registry.keys.replace(Keyring("right", [paris, rome, reader]))
     served = {}
     for secret in ("of-paris", "of-rome", "of-reader", "right"):
         raw = cluster.raw("a")
@@ -76,11 +76,11 @@ def test_a_replica_whose_key_is_changed_is_disconnected() -> None:
     cluster = FakeCluster()
     a = cluster.node("a", secret="right")
     raws = {name: cluster.raw("a", name=name) for name in ("paris", "rome")}
-    a.relays.keys.replace(Keyring("right", [Key(name=name, secret=f"of-{name}") for name in raws]))
+    a.registry.keys.replace(Keyring("right", [Key(name=name, secret=f"of-{name}") for name in raws]))
     for name, raw in raws.items():
         assert raw.greet(cluster, name=name, uuid=name, secret=f"of-{name}") is not None
-    a.relays.keys.replace(Keyring("right", [Key(name="rome", secret="of-rome")]))
-    a.relays.recheck()
+    a.registry.keys.replace(Keyring("right", [Key(name="rome", secret="of-rome")]))
+    a.registry.recheck()
     cluster.pass_(0.1)
 
     assert [True, False] == [raw.is_lost for raw in raws.values()]
@@ -97,7 +97,7 @@ def test_the_secret_is_in_no_log_status_or_lease() -> None:
     told = [*map(formatEvent, events), *map(str, events)]
     for node in (a, b, stranger):
         told += map(str, node.log.notes.values())
-        told += [str(node.relays.status()), str(node.leases.all()), str(node.relays.connected)]
+        told += [str(node.registry.status()), str(node.leases.all()), str(node.registry.connected)]
         told += [] if node.replica is None else [str(node.replica.status())]
 
     assert not [text for text in told if "rosebud" in text or "citizen-kane" in text]
@@ -191,7 +191,7 @@ def native_listener(
         dialect=NATIVE,
         clock=cluster.clock,
         metrics=node.metrics,
-        hello=RelayHello(node.relays),
+        hello=RelayHello(node.registry),
     )
     cluster.network.listen(address, factory)
     return node
@@ -231,7 +231,7 @@ def test_a_certificate_that_keys_file_names_is_proof_enough(name: str, is_served
     """It needs no secret besides; another one of the same CA is no proof."""
     cluster = FakeCluster()
     node = native_listener(cluster, "native", CertifiedFactory)
-    node.relays.keys.replace(Keyring("right", [Key(name="paris", secret=None)]))
+    node.registry.keys.replace(Keyring("right", [Key(name="paris", secret=None)]))
     raw = cluster.raw("native", name=name)
 
     assert is_served is (raw.greet(cluster, name=name) is not None)
@@ -298,5 +298,5 @@ def test_names_that_cannot_be_shown_are_refused(said: dict[str, str], why: str) 
 
     assert (why, "bad_name") == (raw.refusal()["message"], raw.refusal()["code"])
     assert raw.is_lost
-    assert [] == list(a.relays.leases.all())
+    assert [] == list(a.registry.leases.all())
     assert all(formatEvent(event).isprintable() and len(formatEvent(event)) < 500 for event in events)

@@ -36,10 +36,10 @@ def test_a_lease_is_for_the_key_that_made_it(
     """Or for the key of its name, if it had none of its own before, and for whoever may administer."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    a.relays.keys = Keyring("shared", [PARIS, OSLO, ADMIN])
+    a.registry.keys = Keyring("shared", [PARIS, OSLO, ADMIN])
     a.leases.make("u", lease_name, registered=True, serial=0, key=owner)
 
-    refused = a.relays.owner_refusal("u", access, name=name)
+    refused = a.registry.owner_refusal("u", access, name=name)
 
     assert (None if refused is None else (refused.code, refused.message)) == (
         ("no_rights", why) if why else None
@@ -51,7 +51,7 @@ def test_a_native_replica_does_not_count_as_present_under_the_uuid_of_another() 
     cluster = FakeCluster()
     a = cluster.node("a")
     cluster.wrote(a, 3)
-    a.relays.keys = Keyring(None, [PARIS, OSLO])
+    a.registry.keys = Keyring(None, [PARIS, OSLO])
     a.leases.make("u", "paris", registered=True, serial=1, key="paris")
     raw = cluster.raw("a")
     raw.greet(cluster, secret="of oslo", uuid="u", name="oslo")
@@ -60,7 +60,7 @@ def test_a_native_replica_does_not_count_as_present_under_the_uuid_of_another() 
     assert raw.refusal()["message"].startswith(
         "lease paris belongs to another key: synrepl leases drop paris"
     )
-    assert a.relays.present() == set()
+    assert a.registry.present() == set()
     lease = a.leases["u"]
     assert lease is not None
     assert (lease.serial, lease.key, lease.name) == (1, "paris", "paris")
@@ -72,10 +72,10 @@ def test_a_lease_that_an_operator_has_added_again_is_for_any_key() -> None:
     a = cluster.node("a")
     a.leases.make("u", "n", registered=True, serial=0, key="oslo")
     a.leases.drop("u")
-    assert a.relays.owner_refusal("u", access_of(PARIS)) is not None
+    assert a.registry.owner_refusal("u", access_of(PARIS)) is not None
     a.leases.add("u", "n")
 
-    assert a.relays.owner_refusal("u", access_of(PARIS)) is None
+    assert a.registry.owner_refusal("u", access_of(PARIS)) is None
 
 
 def test_a_replicas_lease_has_the_name_of_its_key() -> None:

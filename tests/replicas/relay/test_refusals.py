@@ -28,8 +28,6 @@ def known(cluster: FakeCluster, node: FakeNode) -> tuple[RawReplica, Welcome]:
 
 
 def trim(cluster: FakeCluster, node: FakeNode, upto: int) -> None:
-    from twisted.internet.defer import Deferred
-
     cluster.done(Deferred.fromCoroutine(node.log.trim(upto, keys_of(node.table), 1000)))
 
 
@@ -442,11 +440,11 @@ def test_a_key_gets_no_copy_of_streams_that_it_may_not_see(wanted: Filter) -> No
     access = Access(name="k", streams=frozenset({"events"}), is_proven=True)
 
     replica = Hello(uuid="u", name="n")
-    refused = a.relays.join_refusal(replica, wanted, access)
+    refused = a.registry.join_refusal(replica, wanted, access)
 
     assert refused is not None
     assert "no_rights" == refused.code
-    assert a.relays.join_refusal(replica, Filter.of(streams=["events"]), access) is None
+    assert a.registry.join_refusal(replica, Filter.of(streams=["events"]), access) is None
 
 
 LIMITED = Key(name="raw", secret="of raw", streams=frozenset({"to_device"}))
@@ -464,7 +462,7 @@ def lossy() -> tuple[FakeCluster, FakeNode]:
     """A primary that has lost facts of a stream, beside others."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    a.relays.keys.replace(Keyring(None, [LIMITED]))
+    a.registry.keys.replace(Keyring(None, [LIMITED]))
     cluster.wrote(a, 5)
     fact = a.table["receipts"].canonical_fact([["!r", "m.read", "@a:hs", "$e", None, {}]])
     cluster.done(a.log.append("receipts", "hiddenwriter", [fact], key="hidden-key"))

@@ -109,7 +109,7 @@ class Replica:
         self.cluster = FakeCluster()
         self.node = self.cluster.node("a")
         self.cluster.wrote(self.node, 40)
-        self.node.relays.channels.use(AnyChannel())
+        self.node.registry.channel = AnyChannel
         self.raw = self.cluster.raw("a")
         self._patch = monkeypatch
         monkeypatch.setattr(pages_module, "PAGE_FACTS", 5)
@@ -120,7 +120,7 @@ class Replica:
         if state is RelayState.GREETING:
             # A native listener finds out by HELLO that the peer is a replica.
             connection = Mock(certified_name=None, is_local=True)
-            relay_module.attach(self.node.relays, connection)
+            relay_module.attach(self.node.registry, connection)
         else:
             welcome = raw.greet(cluster)
             assert welcome is not None
@@ -135,7 +135,7 @@ class Replica:
                 raw.tell("JOIN", Join())
                 cluster.pass_(0.2)
             elif state is RelayState.ADMITTING:
-                self._patch.setattr(self.node.relays, "admission", self._admit_later)
+                self._patch.setattr(self.node.registry, "subscription_refusal", self._admit_later)
                 raw.tell("SUBSCRIBE", Subscribe(history=welcome.history, position=BEGINNING))
                 cluster.pass_(0.1)
             elif state is RelayState.CATCHING_UP:

@@ -265,13 +265,13 @@ def test_digests_are_answered_one_by_one_and_only_as_they_are_taken() -> None:
     raw.greet(cluster)
     (link,) = a.links()
     relay = a.connected_relays[0]
-    most = len(a.relays.tasks)
+    most = len(a.registry.tasks)
     raw.transport.pauseProducing()
     asked = f"DIGESTS {list(range(1, 151))}".replace("[1, ", "[1,").replace(", ", ",")
     for _ in range(20):
         raw.say(*[asked] * 2)
         cluster.pass_(1)
-        most = max(most, len(a.relays.tasks))
+        most = max(most, len(a.registry.tasks))
 
     assert most <= 1
     assert not link.server._reading
@@ -333,10 +333,10 @@ def test_a_replica_that_falls_silent_is_lost_even_if_it_never_sent_ping() -> Non
     a = cluster.node("a")
     raw = subscribed(cluster, "a")
     cluster.pass_(1)
-    before = a.relays.status()[0]["state"]
+    before = a.registry.status()[0]["state"]
 
     cluster.pass_(10)
 
     assert "lost" != before
-    assert "lost" == a.relays.status()[0]["state"]
+    assert "lost" == a.registry.status()[0]["state"]
     assert raw.is_lost

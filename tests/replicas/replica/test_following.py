@@ -74,11 +74,11 @@ def test_an_idle_replica_is_listed() -> None:
     cluster, a, b = pair()
     cluster.wrote(a, 1)
     cluster.pass_(90, step=0.1)
-    assert ["idle"] == [one["state"] for one in a.relays.status()]
+    assert ["idle"] == [one["state"] for one in a.registry.status()]
     b.kill()
     cluster.pass_(1)
 
-    assert ["lost"] == [one["state"] for one in a.relays.status()]
+    assert ["lost"] == [one["state"] for one in a.registry.status()]
 
 
 def test_trimmed_away_it_joins_again_by_itself() -> None:

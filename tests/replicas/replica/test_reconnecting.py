@@ -108,8 +108,8 @@ def test_stopped_in_a_pause_it_asks_no_more() -> None:
 def test_a_refusal_that_only_an_operator_can_mend_is_asked_about_seldom() -> None:
     """It was dropped from the list; somebody may take it back."""
     cluster, a, b, attempts = followed()
-    assert a.relays.leases.drop(b.log.uuid) is not None
-    a.relays.disconnect(b.log.uuid, "dropped")
+    assert a.registry.leases.drop(b.log.uuid) is not None
+    a.registry.disconnect(b.log.uuid, "dropped")
     cluster.pass_(45)
 
     assert b.replica is not None

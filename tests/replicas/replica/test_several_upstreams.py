@@ -63,14 +63,14 @@ def test_the_next_one_goes_on_where_the_first_ended() -> None:
 
     assert (10, "live", "b2") == (c.log.head.serial, state(c), c.replica.upstream.where.native)  # type: ignore[union-attr]
     assert joined == c.log.boots
-    assert [b2] == [node for node in (a, b2) if node.relays.is_followed_by(c.log.uuid)]
+    assert [b2] == [node for node in (a, b2) if node.registry.is_followed_by(c.log.uuid)]
 
 
 def test_one_that_lags_is_waited_for() -> None:
     """It looked as if this copy had facts that nobody has: it stopped for ever."""
     cluster, disk = FakeCluster(), Disk()
     a, b1, b2, c = siblings(cluster, disk_delay=disk)
-    b2.relays.leases.add(c.log.uuid, "c")
+    b2.registry.leases.add(c.log.uuid, "c")
     disk.delay = 4.0
     cluster.wrote(a, 5)
     cluster.pass_(0.5)

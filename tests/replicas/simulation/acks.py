@@ -144,13 +144,13 @@ class AcksSimulation(SeededRun):
         if primary is not None and chance.random() < 0.002:
             names = self.nodes.keys() - self._starting - {primary.name}
             leases = [
-                one for one in primary.relays.leases.all() if one.ended_ms is None and one.name in names
+                one for one in primary.registry.leases.all() if one.ended_ms is None and one.name in names
             ]
             if leases:
                 dropped = chance.choice(leases)
                 self.seen["dropped"] += 1
                 self._note(f"the lease of {dropped.name} is dropped")
-                primary.relays.leases.drop(dropped.uuid)
+                primary.registry.leases.drop(dropped.uuid)
                 # Who drops a lease lets that replica go: it is not to be promoted.
                 self._remove(dropped.name)
 
@@ -160,9 +160,9 @@ class AcksSimulation(SeededRun):
         stream = self.chance.choice(["push_rules", "to_device"])
 
         async def work() -> None:
-            wanted, waiting = Acks.parse(acks), primary.relays.acknowledgements
+            wanted, waiting = Acks.parse(acks), primary.registry.acknowledgements
             waiting.check(wanted)
-            await primary.relays.promises.promise(wanted)
+            await primary.registry.promises.promise(wanted)
             appended = await primary.append(stream, [[[row]]], key=row)
             assert appended.first_serial is not None
             await waiting.wait(wanted, Writer(stream, "master"), appended.first_serial, 2.0)

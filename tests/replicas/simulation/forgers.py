@@ -133,9 +133,9 @@ class ForgerySimulation(SeededRun):
         rows = [f"@u{self._count}.{part}:hs" for part in range(self.chance.randint(1, 5))]
 
         async def work() -> None:
-            wanted, waiting = Acks.parse("1"), a.relays.acknowledgements
+            wanted, waiting = Acks.parse("1"), a.registry.acknowledgements
             waiting.check(wanted)
-            await a.relays.promises.promise(wanted)
+            await a.registry.promises.promise(wanted)
             appended = await a.append("push_rules", [[[row]] for row in rows])
             assert appended.first_serial is not None
             await waiting.wait(

@@ -453,14 +453,14 @@ class ReplicaSimulation(SeededRun):
 
     async def _issue(self, node: FakeNode, name: str) -> None:
         try:
-            await node.relays.issued.add(name, [Right.READ])
+            await node.registry.issued.add(name, [Right.READ])
         except ConfigError:
             return  # there is one
         self._note(f"{node.name} has made the key {name}")
         self.seen["key made"] += 1
 
     async def _revoke(self, node: FakeNode, name: str) -> None:
-        revoked = await node.relays.issued.revoke(name)
+        revoked = await node.registry.issued.revoke(name)
         if revoked is not None:
             self._note(f"{node.name} has revoked the key {name}")
             self.seen["key revoked"] += 1
@@ -469,7 +469,7 @@ class ReplicaSimulation(SeededRun):
     def _check_keys(self, node: FakeNode) -> None:
         """A key that a daemon has known to be revoked is never valid there again."""
         known = self._known_revoked.setdefault(node.name, set())
-        for one in node.relays.issued.all:
+        for one in node.registry.issued.all:
             if one.revoked_ms is not None:
                 known.add(one.record.id)
             elif one.record.id in known:
@@ -549,7 +549,7 @@ class ReplicaSimulation(SeededRun):
         replica = None if node is None else node.replica
         if replica is not None:
             self.struck["replica", replica.state] += 1
-        for relay in self.nodes[theirs].relays.connected:
+        for relay in self.nodes[theirs].registry.connected:
             if relay.connection is link.server.protocol:
                 self.struck["relay", relay.state] += 1
         link.cut()
@@ -645,7 +645,7 @@ class ReplicaSimulation(SeededRun):
         lost = {one for one, where in answers if where == before} - held
         if lost:
             self.failed(f"promoted in order, {node.name} lacks {sorted(lost)[:3]}")
-        accepted = {one.record.id for one in node.relays.issued.all if one.revoked_ms is None}
+        accepted = {one.record.id for one in node.registry.issued.all if one.revoked_ms is None}
         if forgotten := {salt for salt, where in self._revoked.items() if where == before} & accepted:
             self.failed(f"promoted in order, {node.name} accepts revoked keys: {sorted(forgotten)[:3]}")
 
@@ -722,7 +722,7 @@ class ReplicaSimulation(SeededRun):
         self.seen["made-up subscription"] += 1
         self._note(f"{node.name} hears a made-up subscription of epoch {epoch} from {address!r}")
         stranger = Hello(uuid="stranger", name="stranger", address=address)
-        self._do(node.relays.admission(stranger, asked, LOCAL))
+        self._do(node.registry.subscription_refusal(stranger, asked, LOCAL))
 
     def _make_up_hand_over(self, node: FakeNode) -> None:
         _, uuid, address = self._made_up(node)
@@ -926,7 +926,7 @@ class ReplicaSimulation(SeededRun):
                 self._fail("nobody can be promoted")
         self._tell_to_resync()
         primary = self._primary()
-        lost = [name for node in nodes for name in node.relays.issued.lost]
+        lost = [name for node in nodes for name in node.registry.issued.lost]
         if primary is not None and lost:
             self.seen["revocation lost"] += 1
             self._do(self._revoke(primary, lost[0]))
@@ -949,7 +949,7 @@ class ReplicaSimulation(SeededRun):
                 and node.replica.state == "live"
                 and node.log.position == position
                 and _valid(node) == _valid(primaries[0])
-                and not node.relays.issued.lost
+                and not node.registry.issued.lost
                 and _positions(node, "typing") == _expected(node, primaries[0])
             )
             for node in nodes
@@ -974,7 +974,7 @@ class ReplicaSimulation(SeededRun):
             self._fail(
                 f"{node.name} lags {replica.freshness.lag_rows()} rows, {replica.lag_seconds()} s at rest"
             )
-        if _valid(node) != _valid(primary) or node.relays.issued.lost:
+        if _valid(node) != _valid(primary) or node.registry.issued.lost:
             self._fail(f"{node.name} accepts the keys {_valid(node)}, the primary {_valid(primary)}")
         wanted = node.publisher.read_gate.filter.streams
         declared = primary.declared.declared if wanted is None or "declarations" in wanted else {}
@@ -1012,7 +1012,7 @@ async def _awaited(done: "Deferred[Any]") -> Any:
 
 def _valid(node: FakeNode) -> dict[str, str]:
     """The names of the keys that it accepts, by their ids."""
-    return {one.record.id: one.name for one in node.relays.issued.all if one.revoked_ms is None}
+    return {one.record.id: one.name for one in node.registry.issued.all if one.revoked_ms is None}
 
 
 def _expected(node: FakeNode, primary: FakeNode) -> dict[str, int]:
