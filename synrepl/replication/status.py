@@ -159,7 +159,7 @@ def build_status(
     table: StreamTable,
     ingest: FactReceiver,
     hooks: Hooks | None = None,
-    refused: RefusedFacts | None = None,
+    refused: RefusedFacts,
     rooms: Mapping[str, RoomPart] = MappingProxyType({}),
     clock: IClock,
     instance: str,
@@ -216,7 +216,7 @@ def build_status(
         "epoch_starts": [
             msgspec.to_builtins(start.seen_by(access.streams)) for start in log.head.epoch_starts
         ],
-        "refused": None if refused is None or access.streams is not None else _refused(refused),
+        "refused": None if access.streams is not None else _refused(refused),
         "followers": followers if access.streams is None else [],
         "streams": _streams(log, table, publisher.read_gate.filter, access),
         "recent": recent_facts(publisher, access, RECENT),
@@ -269,10 +269,10 @@ def _refused(refused: RefusedFacts) -> dict[str, Any]:
     }
 
 
-def _refused_warnings(refused: RefusedFacts | None) -> Iterator[str]:
-    if refused is not None and len(refused):
+def _refused_warnings(refused: RefusedFacts) -> Iterator[str]:
+    if len(refused):
         yield f"{counted(len(refused), 'fact')} could not be read: synrepl refused lists what was sent"
-    if refused is not None and (unkept := sum(one.facts for one in refused.unkept.values())):
+    if unkept := sum(one.facts for one in refused.unkept.values()):
         yield f"{counted(unkept, 'fact')} could not be read, and there was no room to keep what was sent"
 
 

@@ -215,6 +215,7 @@ class StatusTests(SiteCase):
             publisher=self.publisher,
             table=self.table,
             ingest=NoIngest(),
+            refused=self.refused,
             clock=self.clock,
             instance="master",
             server_name="hs.example",

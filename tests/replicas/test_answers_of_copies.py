@@ -19,6 +19,7 @@ from synrepl.replicas.http.peer_clients import PeerHttp
 from synrepl.replicas.part import make_write_forwarder
 from synrepl.replicas.wire.native import Hello
 from synrepl.replication.hooks import Hooks
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.server import SiteContext
@@ -181,6 +182,8 @@ def ask(
             metrics=node.metrics,
             clock=cluster.clock,
             settings=ApiSettings(server_name="hs"),
+            declared=node.declared,
+            refused=RefusedFacts(node.log, node.table, node.metrics, instance=node.name),
             **options,
         )
     )

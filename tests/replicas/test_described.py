@@ -37,6 +37,7 @@ class AttentionTests(SiteCase):
             publisher=self.publisher,
             table=self.table,
             ingest=NoIngest(),
+            refused=self.refused,
             rooms={"replicas": replication},
             clock=self.clock,
             instance="master",

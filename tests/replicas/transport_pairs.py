@@ -14,6 +14,7 @@ from synrepl.replicas.http.native_endpoint import NativeHttpEndpoint
 from synrepl.replicas.native_client import NativeUpstream
 from synrepl.replicas.replica.conversation import IUpstream
 from synrepl.replication.addresses import Address
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
@@ -104,6 +105,8 @@ class HttpPair(NativePair):
             metrics=server.metrics,
             clock=self.clock,
             settings=ApiSettings(instance_name="server", server_name="hs"),
+            declared=server.declared,
+            refused=RefusedFacts(server.log, server.table, server.metrics, instance="server"),
             **ServedReplicas(server.roles, server.registry).options(),
         )
         self.network.listen("site", make_site(context))

@@ -17,7 +17,10 @@ from twisted.trial.unittest import TestCase
 from synrepl.base.metrics import Metrics
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
+from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.catch_up import HttpCatchUp
@@ -66,7 +69,7 @@ class SocketTests(TestCase):
     timeout = 60.0
 
     async def setUp(self) -> None:  # type: ignore[override]
-        table = StreamTable.default()
+        table = DaemonStreams(StreamTable.default())
         self.log = await running_log(self, self.mktemp(), table)
         metrics = Metrics(CollectorRegistry())
         clock: Any = reactor
@@ -81,6 +84,8 @@ class SocketTests(TestCase):
                 metrics=metrics,
                 clock=clock,
                 settings=ApiSettings(server_name="hs.example", max_body_bytes=100_000),
+                declared=DeclaredStreams(self.log, table, instance="master"),
+                refused=RefusedFacts(self.log, table, metrics, instance="master"),
             )
         )
         port: Any = clock.listenTCP(0, self.site, interface="127.0.0.1")

@@ -63,11 +63,11 @@ class SiteContext:
     metrics: Metrics
     clock: IClock
     settings: ApiSettings
+    declared: DeclaredStreams
+    refused: RefusedFacts
     ingest: FactReceiver = field(default_factory=NoIngest)
     is_followed: Callable[[str], bool] = lambda stream: False
     hooks: Hooks = field(default_factory=Hooks)
-    declared: DeclaredStreams | None = None
-    refused: RefusedFacts | None = None
     thread: IThread = field(default_factory=ImmediateThread)
     rooms: Mapping[str, RoomPart] = field(default_factory=dict)
 
