@@ -126,26 +126,14 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     append is one part of it: a retry stores only the missing appends. A replica refuses. With `atomic` the
     whole batch is one append, with one key; a replica forwards it.
     """
-    log = call.context.log
-    if body.atomic:
-        return await _append_atomic(call, body)
-    refuse_on_replica(
-        call, "post the batch to the primary, each stream by itself, or the batch as one append (atomic)"
-    )
-    appends, batch_key = body.appends, body.idempotency_key
-    if (appends is UNSET) == (body.staged is UNSET):
-        raise ApiError("bad_request", "a batch needs either appends or staged, not both")
-    if isinstance(body.staged, str):
-        staged = await _read_staged(call, body.staged)
-        appends = (await call.api.decode_large(_batch_decoder, staged)).appends
-    if not isinstance(appends, list):
-        raise ApiError(
-            "bad_request", f"the staged file {body.staged} has no `appends`, a list as in the body of a batch"
+    if not body.atomic:
+        refuse_on_replica(
+            call, "post the batch to the primary, each stream by itself, or the batch as one append (atomic)"
         )
-    if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_FACTS:
-        raise too_many_facts()
-    _, key = checked_names(UNSET, batch_key)
-    requests = await _read_appends(call, appends)
+    appends, requests, key = await _checked_batch(call, body)
+    if body.atomic:
+        return await _append_atomic(call, appends, requests, key or str(uuid4()))
+    log = call.context.log
     all_acks = await _promised_acks(call, requests)
     key = key or (str(uuid4()) if any(acks.number for acks in all_acks) else None)
     # Started together, so that they share a commit.
@@ -174,6 +162,47 @@ def refuse_on_replica(call: Call, way_out: str) -> None:
         raise ApiError("not_primary", f"this daemon is a replica: {way_out}", moved_to=primary)
 
 
+async def _checked_batch(
+    call: Call, body: BatchBody
+) -> tuple[Sequence[StreamAppend], list[_Append], str | None]:
+    """Check a batch. Return its appends, as they were posted and as they are stored, and its key, if any.
+
+    Raises `ApiError`. An atomic batch cannot be staged, and has limits of its own.
+    """
+    appends = body.appends
+    if body.atomic and (appends is UNSET or body.staged is not UNSET):
+        raise ApiError("bad_request", "an atomic batch needs appends; it cannot be staged")
+    if (appends is UNSET) == (body.staged is UNSET):
+        raise ApiError("bad_request", "a batch needs either appends or staged, not both")
+    if isinstance(body.staged, str):
+        staged = await _read_staged(call, body.staged)
+        appends = (await call.api.decode_large(_batch_decoder, staged)).appends
+    if not isinstance(appends, list):
+        raise ApiError(
+            "bad_request", f"the staged file {body.staged} has no `appends`, a list as in the body of a batch"
+        )
+    count = max(len(appends), sum(len(one.facts) for one in appends))
+    if body.atomic and count > MAX_ATOMIC_FACTS:
+        raise ApiError("too_large", f"an atomic batch may have {MAX_ATOMIC_FACTS} facts")
+    if count > MAX_FACTS:
+        raise too_many_facts()
+    _, key = checked_names(UNSET, body.idempotency_key)
+    requests = await _read_appends(call, appends)
+    if body.atomic:
+        _check_atomic(call, requests)
+    return appends, requests, key
+
+
+def _check_atomic(call: Call, requests: Sequence[_Append]) -> None:
+    """Raises `ApiError` if these appends cannot be one."""
+    for stream, _, _ in requests:
+        if call.context.table[stream].ephemeral:
+            why = f"{stream} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
+            raise ApiError("bad_request", why)
+    if sum(len(rows) for *_, facts in requests for rows in facts) > MAX_ATOMIC_BYTES:
+        raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
+
+
 async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Append]:
     """Return the stream, the writer and the canonical facts of each append. Raises `ApiError`."""
     instance, log = call.context.settings.instance_name, call.context.log
@@ -191,23 +220,11 @@ async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Ap
     return requests
 
 
-async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
+async def _append_atomic(
+    call: Call, appends: Sequence[StreamAppend], requests: Sequence[_Append], key: str
+) -> BatchAnswer:
     """Append facts of several streams as one; a replica forwards them, and waits until it has them."""
-    context, appends = call.context, body.appends
-    if not isinstance(appends, list) or body.staged is not UNSET:
-        raise ApiError("bad_request", "an atomic batch needs appends; it cannot be staged")
-    if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_ATOMIC_FACTS:
-        raise ApiError("too_large", f"an atomic batch may have {MAX_ATOMIC_FACTS} facts")
-    requests = await _read_appends(call, appends)
-    table = context.table
-    ephemeral = [stream for stream, _, _ in requests if table[stream].ephemeral]
-    if ephemeral:
-        why = f"{ephemeral[0]} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
-        raise ApiError("bad_request", why)
-    if sum(len(rows) for *_, facts in requests for rows in facts) > MAX_ATOMIC_BYTES:
-        raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
-    _, key = checked_names(UNSET, body.idempotency_key)
-    key = key or str(uuid4())
+    context, table = call.context, call.context.table
     forwarding = context.hooks.forwarding
     if not forwarding.is_active():
         all_acks = await _promised_acks(call, requests)
