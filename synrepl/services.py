@@ -68,7 +68,7 @@ class RedisService(Service):
             instance=follower.instance,
             metrics=metrics,
         )
-        self._member.broker = self._link
+        self._member.wire(self._link)
 
     def startService(self) -> None:
         super().startService()

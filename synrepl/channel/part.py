@@ -1,4 +1,26 @@
-"""What the room of the channel runs in a daemon: the RESP port, and the channel at it."""
+"""What the room of the channel runs in a daemon: the RESP port, and the channel at it.
+
+What a client publishes becomes a fact of the log, and goes to all followers, in these steps:
+
+1. `RespConnection` (`resp/connection.py`) parses the request, and `answer` finds PUBLISH in the table of
+   `resp/commands.py`.
+2. `RespClient.publish_line` (`resp/client.py`) checks the rights of the client's key and keeps the line;
+   `publish` passes on what came together.
+3. `ServedChannel.publish` (`served_channel.py`) keeps the lines of a batch together, passes them to the
+   subscribers of the port, and gives them to what it is wired with: on a primary `ServedLink.take`, on a
+   replica `ChannelUplink.published`, which brings them to step 3 of its upstream.
+4. `ServedLink` (`served_link.py`) parses the lines for the member of this daemon: a primary is a process on
+   its own channel, and takes facts from there as it would from a channel on a Redis.
+5. `DaemonMember.received` (`replication/membership/daemon_member.py`) leaves out what this daemon has sent
+   itself, and what two processes claim to write. Rows and positions go on to its follower. Other commands go
+   to `Publisher.on_channel_command`, which sends them to the followers at once.
+6. The follower (`replication/follower/`) finds and fills gaps, and applies each fact once: by
+   `Ingester.submit` (`replication/ingester.py`), to which `SourceManager` has attached it.
+7. The ingester appends what has gathered with `Log.append_assigned`. Once it is committed, the log calls
+   `Publisher`, which sends it on as it does with every fact (docs/explanation/afternoon.md).
+
+`ChannelPart._wire` connects steps 1 to 4, whenever the role changes; `RespSource` makes those of 4 to 6.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +48,7 @@ from synrepl.streams.writer import Writer
 if TYPE_CHECKING:
     from synrepl.channel.downlink import ChannelDownlink
     from synrepl.channel.source import RespSource
+    from synrepl.channel.uplink import ChannelUplink
 
 FENCED_WHY: Final = "this daemon is fenced: another one is primary"
 NAMELESS_WHY: Final = "this replica does not know its homeserver before it has reached its upstream"
@@ -59,7 +82,12 @@ class ChannelPart(Part):
         self._table = table
         self._metrics = metrics
         self._server = server
+        self._channel: ServedChannel | None = None
+        """While the channel is served."""
         self._source: RespSource | None = None
+        """What takes the facts of the channel into the log, on a primary."""
+        self._uplink: ChannelUplink | None = None
+        """The way to the channel of the upstream, on a replica."""
         if settings.resp_ack != SENT:
             log.subscribe(lambda facts: server.committed())
         if others is not None:
@@ -76,7 +104,7 @@ class ChannelPart(Part):
 
     def update(self) -> None:
         """Serve the channel, or not, as the role says."""
-        others, server = self._others, self._server
+        others = self._others
         if others is not None and others.is_fenced:
             self._close(FENCED_WHY)
             return
@@ -84,15 +112,27 @@ class ChannelPart(Part):
         if is_replica and not self._has_name:
             self._close(NAMELESS_WHY)
             return
-        if server.channel is None:
-            server.channel = self._make_channel()
+        if self._channel is None:
+            self._channel = self._make_channel()
         if not is_replica:
             self._drop_uplink()
-        elif server.uplink is None:
+        elif self._uplink is None:
             # Imported on use, as below: a daemon alone has no upstream.
             from synrepl.channel.uplink import ChannelUplink
 
-            server.uplink = ChannelUplink(server.channel, self._reactor, self._metrics)
+            self._uplink = ChannelUplink(self._channel, self._reactor, self._metrics)
+        self._wire()
+
+    def _wire(self) -> None:
+        """Connect the port, the channel, and its ways to log and upstream, as far as they exist."""
+        channel, source, uplink = self._channel, self._source, self._uplink
+        if source is not None and source.is_open and source.channel is channel:
+            self._server.wire(channel, link=source.link, uplink=uplink)
+            channel.wire(ingest=source.link.take, is_caught_up=source.is_caught_up, uplink=uplink)
+        else:
+            self._server.wire(channel, uplink=uplink)
+            if channel is not None:
+                channel.wire(uplink=uplink)
 
     @property
     def _has_name(self) -> bool:
@@ -103,13 +143,14 @@ class ChannelPart(Part):
 
     def _close(self, why: str) -> None:
         self._drop_uplink()
-        channel = self._server.channel
+        channel, self._channel = self._channel, None
         self._server.close(why)
         if channel is not None:
+            channel.wire()
             channel.stop()
 
     def _drop_uplink(self) -> None:
-        uplink, self._server.uplink = self._server.uplink, None
+        uplink, self._uplink = self._uplink, None
         if uplink is not None:
             uplink.stop()
 
@@ -164,12 +205,13 @@ class ChannelPart(Part):
         from synrepl.channel.source import RespSource
 
         self.update()
-        self._source = RespSource(server=self._server, **parts)
+        assert self._channel is not None
+        self._source = RespSource(server=self._server, channel=self._channel, changed=self._wire, **parts)
         return self._source
 
-    def publisher_of(self, stream: str, writer: str) -> str:
+    def sender_of(self, stream: str, writer: str) -> str:
         """Return who sends a stream of a writer: the name of a key, or the port."""
-        channel = self._server.channel
+        channel = self._channel
         return (channel.owner_of(Writer(stream, writer)) if channel is not None else "") or "the RESP port"
 
     # -- other daemons (`IServedChannel`) ------------------------------------------------------------------
@@ -177,7 +219,7 @@ class ChannelPart(Part):
     @property
     def is_served(self) -> bool:
         """Whether replicas may join the channel now."""
-        return self._server.channel is not None
+        return self._channel is not None
 
     def downlink(
         self,
@@ -191,7 +233,7 @@ class ChannelPart(Part):
         """Make what passes the channel to a replica; None if it is not served now."""
         from synrepl.channel.downlink import ChannelDownlink
 
-        channel = self._server.channel
+        channel = self._channel
         if channel is None:
             return None
 
@@ -212,13 +254,13 @@ class ChannelPart(Part):
 
     def connected(self, conversation: IChannelConversation) -> None:
         """Join the channel of the upstream, if there is a way to it."""
-        if self._server.uplink is not None:
-            self._server.uplink.connected(conversation)
+        if self._uplink is not None:
+            self._uplink.connected(conversation)
 
     def disconnected(self) -> None:
         """There is no upstream any more."""
-        if self._server.uplink is not None:
-            self._server.uplink.disconnected()
+        if self._uplink is not None:
+            self._uplink.disconnected()
 
 
 def _too_many(most: int) -> bytes:

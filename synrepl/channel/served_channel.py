@@ -15,7 +15,7 @@ so that none of them lacks facts (docs/reference/peers.md#redis-position):
 
 A channel of several daemons is a tree. A daemon passes what its upstream sends, and what its own clients and
 its replicas' publish; each line goes over a connection between daemons once, and never back
-(`channel_uplink`, `channel_downlink`). Each daemon holds to the rules above for its own subscribers.
+(`ChannelUplink`, `ChannelDownlink`). Each daemon holds to the rules above for its own subscribers.
 """
 
 import secrets
@@ -79,21 +79,25 @@ class IUplink(Protocol):
         """Say that this publisher is gone, perhaps with its last lines."""
 
 
+def ignore(lines: Sequence[bytes]) -> None:
+    """Take no lines: there is no log that wants them."""
+
+
+def always(writer: Writer, token: int) -> bool:
+    """Every fact is there: nothing need wait for the log."""
+    return True
+
+
 class ServedChannel:
     """The channel of a homeserver with its sub-channels, and all who use it.
 
-    `ingest`, while it is set, gets the lines that are passed on the channel itself, in their order, and those
-    that are held back; never lines of sub-channels, which may carry access tokens. `uplink` gets all that is
-    published, but for what came from there. `is_ephemeral` tells which streams are in memory, and `is_known`
-    which this daemon knows (None: all): lost writers of others are not asked for. With
+    `wire` says where lines go besides its subscribers. `is_ephemeral` tells which streams are in memory, and
+    `is_known` which this daemon knows (None: all): lost writers of others are not asked for. With
     `is_durable`, which tells whether the fact of a writer and token is on disk, rows are passed once they are
     (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
     are passed all the same; with `only_durable` they are not, and `is_stuck` is set until they are.
 
     `runs` knows which runs of workers belong to which key, as far as they are named elsewhere at this daemon.
-
-    `is_caught_up` tells whether the log has all of a writer up to a token: the first POSITION of a writer
-    waits for that, so that no process is told more than the log knows of; not longer than rows for the disk.
     """
 
     _logger = Logger()
@@ -126,9 +130,7 @@ class ServedChannel:
         """Rows and positions that were passed before the log had them, after `DURABLE_SECONDS`."""
         self.refused = 0
         """Rows that were not passed, since they were not on disk within `DURABLE_SECONDS`."""
-        self.ingest: Callable[[Sequence[bytes]], None] = ignore
-        self.is_caught_up: Callable[[Writer, int], bool] = always
-        self.uplink: IUplink | None = None
+        self.wire()
         self.limits = PublisherLimits(clock)
         self.runs = RunOwners() if runs is None else runs
         self._own = ChannelPublisher()
@@ -157,6 +159,25 @@ class ServedChannel:
     def is_stuck(self) -> bool:
         """Whether rows are refused, since earlier ones are not on disk."""
         return self._undurable is not None
+
+    def wire(
+        self,
+        *,
+        ingest: Callable[[Sequence[bytes]], None] = ignore,
+        is_caught_up: Callable[[Writer, int], bool] = always,
+        uplink: IUplink | None = None,
+    ) -> None:
+        """Give lines also to the log of this daemon and to its upstream from now on; by default to neither.
+
+        `ingest` gets the lines that are passed on the channel itself, in their order, and those that are held
+        back; never lines of sub-channels, which may carry access tokens. `uplink` gets all that is published,
+        but for what came from there.
+
+        `is_caught_up` tells whether the log has all of a writer up to a token: the first POSITION of a writer
+        waits for that, so that no process is told more than the log knows of; not longer than rows for the
+        disk.
+        """
+        self._ingest, self._is_caught_up, self._uplink = ingest, is_caught_up, uplink
 
     def stop(self) -> None:
         """Stop asking."""
@@ -275,7 +296,7 @@ class ServedChannel:
         if batches:
             taken = [line for batch in batches for line in batch]
             self.lines += len(taken)
-            self.ingest(taken)
+            self._ingest(taken)
             if uplink := self._uplink_for(publisher):
                 uplink.published(publisher, batches)
         if publisher.waiting:
@@ -338,12 +359,12 @@ class ServedChannel:
         if unit.writer is None or unit.is_refused or self._is_in_memory(unit.writer):
             return True
         if unit.is_position:
-            return unit.writer in self._passed or self.is_caught_up(unit.writer, unit.token)
+            return unit.writer in self._passed or self._is_caught_up(unit.writer, unit.token)
         return self._is_durable is None or self._is_durable(unit.writer, unit.token)
 
     def _uplink_for(self, publisher: ChannelPublisher) -> IUplink | None:
         """The uplink, unless it is where the publisher's lines come from."""
-        return None if publisher.link is self.uplink else self.uplink
+        return None if publisher.link is self._uplink else self._uplink
 
     def publish_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
         """Pass a line of a sub-channel to its subscribers here and at other daemons, and to nobody else."""
@@ -402,9 +423,9 @@ class ServedChannel:
         if self._must_ask:
             self._must_ask = False
             self._pass([Unit(message(self.name, REPLICATE), self._clock.seconds(), self._own)])
-            self.ingest([REPLICATE])
-            if self.uplink is not None:
-                self.uplink.published(self._own, [[REPLICATE]])
+            self._ingest([REPLICATE])
+            if self._uplink is not None:
+                self._uplink.published(self._own, [[REPLICATE]])
             self._ask_timer.start(ASK_SECONDS)
 
     def _on_rdata(
@@ -562,15 +583,6 @@ class ServedChannel:
                 self.dropped += 1
             else:
                 subscriber.lacks[unit.writer] = None
-
-
-def ignore(lines: Sequence[bytes]) -> None:
-    """Take no lines: there is no log that wants them."""
-
-
-def always(writer: Writer, token: int) -> bool:
-    """Every fact is there: nothing need wait for the log."""
-    return True
 
 
 def _token(word: bytes) -> int | None:

@@ -11,10 +11,9 @@ from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.metrics import Metrics
 from synrepl.base.time import Timer
 from synrepl.channel.ends import ChannelPublisher
-from synrepl.channel.served_channel import ServedChannel, always, ignore
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.replication.membership.daemon_member import DaemonMember
-from synrepl.streams.writer import Writer
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER, Command
 from synrepl.wire.session import Close, Deliver, Session, Warn
@@ -39,8 +38,9 @@ its writers for what it lacks."""
 class ServedLink:
     """Gives the lines of a `ServedChannel` to the member of this process, and publishes what that sends.
 
-    `is_full` tells whether publishers should wait; `on_room` is called once they need not any more.
-    `is_caught_up` is that of the channel.
+    A primary takes facts from its own channel as from one on a Redis: as a member among others. `take` is
+    what the channel is to be wired with. `is_full` tells whether publishers should wait; `on_room` is called
+    once they need not any more.
     """
 
     _logger = Logger()
@@ -54,7 +54,6 @@ class ServedLink:
         instance: str,
         metrics: Metrics,
         on_room: Callable[[], object],
-        is_caught_up: Callable[[Writer, int], bool] = always,
     ) -> None:
         self.messages_refused = 0
         self.interruptions = 0
@@ -65,7 +64,6 @@ class ServedLink:
         self._on_room = on_room
         self._metrics = metrics
         self._channel = channel
-        self._is_caught_up = is_caught_up
         self._session = Session(BROKER, NEWEST, name=instance, seconds=clock.seconds)
         self._own = ChannelPublisher()
         self._unread: deque[bytes] = deque()
@@ -85,7 +83,6 @@ class ServedLink:
 
     def start(self) -> None:
         """Join the channel."""
-        self._channel.ingest, self._channel.is_caught_up = self._take, self._is_caught_up
         self._is_up = self._is_reading = True
         self._member.subscriber_up()
         self._member.publisher_up()
@@ -93,7 +90,6 @@ class ServedLink:
     def stop(self) -> None:
         """Leave the channel."""
         self._is_up = False
-        self._channel.ingest, self._channel.is_caught_up = ignore, always
         self._channel.publisher_lost(self._own)
         self._timer.stop()
         self._gather_timer.stop()
@@ -143,7 +139,8 @@ class ServedLink:
 
     # -- lines of the channel ------------------------------------------------------------------------------
 
-    def _take(self, lines: Sequence[bytes]) -> None:
+    def take(self, lines: Sequence[bytes]) -> None:
+        """Keep lines that were published for the member, which gets them soon."""
         if not self._is_up:
             return
         self._unread += lines

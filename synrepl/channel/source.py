@@ -1,10 +1,12 @@
 """The channel that this daemon serves in Redis' place, as a source of facts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from synrepl.base.problems import Problem
 from synrepl.channel.resp.server import RespServer
+from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import ServedLink
 from synrepl.ingest.channel_source import ChannelSource
 from synrepl.streams.writer import Writer
@@ -23,19 +25,21 @@ class RespSource(ChannelSource):
     where = "our RESP port"
 
     server: RespServer
+    channel: ServedChannel
+    changed: Callable[[], object]
+    """Called when `is_open` has changed: then the channel is to be wired with `link`, or not any more."""
     redis: "BridgeConnections | None" = None
     is_open: bool = field(default=False, init=False)
     """Whether it has started, and not stopped."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.server.channel is not None
         if self.settings.redis is not None:
             # Imported on use: an extra.
             from synrepl.channel.redis_connections import BridgeConnections
 
             self.redis = BridgeConnections(
-                self.server.channel,
+                self.channel,
                 self.clock,
                 self.settings.redis,
                 server_name=self.server_name,
@@ -45,17 +49,16 @@ class RespSource(ChannelSource):
         self.link = ServedLink(
             self.clock,
             self.member,
-            self.server.channel,
+            self.channel,
             instance=self.settings.instance_name,
             metrics=self.metrics,
             on_room=self.server.release,
-            is_caught_up=self._is_caught_up,
         )
-        self.member.broker = self.link
+        self.member.wire(self.link)
 
     def start(self) -> None:
         self.is_open = True
-        self.server.link = self.link
+        self.changed()
         self.link.start()
         if self.redis is not None:
             self.redis.start()
@@ -64,12 +67,12 @@ class RespSource(ChannelSource):
         self.is_open = False
         if self.redis is not None:
             await self.redis.stop()
-        self.server.link = None
+        self.changed()
         self.member.stop()
         self.link.stop()
         self.follower.stop()
 
-    def _is_caught_up(self, writer: Writer, token: int) -> bool:
+    def is_caught_up(self, writer: Writer, token: int) -> bool:
         """Whether the log takes all of a writer up to this token, or has given up what it could not get."""
         stream = writer.stream
         if stream not in self.follower.table or self.follower.table[stream].ephemeral:

@@ -76,7 +76,6 @@ class ChannelUplink:
         self._count = 0
         self._waiting: list[Waiting] = []
         self._waiting_bytes = 0
-        channel.uplink = self
 
     @property
     def is_connected(self) -> bool:
@@ -127,7 +126,6 @@ class ChannelUplink:
         """Pass on nothing more: this daemon is no replica any longer."""
         self.disconnected()
         self._limited.stop()
-        self._channel.uplink = None
 
     # -- up ------------------------------------------------------------------------------------------------
 

@@ -12,5 +12,5 @@ class IChannelHost(Protocol):
     def make_source(self, **parts: Any) -> "ChannelSource":
         """Make the source of the channel's facts, with the fields of `ChannelSource`."""
 
-    def publisher_of(self, stream: str, writer: str) -> str:
+    def sender_of(self, stream: str, writer: str) -> str:
         """Return who sends a stream of a writer on the channel: the name of a key, or the channel."""

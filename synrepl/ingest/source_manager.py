@@ -145,18 +145,18 @@ class SourceManager:
         return make(
             settings=self.settings,
             clock=self.clock,
-            follower=self._follower(self._channel_publisher, is_first=True),
+            follower=self._follower(self._channel_sender, is_first=True),
             publisher=self.publisher,
             metrics=self.metrics,
             write_policy=self.write_policy,
             server_name=self._server_name,
         )
 
-    def _channel_publisher(self, stream: str, writer: str) -> str:
+    def _channel_sender(self, stream: str, writer: str) -> str:
         """Who sends a stream of a writer on the channel: the name of a key, or the channel."""
-        return "Redis" if self.host is None else self.host.publisher_of(stream, writer)
+        return "Redis" if self.host is None else self.host.sender_of(stream, writer)
 
-    def _follower(self, publisher: Callable[[str, str], str], *, is_first: bool) -> Follower:
+    def _follower(self, sender: Callable[[str, str], str], *, is_first: bool) -> Follower:
         # A channel has processes of whatever release, since 1.13 in one form of lines.
         dialect = None if self.settings.has_channel else self.settings.dialect
         streams = self.table.known_to(dialect) if dialect is not None else list(self.table)
@@ -177,7 +177,7 @@ class SourceManager:
             external_position=self.ingester.durable_position,
         )
         on_channel = is_first and self.settings.has_channel
-        self.ingester.attach(follower, publisher=publisher, knows_history=is_first, confirms=on_channel)
+        self.ingester.attach(follower, sender=sender, knows_history=is_first, confirms=on_channel)
         return follower
 
 

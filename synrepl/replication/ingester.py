@@ -119,18 +119,18 @@ class Ingester:
         self,
         follower: Follower,
         *,
-        publisher: Callable[[str, str], str] = lambda stream, writer: "",
+        sender: Callable[[str, str], str] = lambda stream, writer: "",
         knows_history: bool = True,
         confirms: bool = False,
     ) -> None:
-        """Ingest all facts of this follower. `publisher` names who sends a stream of a writer.
+        """Ingest all facts of this follower. `sender` names who sends a stream of a writer.
 
         `knows_history`: the follower is connected to the writers themselves, so a lower position means lost
         facts; an intermediary may only be behind. `confirms`: POSITIONs may be delayed, so a writer is
         queried again before a lower position counts.
         """
         follower.on_everything(self.submit)
-        follower.on_event(partial(self._on_event, publisher))
+        follower.on_event(partial(self._on_event, sender))
         if knows_history:
             follower.on_event(partial(self._on_history_event, follower if confirms else None))
 

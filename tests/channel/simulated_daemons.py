@@ -178,7 +178,7 @@ class Daemon:
         run = self.run
         metrics = Metrics(CollectorRegistry())
         self.server = RespServer(run.clock, keys=Keyring(), metrics=metrics)
-        self.server.channel = ServedChannel(
+        channel = ServedChannel(
             run.clock,
             "hs",
             is_ephemeral=lambda stream: stream == "typing",
@@ -186,6 +186,7 @@ class Daemon:
             is_durable=run.is_stored if run.is_durable else None,
             only_durable=run.only_durable,
         )
+        self.server.wire(channel)
         self.take_role()
         run.network.listen(self.name, RespFactory(self.server))
         factory = Factory.forProtocol(lambda: DownEnd(self))
@@ -201,12 +202,13 @@ class Daemon:
                 self._uplink.stop()
                 self._uplink = None
                 self._hang_up()
-            channel.ingest, channel.is_caught_up = self.run.ingest, self.run.is_caught_up
+            channel.wire(ingest=self.run.ingest, is_caught_up=self.run.is_caught_up)
             if self.run.redis is not None and self._bridge is None:
                 self._bridge = self._join_redis(channel)
             channel.ask()
         elif self._uplink is None:
             self._uplink = ChannelUplink(channel, self.run.clock, Metrics(CollectorRegistry()))
+            channel.wire(uplink=self._uplink)
             self._connect()
         else:
             self._hang_up()

@@ -50,10 +50,16 @@ class Place:
             only_durable=only_durable,
         )
         self.ingested: list[str] = []
-        self.channel.ingest = lambda lines: self.ingested.extend(line.decode() for line in lines)
+        self.wire()
         self.publisher = ChannelPublisher()
         self.subscription = Subscription()
         self.channel.subscribe(ChannelSubscriber(self.subscription.write), MAIN)
+
+    def wire(self, uplink: ChannelUplink | None = None) -> None:
+        """What is published is kept, and goes up."""
+        self.channel.wire(
+            ingest=lambda lines: self.ingested.extend(line.decode() for line in lines), uplink=uplink
+        )
 
     def say(self, *lines: str) -> None:
         """The client publishes these lines."""
@@ -72,6 +78,7 @@ class Pair:
         self.clock = Clock()
         self.above, self.below = Place(self.clock), Place(self.clock)
         self.uplink = ChannelUplink(self.below.channel, self.clock, Metrics(CollectorRegistry()))
+        self.below.wire(self.uplink)
         self.downlink: ChannelDownlink | None = None
         self.is_full = False
         self.on_channel: Callable[[bytes], None] = lambda data: None
@@ -246,6 +253,7 @@ def test_rows_that_are_refused_below_are_lost_above() -> None:
     pair = Pair()
     pair.below = Place(pair.clock, only_durable=True)
     pair.uplink = ChannelUplink(pair.below.channel, pair.clock, Metrics(CollectorRegistry()))
+    pair.below.wire(pair.uplink)
     pair.connect()
     positions(pair.below, "b")
     pair.below.say("RDATA events b 6 [1]")
@@ -355,6 +363,7 @@ def test_rows_of_names_that_the_replica_may_not_write_are_refused(pair: Pair) ->
 
 def test_a_daemon_that_is_promoted_passes_nothing_up(pair: Pair) -> None:
     pair.uplink.stop()
+    pair.below.wire()
     sent = len(pair.sent)
     positions(pair.below, "b")
 

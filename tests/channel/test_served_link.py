@@ -66,6 +66,7 @@ class Setup:
         )
         self.process = ChannelPublisher()
         self.data = b""
+        self.channel.wire(ingest=self.link.take)
         self.link.start()
         self.channel.subscribe(ChannelSubscriber(self._keep), b"hs")
 

@@ -39,26 +39,29 @@ class ServingDaemon(RedisDaemon):
 
 
 class ServingChannel(OnFakeRedis):
-    """Its part on the channel, wired as `ChannelPart` and `RespSource` do it."""
+    """Its part on the channel, wired as `ChannelPart` does it."""
 
     redis: Any
 
     def make_link(self) -> ServedLink:
         server: RespServer = self.redis.server
-        server.channel = ServedChannel(
+        channel = ServedChannel(
             self.daemon.clock,
             "hs",
             is_ephemeral=lambda stream: self.daemon.table[stream].ephemeral,
             metrics=self.daemon.metrics,
         )
-        return ServedLink(
+        link = ServedLink(
             self.daemon.clock,
             self.member,
-            server.channel,
+            channel,
             instance=self.daemon.instance,
             metrics=self.daemon.metrics,
             on_room=server.release,
         )
+        server.wire(channel)
+        channel.wire(ingest=link.take)
+        return link
 
     def kill(self) -> None:
         super().kill()

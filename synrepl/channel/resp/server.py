@@ -46,9 +46,9 @@ ALONE: Final = (
 
 
 class RespServer:
-    """Serves `channel` to Redis clients while it is set; else they are refused (LOADING).
+    """Serves a channel to Redis clients while it is wired with one; else they are refused (LOADING).
 
-    `link` takes what is published into the log, on a primary. `addresses` are those of the settings.
+    `addresses` are those of the settings.
     """
 
     _logger = Logger()
@@ -56,10 +56,7 @@ class RespServer:
     def __init__(
         self, clock: IClock, *, keys: Keyring, metrics: Metrics, addresses: Sequence[str] = ()
     ) -> None:
-        self.channel: ServedChannel | None = None
-        self.link: ServedLink | None = None
-        self.uplink: ChannelUplink | None = None
-        """The way to the channel of the upstream, if this daemon is a replica."""
+        self.wire(None)
         self.cache = ExpiringCache(clock)
         self.client_ids: Iterator[int] = count(1)
         self.clock = clock
@@ -82,12 +79,26 @@ class RespServer:
         self._was_alone = False
         self._limited_logger = LimitedLogger(self._logger, clock)
 
+    def wire(
+        self,
+        channel: ServedChannel | None,
+        *,
+        link: ServedLink | None = None,
+        uplink: "ChannelUplink | None" = None,
+    ) -> None:
+        """Serve this channel from now on; None: none, after `close`.
+
+        `link` takes what is published into the log, on a primary. `uplink` is the way to the channel of the
+        upstream, on a replica.
+        """
+        self.channel, self.link, self.uplink = channel, link, uplink
+
     def close(self, why: str) -> None:
         """Serve no channel, and close all connections: clients reconnect, here or to another daemon."""
         self.why_closed = why
         for connection in list(self.connections):
             connection.close(f"LOADING {why}")
-        self.channel = self.link = None
+        self.wire(None)
 
     def clients(self) -> Iterator[RespClient]:
         """All clients, in the order in which they came."""

@@ -44,12 +44,11 @@ class DaemonMember(ChannelMember):
     process may write the streams `exclusive`, or have the name `instance` (empty: none) in any stream.
 
     The broker's link calls the member in the reactor's thread, and not after the link's `stop`.
-    The follower and the sender use the member as their connection. Set `broker` before the first callback.
+    The follower and the sender use the member as their connection. Call `wire` before the first callback.
     `rng` is for delays that must differ between processes.
     """
 
-    broker: Connection
-    """This process's connections to the broker."""
+    _broker: Connection
     _logger = Logger()
 
     def __init__(
@@ -102,6 +101,10 @@ class DaemonMember(ChannelMember):
                 writer: publisher.log.positions(writer.stream).get(writer.name, 0) for writer in self._writes
             }
             self._unpublished_start = (publisher.log.head.serial, positions)
+
+    def wire(self, broker: Connection) -> None:
+        """Publish over these connections to the broker; their link was made with this member."""
+        self._broker = broker
 
     @property
     def name_conflict(self) -> str | None:
@@ -245,7 +248,7 @@ class DaemonMember(ChannelMember):
             for line in data.split(b"\n") if b"POSITION " in data else ():
                 if line.startswith(b"POSITION "):
                     self._position_echoes.record_line(line)
-            self.broker.write(data)
+            self._broker.write(data)
 
     def send(self, command: Command) -> None:
         """Publish this command. Raises `NotConnected`, or `LocalProtocolError` if no channel carries it."""
@@ -253,7 +256,7 @@ class DaemonMember(ChannelMember):
             raise NotConnected(f"not connected: {command.NAME} was not sent")
         if self.is_subscribed and not command.CHANNEL and not isinstance(command, Replicate):
             self._sent_commands.record(command)
-        self.broker.send(command)
+        self._broker.send(command)
 
     def forward(self, command: Command) -> None:
         """Publish a follower's command.
@@ -274,19 +277,19 @@ class DaemonMember(ChannelMember):
 
     def fail(self, why: str) -> None:
         """Reconnect."""
-        self.broker.fail(why)
+        self._broker.fail(why)
 
     def established(self) -> None:
         """The first POSITION was applied."""
-        self.broker.established()
+        self._broker.established()
 
     def pause_reading(self) -> None:
         """Stop reading from the broker."""
-        self.broker.pause_reading()
+        self._broker.pause_reading()
 
     def resume_reading(self) -> None:
         """Read from the broker again."""
-        self.broker.resume_reading()
+        self._broker.resume_reading()
 
     # -- joining -------------------------------------------------------------------------------------------
 
@@ -349,7 +352,7 @@ class DaemonMember(ChannelMember):
             for (stream, writer), token in sorted(positions.items()):
                 position = Position(stream=stream, instance=writer, prev_token=token, token=token)
                 self._position_echoes.record(position)
-                self.broker.send(position)
+                self._broker.send(position)
             self._sender.push_since(serial)
         self._sender.send_positions()
 
