@@ -15,7 +15,7 @@ so that none of them lacks facts (docs/reference/peers.md#redis-position):
 
 A channel of several daemons is a tree. A daemon passes what its upstream sends, and what its own clients and
 its replicas' publish; each line goes over a connection between daemons once, and never back
-(`channel_uplink`, `channel_downlink`). Each daemon holds to the rules above for its own subscribers.
+(`channel/uplink.py`, `channel/downlink.py`). Each daemon holds to the rules above for its own subscribers.
 """
 
 import secrets

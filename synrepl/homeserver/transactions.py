@@ -1,4 +1,4 @@
-"""OpenTransactions that wait for locks, hold them, or keep a writer's position from moving; without I/O."""
+"""Transactions that wait for locks, hold them, or keep a writer's position from moving; without I/O."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
