@@ -28,8 +28,6 @@ def known(cluster: FakeCluster, node: FakeNode) -> tuple[RawReplica, Welcome]:
 
 
 def trim(cluster: FakeCluster, node: FakeNode, upto: int) -> None:
-    from twisted.internet.defer import Deferred
-
     cluster.done(Deferred.fromCoroutine(node.log.trim(upto, keys_of(node.table), 1000)))
 
 
