@@ -27,7 +27,6 @@ from synrepl.base.key_authority import AllKeysCount
 from synrepl.base.key_records import make_record, make_secret
 from synrepl.base.tasks import Tasks
 from synrepl.errors import ConfigError, RemoteProtocolError, StorageError
-from synrepl.replicas.wire.blocks import encode_block
 from synrepl.storage.log import Log
 from synrepl.wire.text import is_name
 
@@ -42,6 +41,9 @@ _decoder: Final = msgspec.json.Decoder(IssuedKey)
 
 def keys_block(keys: Iterable[IssuedKey]) -> bytes:
     """Encode all issued keys as a block for replicas."""
+    # Imported on use: a daemon without replicas has no blocks.
+    from synrepl.replicas.wire.blocks import encode_block
+
     lines = [msgspec.json.encode(one) + b"\n" for one in keys]
     return encode_block("keys", len(lines), b"".join(lines))
 

@@ -1,23 +1,19 @@
 """Receives the bytes of a native connection, and splits them into lines and the blocks between them."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twisted.protocols.basic import LineReceiver
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.wire.blocks import HEAD, BlockParser, Payload
-from synrepl.replicas.wire.native import NATIVE_COMMANDS
 from synrepl.replicas.wire.native_codec import native_codec
 from synrepl.wire.codec import MAX_LENGTH
-from synrepl.wire.grammar import BOTH, CLIENT
+from synrepl.wire.grammar import BOTH
 from synrepl.wire.session import LINE_TOO_LONG
 
 if TYPE_CHECKING:
     from synrepl.transports.connection import ReplicationProtocol
-
-OPENING: Final = frozenset(one.NAME.encode() for one in NATIVE_COMMANDS if one.SENT_BY & CLIENT)
-"""The names of the commands that only a replica sends, of which HELLO must be the first."""
 
 
 class INativeConnection(Protocol):

@@ -24,7 +24,6 @@ from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.replica.replica_states import ReplicaState
-from synrepl.replicas.replica.upstreams import NoUpstream
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA
 from synrepl.replicas.roles.role_states import Role
@@ -37,7 +36,6 @@ from synrepl.storage.append_gate import starting
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
 from synrepl.transports.endpoints import REPLICA_TYPES, client_endpoint, is_private
-from synrepl.transports.http.http_client import HttpClient
 
 if TYPE_CHECKING:
     from synrepl.replicas.http.served_replicas import INativeTransport
@@ -315,6 +313,9 @@ class ReplicasPart(Part):
                 found = [known, *configured[1:]]
         else:
             found = [where, *(one for one in configured if not one.is_same(where))]
+        # Imported on use, as in `_upstream`: a primary follows nobody.
+        from synrepl.replicas.replica.upstreams import NoUpstream
+
         made: list[IUpstream] = []
         why = ""
         for one in found:
@@ -361,6 +362,7 @@ class ReplicasPart(Part):
                 endpoint = client_endpoint(self._reactor, where.native, secret.files)
                 return upstream(endpoint, secret=secret, is_private=partial(is_private, where.native))
         from synrepl.replicas.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
+        from synrepl.transports.http.http_client import HttpClient
 
         secret = self.addresses.credentials_for(where.http)
         over = NativeHttpEndpoint(HttpClient(self._reactor, where.http, secret=secret))

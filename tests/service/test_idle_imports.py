@@ -2,6 +2,7 @@
 
 import pytest
 
+from synrepl.transports.http.handlers import MODULES
 from tests.idle import imported_by_an_idle_daemon, unwanted
 
 UNUSED = {
@@ -19,6 +20,19 @@ UNUSED = {
         "twisted.spread",
     ),
     "nobody has asked for the status page": ("jinja2", "synrepl.transports.http.status_page"),
+    "it has got no request": (
+        *(f"synrepl.transports.http.{module}" for module in MODULES),
+        "synrepl.files.handlers",
+        "synrepl.replicas.http.admin_handlers",
+    ),
+    "it has no replica and no upstream": (
+        "synrepl.replicas.wire",
+        "synrepl.replicas.relay.relay",
+        "synrepl.replicas.relay.relay_states",
+        "synrepl.replicas.replica.replica",
+        "synrepl.replicas.replica.upstreams",
+    ),
+    "nobody promotes it": ("synrepl.replicas.roles.promise_check",),
     "it has no file of settings": ("yaml",),
     "it is no command": ("click", "synrepl.cli"),
     "its log is a file": ("psycopg", "synrepl.storage.postgres", "synrepl.storage.postgres_connection"),

@@ -1,7 +1,7 @@
 """Clients of other daemons: for claims, handovers and status."""
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -13,7 +13,9 @@ from synrepl.replicas.roles.messages import CannotPromote, Claim, HandOver, Peer
 from synrepl.replicas.routes import CLAIM, HANDOVER, REPLICATION
 from synrepl.replication.addresses import Address
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.http.http_client import HttpClient
+
+if TYPE_CHECKING:
+    from synrepl.transports.http.http_client import HttpClient
 
 T = TypeVar("T")
 
@@ -42,10 +44,13 @@ class PeerHttp:
         self._clients: dict[int, HttpClient] = {}
         """By the identities of their credentials, which live as long as this."""
 
-    def client_for(self, url: str) -> HttpClient:
+    def client_for(self, url: str) -> "HttpClient":
         """Return the client for this URL. Raises `NeverSent` if it may not be used."""
         credentials = self.addresses.credentials_for(url)
         if id(credentials) not in self._clients:
+            # Imported on use: most daemons know no other one.
+            from synrepl.transports.http.http_client import HttpClient
+
             self._clients[id(credentials)] = HttpClient(self.reactor, secret=credentials)
         return self._clients[id(credentials)]
 

@@ -1,12 +1,14 @@
 """Interfaces of a relay: the connection that it uses, and what the registry of replicas needs of it."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from synrepl.base.history import LogPosition
 from synrepl.base.limited_logger import LimitedLogger
-from synrepl.replicas.relay.relay_states import RelayState
 from synrepl.replication.connection import Connection
 from synrepl.wire.grammar import Command
+
+if TYPE_CHECKING:
+    from synrepl.replicas.relay.relay_states import RelayState
 
 
 class RelayConnection(Connection, Protocol):
@@ -40,7 +42,7 @@ class IRelay(Protocol):
     """The replica has everything up to this serial on disk."""
 
     @property
-    def state(self) -> RelayState:
+    def state(self) -> "RelayState":
         """What the relay does."""
 
     @property

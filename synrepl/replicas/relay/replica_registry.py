@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -21,13 +21,10 @@ from synrepl.replicas.acknowledgements import Acknowledgements
 from synrepl.replicas.command_receiver import CommandReceiver
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
-from synrepl.replicas.relay.interfaces import IRelay
 from synrepl.replicas.relay.leases import MAX_LEASES, Leases
-from synrepl.replicas.relay.relay_states import RelayState
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
 from synrepl.replicas.settings import RelaySettings
-from synrepl.replicas.wire.native import ATOMIC, Hello, Refused, Subscribe, refusal
 from synrepl.replication.addresses import Address
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.command_lines import line_of
@@ -38,6 +35,10 @@ from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import identity_error
+
+if TYPE_CHECKING:
+    from synrepl.replicas.relay.interfaces import IRelay
+    from synrepl.replicas.wire.native import Hello, Refused, Subscribe
 
 NOT_READY: Final = "this daemon is a replica, and its own copy is not complete yet"
 
@@ -63,7 +64,7 @@ REPLICA_STATES: Final = {
 class ReaderRefused(OwnResponse, ReplicationError):
     """A reader of the changelog, or a future replica, cannot have a lease."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: "Refused") -> None:
         super().__init__(refused.message)
         self._refused = refused
 
@@ -146,7 +147,7 @@ class ReplicaRegistry:
                     newest[lease.name] = lease
         return [PromisedReplica(lease.uuid, lease.name, lease.address) for _, lease in sorted(newest.items())]
 
-    def detach(self, relay: IRelay) -> None:
+    def detach(self, relay: "IRelay") -> None:
         """Forget a relay whose connection has ended."""
         if relay in self.connected:
             self.connected.remove(relay)
@@ -252,8 +253,8 @@ class ReplicaRegistry:
                 yield
 
     async def subscription_refusal(
-        self, replica: Hello, request: Subscribe, access: Access, *, relay: IRelay | None = None
-    ) -> Refused | None:
+        self, replica: "Hello", request: "Subscribe", access: Access, *, relay: "IRelay | None" = None
+    ) -> "Refused | None":
         """Return why this subscription is refused; None if it is admitted.
 
         `relay` is that of the replica's connection; any other one is a duplicate. `roles` is notified of a
@@ -294,8 +295,8 @@ class ReplicaRegistry:
         return complete_at is None or complete_at < asked[1] + self.settings.heartbeat_seconds
 
     def join_refusal(
-        self, replica: Hello, query: Filter, access: Access, *, relay: IRelay | None = None
-    ) -> Refused | None:
+        self, replica: "Hello", query: Filter, access: Access, *, relay: "IRelay | None" = None
+    ) -> "Refused | None":
         """Return why this replica may not copy the facts that `query` selects; None if it may."""
         return (
             self._access_refusal(replica, query, access)
@@ -303,18 +304,20 @@ class ReplicaRegistry:
             or self._limit_refusal(replica, access, relay)
         )
 
-    def _access_refusal(self, replica: Hello, query: Filter, access: Access) -> Refused | None:
+    def _access_refusal(self, replica: "Hello", query: Filter, access: Access) -> "Refused | None":
         if (refused := self.identity_refusal(replica.uuid, replica.listed_name)) is not None:
             return refused
         if (refused := self.owner_refusal(replica.uuid, access, name=replica.listed_name)) is not None:
             return refused
+        from synrepl.replicas.wire.native import Subscribe
+
         # A request for a copy and one for what follows take the same.
         if why := rights.refusal(access, command_operation(Subscribe), query.streams):
             return refusal("no_rights", why)
         # This log is about to be replaced by a copy.
         return None if self.roles.is_whole else refusal("not_ready", NOT_READY)
 
-    def owner_refusal(self, uuid: str, access: Access, *, name: str = "") -> Refused | None:
+    def owner_refusal(self, uuid: str, access: Access, *, name: str = "") -> "Refused | None":
         """Return why this peer may not use the lease of `uuid`, or this name of a replica; None if it may.
 
         A lease belongs to the key that made it, and a name to the key of that name. Only a key with the right
@@ -331,7 +334,9 @@ class ReplicaRegistry:
         ways_out = f"synrepl leases drop {lease.name} and synrepl leases add {lease.name} give it to any key"
         return refusal("no_rights", f"lease {lease.name} belongs to another key: {ways_out}")
 
-    def _copy_refusal(self, replica: Hello, query: Filter) -> Refused | None:
+    def _copy_refusal(self, replica: "Hello", query: Filter) -> "Refused | None":
+        from synrepl.replicas.wire.native import ATOMIC
+
         if ATOMIC not in replica.capabilities and self.log.linear_position(ATOMIC_APPENDS.name):
             why = "this log has atomic appends, which the replica's release may divide: update the replica"
             return refusal("version", why)
@@ -344,7 +349,7 @@ class ReplicaRegistry:
             return None
         return refusal("filtered", "this daemon has only some streams or writers, and not all requested ones")
 
-    def _limit_refusal(self, replica: Hello, access: Access, relay: IRelay | None) -> Refused | None:
+    def _limit_refusal(self, replica: "Hello", access: Access, relay: "IRelay | None") -> "Refused | None":
         refused = self.lease_limit_refusal(replica.uuid, registered=replica.registered, key=access.key)
         if refused is not None:
             return refused
@@ -354,7 +359,7 @@ class ReplicaRegistry:
                 return refusal("duplicate", why)
         return None
 
-    async def retain(self, replica: Hello, serial: int, access: Access) -> None:
+    async def retain(self, replica: "Hello", serial: int, access: Access) -> None:
         """Make or renew the lease of an admitted replica: it needs the facts after this serial.
 
         A new lease is on disk before the replica has a copy: no promise to appends may leave out a replica
@@ -372,19 +377,19 @@ class ReplicaRegistry:
         if known is None or known.ended_ms is not None:
             await self.leases.save()
 
-    def identity_refusal(self, uuid: str, name: str, address: str = "") -> Refused | None:
+    def identity_refusal(self, uuid: str, name: str, address: str = "") -> "Refused | None":
         """Return why a replica cannot have this identity; None if it can."""
         why = identity_error(uuid, name, address)
         return refusal("bad_name", why) if why else None
 
     def lease_limit_refusal(
         self, uuid: str, *, registered: bool = True, key: str | None = None
-    ) -> Refused | None:
+    ) -> "Refused | None":
         """Return why no lease can be made for this reader, which proved `key`; None if one can."""
         why = self.leases.limit_reached(uuid, registered=registered, key=key)
         return refusal("too_many", why) if why else None
 
-    def _refusal(self, code: str, message: str, *, retryable: bool | None = None) -> Refused:
+    def _refusal(self, code: str, message: str, *, retryable: bool | None = None) -> "Refused":
         # Only a fenced daemon redirects its replicas: those of a replica stay with it.
         moved_to = str(self.roles.primary) if self.roles.role == FENCED else ""
         return refusal(
@@ -424,7 +429,7 @@ class ReplicaRegistry:
         peers = msgspec.json.decode(self.log.notes.get("peers", "[]"), type=list[str])
         return [self.roles.primary, *map(Address.parse, peers)]
 
-    def _describe(self, lease: Lease, relay: IRelay | None, elsewhere: Sequence[Address]) -> dict[str, Any]:
+    def _describe(self, lease: Lease, relay: "IRelay | None", elsewhere: Sequence[Address]) -> dict[str, Any]:
         lag_rows = max(0, self.log.head.serial - lease.serial)
         if lease.ended_ms is not None:
             state = "ended"
@@ -433,7 +438,7 @@ class ReplicaRegistry:
         elif relay is None:
             address = Address.parse(lease.address)
             state = "moved" if any(address.is_same(one) for one in elsewhere) else "lost"
-        elif lag_rows or relay.state is not RelayState.LIVE:
+        elif lag_rows or relay.state != "live":
             state = "behind"
         else:
             state = "idle" if self.log.head_age() > IDLE_SECONDS else "live"
@@ -473,11 +478,19 @@ class ReplicaRegistry:
         ]
 
 
+def refusal(code: str, message: str, **more: Any) -> "Refused":
+    """Make a refusal of this kind, with this message. `more` are other fields of `Refused`."""
+    # Imported on use, as above: a daemon that no replica has asked does not load what they speak.
+    from synrepl.replicas.wire import native
+
+    return native.refusal(code, message, **more)
+
+
 def _last_seen(lease: Lease) -> tuple[int, str]:
     return lease.seen_ms or 0, lease.uuid
 
 
-def _reader_position(name: str, request: Subscribe, access: Access) -> ReaderPosition:
+def _reader_position(name: str, request: "Subscribe", access: Access) -> ReaderPosition:
     # The other fields of `Subscribe` have the same names in `ReaderPosition`.
     fields = msgspec.structs.asdict(request)
     position = fields.pop("position")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,7 +33,6 @@ from synrepl.replicas.roles.messages import (
 )
 from synrepl.replicas.roles.notifier import PrimaryNotifier
 from synrepl.replicas.roles.owner import IRoleOwner
-from synrepl.replicas.roles.promise_check import PromiseCheck
 from synrepl.replicas.roles.record import RoleRecord, RoleStore
 from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
 from synrepl.replicas.roles.role_states import TRANSITIONS, Role, RoleEvent
@@ -47,6 +47,7 @@ from synrepl.wire.text import identity_error, printable
 
 if TYPE_CHECKING:
     from synrepl.replicas.replica.replica import Replica
+    from synrepl.replicas.roles.promise_check import PromiseCheck
 
 WAYS_OUT: Final = (
     "synrepl resync makes this daemon a replica of the other one (with an unknown address: restart with"
@@ -82,13 +83,6 @@ class RoleManager:
         self.replica: Replica | None = None
         self._primary = Address()
         self._store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
-        self._promise_check = PromiseCheck(
-            self.log,
-            self.clock,
-            self.peers,
-            known=self.owner.known_daemons,
-            take_revoked=self.owner.take_revoked,
-        )
         self._tasks = Tasks(self._logger, "roles")
         self.rivals = Rivals(
             self,
@@ -127,6 +121,19 @@ class RoleManager:
         self._is_stopped = False
         self._is_promoting = False
         self._changing = DeferredLock()
+
+    @cached_property
+    def _promise_check(self) -> "PromiseCheck":
+        # Imported on use: for a promotion by force alone.
+        from synrepl.replicas.roles.promise_check import PromiseCheck
+
+        return PromiseCheck(
+            self.log,
+            self.clock,
+            self.peers,
+            known=self.owner.known_daemons,
+            take_revoked=self.owner.take_revoked,
+        )
 
     @property
     def role(self) -> Role:

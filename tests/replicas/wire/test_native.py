@@ -3,7 +3,7 @@
 import pytest
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.replicas.native_receiver import OPENING
+from synrepl.replicas.relay.hello import OPENING
 from synrepl.replicas.wire.native import (
     NATIVE_COMMANDS,
     DigestsAre,
@@ -45,6 +45,11 @@ def receive(session: Session, lines: list[bytes]) -> list[Action]:
 
 def server(dialect: Dialect | None = AUTO) -> Session:
     return Session(SERVER, dialect, name="hs", seconds=lambda: 1000.0, opening=OPENING)
+
+
+def test_the_names_that_only_a_replica_sends_are_those_of_its_commands() -> None:
+    """They are written out, so that a daemon without replicas need not load the commands."""
+    assert {one.NAME.encode() for one in NATIVE_COMMANDS if one.SENT_BY & CLIENT} == OPENING
 
 
 @pytest.mark.parametrize("before", [[], [b"NAME replica1"], [b"NAME replica1", b"PING 1"], [b"PING 1"]])

@@ -3,7 +3,8 @@
 import pytest
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.replicas.native_receiver import OPENING, NativeReceiver
+from synrepl.replicas.native_receiver import NativeReceiver
+from synrepl.replicas.relay.hello import OPENING
 from synrepl.replicas.wire.blocks import Payload, encode_block
 from synrepl.replicas.wire.native_codec import native_codec
 from synrepl.wire.commands import Ping
