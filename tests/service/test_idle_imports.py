@@ -2,7 +2,6 @@
 
 import pytest
 
-from synrepl.transports.http.handlers import MODULES
 from tests.idle import imported_by_an_idle_daemon, unwanted
 
 UNUSED = {
@@ -20,11 +19,7 @@ UNUSED = {
         "twisted.spread",
     ),
     "nobody has asked for the status page": ("jinja2", "synrepl.transports.http.status_page"),
-    "it has got no request": (
-        *(f"synrepl.transports.http.{module}" for module in MODULES),
-        "synrepl.files.handlers",
-        "synrepl.replicas.http.admin_handlers",
-    ),
+    "no room has got a request": ("synrepl.files.handlers", "synrepl.replicas.http.admin_handlers"),
     "it has no replica and no upstream": (
         "synrepl.replicas.wire",
         "synrepl.replicas.relay.relay",
@@ -41,7 +36,7 @@ UNUSED = {
         "hiredis",
         "synrepl.transports.redis.link",
         "synrepl.replication.follower.follower",
-        "synrepl.replication.broker",
+        "synrepl.replication.membership",
         "synrepl.caches",
     ),
     "it analyzes nothing": ("pyarrow", "pyspark"),
