@@ -12,6 +12,7 @@ import msgspec
 
 from synrepl.homeserver.explanation.messages import Match, find_reason
 from synrepl.homeserver.explanation.modules import module_of
+from synrepl.homeserver.explanation.pasted_lines import REDIS
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.homeserver.explanation.tokens import (
     NUMBERED,
@@ -961,14 +962,15 @@ def explain_message(
     words = list(passage.words)
     if passage.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")
-    if match.spans:
+    if match.spans and not match.is_cut:
         words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
     return msgspec.structs.replace(passage, words=words)
 
 
 def _explained(match: Match, writers: Writers) -> Passage | None:
     message = match.message
-    passage = DETAILS[message.key](match, writers) if message.key in DETAILS else None
+    is_read = message.key in DETAILS and not match.is_cut
+    passage = DETAILS[message.key](match, writers) if is_read else None
     if passage is not None or message.key in NOT_BY_DATA:
         return passage
     first, *others = match.meanings
@@ -980,7 +982,11 @@ def _with_reasons(
     passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
 ) -> Passage:
     """Add what the exceptions of a message mean, or the last of them as it is."""
-    if not match.pattern.is_raised and (named := find_reason(match.text[len(match.pattern.literals[0]) :])):
+    if (
+        match.message.logger != REDIS
+        and not match.pattern.is_raised
+        and (named := find_reason(match.text[len(match.pattern.literals[0]) :]))
+    ):
         reasons = [named, *reasons]
     known: dict[str, Passage] = {}
     for one in reasons:
