@@ -1,4 +1,4 @@
-"""Lines that windows cut off, starts that Synapse refuses, the log of a Redis server: what is said of them."""
+"""Lines that windows cut off, starts that Synapse refuses, the log of a Redis server: what is said."""
 
 import pytest
 
