@@ -206,3 +206,19 @@ def test_what_is_not_known_of_redis_is_never_explained_as_if_synapse_had_logged_
     assert found.passages == []
     assert found.other_loggers == {"redis.own": 1}
     assert found.areas == {"redis.own": "the log of the Redis server itself"}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("sync", "sync_response_cache_duration"),
+        ("remote_room_list", "30 seconds"),
+        ("room_list", "while it is made"),
+    ],
+)
+def test_an_answer_that_was_kept_is_told_with_how_long(name: str, says: str) -> None:
+    header = HEAD.format("synapse.util.caches.response_cache", "INFO")
+    [passage] = explain(f"{header}[{name}]: using completed cached result for [('x',)]").passages
+
+    assert says in " ".join(passage.words)
+    assert "This is normal." in passage.words

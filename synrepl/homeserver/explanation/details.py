@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.caches.unreachable import kept_answer
 from synrepl.homeserver.explanation.messages import Match, find_reason
 from synrepl.homeserver.explanation.modules import module_of
 from synrepl.homeserver.explanation.pasted_lines import REDIS
@@ -895,6 +896,18 @@ def _redis_place(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, words, [step, match.message.do], [])
 
 
+def _kept_answer(match: Match, writers: Writers) -> Passage | None:
+    """Explain an answer out of a response cache: how long it is kept, and what ends that."""
+    said = kept_answer(match.values[0])
+    if not said:
+        return None
+    words = [match.message.means, f"It is {said}."]
+    step = (
+        "if the answer is stale: wait for that, or ask otherwise (another timeout or filter); no row drops it"
+    )
+    return _passage(match, words, [step] if "kept for" in said else [], [])
+
+
 NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request"))
 """Messages of which only some values tell something."""
 
@@ -935,6 +948,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "fed_request_failed": _fed_refused,
     "client_fetch": _fetched,
     "request_received": _received,
+    "response_cached": _kept_answer,
 }
 """What explains a message by its values; None: what the data says is all."""
 
