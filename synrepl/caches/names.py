@@ -4,7 +4,7 @@
 (all, if there are none), and the arguments of its key. After the name, ``*``: a part of the key from its
 beginning drops all entries that begin so; ``+``: the keys of a row are packed. An argument in brackets is no
 text: no row can name it, so that it ends what can be given. What a name means besides a cache is in
-`synrepl.caches.rules`.
+`synrepl.caches.rules`; names that no row has are in `synrepl.caches.unreachable`.
 """
 
 import re
@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from synrepl.caches.unreachable import kept_answer, why_unreachable
 from synrepl.errors import ConfigError, suggest
 from synrepl.wire.dialect import NEWEST, Dialect, Span, span
 
@@ -33,30 +34,6 @@ ROOM_ALIASES: Final = ("dr_cache_fake", "cs_cache_fake")
 
 OF_MODULES: Final = span(since="1.69")
 """Releases in which a row can name a function of a module: ``module.function``."""
-
-_OTHERS: Final = (
-    (
-        r"_?\w*_stream(_change)?_cache|\w+ChangeCache",
-        "it remembers what changed up to which position, from the rows of its stream",
-    ),
-    (
-        r"\*?getEvent\*?|_?get_event(_cache)?",
-        "it has events, which no row names; since 1.86 --room ROOM drops all cached events",
-    ),
-    (
-        r"\*?stateGroup(Members)?Cache\*?|state_cache|_state_group(_members)?_cache",
-        "groups of states never change once they are written",
-    ),
-    (
-        r"sync|state(_ids)?_resp|(remote_)?room_list|initial_sync_cache|room_upgrade|\w+_hierarchy|repl\.\w+",
-        "it is an answer that this process keeps for seconds or minutes",
-    ),
-    (
-        r"lazy_loaded_\w+|get_pdu_cache|url_previews|last_device_delete_cache|device_update_edu|sync_valid_filter",
-        "it is kept by one process for a time, and runs out",
-    ),
-)
-"""Caches of other kinds, as metrics and logs call them, and why no row drops them."""
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+", re.ASCII)
 _ALIASES: Final = {
@@ -182,6 +159,8 @@ def find_name(name: str, release: Release) -> CacheName:
     if found := names.get(name):
         return found
     which = ".".join(map(str, release))
+    if kept_answer(name):
+        raise ConfigError(why_unreachable(name, release))
     if _FUNCTION.fullmatch(name):
         if _whole(release) not in OF_MODULES:
             raise ConfigError(f"Synapse {which} drops no caches of modules such as {name}: 1.69 and newer do")
@@ -193,10 +172,8 @@ def find_name(name: str, release: Release) -> CacheName:
                 f"Synapse {which} has no cache {name} ({has}); did you mean {' or '.join(kin)}?"
             )
         raise ConfigError(f"Synapse {which} has no cache {name} ({has}), and keeps no such answer")
-    if why := next((why for pattern, why in _OTHERS if re.fullmatch(pattern, name)), ""):
-        raise ConfigError(
-            f"no row drops {name} of Synapse {which}: {why}; to empty it, restart the process that has it"
-        )
+    if why := why_unreachable(name, release):
+        raise ConfigError(why)
     hint = suggest(name, list(names)) or suggest(name, list(all_names()))
     raise ConfigError(f"Synapse {which} has no cache {name}{hint}")
 

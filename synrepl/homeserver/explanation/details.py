@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.caches.unreachable import kept_answer
 from synrepl.homeserver.explanation.messages import Match, find_reason
 from synrepl.homeserver.explanation.modules import module_of
+from synrepl.homeserver.explanation.pasted_lines import REDIS
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.homeserver.explanation.tokens import (
     NUMBERED,
@@ -894,6 +896,18 @@ def _redis_place(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, words, [step, match.message.do], [])
 
 
+def _kept_answer(match: Match, writers: Writers) -> Passage | None:
+    """Explain an answer out of a response cache: how long it is kept, and what ends that."""
+    said = kept_answer(match.values[0])
+    if not said:
+        return None
+    words = [match.message.means, f"It is {said}."]
+    step = (
+        "if the answer is stale: wait for that, or ask otherwise (another timeout or filter); no row drops it"
+    )
+    return _passage(match, words, [step] if "kept for" in said else [], [])
+
+
 NOT_BY_DATA: Final = frozenset(("unknown_stream_position", "request", "proxy_request"))
 """Messages of which only some values tell something."""
 
@@ -934,6 +948,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "fed_request_failed": _fed_refused,
     "client_fetch": _fetched,
     "request_received": _received,
+    "response_cached": _kept_answer,
 }
 """What explains a message by its values; None: what the data says is all."""
 
@@ -961,14 +976,15 @@ def explain_message(
     words = list(passage.words)
     if passage.severity == "normal" and "normal" not in words[0]:
         words.append("This is normal.")
-    if match.spans:
+    if match.spans and not match.is_cut:
         words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
     return msgspec.structs.replace(passage, words=words)
 
 
 def _explained(match: Match, writers: Writers) -> Passage | None:
     message = match.message
-    passage = DETAILS[message.key](match, writers) if message.key in DETAILS else None
+    is_read = message.key in DETAILS and not match.is_cut
+    passage = DETAILS[message.key](match, writers) if is_read else None
     if passage is not None or message.key in NOT_BY_DATA:
         return passage
     first, *others = match.meanings
@@ -980,7 +996,11 @@ def _with_reasons(
     passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
 ) -> Passage:
     """Add what the exceptions of a message mean, or the last of them as it is."""
-    if not match.pattern.is_raised and (named := find_reason(match.text[len(match.pattern.literals[0]) :])):
+    if (
+        match.message.logger != REDIS
+        and not match.pattern.is_raised
+        and (named := find_reason(match.text[len(match.pattern.literals[0]) :]))
+    ):
         reasons = [named, *reasons]
     known: dict[str, Passage] = {}
     for one in reasons:

@@ -77,6 +77,9 @@ _MAX_EXCEPTIONS: Final = 4
 _MAX_JOINED: Final = 2000
 """The most characters to which a line that goes on in the next ones is joined."""
 
+_STARS: Final = re.compile(r"[*=#-]{20,}")
+"""The edge of a banner, which Synapse puts around why it does not start."""
+
 _BAR: Final = "\u2502\u2502"
 """What k9s puts between the lines of a log, at the edges of its window."""
 
@@ -157,6 +160,9 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
             continue
         if held is not None:
             yield held
+            held = None
+        if "****" in line and _STARS.fullmatch(logged_message(line)[1]) is not None:
+            continue
         # What belongs to a line of Synapse may be in further documents of Docker.
         is_document = line is not shipped and is_logged(line)
         held = PastedEntry(number, line if is_document else shipped, exceptions=exceptions)

@@ -22,9 +22,10 @@ from synrepl.homeserver.explanation.details import (
     without_secrets,
 )
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
-from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
+from synrepl.homeserver.explanation.messages import Match, find_cut, find_message, find_reason
 from synrepl.homeserver.explanation.modules import module_of, program_of
 from synrepl.homeserver.explanation.pasted_lines import (
+    REDIS,
     Header,
     LoggedText,
     read_line,
@@ -81,6 +82,9 @@ MAX_EXAMPLES: Final = 10
 
 _TELLS_NO_FAILURE: Final = ("DEBUG", "INFO")
 """Levels of a line that is not known at which the words in it are of no failure."""
+
+_FAILURES: Final = ("ERROR", "CRITICAL")
+"""Levels of a line that is not known at which something failed."""
 
 _REQUESTS: Final = ("request", "proxy_request")
 """Messages of a request that was answered, by Synapse and by a proxy."""
@@ -194,6 +198,8 @@ class _Explainer:
         self._roles: dict[str, list[str]] = {}
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
+        self._errors: list[tuple[int, Header, str]] = []
+        self._cut = 0
         self._statement: Statement | None = None
         self._redis = RedisClients()
         self._places: dict[str, list[int]] = {}
@@ -206,6 +212,9 @@ class _Explainer:
         self._lines += entry.lines
         header, texts = read_line(entry.line)
         match = next((found for text in texts if (found := find_message(text))), None)
+        if match is None:
+            match = next((found for text in texts if (found := find_cut(text))), None)
+            self._cut += match is not None
         is_told = match is not None and self._add_message(match, entry, header)
         if match is not None and is_told and match.message.key not in _WITH_TOKENS:
             return
@@ -228,6 +237,8 @@ class _Explainer:
             if len(self._roles) <= MAX_EXAMPLES:
                 self._add_roles(token, entry.line)
         if not passages and not is_told:
+            if header.level in _FAILURES and len(self._errors) <= MAX_EXAMPLES and texts:
+                self._errors.append((entry.number, header, texts[0].text))
             self._unrecognized[header.logger or program_of(entry.line)] += entry.lines
 
     def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
@@ -281,6 +292,8 @@ class _Explainer:
     def _explain_reason(self, entry: PastedEntry, header: Header) -> list[Passage]:
         """Explain what is known of a line that says more: an exception, or words of PostgreSQL."""
         found = next((match for text in entry.exceptions if (match := _reason(text))), None)
+        if header.logger == REDIS:
+            return []
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
         if found is not None and (passage := explain_message(found, self._writers)) is not None:
@@ -377,9 +390,14 @@ class _Explainer:
             passages.append(clients)
         if compared := self._compared():
             passages.append(compared)
+        if passages and all(one.severity == "normal" for one in passages) and self._errors:
+            passages.append(_unknown_errors(self._errors))
         passages.sort(
             key=lambda one: (SEVERITIES.index(one.severity), one.kind == "sync_token", one.lines[0])
         )
+        if self._cut and passages:
+            worst = passages[0]
+            passages[0] = msgspec.structs.replace(worst, advice=[*worst.advice, WHOLE])
         modules = {name: module for name in self._unrecognized if (module := module_of(name))}
         return Explanation(
             passages=passages,
@@ -425,6 +443,15 @@ class _Explainer:
 BESIDE: Final = "not about streams."
 """The end of what is said of a failure in a module that has nothing to do with streams."""
 
+WHOLE: Final = (
+    "lines of this text were cut off at the width of a window: paste them whole, by journalctl --no-pager"
+    " -o cat -u UNIT, docker service ps --no-trunc, or without less -S"
+)
+"""What to do about lines that a pager or a table cut off."""
+
+_STARTS: Final = ("startup_failed", "start_listening_failed")
+"""Messages of a start that failed: without the reason, what was logged before may be it."""
+
 _GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
 """Messages of a request that did not get what it waited for: another line tells which stream was behind."""
 
@@ -445,8 +472,32 @@ def _summary(passages: list[Passage]) -> str:
     if worst.kind in _GAVE_UP:
         waits = (one.words[0] for one in told if one.kind == "stream_wait_start" and one.fields)
         first = " ".join([first, *list(waits)[:1]])
+    if worst.kind in _STARTS and not worst.cause:
+        before = (one.words[0] for one in told if one.severity == "look")
+        first = " ".join([first, *list(before)[:1]])
     more = f" {len(alike)} more below." if alike else ""
     return f"{first}{more}"
+
+
+def _unknown_errors(errors: list[tuple[int, Header, str]]) -> Passage:
+    """Tell lines of errors that are not known, where all that is known is normal."""
+    shown = [printable(without_secrets(text[:MAX_TEXT])) for _, _, text in errors]
+    loggers = ", ".join(dict.fromkeys(printable(header.logger) for _, header, _ in errors if header.logger))
+    by = f" of {loggers}" if loggers else ""
+    return Passage(
+        kind="unknown_error",
+        text=shown[0],
+        severity="error",
+        words=[
+            f"Something failed that is not known here: errors{by}, which say: {shown[0]}",
+            *shown[1:MAX_EXAMPLES],
+        ],
+        advice=["read these lines first: what is recognized below is normal, and not why they were logged"],
+        lines=[number for number, _, _ in errors][:MAX_NUMBERS],
+        count=len(errors),
+        first_time=errors[0][1].time,
+        last_time=errors[-1][1].time,
+    )
 
 
 def _reason(text: str) -> Match | None:

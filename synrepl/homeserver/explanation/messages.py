@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from synrepl.homeserver.explanation.pasted_lines import LoggedText
+from synrepl.homeserver.explanation.pasted_lines import REDIS, LoggedText, without_cut
 from synrepl.wire.dialect import Release, Span, parse_release
 
 Severity = Literal["error", "look", "normal"]
@@ -127,6 +127,19 @@ class _Pattern:
         is_open = any(value.count(one) > value.count(other) for one, other in ("[]", "()", "<>"))
         return (value,) if is_open or value.count("'") % 2 or value.count('"') % 2 else None
 
+    def begins_with(self, text: str) -> int:
+        """Return how many letters of this pattern a text has that is its beginning; 0: it is not."""
+        letters, rest = 0, text
+        for place, literal in enumerate(self.literals):
+            at = rest.find(literal) if place else (0 if rest.startswith(literal) else -1)
+            if at < 0:
+                if place:
+                    return letters  # It was cut within a value.
+                return sum(map(str.isalpha, rest)) if literal.startswith(rest) else 0
+            letters += sum(map(str.isalpha, literal))
+            rest = rest[at + len(literal) :]
+        return letters
+
     def search(self, text: str) -> re.Match[str] | None:
         """Return where a text has this pattern."""
         if self._longest not in text or self.literals[0] not in text:
@@ -174,6 +187,8 @@ class Match(msgspec.Struct, frozen=True):
     values: tuple[str, ...]
     level: str
     logger: str
+    is_cut: bool = False
+    """Whether only the beginning of the text is there."""
 
     @property
     def message(self) -> Message:
@@ -244,13 +259,21 @@ class _Patterns:
         for pattern in found:
             self.by_logger.setdefault(pattern.message.logger, []).append(pattern)
             self.by_text.setdefault(pattern.body, []).append(pattern)
-        self.without_logger = _Index(found)
-        self.of_other_logger = _Index([one for one in found if one.is_raised or one.weight >= DISTINCT])
+        others = [one for one in found if one.message.logger != REDIS]
+        self.without_logger = _Index(others)
+        self.of_other_logger = _Index([one for one in others if one.is_raised or one.weight >= DISTINCT])
         order = {id(one): place for place, one in enumerate(messages)}
         self.anywhere = [
             one
             for one in sorted(found, key=lambda one: order[id(one.message)])
             if one.is_raised and one.weight >= (DISTINCT if one.message.logger else TELLING)
+        ]
+        self.all = found
+        # A password that is refused is in Redis' own log that of its master.
+        self.of_redis = [
+            one
+            for one in self.anywhere
+            if one.message.key.startswith("redis_") and one.message.key != "redis_password"
         ]
 
 
@@ -270,6 +293,10 @@ def find_message(logged: LoggedText) -> Match | None:
     """Return the message that a text is; None if it is none that is known."""
     text, header = logged.text[:_LONGEST], logged.header
     patterns = _patterns()
+    if header.logger == REDIS:
+        own = ((one, one.match(text)) for one in patterns.by_logger[REDIS])
+        said = next((Match(one, text, found.groups(), "", REDIS) for one, found in own if found), None)
+        return said or _find_anywhere(text, patterns.of_redis)
     if header.logger and text:
         # Before 1.12 each kind of worker was a module of its own.
         family = [other for start, other in _FAMILIES if header.logger.startswith(start)]
@@ -295,10 +322,33 @@ def find_message(logged: LoggedText) -> Match | None:
     return None
 
 
+def find_cut(logged: LoggedText) -> Match | None:
+    """Return the only message of which a text can be the beginning, cut off at the width of a window."""
+    text = without_cut(logged.text[:_LONGEST])
+    if not text:
+        return None
+    patterns, logger = _patterns(), logged.header.logger
+    family = [other for start, other in _FAMILIES if logger.startswith(start)]
+    named = [one for name in (logger, *family) if name for one in patterns.by_logger.get(name, ())]
+    for found, least in ((named, TELLING), (patterns.all, CUT)):
+        shared = {id(one): one.begins_with(text) for one in found}
+        most = max(shared.values(), default=0)
+        best = [one for one in found if shared[id(one)] == most] if most >= least else []
+        if len({one.message.key for one in best}) == 1:
+            return Match(best[0], text, (), logged.header.level, logger, is_cut=True)
+        if best:
+            return None
+    return None
+
+
 def find_reason(text: str) -> Match | None:
     """Return the exception, or the words of PostgreSQL, Redis or the system, that a text has in it."""
+    return _find_anywhere(text, _patterns().anywhere)
+
+
+def _find_anywhere(text: str, patterns: "list[_Pattern]") -> Match | None:
     text = text[:_LONGEST]
-    for pattern in _patterns().anywhere if len(text) >= TELLING else ():
+    for pattern in patterns if len(text) >= TELLING else ():
         if found := pattern.search(text):
             return Match(pattern, text[found.start() :], found.groups(), "", "")
     return None

@@ -29,6 +29,16 @@ _OWN: Final = re.compile(
 )
 """The header of that format."""
 
+REDIS: Final = "redis.own"
+"""The logger of a line that a Redis server wrote into its own log."""
+
+_OF_REDIS: Final = re.compile(
+    r"(?<![\w:.])(?:\d{1,7}:[MSCX]|\[\d{1,7}\]) "
+    r"(?P<time>\d{1,2} [A-Z][a-z]{2} (?:\d{4} )?\d\d:\d\d:\d\d\.\d{3}) [.*#-] (?P<message>.*)",
+    re.DOTALL | re.ASCII,
+)
+"""A line of a Redis server: process and role (master, replica, child, Sentinel), time, mark of the level."""
+
 _MAX_SHIPPED: Final = 200
 """The most characters that journald, a container, a shipper of logs or grep put before a line."""
 
@@ -111,6 +121,8 @@ def split_lines(text: str) -> Iterator[str]:
 def read_line(line: str) -> tuple[Header, list[LoggedText]]:
     """Return the header of a line, and the texts in it: each once, the most likely message first."""
     line = _as_logged(line)
+    if redis := _read_redis(line):
+        return redis.header, [redis]
     if found := _DEFAULT.fullmatch(line):
         header = Header(found["time"], found["logger"], found["level"])
         message = found["message"].strip()
@@ -123,6 +135,15 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
             seen.setdefault(text)
     texts = list(seen)
     return (texts[0].header if texts else Header()), texts
+
+
+def _read_redis(line: str) -> LoggedText | None:
+    """Return what a Redis server wrote into its own log, if the line is of one."""
+    found = _OF_REDIS.search(line, 0, MAX_LINE) if ":" in line[: _MAX_SHIPPED * 2] else None
+    if found is None or found.start() > _MAX_SHIPPED:
+        return None
+    message = found["message"].strip()
+    return LoggedText(message, Header(found["time"], REDIS))
 
 
 def strings_of_document(line: str) -> list[str]:
@@ -163,9 +184,21 @@ def _streams(document: dict[str, Any]) -> Iterator[list[str]]:
                 yield [one[1] for one in pairs if isinstance(one[1], str)]
 
 
+_CUT: Final = re.compile(r"\s?(?:>|\u2026[\"']?|\.{3}[\"']?)\s*\Z")
+"""The mark with which a pager (>) or a table of Docker or systemd says that a line goes on."""
+
+
+def without_cut(text: str) -> str | None:
+    """Return a text without the mark at which a window cut it off; None if it has none."""
+    found = _CUT.search(text, max(0, len(text) - 10))
+    if found is None or (">" in found[0] and text.count("<") >= text.count(">") - text.count("->")):
+        return None
+    return text[: found.start()]
+
+
 def is_logged(line: str) -> bool:
-    """Whether a line has the header of Synapse's own log."""
-    return _OWN.search(line, 0, _MAX_SHIPPED + 200) is not None
+    """Whether a line has the header of Synapse's own log, or of Redis'."""
+    return _read_redis(line) is not None or _OWN.search(line, 0, _MAX_SHIPPED + 200) is not None
 
 
 def logged_message(line: str) -> tuple[Header, str]:
@@ -173,6 +206,8 @@ def logged_message(line: str) -> tuple[Header, str]:
     line = _as_logged(line)
     if found := _DEFAULT.fullmatch(line):
         return Header(found["time"], found["logger"], found["level"]), found["message"].strip()
+    if redis := _read_redis(line):
+        return redis.header, redis.text
     return _beheaded(_MARKS.sub("", line.strip()), Header())
 
 

@@ -24,13 +24,13 @@ NOTHING_KNOWN = HomeserverState()
 class Passage(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was recognized, and what it means.
 
-    `kind` is a key of `KINDS`, or the key of a message; `severity` is that of the message: "error", "look",
-    "normal", or "" for what is no message. `text` is what was recognized, shortened. `words` are sentences,
-    of which the first is the summary. `advice` is what to do or to look at next. `fields` are the rows of a
-    table: all have the same names, in snake case. `lines` are the numbers of the first `MAX_NUMBERS` lines
-    that say so, from 1 on, and `count` is of all of them; `first_time` and `last_time` are the times before
-    the first and the last as they stand there, or "". `cause` tells what the message gives as its reason,
-    or is "".
+    `kind` is a key of `KINDS`, the key of a message, or ``unknown_error``; `severity` is that of the
+    message: "error", "look", "normal", or "" for what is no message. `text` is what was recognized,
+    shortened. `words` are sentences, of which the first is the summary. `advice` is what to do or to look
+    at next. `fields` are the rows of a table: all have the same names, in snake case. `lines` are the
+    numbers of the first `MAX_NUMBERS` lines that say so, from 1 on, and `count` is of all of them;
+    `first_time` and `last_time` are the times before the first and the last as they stand there, or "".
+    `cause` tells what the message gives as its reason, or is "".
     """
 
     kind: str
