@@ -105,9 +105,9 @@ _WHILE_MADE: Final = (
 )
 _FOR: Final = "it is kept for {} by the process that answers; no setting rules that"
 _OF_SYNC: Final = (
-    "the answer of a /sync, given again to a request that equals it (user, device, since, filter, timeout): it"
-    " is kept for caches: sync_response_cache_duration (2 minutes if not set, since 1.62; before, not at all; 0"
-    " keeps none) by the process that answers. That time ends it, and a restart of that process"
+    "the answer of a /sync, given again to a request that equals it (user, device, since, filter, timeout):"
+    " it is kept for caches: sync_response_cache_duration (2 minutes if not set, since 1.62; before, not at"
+    " all; 0 keeps none) by the process that answers. That time ends it, and a restart of that process"
 )
 _OF_HOMESERVER: Final = "the list of public rooms of another homeserver"
 _ANSWERS: Final = (
