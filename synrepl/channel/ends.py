@@ -43,13 +43,17 @@ class ChannelPublisher:
 
     `link` is the connection between daemons over which it publishes here; None for a client of this daemon.
     `name` is what other daemons call it. `owner` is the name of its key (empty: it has none, or the shared
-    secret), for whom its writers count; None for this daemon itself and its upstream.
+    secret), for whom its writers count; None for this daemon itself and its upstream. `is_own`: it is this
+    daemon itself, which asks and tells positions.
     """
 
-    def __init__(self, link: object = None, name: str = "", owner: str | None = None) -> None:
+    def __init__(
+        self, link: object = None, name: str = "", owner: str | None = None, *, is_own: bool = False
+    ) -> None:
         self.link = link
         self.name = name
         self.owner = owner
+        self.is_own = is_own
         self.held: dict[Writer, list[bytes]] = {}
         self.held_bytes = 0
         self.refused: dict[Writer, None] = {}

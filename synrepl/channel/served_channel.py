@@ -133,7 +133,7 @@ class ServedChannel:
         self.wire()
         self.limits = PublisherLimits(clock)
         self.runs = RunOwners() if runs is None else runs
-        self._own = ChannelPublisher()
+        self._own = ChannelPublisher(is_own=True)
         """Publishes what the channel itself asks."""
         self._is_durable = is_durable
         self._only_durable = only_durable

@@ -65,7 +65,7 @@ class ServedLink:
         self._metrics = metrics
         self._channel = channel
         self._session = Session(BROKER, NEWEST, name=instance, seconds=clock.seconds)
-        self._own = ChannelPublisher()
+        self._own = ChannelPublisher(is_own=True)
         self._unread: deque[bytes] = deque()
         self._is_up = False
         self._is_reading = True

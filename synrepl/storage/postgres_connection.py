@@ -180,6 +180,8 @@ class PostgresAddress:
                 database.prepare_threshold = None
                 return database
             try:
+                # First: a session that is refused is another program's, and keeps no setting of this one.
+                self._look_for_pooler(database, op)
                 # Limits that an operator set for other programs must not interrupt this one.
                 database.execute("SET statement_timeout = 0")
                 database.execute(
@@ -187,7 +189,6 @@ class PostgresAddress:
                 )
                 for name, value in SETTINGS.items():
                     database.execute("SELECT set_config(%s, %s, false)", (name, value))
-                self._look_for_pooler(database, op)
             except BaseException:
                 database.close()
                 raise

@@ -152,6 +152,25 @@ def test_a_pooler_that_shares_sessions_is_refused() -> None:
     assert [] == told
 
 
+def test_a_pooler_that_shares_sessions_keeps_no_setting() -> None:
+    """The session is another program's, which had no time-outs after a check of the configuration."""
+    url = new_database()
+    pooler = SharingPooler(url)
+    query = (
+        "SELECT name FROM pg_settings WHERE source = 'session'"
+        " AND name NOT IN ('application_name', 'client_encoding') ORDER BY name"
+    )
+    guest = PostgresAddress(pooler.url, is_guest=True)
+    with closing(guest.connect("look")) as database:
+        before = database.execute(query).fetchall()
+        with pytest.raises(StorageError, match="gives one session to several"):
+            PostgresAddress(pooler.url).connect("open")
+        after = database.execute(query).fetchall()
+    pooler.stop()
+
+    assert after == before
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

@@ -205,7 +205,7 @@ class RespServer:
         return {
             "connected_clients": len(self.connections),
             "subscribers": 0 if channel is None else len(channel.subscribers),
-            "publishers": 0 if channel is None else len(channel.publishers),
+            "publishers": 0 if channel is None else sum(not one.is_own for one in channel.publishers),
             "lines": 0 if channel is None else channel.lines,
             "held_back": 0 if channel is None else channel.held_back,
             "dropped": 0 if channel is None else channel.dropped,

@@ -992,6 +992,10 @@ def _explained(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, words, [message.do] if message.do else [], [])
 
 
+_TOLD_WHOLE: Final = ("sequence_table", "sequence_position")
+"""Exceptions with a long text, all of which is in what is said of them."""
+
+
 def _with_reasons(
     passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
 ) -> Passage:
@@ -1019,7 +1023,9 @@ def _with_reasons(
     words = list(passage.words)
     for reason in known.values():
         first, *more = reason.words
-        words += [f"{_shown(reason.text)}: {first}", *(word for word in more if word not in words)]
+        # Its values are in the meaning.
+        shown = reason.text.partition(": ")[0] if reason.kind in _TOLD_WHOLE else _shown(reason.text)
+        words += [f"{shown}: {first}", *(word for word in more if word not in words)]
         advice += [step for step in reason.advice if step not in advice]
     severity = min((passage.severity, *(each.severity for each in known.values())), key=SEVERITIES.index)
     cause = next(iter(known.values())).words[0]

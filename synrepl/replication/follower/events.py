@@ -30,7 +30,7 @@ class FollowerEvents:
     def emit(self, event: FollowerEvent) -> None:
         """Call the subscribers with this event. One that raises is logged."""
         # A problem that lasts is met again at each retry.
-        if event.kind in ("error", "went_back", "moved") and self._logged.allows(event.text):
+        if event.kind in ("error", "went_back", "behind", "moved") and self._logged.allows(event.text):
             self._logger.warn("{text}", text=event.text, stream=event.stream)
         for subscriber in self.subscribers:
             try:

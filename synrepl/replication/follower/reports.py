@@ -69,6 +69,17 @@ class StreamReports:
                 self._events.emit(
                     FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token, text=text)
                 )
+            case Reported.BEHIND:
+                known = self._executors[stream].machine.positions.tokens.get(writer, token)
+                text = (
+                    f"the server is behind this follower: {writer} is at {token} in {stream}, and this"
+                    f" follower has applied it up to {known}. A replica that lags catches up. If the server's"
+                    " log was restored from an older copy or replaced, the facts that it gives the tokens up"
+                    f" to {known} may be others, and are not delivered: begin anew from an empty state"
+                )
+                self._events.emit(
+                    FollowerEvent(kind="behind", stream=stream, writer=writer, token=token, text=text)
+                )
             case Reported.RESTARTED:
                 self._events.emit(FollowerEvent(kind="restarted", stream=stream, writer=writer))
             case Reported.GAP_DETECTED if metrics is not None:
