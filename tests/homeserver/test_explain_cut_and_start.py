@@ -72,7 +72,7 @@ def test_a_start_whose_traceback_was_cut_off_is_told_by_what_came_before() -> No
         ("Synapse 1.99.0 needs Twisted>=18.9.0, but got Twisted==17.1", "start_requirement"),
         ("Synapse 1.99.0 needs psycopg2, but it is not installed", "start_requirement"),
         ("Synapse requires Python 3.10 or above.", "start_python"),
-        ("Exception: No 'state' data store configured", "start_data_store"),
+        ("Exception: No 'state' database configured", "start_data_store"),
         ("Please opt in or out of reporting homeserver usage statistics, by", "start_report_stats"),
         ("Error during initialisation:", "start_refused"),
     ],

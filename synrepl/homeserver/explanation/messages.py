@@ -330,7 +330,9 @@ def find_cut(logged: LoggedText) -> Match | None:
     patterns, logger = _patterns(), logged.header.logger
     family = [other for start, other in _FAMILIES if logger.startswith(start)]
     named = [one for name in (logger, *family) if name for one in patterns.by_logger.get(name, ())]
-    for found, least in ((named, TELLING), (patterns.all, CUT)):
+    # What a logger says in a line of its own is no exception's text.
+    said = [one for one in named if not one.is_raised]
+    for found, least in ((said, TELLING), (named, TELLING), (patterns.all, CUT)):
         shared = {id(one): one.begins_with(text) for one in found}
         most = max(shared.values(), default=0)
         best = [one for one in found if shared[id(one)] == most] if most >= least else []
