@@ -207,6 +207,8 @@ class BlockingClient:
         try:
             self._connection.request(request.method, self._path + request.target, body, headers)
         except (ConnectionError, ssl.SSLError):
+            if self._connection.sock is None:
+                raise  # nobody was connected to
             # Who refuses a long body may end the connection before all of it was sent: the answer is there.
             with suppress(OSError, http.client.HTTPException):
                 return self._connection.getresponse()

@@ -217,3 +217,26 @@ def test_a_refusal_before_all_was_sent_is_read(scheme: str, tmp_path: Path) -> N
             client.json(APPEND.request("push_rules"), bytes(64 * 1024 * 1024))
 
     assert 413 == refused.value.status
+
+
+def test_a_kept_connection_that_cannot_be_made_again_is_an_error_of_the_connection() -> None:
+    """The daemon was restarting between two requests."""
+    body = b"{}"
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        connection.recv(65_536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        listener.close()
+        connection.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = Thread(target=serve, daemon=True)
+    thread.start()
+    client = BlockingClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    with client._connection_errors():
+        client._request(STATUS.request()).read()
+    thread.join()
+
+    with pytest.raises(ConnectError, match="is the daemon running"):
+        client.json(STATUS.request())
