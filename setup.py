@@ -53,7 +53,18 @@ setup(
     # Twisted looks for plugins in every `twisted/plugins` folder of the path; ours must not have an
     # __init__.py, or it would hide Twisted's own. As a module it is installed all the same.
     py_modules=["twisted.plugins.synrepl_plugin"],
-    entry_points={"console_scripts": ["synrepl = synrepl.cli:main"]},
+    entry_points={
+        "console_scripts": ["synrepl = synrepl.cli:main"],
+        # A room is its folder and its line here.
+        "synrepl.rooms": [
+            "channel = synrepl.channel.room:ChannelRoom",
+            "files = synrepl.files.room:FilesRoom",
+            "homeserver = synrepl.homeserver.room:HomeserverRoom",
+            "ids = synrepl.ids.room:IdsRoom",
+            "pipeline = synrepl.pipeline.room:PipelineRoom",
+            "replicas = synrepl.replicas.room:ReplicasRoom",
+        ],
+    },
     install_requires=[
         "Twisted[tls]>=24.7",
         "treq>=24.9",

@@ -28,19 +28,22 @@ from scripts.lib.cache_reference import cache_reference  # noqa: E402  # after t
 from scripts.lib.http_reference import http_reference, streams_of  # noqa: E402  # after the path
 from scripts.lib.library_reference import library_reference  # noqa: E402
 from scripts.lib.manual import BUILT, DOCS  # noqa: E402
+from synrepl.base.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
+from synrepl.base.rights import command_operation  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
-from synrepl.http_api.routes import ROUTES  # noqa: E402
-from synrepl.ports.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
-from synrepl.ports.rights import command_operation  # noqa: E402
+from synrepl.http_api.all_routes import all_routes  # noqa: E402
+from synrepl.missing_rooms import describe_rooms, missing_rooms  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
+from synrepl.rooms import rooms  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
+from synrepl.wire.all_commands import all_commands  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
-from synrepl.wire.commands import Position, declared_commands  # noqa: E402
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Release, Span  # noqa: E402
+from synrepl.wire.commands import Position  # noqa: E402
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Span, release_text  # noqa: E402
 from synrepl.wire.grammar import Command, CommandForm, Side  # noqa: E402
 
 MADE: Final = "<!-- Written by scripts/docs from the code; edit that. -->\n"
@@ -134,11 +137,11 @@ def wire() -> str:
         "",
         WIRE,
         "",
-        *(f"* `{one}` is release {_release(one.release)}" for one in (LEGACY, MIDDLE, CURRENT)),
+        *(f"* `{one}` is release {release_text(one.release)}" for one in (LEGACY, MIDDLE, CURRENT)),
         "",
-        f"The newest release looked at is {_release(NEWEST.release)}.",
+        f"The newest release looked at is {release_text(NEWEST.release)}.",
     ]
-    for command in declared_commands():
+    for command in all_commands():
         lines += ["", f"## {command.NAME}", "", *_doc(command), "", *_about(command)]
     return _page(lines)
 
@@ -204,7 +207,7 @@ def _grammars(command: type[Command]) -> list[tuple[Span, str]]:
     found: list[tuple[Span, str]] = []
     for position, edge in enumerate(edges):
         until = edges[position + 1] if position + 1 < len(edges) else command.SPAN.until
-        grammar = CommandForm(command, Dialect(release=edge, name=_release(edge))).grammar()
+        grammar = CommandForm(command, Dialect(release=edge, name=release_text(edge))).grammar()
         since = found.pop()[0].since if found and found[-1][1] == grammar else edge
         found.append((Span(since=since, until=until), grammar))
     return found
@@ -254,7 +257,7 @@ def _stream(stream: Stream[Any]) -> Iterator[str]:
             yield ""
         yield from _doc(kind.row)
         yield ""
-        flat = f" Before {_release(kind.flat.until)}: the bare fields." if kind.flat.until else ""
+        flat = f" Before {release_text(kind.flat.until)}: the bare fields." if kind.flat.until else ""
         yield f"Releases: {_span(_both(stream.span, kind.span))}.{flat} Key: {_key(stream, kind.row)}."
         yield ""
         yield from _table(
@@ -389,9 +392,10 @@ def example_settings() -> str:
 
 def metrics() -> str:
     """Return the page of every metric."""
-    made = Metrics(CollectorRegistry())
+    registry = CollectorRegistry()
+    of_rooms = [made(registry) for room in rooms() if (made := room.metrics_class()) is not None]
     rows = []
-    for one in vars(made).values():
+    for one in (one for made in (Metrics(registry), *of_rooms) for one in vars(made).values()):
         if isinstance(one, MetricWrapperBase) and not one._labelvalues:
             family = next(iter(one.describe()))
             name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -470,7 +474,7 @@ def contract() -> str:
         flags = sorted(flag for one in _options(command) for flag in (*one.opts, *one.secondary_opts))
         lines.append(" ".join([name, *arguments, *flags]))
     lines += ["", "[HTTP]"]
-    for route in ROUTES:
+    for route in all_routes():
         names = [*(one.name for one in route.query), *(f"{one.name}:" for one in route.headers)]
         lines.append(" ".join([route.method, route.path, *names]))
     lines += ["", "[metrics]", *(" ".join(cells[:3]) for cells in _rows(metrics()))]
@@ -479,7 +483,7 @@ def contract() -> str:
         fields = [f"{cells[0]}({cells[1]})" for cells in _rows("\n".join(_stream(stream)))]
         lines.append(" ".join([stream.name, _span(stream.span), *fields]))
     lines += ["", "[wire]"]
-    for one in declared_commands():
+    for one in all_commands():
         lines += [f"{grammar} ({_span(span)})" for span, grammar in _grammars(one)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -602,10 +606,6 @@ def _type(of: Any) -> str:
     return re.sub(r"\b(typing|builtins|collections\.abc)\.", "", text)
 
 
-def _release(release: Release | None) -> str:
-    return ".".join(map(str, release if release and release[2] else (release or ())[:2]))
-
-
 def _span(span: Span) -> str:
     text = str(span).replace("until", "before")
     return "all" if text == "always" else text
@@ -622,6 +622,16 @@ def _yes(claim: bool) -> str:
     return "yes" if claim else "no"
 
 
+def belongings() -> str:
+    """What belongs to which room; of rooms that are not installed, as it is stored."""
+    stored = json.loads((ROOT / "synrepl" / "missing_rooms.json").read_text("utf-8"))
+    described = describe_rooms()
+    absent = missing_rooms()
+    for kind, owners in stored.items():
+        described[kind] |= {name: owner for name, owner in owners.items() if owner in absent}
+    return json.dumps(described, indent=1, sort_keys=True) + "\n"
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/wire.md": wire,
     "reference/streams.md": streams,
@@ -635,6 +645,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "../contrib/config.example.yaml": example_settings,
     "reference/api.txt": contract,
     "../contrib/man/synrepl.1": man,
+    "../synrepl/missing_rooms.json": belongings,
 }
 
 

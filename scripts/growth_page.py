@@ -18,7 +18,6 @@ import msgspec
 from scripts.bench_parts.growth_points import Point
 from scripts.bench_parts.measuring import ROOT, number
 from scripts.lib.diagrams import checksum
-from synrepl.pipeline.report.charts import COLORS, STYLE
 
 __all__ = ["PAGE", "PICTURE", "RESULTS", "draw", "read", "tables", "with_tables"]
 
@@ -97,6 +96,8 @@ def draw(axes: Axes) -> str:
     from matplotlib import style
     from matplotlib.figure import Figure
 
+    from synrepl.pipeline.report.charts import STYLE
+
     with style.context(STYLE):
         figure = Figure(figsize=(10.6, 9))
         for chart, (name, points) in zip(figure.subplots(2, 2).flat, axes.items(), strict=True):
@@ -107,6 +108,8 @@ def draw(axes: Axes) -> str:
 
 
 def _draw(chart: Any, name: str, points: Sequence[Point]) -> None:
+    from synrepl.pipeline.report.charts import COLORS
+
     for place, figure in enumerate(dict.fromkeys(one.figure for one in points)):
         measured = [one for one in points if one.figure == figure and one.of_first is not None]
         line = "o-" if place < len(COLORS) else "o--"

@@ -341,7 +341,7 @@ def main() -> int:
         help="copies in which tests run at the same time (1)",
     )
     parser.add_argument("--only", metavar="GLOB", help="only mutants whose id matches")
-    parser.add_argument("--package", help="only those below this folder of synrepl, as in storage/ids")
+    parser.add_argument("--package", help="only those below this folder of synrepl, as in ids")
     parser.add_argument(
         "--timeout", type=float, default=120.0, metavar="SECONDS", help="for each run of tests (120)"
     )

@@ -10,7 +10,7 @@ from scripts import again
 
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
-    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] [manual] [bench] [growth]"
+    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] [rooms] [manual] [bench] [growth]"
     " | scripts/night --table"
 )
 SEEDS: Final = 200
@@ -20,17 +20,22 @@ PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-n", "auto", "--maxproce
 Part = tuple[Sequence[str], Mapping[str, str]]
 
 
+def _seeded_tests() -> list[str]:
+    """The tests that a seed changes, of the core and of each room."""
+    kinds = ("simulation", "processes", "crash", "test_crash.py")
+    found = [path for kind in kinds for path in again.ROOT.glob(f"tests/**/{kind}")]
+    return sorted(path.relative_to(again.ROOT).as_posix() for path in found if path.parent.name != "crash")
+
+
 def parts(day: int, seeds: int) -> dict[str, Part]:
     """Return the command and the variables of each part. Each day has seeds and faults of its own."""
     drawn = {"SYNREPL_FIRST_SEED": str(day * 1_000), "SYNREPL_SEEDS": str(seeds)}
     return {
-        "seeds": (
-            (*PYTEST, "tests/simulation", "tests/crash", "tests/processes", "tests/storage/test_kill.py"),
-            drawn,
-        ),
+        "seeds": ((*PYTEST, *_seeded_tests(), "tests/storage/test_kill.py"), drawn),
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),
+        "rooms": (("scripts/rooms", "--whole"), {}),
         # With the jobs of the pipeline on Spark.
         "manual": ((sys.executable, "scripts/printed_commands.py"), {}),
         # Whether each benchmark still runs. Its times are not judged.

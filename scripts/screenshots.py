@@ -18,7 +18,9 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.chromium import Chromium, find_chromium  # noqa: E402  # after the path
 from scripts.staging import Stage, ask, restored  # noqa: E402
-from synrepl.http_api.routes import ADD_LEASE, APPEND, PROMOTE, PUT_FILE  # noqa: E402
+from synrepl.files.routes import PUT_FILE  # noqa: E402
+from synrepl.http_api.routes import APPEND  # noqa: E402
+from synrepl.replicas.routes import ADD_LEASE, PROMOTE  # noqa: E402
 from tests.service.processes import Daemon, Process  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"

@@ -1,8 +1,8 @@
 """Runs seeds of the simulations, and prints the CPU seconds of each world.
 
-The worlds: `workers` (a daemon and its followers), `broker` (daemons among Synapse's processes on a Redis),
-`replicas` (daemons that copy each other), `acks` (appends that wait for replicas, and primaries that are
-lost), `channel` (Synapse's processes on the RESP port of a daemon). Exit code 1 if a seed broke a guarantee.
+The worlds are those of `tests/simulation`, such as `workers` (a daemon and its followers) and `broker`
+(daemons among Synapse's processes on a Redis), and those of `simulation` below the tests of each room. Exit
+code 1 if a seed broke a guarantee.
 """
 
 import argparse
@@ -12,9 +12,10 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
@@ -22,21 +23,11 @@ from rich.progress import track
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.simulation.acks import AcksSimulation  # noqa: E402  # after the path
-from tests.simulation.broker import BrokerSimulation  # noqa: E402
-from tests.simulation.channel import ChannelSimulation  # noqa: E402
-from tests.simulation.forgers import ForgerySimulation  # noqa: E402
-from tests.simulation.replicas import ReplicaSimulation  # noqa: E402
-from tests.simulation.workers import Simulation  # noqa: E402
+import tests.simulation  # noqa: E402  # after the path
+from scripts.lib.declared import of_rooms  # noqa: E402
 
-WORLDS: Final = {
-    "workers": Simulation,
-    "broker": BrokerSimulation,
-    "replicas": ReplicaSimulation,
-    "acks": AcksSimulation,
-    "forgers": ForgerySimulation,
-    "channel": ChannelSimulation,
-}
+WORLDS: Final[Mapping[str, str]] = tests.simulation.WORLDS | of_rooms("simulation", "WORLDS")
+"""The module and class of each world, by its name."""
 
 SEEDS_EACH: Final = 16
 """The number of seeds that one process runs."""
@@ -54,13 +45,19 @@ class Outcome(NamedTuple):
     broken: str
 
 
+def simulation(world: str) -> Any:
+    """The class of a world."""
+    module, _, name = WORLDS[world].partition(":")
+    return getattr(import_module(module), name)
+
+
 def run(task: tuple[str, int]) -> Outcome:
     """Run one seed of one world."""
     world, seed = task
     began = time.process_time()
     broken = ""
     try:
-        WORLDS[world](seed).run()
+        simulation(world)(seed).run()
     except Exception as error:
         broken = f"{type(error).__name__}: {error}"
     return Outcome(world, seed, time.process_time() - began, broken)
@@ -72,7 +69,7 @@ def outcomes(tasks: list[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
     A process ends after a few seeds: that costs less than to collect the garbage of earlier seeds.
     """
     for world in {world for world, _ in tasks}:
-        WORLDS[world](0).run()  # imports modules before the processes are forked
+        simulation(world)(0).run()  # imports modules before the processes are forked
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         yield from pool.imap_unordered(run, tasks, chunksize=SEEDS_EACH)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from synrepl.http_api.route import HttpRequest
-from synrepl.http_api.routes import APPEND, PROMOTE, STATUS
+from synrepl.http_api.routes import APPEND, STATUS
 from synrepl.http_client import BlockingClient
+from synrepl.replicas.routes import PROMOTE
 from tests.service.processes import ROOT, Daemon
 
 __all__ = ["QUICK", "Proxy", "Stage", "ask", "restored"]

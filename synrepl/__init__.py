@@ -4,12 +4,15 @@ The public API is the names in `__all__`, the streams and rows in `synrepl.strea
 `synrepl.wire.commands`, and `synrepl.testing`; everything else may move (docs/reference/library.md).
 Each name is imported on first use: so importing this package installs no reactor, and its pure core
 (`synrepl.wire`, `synrepl.streams`) needs no Twisted.
+A name of a room that is not installed raises `ImportError`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from synrepl.base.interfaces import IPositionStore
+    from synrepl.base.metrics import Metrics
     from synrepl.caches.changes import Changes
     from synrepl.caches.vintage import Invalidation, Vintage
     from synrepl.config import Settings
@@ -27,23 +30,21 @@ if TYPE_CHECKING:
         UnknownStream,
         WaitTimeout,
     )
-    from synrepl.ports.caches import Caches
-    from synrepl.ports.interfaces import IPositionStore
-    from synrepl.ports.metrics import Metrics
-    from synrepl.replication.follower.follower import Follower
-    from synrepl.replication.follower.updates import FollowerEvent, Updates
-    from synrepl.replication.publisher import Publisher
-    from synrepl.services import connect, serve
-    from synrepl.storage.id_tables import IdStream, IdTable
-    from synrepl.storage.ids.generator import (
+    from synrepl.ids.generator import (
         AllocatedIds,
         MultiWriterIdGenerator,
         NotAWriter,
         StreamIdGenerator,
     )
-    from synrepl.storage.ids.transactions import transact
-    from synrepl.storage.ids.writer_session import WriterSession
-    from synrepl.storage.invalidations import InvalidationWriter
+    from synrepl.ids.invalidation_writer import InvalidationWriter
+    from synrepl.ids.transactions import transact
+    from synrepl.ids.writer_session import WriterSession
+    from synrepl.replication.follower.caches import Caches
+    from synrepl.replication.follower.follower import Follower
+    from synrepl.replication.follower.updates import FollowerEvent, Updates
+    from synrepl.replication.publisher import Publisher
+    from synrepl.services import connect, serve
+    from synrepl.storage.id_tables.layout import IdStream, IdTable
     from synrepl.storage.position_files import FilePositions
     from synrepl.storage.sql_positions import SQLPositions
     from synrepl.streams.positions import VClock
@@ -57,18 +58,18 @@ _NAMES = {
     "synrepl.config": "Settings",
     "synrepl.errors": "ConfigError GapError LocalProtocolError NeverAllocated NotConnected ProtocolError"
     " RemoteProtocolError ReplicationError RowError StorageError UnknownStream WaitTimeout",
-    "synrepl.ports.caches": "Caches",
-    "synrepl.ports.interfaces": "IPositionStore",
-    "synrepl.ports.metrics": "Metrics",
+    "synrepl.replication.follower.caches": "Caches",
+    "synrepl.base.interfaces": "IPositionStore",
+    "synrepl.base.metrics": "Metrics",
     "synrepl.replication.follower.follower": "Follower",
     "synrepl.replication.follower.updates": "FollowerEvent Updates",
     "synrepl.replication.publisher": "Publisher",
     "synrepl.services": "connect serve",
-    "synrepl.storage.id_tables": "IdStream IdTable",
-    "synrepl.storage.ids.generator": "AllocatedIds MultiWriterIdGenerator NotAWriter StreamIdGenerator",
-    "synrepl.storage.ids.transactions": "transact",
-    "synrepl.storage.ids.writer_session": "WriterSession",
-    "synrepl.storage.invalidations": "InvalidationWriter",
+    "synrepl.storage.id_tables.layout": "IdStream IdTable",
+    "synrepl.ids.generator": "AllocatedIds MultiWriterIdGenerator NotAWriter StreamIdGenerator",
+    "synrepl.ids.transactions": "transact",
+    "synrepl.ids.writer_session": "WriterSession",
+    "synrepl.ids.invalidation_writer": "InvalidationWriter",
     "synrepl.storage.position_files": "FilePositions",
     "synrepl.storage.sql_positions": "SQLPositions",
     "synrepl.streams.positions": "VClock",
@@ -76,7 +77,7 @@ _NAMES = {
     "synrepl.streams.table": "StreamTable",
     "synrepl.wire.dialect": "CURRENT Dialect LEGACY MIDDLE NATIVE",
 }
-"""The public names by the module that has them."""
+"""The public names by the module that has them: of the core, and of the room `ids`."""
 
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -140,7 +141,14 @@ if not TYPE_CHECKING:
             # Modules have lower case names, and Python asks for some that are not there.
             hint = "" if name.startswith("_") else import_module("synrepl.errors").suggest(name, __all__)
             raise AttributeError(f"module 'synrepl' has no attribute {name!r}{hint}")
-        return getattr(import_module(home), name)
+        try:
+            return getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            folder = ".".join(home.split(".")[:2])
+            if error.name not in (folder, home):
+                raise
+            room = folder.removeprefix("synrepl.")
+            raise ImportError(f"{name} belongs to {room}, which is not installed") from error
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ import json
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -204,7 +204,15 @@ class BlockingClient:
             self._check_key(localhost_refusal(peer, insecure=self._insecure))
 
     def _send(self, request: HttpRequest, body: bytes | None, headers: Mapping[str, str]) -> Response:
-        self._connection.request(request.method, self._path + request.target, body, headers)
+        try:
+            self._connection.request(request.method, self._path + request.target, body, headers)
+        except (ConnectionError, ssl.SSLError):
+            if self._connection.sock is None:
+                raise  # nobody was connected to
+            # Who refuses a long body may end the connection before all of it was sent: the answer is there.
+            with suppress(OSError, http.client.HTTPException):
+                return self._connection.getresponse()
+            raise
         return self._connection.getresponse()
 
     def _lines(self, response: Response) -> Iterator[bytes]:

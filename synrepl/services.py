@@ -10,9 +10,9 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, IStreamServerEndpoint
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import ConfigError
 from synrepl.http_api.route import public_url
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.publisher import Publisher
 from synrepl.transports.connection_monitor import ConnectionMonitor, http_probe
@@ -55,20 +55,20 @@ class RedisService(Service):
         self, reactor: Any, url: str, follower: Follower, server_name: str, metrics: Metrics
     ) -> None:
         # Not at the top: a worker that follows over TCP need not load these modules.
-        from synrepl.replication.broker.peer import BrokerPeer
+        from synrepl.replication.membership.daemon_member import DaemonMember
         from synrepl.transports.redis.link import RedisLink
 
         self._follower = follower
-        self._peer = BrokerPeer(clock=reactor, follower=follower)
+        self._member = DaemonMember(clock=reactor, follower=follower)
         self._link = RedisLink(
             reactor,
             RedisAddress.parse(url),
-            self._peer,
+            self._member,
             server_name=server_name,
             instance=follower.instance,
             metrics=metrics,
         )
-        self._peer.broker = self._link
+        self._member.wire(self._link)
 
     def startService(self) -> None:
         super().startService()
@@ -76,7 +76,7 @@ class RedisService(Service):
 
     def stopService(self) -> Any:
         super().stopService()
-        self._peer.stop()
+        self._member.stop()
         self._follower.stop()
         return self._link.stop()
 
@@ -241,6 +241,7 @@ def serve(
     >>> [port for port, *_ in reactor.tcpServers]
     [9092]
     """
+    publisher.follow_log()
     factory = PublisherFactory(
         publisher,
         server_name=server_name,

@@ -1,4 +1,4 @@
-"""Reads small files that somebody else named: neither their size nor their kind can be relied on."""
+"""Reads small files whose paths come from others: they may be large, or no regular files."""
 
 import os
 import select

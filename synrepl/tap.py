@@ -10,6 +10,7 @@ from twisted.python import usage
 
 from synrepl.config import Settings, settings
 from synrepl.errors import ConfigError, suggest
+from synrepl.missing_rooms import why_missing
 
 LISTS: Final = frozenset(one.flag for one in settings() if one.kind == "list")
 """The flags that may be repeated."""
@@ -112,4 +113,6 @@ def _add_suggestion(message: str) -> str:
     given = next((word.lstrip("-") for word in words if word.startswith("--")), "")
     if "not recognized" not in message or not given:
         return message
+    if why := why_missing("settings", given.partition("=")[0].replace("-", "_")):
+        return f"{message}; {why}"
     return message + suggest(given, [one.flag for one in settings() if one.kind != "file"])

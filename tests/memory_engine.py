@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import starmap
 from typing import Final
 
+from synrepl.base.history import AppendReceipt, LogPosition
+from synrepl.base.interfaces import Head
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, LogPosition
-from synrepl.ports.interfaces import Head
 from synrepl.storage.beside_facts import UPSERT_NOTE
 from synrepl.storage.schema import COLUMNS, RECEIPT_COLUMNS, LogBounds, read_bounds, receipt_of
 from synrepl.storage.sqlite import SQLiteConnection

@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from scripts.docs import PAGES, STORED, build, metrics
 from scripts.lib.manual import DOCS, pages
 from scripts.lib.references import anchors_of
+from synrepl.base.metrics import Metrics
 from synrepl.config import settings
-from synrepl.ports.metrics import Metrics
+from synrepl.rooms import rooms
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,7 +38,11 @@ def test_the_manual_and_a_scrape_name_the_same_metrics() -> None:
     """An operator finds every number that is told about, and is told about every number."""
     told = set(re.findall(r"^\| `(synrepl_\w+)`", metrics(), re.MULTILINE))
 
-    scraped = generate_latest(Metrics(CollectorRegistry()).registry).decode()
+    registry = CollectorRegistry()
+    for one in (Metrics, *(room.metrics_class() for room in rooms())):
+        if one is not None:
+            one(registry)
+    scraped = generate_latest(registry).decode()
 
     found = set(re.findall(r"^# HELP (\w+)", scraped, re.MULTILINE))
     # The client adds a _created to each counter, when it has a value.
@@ -47,10 +52,10 @@ def test_the_manual_and_a_scrape_name_the_same_metrics() -> None:
 def test_every_stream_and_command_has_a_heading() -> None:
     """Whatever else changes, nothing is left out."""
     from synrepl.streams.table import StreamTable
-    from synrepl.wire.codec import COMMANDS
+    from synrepl.wire.all_commands import all_commands
 
     assert [stream.name for stream in StreamTable.default()] == _headings("reference/streams.md")
-    assert [*COMMANDS] == _headings("reference/wire.md")
+    assert [one.NAME for one in all_commands()] == _headings("reference/wire.md")
 
 
 def _headings(name: str) -> list[str]:

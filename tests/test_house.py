@@ -3,11 +3,19 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scripts.lib.circles import imports_of
+from synrepl.daemon.parts import Part
+from synrepl.missing_rooms import missing_rooms
+from synrepl.rooms import Room, rooms
+
 ROOT = Path(__file__).resolve().parent.parent
+ROOMS = {room.name for room in rooms()}
 
 PURE = ("synrepl.errors", "synrepl.wire", "synrepl.streams", "synrepl.caches")
 
@@ -68,8 +76,11 @@ def test_importing_synrepl_installs_no_reactor() -> None:
     code = """
 import sys
 import synrepl
-for name in getattr(synrepl, "__all__", ()):
-    getattr(synrepl, name)
+for name in synrepl.__all__:
+    try:
+        getattr(synrepl, name)
+    except ImportError as error:
+        assert "which is not installed" in str(error)
 print("twisted.internet.reactor" in sys.modules)
 """
     assert python(code) == "False\n"
@@ -135,3 +146,61 @@ def test_nothing_on_the_wire_authenticates_by_itself() -> None:
             found += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(named)]
 
     assert found == []
+
+
+def folder(module: str) -> str:
+    """The folder or single module below `synrepl` in which a module is."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def layers_contract() -> dict[str, Any]:
+    """The contract of import-linter that has the layers."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contract: dict[str, Any] = settings["tool"]["importlinter"]["contracts"][0]
+    return contract
+
+
+def test_every_module_has_a_layer() -> None:
+    """import-linter checks only those that `layers` names; a new room needs no line there."""
+    contract = layers_contract()
+    layered = {name for layer in contract["layers"] for name in re.findall(r"\w+", layer)}
+    there = {path.stem for path in (ROOT / "synrepl").iterdir() if path.suffix == ".py" or path.is_dir()}
+
+    assert there - layered - {"__init__", "__pycache__"} <= ROOMS
+    assert layered - ROOMS - missing_rooms() <= there
+
+
+def test_only_listed_modules_import_a_room_of_others() -> None:
+    """Neither the core nor another room: whoever deletes a room looks at nothing else. Types aside."""
+    contract = layers_contract()
+    listed = {tuple(line.split(" -> ")) for line in contract.get("ignore_imports", ())}
+    found = {
+        (one.by, one.of)
+        for one in imports_of(ROOT / "synrepl")
+        if not one.for_types and folder(one.of) in ROOMS and folder(one.by) != folder(one.of)
+    }
+
+    assert found <= listed
+
+
+def declarations(declaring: type) -> list[str]:
+    """What a room can declare of this."""
+    names = {*vars(declaring), *declaring.__annotations__}
+    return sorted(f"{declaring.__name__}.{name}" for name in names if not name.startswith("_"))
+
+
+@pytest.mark.parametrize(("declaring", "module"), [(Room, "room.py"), (Part, "part.py")])
+def test_a_declaration_is_used_by_two_rooms_or_has_a_reason(declaring: type, module: str) -> None:
+    """howto/contribute.md has the reasons. What one room alone needs is the room's, as a rule."""
+    page = (ROOT / "docs/howto/contribute.md").read_text("utf-8")
+    reasoned = set(re.findall(rf"`({declaring.__name__}\.\w+)(?:\(\))?`", page))
+    texts = [path.read_text("utf-8") for path in (ROOT / "synrepl").glob(f"*/{module}")]
+
+    def users(declared: str) -> int:
+        name = declared.partition(".")[2]
+        return sum(
+            bool(re.search(rf"^    (async )?(def )?{name}\b|self\.{name} = ", text, re.MULTILINE))
+            for text in texts
+        )
+
+    assert reasoned == {one for one in declarations(declaring) if users(one) < 2}

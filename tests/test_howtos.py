@@ -22,7 +22,7 @@ from scripts.lib.printed_commands import (
     split_commands,
 )
 from scripts.printed_commands import NO_NAMESPACES
-from synrepl.wire.error_codes import REFUSALS
+from synrepl.replicas.error_codes import REFUSALS
 from tests.service.processes import Daemon, Process
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -67,6 +67,15 @@ def test_a_docstring_that_names_what_is_gone(tmp_path: Path, span: str, what: st
     assert [f"synrepl/reader.py:9: {what}"] == told(tmp_path, python=python)
 
 
+def test_the_library_names_nothing_that_only_tests_know(tmp_path: Path) -> None:
+    """A module that was renamed, and that a test imports under its old name; the manual may name it."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_it.py").write_text("import synrepl.reader as old_reader\n", "utf-8")
+    python, page = PYTHON.replace("Reads.", "Reads `old_reader`."), f"{PAGE}`old_reader`\n"
+
+    assert ["synrepl/reader.py:9: `old_reader` does not exist"] == told(tmp_path, python=python, page=page)
+
+
 @pytest.mark.parametrize("more", ["`GoneClass`", "[there](gone.md)", "[there](#gone)", "`synrepl/gone.py`"])
 def test_a_page_that_names_what_is_gone(tmp_path: Path, more: str) -> None:
     """Names, files and links."""

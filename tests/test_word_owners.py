@@ -52,6 +52,9 @@ def test_owners_and_exceptions_are_fine(tmp_path: Path) -> None:
     [
         ("synrepl/a.py", "class CommandFeed:\n    pass\n", "synrepl/a.py:1", "CommandFeed"),
         ("synrepl/a.py", "class A:\n    class _Tables:\n        pass\n", "synrepl/a.py:2", "_Tables"),
+        ("synrepl/a.py", "import x\nOtherFeed = tuple[str, str]\n", "synrepl/a.py:2", "OtherFeed"),
+        ("synrepl/a.py", "Tables: TypeAlias = 'dict[str, int]'\n", "synrepl/a.py:1", "Tables"),
+        ("synrepl/a.py", "if TYPE_CHECKING:\n    Feeds = list[str]\n", "synrepl/a.py:2", "Feeds"),
         ("synrepl/b/feeds.py", "", "synrepl/b/feeds.py", "feeds"),
         ("synrepl/b/tables/__init__.py", "", "synrepl/b/tables/__init__.py", "tables"),
     ],
@@ -62,6 +65,12 @@ def test_a_borrowed_word_is_found(tmp_path: Path, file: str, text: str, where: s
 
     word = "feed" if "eed" in name else "table"
     assert f"{where}: {name} borrows the word {word}, which has one meaning ({GLOSSARY})" == complaint
+
+
+@pytest.mark.parametrize("text", ["TABLE = 1\n", "feed = 2\n", "COUNTS_BY_TABLE: Final = {}\n"])
+def test_a_constant_and_a_variable_borrow_nothing(tmp_path: Path, text: str) -> None:
+    """They are values, and named for what they are in their module."""
+    assert [] == told(tmp_path, MODULES | {"synrepl/a.py": text})
 
 
 def test_an_owner_of_one_word_may_not_borrow_another(tmp_path: Path) -> None:

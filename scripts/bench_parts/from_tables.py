@@ -10,7 +10,7 @@ import psycopg
 
 from scripts.bench_parts.measuring import Options, Result, daemon, part
 from scripts.bench_parts.table_follower import CONFIG, STREAM
-from synrepl.storage.ids.database import IdDatabase
+from synrepl.storage.id_tables.id_database import IdDatabase
 from tests.servers.postgres import PostgresServer
 
 __all__ = ["tables"]

@@ -14,10 +14,12 @@ from twisted.enterprise.adbapi import ConnectionPool
 from twisted.internet.defer import Deferred, gatherResults
 
 from scripts.bench_parts.children import print_and_stop, reactor
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.database import Flavor, IdDatabase
-from synrepl.storage.ids.generator import MultiWriterIdGenerator
-from synrepl.storage.ids.transactions import ICursor, transact
+from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.transactions import transact
+from synrepl.storage.id_tables.id_database import IdDatabase
+from synrepl.storage.id_tables.layout import IdStream, IdTable
+from synrepl.storage.sql import Flavor
+from synrepl.storage.worker_database import ICursor
 
 CONCURRENT: Final = 8
 TABLE: Final = "CREATE TABLE things (stream_id BIGINT PRIMARY KEY, instance_name TEXT)"

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
-from synrepl.pipeline.archive.files import WrittenFile
+from synrepl.pipeline.archive.row_files import WrittenFile
 from synrepl.pipeline.archive.table import PARTITIONS, PROPERTIES, SCHEMA, ArchiveTable, Batch
 from synrepl.pipeline.store import Store
 
@@ -263,7 +263,7 @@ def _count(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _distributed(spark: Any, files: Any) -> int:
-    from synrepl.pipeline.archive.files import map_files
+    from synrepl.pipeline.archive.row_files import map_files
     from synrepl.pipeline.runner import driver_of
 
     counted = map_files(driver_of(spark), files, _count, COUNTED).collect()
@@ -295,7 +295,7 @@ def _compact(store: Store, spark: Any) -> int:
 
 def _replay(store: Store, spark: Any) -> int:
     """Plan the first range of a replay."""
-    from synrepl.pipeline.archive.files import within
+    from synrepl.pipeline.archive.row_files import within
     from synrepl.pipeline.replay import RUN_FACTS
 
     return _distributed(spark, within(ArchiveTable(store).files, 1, RUN_FACTS))

@@ -19,7 +19,7 @@ from twisted.internet.task import LoopingCall, deferLater
 
 from scripts.bench_parts.children import open_log, print_and_stop, reactor
 from scripts.bench_parts.live_readers import WARM_UP_SECONDS, LiveReaders, stamped
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.publisher import PUMP_SECONDS, Publisher
 from synrepl.streams.table import StreamTable
 from synrepl.transports.tcp import PublisherFactory
@@ -49,6 +49,7 @@ async def _publish(folder: str, options: argparse.Namespace) -> dict[str, float]
     log = await open_log(folder)
     metrics = Metrics(CollectorRegistry())
     publisher = Publisher(log, StreamTable.default(), reactor, metrics, instance="master")
+    publisher.follow_log()
     factory = PublisherFactory(
         publisher, server_name="bench", dialect=CURRENT, clock=reactor, metrics=metrics
     )

@@ -13,6 +13,7 @@ from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 
 __all__ = ["MIXED_STREAMS", "fill"]
 
@@ -53,7 +54,7 @@ def fill(folder: str, upto: int, make: Callable[[int], Made], *, group: int = GR
     facts: list[Fact] = []
     for serial in range(head.serial + 1, upto + 1):
         stream, writer, rows, at_ms = make(serial)
-        token, prev = tokens.get(stream, 0) + 1, positions.get((stream, writer), 0)
+        token, prev = tokens.get(stream, 0) + 1, positions.get(Writer(stream, writer), 0)
         digest = chain(
             digest,
             serial=serial,
@@ -66,7 +67,7 @@ def fill(folder: str, upto: int, make: Callable[[int], Made], *, group: int = GR
             rows=rows,
         )
         facts.append(Fact(serial, head.epoch, stream, writer, prev, token, rows, at_ms, digest))
-        tokens[stream] = positions[stream, writer] = token
+        tokens[stream] = positions[Writer(stream, writer)] = token
         if len(facts) == group or serial == upto:
             engine.commit(facts, [])
             facts = []

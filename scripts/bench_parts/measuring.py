@@ -33,6 +33,7 @@ __all__ = [
     "part",
     "peer",
     "reactor_seconds",
+    "proportional_bytes",
     "resident_bytes",
 ]
 
@@ -203,6 +204,13 @@ def cpu_seconds(pid: int) -> float:
 def reactor_seconds(pid: int) -> float:
     """Return the CPU time of a daemon's first thread, which has its reactor."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def proportional_bytes(pid: int) -> int:
+    """Return the memory of a process, in which a page that N processes share counts as an Nth (PSS)."""
+    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def resident_bytes(pid: int) -> int:

@@ -12,7 +12,7 @@ from twisted.internet.testing import StringTransport
 from twisted.logger import Logger
 
 from scripts.bench_parts.measuring import EVENT, Options, Result, best, part, peer
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -112,6 +112,7 @@ def _publish(rows: int, at_once: int) -> float:
     log = _log(clock)
     metrics = Metrics(CollectorRegistry())
     publisher = Publisher(log, StreamTable.default(), clock, metrics, instance="master")
+    publisher.follow_log()
     factory = PublisherFactory(publisher, server_name="bench", dialect=CURRENT, clock=clock, metrics=metrics)
     sinks = [Sink() for _ in range(FOLLOWERS)]
     for sink in sinks:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import hiredis
 
 from scripts.bench_parts.measuring import EVENT
+from synrepl.streams.writer import Writer
 
 CHANNEL: Final = b"bench"
 AT_ONCE: Final = 500
@@ -118,8 +119,8 @@ def publisher(url: str, rows: int) -> None:
     from twisted.logger import Logger
 
     from scripts.bench_parts.children import reactor
-    from synrepl.ports.metrics import Metrics
-    from synrepl.replication.broker.peer import BrokerPeer
+    from synrepl.base.metrics import Metrics
+    from synrepl.replication.membership.daemon_member import DaemonMember
     from synrepl.replication.publisher import Publisher
     from synrepl.storage.log import Log
     from synrepl.storage.threads import ImmediateThread
@@ -134,18 +135,21 @@ def publisher(url: str, rows: int) -> None:
     async def publish() -> None:
         await log.start()
         ours = Publisher(log, StreamTable.default(), reactor, metrics, instance="bench", ring_bytes=10**9)
-        peer = BrokerPeer(clock=reactor, publisher=ours, writes=[("events", "bench")], probe_seconds=0.0)
+        ours.follow_log()
+        member = DaemonMember(
+            clock=reactor, publisher=ours, writes=[Writer("events", "bench")], probe_seconds=0.0
+        )
         link = RedisLink(
             reactor,
             RedisAddress.parse(url),
-            peer,
+            member,
             server_name=CHANNEL.decode(),
             instance="bench",
             metrics=metrics,
         )
-        peer.broker = link
+        member.wire(link)
         link.start()
-        while not peer.is_writing:
+        while not member.is_writing:
             await deferLater(reactor, 0.01, lambda: None)
         tell_time("began")
         for _ in range(0, rows, AT_ONCE):

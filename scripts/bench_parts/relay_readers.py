@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from scripts.bench_parts.measuring import ask, event
 from synrepl.http_api.routes import APPEND, STATUS
-from synrepl.wire.native import VERSION
+from synrepl.replicas.wire.native import VERSION
 
 POSTED_AT_ONCE: Final = 500
 POSTED_BYTES: Final = 8 * 1024 * 1024

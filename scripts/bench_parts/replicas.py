@@ -23,7 +23,7 @@ from scripts.bench_parts.measuring import (
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import APPEND, CHANGELOG, STATUS
 from synrepl.http_client import BlockingClient
-from synrepl.replication.replica.join import COMMIT_FACTS
+from synrepl.replicas.replica.join import COMMIT_FACTS
 from synrepl.storage.schema import COLUMNS
 
 __all__ = ["FOR_EVER", "join_seconds", "replicas"]

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from scripts.bench_parts.children import reactor
 from scripts.bench_parts.measuring import EVENT, best
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.publisher import PUMP_SECONDS, Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -90,6 +90,7 @@ def _log() -> Log:
 def _serve(log: Log, readers: _Readers, count: int) -> PublisherFactory:
     metrics = Metrics(CollectorRegistry())
     publisher = Publisher(log, StreamTable.default(), reactor, metrics, instance="master")
+    publisher.follow_log()
     factory = PublisherFactory(
         publisher, server_name="bench", dialect=CURRENT, clock=reactor, metrics=metrics
     )

@@ -16,9 +16,9 @@ from twisted.internet.task import deferLater
 
 from scripts.bench_parts.children import print_and_stop, reactor
 from synrepl import Follower, Updates, connect
-from synrepl.storage.id_tables import IdStream, IdTable
-from synrepl.storage.ids.generator import MultiWriterIdGenerator
-from synrepl.storage.ids.transactions import transact
+from synrepl.ids.generator import MultiWriterIdGenerator
+from synrepl.ids.transactions import transact
+from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.streams.table import StreamTable
 
 __all__ = ["CONFIG", "STREAM"]

@@ -13,8 +13,8 @@ from typing import Any, Final
 import psycopg
 
 from scripts.bench_parts.measuring import Options, Result, ask, cpu_seconds, daemon
+from synrepl.homeserver.doctor.synapse import STREAMS
 from synrepl.http_api.routes import STATUS
-from synrepl.storage.doctor.synapse import STREAMS
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 

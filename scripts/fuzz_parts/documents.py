@@ -7,7 +7,7 @@ from scripts.fuzz_parts.target import BadAnswer, Target
 from scripts.fuzz_parts.wire import DIALECTS, TABLE
 from synrepl.cli import recordings
 from synrepl.config import Settings
-from synrepl.config.files import read_keys, read_secret
+from synrepl.config.config_files import read_keys, read_secret
 from synrepl.errors import ConfigError
 from synrepl.wire import jsontext
 from tests.captures import GOLDEN

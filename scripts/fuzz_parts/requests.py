@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, pieces
 from synrepl.errors import NotConnected
+from synrepl.replicas.roles.messages import HandOver
 from synrepl.replication.addresses import Address
-from synrepl.replication.roles.messages import HandOver
+from tests.files.site import DATA, PLACE, FilesSiteCase
 from tests.http.builders import CATCH_UP, Talk
-from tests.http.files_builders import DATA, PLACE, FilesSiteCase
-from tests.http.test_replica_routes import CopiesCase, Nobody
+from tests.replicas.http.test_replica_routes import CopiesCase, Nobody
 
 __all__ = ["HttpTarget"]
 
@@ -31,7 +31,7 @@ class Site(CopiesCase, FilesSiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.network.__class__ = Unreachable
-        self.site = self.make_site(files=self.files, roles=self.roles, relays=self.relays)
+        self.site = self.make_site(**self.served())
 
     def runTest(self) -> None:
         """Do nothing: the target sends the requests."""

@@ -1,4 +1,4 @@
-"""Targets of the wire: line connections, native connections, and the Redis channel of a homeserver."""
+"""Targets of the wire: line connections, and the Redis channel of a homeserver."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -7,25 +7,19 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
-from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, conversed, pieces, words
-from synrepl.errors import RemoteProtocolError
-from synrepl.ports.metrics import Metrics
-from synrepl.replication.addresses import Address
+from scripts.fuzz_parts.target import MAX_ANSWER, BadAnswer, Target, conversed, words
+from synrepl.base.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
-from synrepl.testing import Cluster, MemoryEndpoint, Network
-from synrepl.transports.native import NativeConversation, NativeUpstream
-from synrepl.transports.settings import UpstreamSettings
+from synrepl.testing import Cluster
 from synrepl.transports.tcp import FollowerFactory
-from synrepl.wire.blocks import BlockBuffer
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER
 from synrepl.wire.session import Close, Deliver, Session, Warn
 from tests.captures import GOLDEN, said
-from tests.replication.clusters import FakeCluster
-from tests.replication.test_broker import Setup
+from tests.replication.test_daemon_member import Setup
 
-__all__ = ["DIALECTS", "TABLE", "NativeTarget", "RedisTarget", "SessionTarget"]
+__all__ = ["DIALECTS", "TABLE", "RedisTarget", "SessionTarget"]
 
 TABLE: Final = StreamTable.default()
 DIALECTS: Final[Sequence[Dialect]] = (LEGACY, MIDDLE, CURRENT, NEWEST, NATIVE)
@@ -96,83 +90,6 @@ class SessionTarget(Target):
         return "\n".join(sorted(set(kinds))).encode(), False
 
 
-class NativeTarget(Target):
-    """A native connection. First byte: block reader, replica or primary; second: the seed of the split."""
-
-    def seeds(self) -> list[bytes]:
-        spoken: list[bytes] = []
-
-        def record(data: bytes) -> bytes:
-            spoken.append(data)
-            return data
-
-        cluster = FakeCluster(corrupt=record)
-        cluster.node("a")
-        cluster.wrote(cluster.nodes["a"], 3)
-        cluster.node("b", "a")
-        cluster.pass_(2)
-        cluster.wrote(cluster.nodes["a"], 2)
-        cluster.pass_(0.5)
-        every = b"".join(spoken)
-        _end(cluster)
-        return [bytes([who, 5]) + every[start:] for who in range(3) for start in range(0, len(every), 700)]
-
-    def run(self, data: bytes) -> object:
-        who, seed, text = (*data[:1], 0)[0] % 3, (*data[1:2], 0)[0], data[2:]
-        if who == 0:
-            return who, self._read(text, seed)
-        if who == 1:
-            return who, self._upstream(text, seed)
-        return who, self._relayed(text, seed)
-
-    @staticmethod
-    def _read(text: bytes, seed: int) -> object:
-        reader = BlockBuffer()
-        kinds = set()
-        try:
-            for piece in pieces(text, seed):
-                kinds |= {type(found).__name__ for found in reader.runs(piece)}
-        except RemoteProtocolError as error:
-            return sorted(kinds), error.why[:20]
-        return sorted(kinds), ""
-
-    @staticmethod
-    def _upstream(text: bytes, seed: int) -> object:
-        """Send the text to a replica."""
-        clock = Clock()
-        nowhere = MemoryEndpoint(Network(clock), "b", "a")
-        connection = NativeUpstream(
-            nowhere, clock, Metrics(CollectorRegistry()), UpstreamSettings(), where=Address(native="a")
-        ).build("b")
-        conversation = NativeConversation(connection, Metrics(CollectorRegistry()))
-        connection.make_owner = lambda _: conversation
-        answer = conversed(connection, clock, text, seed)
-        events = 0
-        while events < 10_000 and conversation._events:
-            conversation.ready()
-            events += 1
-        return words(answer[0]), answer[1]
-
-    @staticmethod
-    def _relayed(text: bytes, seed: int) -> object:
-        """Send the text to a primary."""
-        cluster = FakeCluster()
-        node = cluster.node("a")
-        cluster.wrote(node, 3)
-        try:
-            protocol: Any = node._factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
-            answer = conversed(protocol, cluster.clock, text, seed)
-        finally:
-            _end(cluster)
-        return words(answer[0]), answer[1]
-
-
-def _end(cluster: FakeCluster) -> None:
-    FakeCluster.made.remove(cluster)
-    for node in cluster.nodes.values():
-        node.kill()
-
-
 class RedisTarget(Target):
     """Messages on the Redis channel of a homeserver, to one of its processes; a line is a message."""
 
@@ -191,12 +108,12 @@ class RedisTarget(Target):
         for action in session.receive(data.split(b"\n")):
             kinds.add(type(action).__name__)
             if isinstance(action, Deliver):
-                setup.peer.received(action.commands)
+                setup.member.received(action.commands)
             else:
                 assert isinstance(action, Warn | Close)
         setup.wait(2)
         told = setup.told()
-        setup.peer.stop()
+        setup.member.stop()
         if sum(map(len, told)) > MAX_ANSWER:
             raise BadAnswer(f"{len(told)} lines were published, with more than {MAX_ANSWER} bytes")
         return sorted(kinds), sorted({line.split(" ")[0] for line in told}), bool(setup.applied)

@@ -252,7 +252,7 @@ class _Tests:
         users = sorted(using, key=lambda name: (-_shared(name, mutant.file), name))
         stages: list[str] = []
         for files in (sorted(named), near[:MAX_FILES], far[:MAX_FILES], users[:MAX_FILES]):
-            plain = [name for name in files if not name.startswith("tests/trial/")]
+            plain = [name for name in files if "/trial/" not in name]
             stages += [" ".join(plain)] if plain else []
             stages += [TRIAL + _module(name) for name in files if name not in plain]
         if not direct:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from synrepl.base.rights import Operation, route_operation
+from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import Example, Parameter, Route
-from synrepl.http_api.routes import ROUTES
-from synrepl.ports.rights import Operation, route_operation
 from synrepl.transports.http import api as _ties_handlers  # noqa: F401
 from synrepl.transports.http.openapi_routes import build_description
-from synrepl.wire.error_codes import ERROR_CODES, RETRYABLE_STATUSES, ErrorCode
+from synrepl.wire.all_error_codes import all_error_codes
+from synrepl.wire.error_codes import RETRYABLE_STATUSES, ErrorCode
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
 
 __all__ = ["BASE_URL", "http_reference"]
@@ -27,7 +28,7 @@ _MARK: Final = re.compile(r"<!-- (endpoints|errors|route: (\S+)) -->")
 def http_reference() -> list[str]:
     """Return the lines of the page, without its title. Routes that the prose does not mention come last."""
     schemas = build_description()["components"]["schemas"]
-    routes = {route.name: route for route in ROUTES}
+    routes = {route.name: route for route in all_routes()}
     lines: list[str] = []
     for line in PROSE.read_text("utf-8").splitlines():
         match = _MARK.fullmatch(line)
@@ -45,7 +46,7 @@ def http_reference() -> list[str]:
 def _endpoints() -> Iterator[str]:
     yield "| endpoint | right | streams | effect |"
     yield "|---|---|---|---|"
-    for route in ROUTES:
+    for route in all_routes():
         title = _title(route)
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         takes = f"{route.right or 'none'} | {streams_of(route_operation(route))}"
@@ -61,7 +62,7 @@ def streams_of(operation: Operation) -> str:
 def _errors() -> Iterator[str]:
     yield "| status | code | when | what to do | retry |"
     yield "|---|---|---|---|---|"
-    for code, kind in sorted(ERROR_CODES.items(), key=lambda item: (item[1].status, item[0])):
+    for code, kind in sorted(all_error_codes().items(), key=lambda item: (item[1].status, item[0])):
         yield f"| {kind.status} | `{code}` | {kind.means} | {kind.action} | {_retry(kind)} |"
 
 
@@ -105,7 +106,7 @@ def _default(parameter: Parameter) -> str:
     default = parameter.kind.default
     if default is None or isinstance(default, bool):
         return "required" if parameter.kind.is_required else ""
-    return f"{default:g}"
+    return f"`{default}`" if isinstance(default, str) else f"{default:g}"
 
 
 def _body(route: Route, schemas: dict[str, Any]) -> Iterator[str]:

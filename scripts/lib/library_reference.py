@@ -16,6 +16,7 @@ import synrepl
 import synrepl.streams.catalog
 import synrepl.testing
 from synrepl.config import Settings, settings
+from synrepl.config.settings import settings_class
 from synrepl.streams.stream import Stream
 
 __all__ = ["library_reference"]
@@ -103,7 +104,7 @@ def _entry(name: str, found: Any) -> Iterator[str]:
         yield from ("", f"`{name}` also has the methods of [`{base.__name__}`](#{base.__name__.lower()}).")
     if found is Settings:
         yield from ("", "| field | type | default | |", "|---|---|---|---|")
-        types = {field.name: field.type for field in fields(Settings)}
+        types = {field.name: field.type for field in fields(settings_class())}
         for one in settings():
             meaning = one.help.replace("|", "\\|")
             yield f"| `{one.name}` | `{_type_text(types[one.name])}` | `{one.default_text}` | {meaning} |"

@@ -38,7 +38,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def package(self) -> str:
-        """The folder of its file, below synrepl: ``storage/ids``."""
+        """The folder of its file, below synrepl: ``ids``."""
         return Path(self.file).parent.relative_to("synrepl").as_posix()
 
 

@@ -1,7 +1,8 @@
 """Finds references to things that do not exist, and public classes that share a name.
 
 Names in backticks (docstrings, comments, manual), paths in ``pyproject.toml``, links and citations of the
-manual must lead somewhere. A name counts as known if the code uses it anywhere, also as a word of a string.
+manual must lead somewhere. A name counts as known if the code uses it anywhere, also as a word of a string;
+in the prose of the library itself, only if the library uses it, since tests may name things otherwise.
 
     references.py [ROOT]
 """
@@ -12,7 +13,7 @@ import keyword
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache, cached_property
 from pathlib import Path
@@ -39,9 +40,15 @@ EXTERNAL: Final = frozenset(
         "handle_path",
         "proxy_pass",
         "tcp_proxy",
+        "ConnectionPool",
+        "readStream",
+        "report_stats",
     }
 )
-"""Names of other projects that no code here uses."""
+"""Names of other projects that no code here uses, or only tests."""
+
+LIBRARY: Final = ("synrepl", "twisted", "setup.py")
+"""The part of `CODE` whose names the prose of ``synrepl`` may use."""
 
 _SPAN: Final = re.compile(r"(?<!`)(`{1,2})(?!`)([^`\n]+?)\1(?!`)")
 _PATH: Final = re.compile(r"[\w.*/-]*\w\.(?:py|tac|md|toml|yaml|sh|json|html|svg|png)")
@@ -177,10 +184,23 @@ class Tree:
     @cached_property
     def names(self) -> set[str]:
         """Identifiers, names of modules and folders, and words in strings that are no docstrings."""
+        return self._names_in(CODE)
+
+    @cached_property
+    def library_names(self) -> set[str]:
+        """Those that the library uses, and the names of all modules and folders."""
+        return self._names_in(LIBRARY)
+
+    def _names_in(self, tops: Collection[str]) -> set[str]:
         found = {*dir(builtins), *keyword.kwlist, *EXTERNAL}
         for path, module in self.modules.items():
-            found.update(module.names, path.relative_to(self.root).with_suffix("").parts)
+            parts = path.relative_to(self.root).with_suffix("").parts
+            found.update(parts, module.names if path.relative_to(self.root).parts[0] in tops else ())
         return found
+
+    def names_for(self, file: Path) -> set[str]:
+        """The names that the prose of this file may use."""
+        return self.library_names if file.is_relative_to(self.root / "synrepl") else self.names
 
     @cache  # noqa: B019  # one tree lives as long as the program
     def listings(self, page: Path) -> str:
@@ -227,19 +247,20 @@ def wrong_span(tree: Tree, text: str, near: Path) -> bool:
     """Whether the text of a code span names something that is not there."""
     if re.search(r"[<>{}$\s:=\[\]]|\.\.\.|[A-Z]{2,}/", text):
         return False
+    names = tree.names_for(near)
     if _PATH.fullmatch(text) or _FOLDER.fullmatch(text):
-        written = Path(text).stem in tree.names or text in tree.listings(near)
+        written = Path(text).stem in names or text in tree.listings(near)
         return not (Path(text).stem.isupper() or written or tree.has_file(text, near))
     name = text.removesuffix("()")
-    if (metric := _METRIC.fullmatch(name)) and metric[1] in tree.names:
+    if (metric := _METRIC.fullmatch(name)) and metric[1] in names:
         return False
     if _DOTTED.fullmatch(text):
         parts = name.split(".")
-        if parts[0] in tree.packages or parts[0] not in tree.names:
+        if parts[0] in tree.packages or parts[0] not in names:
             return False
-        return any(part not in tree.names and not part.isdigit() for part in parts)
+        return any(part not in names and not part.isdigit() for part in parts)
     if _CLASS.fullmatch(text) or _SNAKE.fullmatch(text):
-        return name not in tree.names
+        return name not in names
     return False
 
 

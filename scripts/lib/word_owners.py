@@ -1,8 +1,8 @@
-"""Finds classes and modules that borrow a word which has one meaning, and one owner, in the glossary.
+"""Finds classes, type aliases and modules that borrow a word which has one owner in the glossary.
 
 A name borrows a word if it is the word, or ends in it, in the singular or plural: `IdTable` and
 `tables.py` say that they are tables. The section `SECTION` of the glossary has a table of the words with the
-classes and modules that own them, and a table of exceptions with their reasons.
+classes, aliases and modules that own them, and a table of exceptions with their reasons.
 
     word_owners.py [ROOT]
 """
@@ -20,6 +20,7 @@ PACKAGE: Final = "synrepl"
 
 _WORD: Final = re.compile(r"\*\*(\w+)\*\*")
 _NAME: Final = re.compile(r"`([^`]+)`")
+_ALIAS: Final = re.compile(r"_?[A-Z]\w*[a-z]")
 _PART: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 
 
@@ -55,7 +56,7 @@ def read_glossary(text: str) -> Glossary:
 
 
 def last_word(name: str) -> str:
-    """The last word of the name of a class or module, in lower case."""
+    """The last word of the name of a class, alias or module, in lower case."""
     parts = _PART.findall(name)
     return parts[-1].lower() if parts else ""
 
@@ -66,8 +67,21 @@ def borrowed(name: str, words: frozenset[str]) -> str:
     return next((one for one in (word, word.removesuffix("s")) if one in words), "")
 
 
+def defined_name(node: ast.AST) -> str:
+    """The name of the class or type alias that this node defines; empty if it defines none.
+
+    An assignment defines an alias if its name is spelled as that of a class (``Pair = tuple[str, str]``).
+    """
+    match node:
+        case ast.ClassDef(name=name):
+            return name
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return name if _ALIAS.match(name) else ""
+    return ""
+
+
 def names(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Each module, package and class of the package: where it is, its name, and its name in the glossary."""
+    """Each module, package, class and alias: where it is, its name, and its name in the glossary."""
     for path in sorted((root / PACKAGE).rglob("*.py")):
         file = path.relative_to(root).as_posix()
         if path.name == "__init__.py":
@@ -75,8 +89,8 @@ def names(root: Path) -> Iterator[tuple[str, str, str]]:
         else:
             yield file, path.stem, file
         for node in ast.walk(ast.parse(path.read_text("utf-8"), file)):
-            if isinstance(node, ast.ClassDef):
-                yield f"{file}:{node.lineno}", node.name, node.name
+            if defined := defined_name(node):
+                yield f"{file}:{node.lineno}", defined, defined  # type: ignore[attr-defined]
 
 
 def complaints(root: Path) -> Iterator[Complaint]:

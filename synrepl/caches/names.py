@@ -4,11 +4,11 @@
 (all, if there are none), and the arguments of its key. After the name, ``*``: a part of the key from its
 beginning drops all entries that begin so; ``+``: the keys of a row are packed. An argument in brackets is no
 text: no row can name it, so that it ends what can be given. What a name means besides a cache is in
-`synrepl.caches.rules`.
+`synrepl.caches.rules`; names that no row has are in `synrepl.caches.unreachable`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -16,11 +16,12 @@ from typing import Final
 
 import msgspec
 
+from synrepl.caches.unreachable import kept_answer, why_unreachable
 from synrepl.errors import ConfigError, suggest
 from synrepl.wire.dialect import NEWEST, Dialect, Span, span
 
-Release = tuple[int, int]
-"""A release without its patch number: all patches have the same caches."""
+Release = tuple[int, ...]
+"""A release as far as its caches depend on it: without the patch number, unless a patch changed a key."""
 
 NEWEST_KNOWN: Final[Release] = NEWEST.release[:2]
 """A newer release is taken to have the names of this one."""
@@ -33,30 +34,6 @@ ROOM_ALIASES: Final = ("dr_cache_fake", "cs_cache_fake")
 
 OF_MODULES: Final = span(since="1.69")
 """Releases in which a row can name a function of a module: ``module.function``."""
-
-_OTHERS: Final = (
-    (
-        r"_?\w*_stream(_change)?_cache|\w+ChangeCache",
-        "it remembers what changed up to which position, from the rows of its stream",
-    ),
-    (
-        r"\*?getEvent\*?|_?get_event(_cache)?",
-        "it has events, which no row names; since 1.86 --room ROOM drops all cached events",
-    ),
-    (
-        r"\*?stateGroup(Members)?Cache\*?|state_cache|_state_group(_members)?_cache",
-        "groups of states never change once they are written",
-    ),
-    (
-        r"sync|state(_ids)?_resp|(remote_)?room_list|initial_sync_cache|room_upgrade|\w+_hierarchy|repl\.\w+",
-        "it is an answer that this process keeps for seconds or minutes",
-    ),
-    (
-        r"lazy_loaded_\w+|get_pdu_cache|url_previews|last_device_delete_cache|device_update_edu|sync_valid_filter",
-        "it is kept by one process for a time, and runs out",
-    ),
-)
-"""Caches of other kinds, as metrics and logs call them, and why no row drops them."""
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+", re.ASCII)
 _ALIASES: Final = {
@@ -149,16 +126,30 @@ def all_names() -> Mapping[str, list[CacheName]]:
 
 def parse_release(text: str) -> Release:
     """Return the release in a text such as ``1.163.2`` or ``1.163.0rc1 (b=...)``. Raises `ConfigError`."""
-    found = re.match(r"(\d{1,3})\.(\d{1,4})(?![\d])", text)
+    found = re.match(r"(\d{1,3}\.\d{1,4})(?:\.(\d{1,4}))?(?![\d])", text)
     if found is None:
         raise ConfigError(f"{text!r} is no release of Synapse, such as 1.163")
-    return Dialect.parse(found[0]).release[:2]
+    release = Dialect.parse(found[1]).release[:2]
+    patches = [one for one in _changed_by_patches() if one[:2] == release and one[2] <= int(found[2] or 0)]
+    return max(patches, default=release)
+
+
+@cache
+def _changed_by_patches() -> frozenset[Release]:
+    """The patch releases in which the key of a cache is another one than before."""
+    spans = [one.span for forms in all_names().values() for one in forms]
+    return frozenset(one for span in spans for one in (span.since, span.until) if one and one[2])
+
+
+def _whole(release: Release) -> Release:
+    return (*release, 0)[:3]
 
 
 @cache
 def names_of(release: Release) -> Mapping[str, CacheName]:
     """The names of a release, without functions of modules."""
-    found = {name: one for name, forms in all_names().items() for one in forms if (*release, 0) in one.span}
+    at = _whole(release)
+    found = {name: one for name, forms in all_names().items() for one in forms if at in one.span}
     return MappingProxyType(found)
 
 
@@ -168,21 +159,38 @@ def find_name(name: str, release: Release) -> CacheName:
     if found := names.get(name):
         return found
     which = ".".join(map(str, release))
+    if kept_answer(name):
+        raise ConfigError(why_unreachable(name, release))
     if _FUNCTION.fullmatch(name):
-        if (*release, 0) not in OF_MODULES:
+        if _whole(release) not in OF_MODULES:
             raise ConfigError(f"Synapse {which} drops no caches of modules such as {name}: 1.69 and newer do")
         return CacheName(name=name, span=OF_MODULES, is_of_module=True)
     if forms := all_names().get(name):
         has = " and ".join(map(str, _joined(forms)))
-        kin = next((one for one in names if name.strip("_") in one or one.strip("_") in name), "")
-        hint = f"; did you mean {kin}?" if kin else ""
-        raise ConfigError(f"Synapse {which} has no cache {name} ({has}), and keeps no such answer{hint}")
-    if why := next((why for pattern, why in _OTHERS if re.fullmatch(pattern, name)), ""):
-        raise ConfigError(
-            f"no row drops {name} of Synapse {which}: {why}; a restart of the process makes it begin anew"
-        )
+        if kin := _kin(name, names):
+            raise ConfigError(
+                f"Synapse {which} has no cache {name} ({has}); did you mean {' or '.join(kin)}?"
+            )
+        raise ConfigError(f"Synapse {which} has no cache {name} ({has}), and keeps no such answer")
+    if why := why_unreachable(name, release):
+        raise ConfigError(why)
     hint = suggest(name, list(names)) or suggest(name, list(all_names()))
     raise ConfigError(f"Synapse {which} has no cache {name}{hint}")
+
+
+def _kin(name: str, names: Iterable[str]) -> list[str]:
+    """Names that are longer or shorter than this one, or have most of its words: what came in its place."""
+    words = {*name.strip("_").split("_")}
+
+    def is_kin(one: str) -> bool:
+        others = {*one.strip("_").split("_")}
+        is_part = name.strip("_") in one or one.strip("_") in name
+        return is_part or (len(words) > 3 and len(words & others) > 0.8 * len(words | others))
+
+    return [one for one in names if is_kin(one)][:MAX_KIN]
+
+
+MAX_KIN: Final = 3
 
 
 def _joined(forms: list[CacheName]) -> list[Span]:

@@ -71,7 +71,7 @@ def _state(rules: Sequence[Rule]) -> Callable[..., Iterable[Drop]]:
     without = [(rule.cache, rule.key == "*") for rule in rules if rule.key in ("room", "*") and not rule.when]
 
     def current_state(room_id: str, *changed: str) -> Iterable[Drop]:
-        """The state of a room changed, including the membership of `changed`."""
+        """What to drop when the state of a room changed, and with it the membership of `changed`."""
         if not changed:
             return [(name, None if is_whole else (room_id,)) for name, is_whole in without]
         users = dict.fromkeys(changed)

@@ -11,6 +11,7 @@ import click
 
 from synrepl.errors import ReplicationError, suggest
 from synrepl.extras import missing_extra
+from synrepl.rooms import rooms
 
 EXIT_CODES: Final = "Exit codes: 0 success, 1 failure (explained in one line), 2 wrong usage."
 
@@ -90,16 +91,25 @@ class CliGroup(click.Group):
         """Find the command named first in `args`. Raises `click.UsageError`."""
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}{self.suggest(ctx, args[0])}")
+            why = _why_missing(args[0])
+            ctx.fail(f"No such command {args[0]!r}{why or self.suggest(ctx, args[0])}")
         return super().resolve_command(ctx, args)
 
     def suggest(self, ctx: click.Context, name: str) -> str:
-        """Return ``; did you mean ...?``: a command of a group below, or one with a similar name."""
+        """Return ``; did you mean ...?`` with a subcommand of this name, or a command of a similar name."""
         for group in self.list_commands(ctx):
             command = self.get_command(ctx, group)
             if isinstance(command, click.Group) and name in command.list_commands(ctx):
                 return f"; did you mean {group} {name}?"
         return suggest(name, self.list_commands(ctx))
+
+
+def _why_missing(name: str) -> str:
+    """Return ``; it belongs to ROOM, which is not installed``; empty if no missing room has this command."""
+    from synrepl.missing_rooms import why_missing  # Imported late: only a mistake needs it.
+
+    why = why_missing("commands", name)
+    return f"; {why}" if why else ""
 
 
 class LazyGroup(CliGroup):
@@ -146,12 +156,23 @@ class LazyGroup(CliGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lists of commands, without importing them."""
         for heading, names in self.headings.items():
+            if not names:
+                continue
             with formatter.section(heading):
                 formatter.write_dl([(name, self.places[name][1]) for name in names.split()])
 
 
 class MainGroup(LazyGroup):
     """The commands of the program. An expected error ends a command with one line on standard error."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command, with what rooms add to it."""
+        command = super().get_command(ctx, cmd_name)
+        places = [place for room in rooms() if (place := room.extensions.get(cmd_name))]
+        for place in places if command is not None else ():
+            module, _, attribute = place.partition(":")
+            command = getattr(import_module(module), attribute)(command)
+        return command
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _one_line():
@@ -175,7 +196,7 @@ def _one_line() -> Iterator[None]:
     except click.UsageError as error:
         context = error.ctx or click.get_current_context(silent=True)
         advice = f"; see {context.command_path} --help" if context is not None else ""
-        text = error.format_message().rstrip(".") + _nearest_choice(error)
+        text = error.format_message().rstrip(".") + _nearest_choice(error) + _missing_flag(error, context)
         raise UsageMistake(text + advice) from error
     except ReplicationError as error:
         raise CliError(str(error)) from error
@@ -183,6 +204,16 @@ def _one_line() -> Iterator[None]:
         if why := missing_extra(error):
             raise CliError(why) from error
         raise
+
+
+def _missing_flag(error: click.UsageError, context: click.Context | None) -> str:
+    """Return ``; it belongs to ROOM, which is not installed`` if that room gives the daemon this flag."""
+    if not isinstance(error, click.NoSuchOption) or context is None or context.info_name != "serve":
+        return ""
+    from synrepl.missing_rooms import why_missing  # Imported late: only a mistake needs it.
+
+    why = why_missing("settings", error.option_name.lstrip("-").replace("-", "_"))
+    return f"; {why}" if why else ""
 
 
 def _nearest_choice(error: click.UsageError) -> str:

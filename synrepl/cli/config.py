@@ -10,6 +10,7 @@ from synrepl.cli.command import CliCommand, CliError, CliGroup, UsageMistake
 from synrepl.cli.options import Output, output_option
 from synrepl.cli.tables import table
 from synrepl.errors import ConfigError, StorageError
+from synrepl.rooms import rooms
 
 if TYPE_CHECKING:
     from synrepl.config import Settings
@@ -34,17 +35,15 @@ def check(file: Path, offline: bool, output: Output) -> None:
     is changed, and no port is opened. Exit code 2: the daemon would not start with this file; 1: its database
     keeps it from that, or does not answer.
     """
-    from synrepl.config import Settings, is_loopback  # Imported late: they load every part that has settings.
+    # Imported late: they load every part that has settings.
+    from synrepl.config import Settings, is_loopback
+    from synrepl.config.settings import key_listeners
 
     try:
         built = Settings.build(file=file)
     except ConfigError as error:
         raise UsageMistake(str(error)) from error
-    listeners = [
-        *(("followers", one) for one in built.listen),
-        *(("resp", one) for one in built.resp),
-        ("http", built.http),
-    ]
+    listeners = [*(("followers", one) for one in built.listen), *key_listeners(built)]
     rows = [
         (
             kind,
@@ -68,7 +67,7 @@ def check(file: Path, offline: bool, output: Output) -> None:
 
 
 def _hindrances(url: str) -> list[str]:
-    """What keeps a daemon from having its log there; that its server cannot be asked, too."""
+    """Return the reasons a daemon could not keep its log there; an unreachable server is one."""
     from synrepl.storage.databases import engine_for  # Imported late, as above.
 
     try:
@@ -86,13 +85,13 @@ def _guards(built: "Settings", kind: str, endpoint: str) -> Iterator[str]:
         yield "client certificate"
     if built.secret or built.keys:
         by = "shared secret" if built.secret else "keys"
-        yield by if kind in ("http", "resp") else f"{by} (replicas only)"
+        yield f"{by} (replicas only)" if kind == "followers" else by
 
 
 def _lines(built: "Settings", listeners: Iterator[str]) -> Iterator[str]:
     yield from listeners
     name = built.server_name if built.is_named else "that of the log or the upstream"
-    role = f"replica of {', '.join(built.upstream)}" if built.upstream else "primary"
+    role = next(filter(None, (room.role_of(built) for room in rooms())), "primary")
     yield f"{role}; server name {name}; log {built.database}"
     for warning in built.warnings:
         yield click.style(f"warning: {warning}", "yellow")

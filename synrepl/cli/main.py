@@ -1,55 +1,64 @@
-"""The `synrepl` command group."""
+"""The `synrepl` command group: the commands of the core, and those of the rooms."""
+
+from typing import Final
 
 import click
 
 from synrepl.cli.command import CONTEXTS_GONE, MainGroup
+from synrepl.rooms import RoomCommand, rooms
+
+HEADINGS: Final = (
+    "Inspect a homeserver",
+    "Run",
+    "Look",
+    "Read and write",
+    "Operate",
+    "Analyze",
+    "Set up",
+)
+"""The headings of the list of commands, in its order."""
+
+CORE_COMMANDS: Final = (
+    RoomCommand("serve", "synrepl.cli.serve:serve", "Run the daemon in the foreground.", "Run"),
+    RoomCommand(
+        "demo", "synrepl.cli.demo:demo", "Show a daemon at work: two workers, two recorded sessions.", "Run"
+    ),
+    RoomCommand("config", "synrepl.cli.config:config", "Check the configuration of a daemon.", "Run"),
+    RoomCommand("status", "synrepl.cli.status:status", "Show the status of a daemon.", "Look"),
+    RoomCommand("top", "synrepl.cli.status:top", "Watch a daemon on one screen.", "Look"),
+    RoomCommand("who", "synrepl.cli.status:who", "Show the followers of a daemon.", "Look"),
+    RoomCommand(
+        "streams", "synrepl.cli.streams:streams", "Show the streams of a daemon, or declare one.", "Look"
+    ),
+    RoomCommand(
+        "tail",
+        "synrepl.cli.tail:tail",
+        "Follow a server, a Redis or the changelog of a daemon.",
+        "Read and write",
+    ),
+    RoomCommand("append", "synrepl.cli.append:append", "Append rows from standard input.", "Read and write"),
+    RoomCommand(
+        "refused", "synrepl.cli.refused:refused", "List and replay facts that could not be read.", "Operate"
+    ),
+    RoomCommand(
+        "replay", "synrepl.cli.replay:replay", "Append the rows of a recorded session.", "Read and write"
+    ),
+    RoomCommand("tls", "synrepl.cli.tls:tls", "Make certificates for daemons and their clients.", "Set up"),
+    RoomCommand("caches", "synrepl.cli.caches:caches", "Check the caches of a worker.", "Operate"),
+    RoomCommand(
+        "completion", "synrepl.cli.completion:completion", "Print the completion script of a shell.", "Set up"
+    ),
+)
+
+COMMANDS: Final = (*CORE_COMMANDS, *(one for room in rooms() for one in room.commands))
 
 
 @click.group(
     cls=MainGroup,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    places={
-        "serve": ("synrepl.cli.serve:serve", "Run the daemon in the foreground."),
-        "demo": ("synrepl.cli.demo:demo", "Show a daemon at work: two workers, two recorded sessions."),
-        "config": ("synrepl.cli.config:config", "Check the configuration of a daemon."),
-        "status": ("synrepl.cli.status:status", "Show the status of a daemon."),
-        "top": ("synrepl.cli.status:top", "Watch a daemon on one screen."),
-        "who": ("synrepl.cli.status:who", "Show the followers of a daemon."),
-        "streams": ("synrepl.cli.streams:streams", "Show the streams of a daemon, or declare one."),
-        "replicas": ("synrepl.cli.status:replicas", "Show the replicas of a daemon."),
-        "tail": ("synrepl.cli.tail:tail", "Follow a server, a Redis or the changelog of a daemon."),
-        "append": ("synrepl.cli.append:append", "Append rows from standard input."),
-        "files": ("synrepl.cli.files:files", "List the names of files, and get a file by its name."),
-        "refused": ("synrepl.cli.refused:refused", "List and replay facts that could not be read."),
-        "replay": ("synrepl.cli.replay:replay", "Append the rows of a recorded session."),
-        "leases": ("synrepl.cli.status:leases", "List, add and drop leases of replicas."),
-        "keys": ("synrepl.cli.keys:keys", "List, add and revoke keys that replicas accept too."),
-        "tls": ("synrepl.cli.tls:tls", "Make certificates for daemons and their clients."),
-        "promote": ("synrepl.cli.roles:promote", "Make a replica the primary."),
-        "resync": ("synrepl.cli.roles:resync", "Make a fenced or diverged daemon a replica again."),
-        "inspect": ("synrepl.cli.inspect:inspect", "Find what is stuck in a live homeserver; read only."),
-        "doctor": ("synrepl.cli.doctor:doctor", "Find problems of the streams in a database."),
-        "probe": ("synrepl.cli.probe:probe", "Measure how long processes take to show a write."),
-        "explain": (
-            "synrepl.cli.explain:explain_command",
-            "Say what a token or log line of Synapse means.",
-        ),
-        "invalidate": (
-            "synrepl.cli.invalidate:invalidate",
-            "Make stale caches of a live homeserver right.",
-        ),
-        "caches": ("synrepl.cli.caches:caches", "Check the caches of a worker."),
-        "pipeline": ("synrepl.cli.jobs:pipeline", "Run Spark jobs on the streams."),
-        "completion": ("synrepl.cli.completion:completion", "Print the completion script of a shell."),
-    },
+    places={one.name: (one.place, one.line) for one in COMMANDS},
     headings={
-        "Inspect a homeserver": "inspect explain probe doctor",
-        "Run": "serve demo config",
-        "Look": "status top who streams replicas",
-        "Read and write": "tail append replay files",
-        "Operate": "leases keys refused promote resync invalidate caches",
-        "Analyze": "pipeline",
-        "Set up": "tls completion",
+        heading: " ".join(one.name for one in COMMANDS if one.heading == heading) for heading in HEADINGS
     },
     gone={"context": CONTEXTS_GONE},
 )

@@ -14,13 +14,13 @@ import click
 import msgspec
 
 from synrepl import http_client
+from synrepl.base.settings import duration_or_zero
 from synrepl.cli.command import CONTEXTS_GONE, CliError, Option
 from synrepl.cli.tables import address
 from synrepl.errors import ConfigError, suggest
 from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_client import split_urls
-from synrepl.ports.settings import duration_or_zero
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.text import printable_values
 
@@ -84,9 +84,9 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     def ask_status(self) -> dict[str, Any]:
         """Return the status of the daemon. Raises `CliError`."""
-        from synrepl.http_api.routes import STATUS
+        from synrepl.http_api.all_routes import status_request
 
-        found: dict[str, Any] = self.ask(STATUS.request())
+        found: dict[str, Any] = self.ask(status_request())
         return found
 
 

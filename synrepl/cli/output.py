@@ -7,10 +7,10 @@ from typing import Any, Literal
 import msgspec
 from twisted.logger import globalLogBeginner
 
+from synrepl.base.time import Timer
 from synrepl.cli.json_lines import JsonLines, OutputClosed
 from synrepl.daemon.log_output import log_observer
 from synrepl.errors import StorageError
-from synrepl.ports.time import Timer
 from synrepl.storage.position_files import FilePositions
 from synrepl.transports.credentials import Credentials
 from synrepl.wire.dialect import Dialect

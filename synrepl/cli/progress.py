@@ -13,9 +13,9 @@ import click
 
 from synrepl.cli.tables import bar
 from synrepl.html.humanize import span
+from synrepl.http_api.all_routes import status_request
 from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.route import HttpRequest
-from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient, NotADaemon
 
 
@@ -108,7 +108,7 @@ def post_and_watch(
     if sys.stderr.isatty():
         while thread.is_alive():
             try:
-                _draw(format_status(status_client.json(STATUS.request())))
+                _draw(format_status(status_client.json(status_request())))
             except (RequestError, NotADaemon) as error:
                 _draw(str(error))
             thread.join(LOOK_SECONDS)

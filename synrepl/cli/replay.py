@@ -162,14 +162,14 @@ def _requests(facts: Sequence[RecordedFacts], speed: float) -> Iterator[list[Rec
     """
     for _, run in groupby(facts, key=lambda fact: (fact.stream, fact.writer, fact.at if speed else None)):
         batch: list[RecordedFacts] = []
-        room = BATCH_BYTES
+        left = BATCH_BYTES
         for fact in run:
             size = sum(map(len, fact.rows))
-            if batch and (len(batch) == BATCH or size > room):
+            if batch and (len(batch) == BATCH or size > left):
                 yield batch
-                batch, room = [], BATCH_BYTES
+                batch, left = [], BATCH_BYTES
             batch.append(fact)
-            room -= size
+            left -= size
         yield batch
 
 

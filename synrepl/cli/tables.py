@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import click
 
-from synrepl.html.humanize import size, span
+from synrepl.html.humanize import span
+from synrepl.rooms import rooms
 
 SHOWN: Final = 50
 """Default maximum number of rows of a table. JSON output has all rows."""
@@ -20,8 +21,6 @@ COLORS: Final = {
 
 LABELS: Final = {"instance": "writes as"}
 """What tables call a field of the status, where its own name is misread."""
-
-STATE_WORDS: Final = {"ended": "its lease has ended"}
 
 BAR: Final = 30
 """The width of a progress bar in characters."""
@@ -66,23 +65,17 @@ def styled(state: str, text: str = "") -> str:
     return click.style(text or state, COLORS.get(state, "yellow"))
 
 
-def _replica_lag(replica: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the lag in rows and in seconds; nobody knows it if a replica is away and had everything."""
-    if replica["state"] in {"lost", "ended", "never seen"} and not replica["lag_rows"]:
-        return "unknown", "unknown"
-    return replica["lag_rows"], _number(replica["lag_seconds"])
-
-
 def address(text: str) -> str:
     """Return the native and the HTTP address in a daemon's address text (``-``: none), as far as known."""
     return ", ".join(part for part in text.split() if part != "-")
 
 
-def _ago(seconds: float | None) -> str:
+def ago(seconds: float | None) -> str:
+    """Return how long ago something was; None: never."""
     return "never" if seconds is None else f"{span(seconds)} ago"
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
     """Return a number from a status, or whatever else is in its place as text."""
     return value if _is_number(value) else str(value)
 
@@ -93,10 +86,7 @@ def status_lines(found: Mapping[str, Any], now: float, *, is_wide: bool = False)
         yield click.style(f"error: {one['what']} (for {span(now - one['since'])})", "red", bold=True)
     yield from _about(found)
     parts = (
-        _upstream(found),
-        replicas_table(found.get("replicas") or [], now, is_wide=is_wide),
-        leases_table(found.get("leases") or [], now, is_wide=is_wide),
-        _files(found, now),
+        *(lines for room in rooms() for lines in room.status_tables(found, now, is_wide=is_wide)),
         _sources(found),
         _stuck(found),
         followers_table(found.get("followers") or [], is_wide=is_wide),
@@ -123,78 +113,9 @@ def _about(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'what to do':<12} {text}"
 
 
-def _upstream(found: Mapping[str, Any]) -> Iterator[str]:
-    one = found.get("upstream")
-    if one is None:
-        return
-    serials = one["serial"], found["serial"]
-    row = (address(one["address"]), styled(one["state"]), *serials, _ago(one["heard_seconds_ago"]))
-    yield from table(("upstream", "state", "serial there", "serial here", "last received"), [row])
-    if one["why"]:
-        yield click.style(f"{one['state']}: {one['why']}", "yellow")
-    yield from (f"only this copy had: {path}" for path in one["only_here"])
-    if (join := one.get("join")) is not None:
-        yield _progress(one["state"], join)
-
-
-def _progress(state: str, join: Mapping[str, Any]) -> str:
-    done, total, eta = join["done"], join["total"], join["eta_seconds"]
-    what = "catching up" if state == "catching up" else "joining"
-    if state in {"snapshot", "meanwhile", "adopting", "catching up"}:
-        left = f"{span(eta)} left" if eta is not None else "..."
-        pace = f"{join['rows_per_second']:,.0f}/s, {left}"
-    else:
-        pace = f"waiting: {state}"
-    share = min(1.0, done / total) if total else 0.0
-    return f"{what} {bar(share)}  {done:,} of {total:,}  {pace}"
-
-
 def bar(share: float) -> str:
     """Return a progress bar with the percentage."""
     return f"[{'#' * round(BAR * share):.<{BAR}}] {share:.0%}"
-
-
-def replicas_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: bool = False) -> Iterator[str]:
-    """Yield the table of replicas, in the order of the status: the worst first."""
-    if found:
-        rows = [
-            (
-                one["name"],
-                styled(one["state"], STATE_WORDS.get(one["state"], one["state"])),
-                one["relay"] or "none",
-                one["serial"],
-                *_replica_lag(one),
-                "never" if one["seen"] is None else _ago(now - one["seen"]),
-                address(one["address"]),
-                one["why"],
-            )
-            for one in found
-        ]
-        head = ("replica", "state", "connection", "serial", "lag rows", "lag seconds", "last seen", "address")
-        yield from table((*head, "why"), rows, wide=("connection", "address"), is_wide=is_wide)
-
-
-def leases_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: bool = False) -> Iterator[str]:
-    """Yield the table of leases, in the order of the status: those that retain most first."""
-    if found:
-        rows = [
-            (
-                one["name"],
-                "registered" if one["registered"] else "anonymous",
-                styled("ended")
-                if one["ended"] is not None
-                else click.style(f"{one['used']:.0%}", "red" if one["used"] >= 0.8 else None),
-                one["serial"],
-                size(one["held_bytes"]),
-                span(one["ends_after_seconds"])
-                if one["ended"] is None
-                else f"ended {_ago(now - one['ended'])}",
-                one["reason"],
-            )
-            for one in found
-        ]
-        head = ("lease", "kind", "used", "retained after", "retains", "expires when away for", "why")
-        yield from table(head, rows, wide=("kind",), is_wide=is_wide)
 
 
 def followers_table(found: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> Iterator[str]:
@@ -207,8 +128,8 @@ def followers_table(found: Sequence[Mapping[str, Any]], *, is_wide: bool = False
             one["name"] or "(no name)",
             one["dialect"] or "unknown",
             styled("behind" if one["behind"] else "live"),
-            _number(one["lag_rows"]),
-            _number(one["lag_seconds"]),
+            number(one["lag_rows"]),
+            number(one["lag_seconds"]),
             "" if one["serial"] is None else one["serial"],
             span(one["connected_seconds"]),
         )
@@ -218,23 +139,9 @@ def followers_table(found: Sequence[Mapping[str, Any]], *, is_wide: bool = False
     yield from table(head, rows, wide=("serial", "connected for"), is_wide=is_wide)
 
 
-def _files(found: Mapping[str, Any], now: float) -> Iterator[str]:
-    one = found.get("files")
-    if one is None or not any(one[key] for key in ("stored", "wanted", "missing", "failing", "quarantined")):
-        return
-    yield (
-        f"files: {one['stored']:,} stored ({size(one['stored_bytes'])}), {one['missing']:,} missing,"
-        f" {one['wanted']:,} wanted, {one['in_flight']:,} in flight, {one['quarantined']:,} quarantined"
-    )
-    for failing in one["failing"]:
-        left = failing["next_at"] - now
-        when = f"in {span(left)}" if left > 0 else "now"
-        text = f"    {failing['name']}: {failing['why']} ({failing['tries']} tries, the next {when})"
-        yield click.style(text, "yellow")
-
-
 def _sources(found: Mapping[str, Any]) -> Iterator[str]:
-    sources = [*filter(None, [found.get("redis"), found.get("resp")]), *found.get("following", [])]
+    sources = [one for one in found.values() if isinstance(one, Mapping) and "gaps" in one]
+    sources += found.get("following", [])
     if sources:
         rows = [
             (
@@ -242,8 +149,8 @@ def _sources(found: Mapping[str, Any]) -> Iterator[str]:
                 styled("live")
                 if one.get("subscribed", one.get("connected"))
                 else styled("disconnected") + f": {one['why']}",
-                _number(one["lag_rows"]),
-                _number(one["lag_seconds"]),
+                number(one["lag_rows"]),
+                number(one["lag_seconds"]),
                 len(one["gaps"]),
                 len(one["lost"]),
                 ", ".join(dict.fromkeys(pair["stream"] for pair in one.get("writes", []))) or "nothing",
@@ -256,7 +163,7 @@ def _sources(found: Mapping[str, Any]) -> Iterator[str]:
 def _stuck(found: Mapping[str, Any]) -> Iterator[str]:
     if stuck := found.get("stuck"):
         rows = [
-            (one["writer"], one["stream"], one["token"], _number(one["behind"]), _number(one["seconds"]))
+            (one["writer"], one["stream"], one["token"], number(one["behind"]), number(one["seconds"]))
             for one in stuck
         ]
         yield from table(("stuck writer", "stream", "at", "behind", "seconds"), rows)

@@ -10,14 +10,14 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.web._newclient import ParseError
 
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Backoff, Timer, sleep
 from synrepl.cli.options import secret_advice
 from synrepl.cli.output import TailOptions, TailOutput
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import STATUS
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.storage.position_files import ChangelogPlace
 from synrepl.streams.facts import says_lost
 from synrepl.transports.http.changelog_client import FirstAnswer, read_changelog
@@ -26,7 +26,7 @@ from synrepl.transports.tls import is_permanent, tls_trouble
 from synrepl.wire.address_list import AddressList, Fault
 
 WAIT_SECONDS: Final = 30.0
-RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
+BACKOFF_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 SAVE_SECONDS: Final = 0.1
 STATUS_BYTES: Final = 64 * 1024 * 1024
 
@@ -61,7 +61,7 @@ class ChangelogTail:
         self._output = output
         self._options = options
         self._addresses = AddressList(options.endpoints)
-        self._backoff = Backoff(RETRY_SECONDS)
+        self._backoff = Backoff(BACKOFF_SECONDS)
         self._names = {public_url(one).rstrip("/"): one for one in options.endpoints}
         self._http = HttpClient(output.reactor, options.endpoints[0], secret=options.credentials)
         self._epoch = 0

@@ -4,12 +4,14 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any, Final
 
+import click
 from twisted.internet.defer import Deferred
 
+from synrepl.base.interfaces import SaveablePosition
+from synrepl.base.time import Timer
+from synrepl.cli.command import shown
 from synrepl.cli.output import TailOptions, TailOutput
 from synrepl.errors import GapError, suggest
-from synrepl.ports.interfaces import SaveablePosition
-from synrepl.ports.time import Timer
 from synrepl.replication.follower.facts import untyped
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates
@@ -212,9 +214,13 @@ class EventPrinter:
                 output.write_event("server", name=event.text)
             case "position":
                 output.write_event("position", stream=event.stream, writer=event.writer, token=event.token)
-            case "went_back":
+            case "went_back" | "behind":
+                text = event.text
+                if event.kind == "behind":
+                    text += " (remove the file of --state)"
+                    click.echo(f"warning: {shown(text)}", err=True)
                 where = {"stream": event.stream, "writer": event.writer, "token": event.token}
-                self._write_error(event.text, {key: value for key, value in where.items() if value != ""})
+                self._write_error(text, {key: value for key, value in where.items() if value != ""})
             case "error" | "moved" if event.text not in self._errors:
                 if len(self._errors) < MAX_ERRORS:
                     self._errors.add(event.text)

@@ -12,9 +12,9 @@ MAX_VALUES: Final = 100_000
 class BoundedLoader(yaml.SafeLoader):
     """Reads YAML of at most `MAX_VALUES` values. Raises `ConstructorError`, also if one contains itself."""
 
-    def get_single_node(self) -> Any:
-        """Compose the document."""
-        node = super().get_single_node()
+    def compose_document(self) -> Any:
+        """Compose a document."""
+        node = super().compose_document()
         if node is not None:
             _count(node, {})
         return node

@@ -6,43 +6,37 @@ this daemon, unless `insecure` is set.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from synrepl.config.files import read_file, read_keys, read_secret
+from synrepl.base.access import Key, Keyring
+from synrepl.base.settings import Setting, path, setting, size, switch
+from synrepl.config.config_files import read_file, read_keys, read_secret
 from synrepl.config.plain_passwords import plain_passwords
 from synrepl.errors import ConfigError, suggest
-from synrepl.files.settings import FilesSettings
 from synrepl.ingest.settings import IngestSettings
-from synrepl.key_rules import is_loopback_host, refusal, url_refusal
-from synrepl.ports.access import Key, Keyring
-from synrepl.ports.settings import Setting, duration, path, paths, setting, size, switch, text
-from synrepl.replication.settings import CopySettings, RelaySettings, RetentionSettings
+from synrepl.key_rules import is_loopback_host
+from synrepl.missing_rooms import why_missing
+from synrepl.replication.settings import RetentionSettings
 from synrepl.replication.strategies import serving
+from synrepl.rooms import rooms
 from synrepl.streams.declaration import Declaration
 from synrepl.streams.declared import parse_declarations
-from synrepl.transports.endpoints import LOCAL_TYPES, is_private, split
-from synrepl.transports.settings import ApiSettings, UpstreamSettings, endpoint, endpoints
+from synrepl.transports.endpoints import LOCAL_TYPES, split
+from synrepl.transports.settings import ApiSettings, endpoint, endpoints
 
 if TYPE_CHECKING:
     from synrepl.transports.credentials import Credentials
 
 GROUPS: Final[Mapping[str, str]] = {
     "Identity": "server_name instance_name",
-    "Listeners and access": "listen http resp resp_ack insecure secret_file keys_file ca_file"
+    "Listeners and access": "listen http insecure secret_file keys_file ca_file"
     " certificate_file private_key_file allowed_hosts advertise",
-    "Log and files": "database acks retain_seconds lease_seconds lease_bytes snapshot files fetch_files"
-    " max_file_bytes",
-    "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
-    " stale_seconds refuse_stale_reads trust_stale_keys",
-    "Sources of facts": "redis redis_writes follow instance_map table_streams tables_database streams"
-    " no_federation",
-    "Watch": "homeserver homeserver_workers",
-    "Connections": "dialect ping_seconds timeout_seconds request_seconds heartbeat_seconds reader_bytes"
-    " max_body_bytes",
+    "Log and files": "database retain_seconds",
+    "Sources of facts": "redis redis_writes follow instance_map streams no_federation",
+    "Connections": "dialect ping_seconds timeout_seconds request_seconds reader_bytes max_body_bytes",
 }
 """The headings of the manual in its order, each with the names of its settings."""
 
@@ -50,12 +44,8 @@ GROUPS: Final[Mapping[str, str]] = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(
     ApiSettings,
-    CopySettings,
-    FilesSettings,
     IngestSettings,
-    RelaySettings,
     RetentionSettings,
-    UpstreamSettings,
 ):
     """The settings of a daemon, with those of its parts, inherited from the settings classes of the parts."""
 
@@ -72,14 +62,6 @@ class Settings(
         parse=endpoint,
         metavar="ENDPOINT",
     )
-    snapshot: str | None = setting(
-        None,
-        "A directory or URI with a snapshot (synrepl pipeline compact) that an empty log is loaded from."
-        " A replica then follows its upstream from that position; a primary begins a new epoch.",
-        parse=text,
-        metavar="DIR",
-        example="/var/lib/synrepl/snapshot",
-    )
     streams: tuple[Declaration, ...] = setting(
         (),
         "Streams of one's own, by name, each with `key`, `kind` (kept or ephemeral), `columns`"
@@ -92,35 +74,6 @@ class Settings(
     no_federation: bool = setting(
         False,
         "Do not serve the stream federation: Synapse has none while its main process sends to other servers.",
-        parse=switch,
-    )
-    homeserver: tuple[Path, ...] = setting(
-        (),
-        "A configuration file of the homeserver, or a directory of them, to watch: what is written, announced"
-        " and received (synrepl inspect). It adds no writes and no sources. May be repeated.",
-        parse=paths,
-        metavar="PATH",
-        kind="list",
-        example="[/etc/matrix-synapse/homeserver.yaml]",
-    )
-    homeserver_workers: tuple[Path, ...] = setting(
-        (),
-        "The configuration file of a worker of `homeserver`, or a directory of them. May be repeated.",
-        parse=paths,
-        metavar="PATH",
-        kind="list",
-        example="[/etc/matrix-synapse/workers]",
-    )
-    stale_seconds: float = setting(
-        "60s",
-        "A replica that was last up to date longer ago than this is stale, hence not ready (/readyz), as is"
-        " one that has not compared its copy with its upstream since the start.",
-        parse=duration,
-    )
-    trust_stale_keys: bool = setting(
-        False,
-        "Let issued keys write and administer at a replica that has not heard from its upstream for"
-        " stale_seconds, and does not know whether they were revoked.",
         parse=switch,
     )
     secret_file: Path | None = setting(
@@ -183,7 +136,7 @@ class Settings(
 
         `flags` maps field names to values, as text or as in the file. Raises `ConfigError`::
 
-            settings = Settings.build({"server_name": "example.org", "lease_bytes": "2GiB"})
+            settings = Settings.build({"server_name": "example.org", "reader_bytes": "2MiB"})
         """
         given = {**(read_file(file, [one.name for one in settings()]) if file is not None else {}), **flags}
         unparsed = dict(given)
@@ -200,9 +153,9 @@ class Settings(
                 # YAML numbers are unbounded: their conversion to a float or a string may fail.
                 raise ConfigError(f"{where} cannot be used: {' '.join(str(error).split())}") from error
         for unknown in unparsed:
-            raise ConfigError(
-                f"there is no setting {unknown}{suggest(unknown, [one.name for one in settings()])}"
-            )
+            missing = why_missing("settings", unknown)
+            hint = f"; {missing}" if missing else suggest(unknown, [one.name for one in settings()])
+            raise ConfigError(f"there is no setting {unknown}{hint}")
         warnings: list[str] = []
         if parsed["secret_file"] is not None:
             parsed["secret"] = read_secret(parsed["secret_file"], warnings)
@@ -214,13 +167,12 @@ class Settings(
         own = {instance} - {"master", "main"}
         others = {name: url for name, url in parsed["instance_map"].items() if name not in own}
         parsed["instance_map"] = MappingProxyType(others)
-        parsed["table_streams"] = tuple(
-            msgspec.structs.replace(one, default_writer=instance) for one in parsed["table_streams"]
-        )
-        built = cls(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
+        built = settings_class()(**parsed, warnings=tuple(warnings), is_named="server_name" in given)
         notes = plain_passwords(
             redis=built.redis,
-            databases={"database": built.database, "tables_database": built.tables_database},
+            texts={
+                one.name: value for one in settings() if isinstance(value := getattr(built, one.name), str)
+            },
             instance_map={} if built.secret is None else built.instance_map,
         )
         built = dataclasses.replace(built, notes=tuple(notes))
@@ -247,29 +199,36 @@ class Settings(
         return Credentials(self.secret, files, insecure=self.insecure)
 
 
+@cache
+def settings_class() -> type[Settings]:
+    """Return the class of the settings of the core and of all installed rooms."""
+    others = [one for room in rooms() if (one := room.settings_class()) is not None]
+    made = type("Settings", (Settings, *others), {"__doc__": Settings.__doc__, "__module__": __name__})
+    return dataclasses.dataclass(frozen=True, kw_only=True)(made)
+
+
 def settings() -> list[Setting]:
-    """Return every setting, in the order of the manual."""
-    declared = {field.name: field.metadata for field in dataclasses.fields(Settings)}
+    """Return every setting of the core and of all installed rooms, in the order of the manual."""
+    declared = {field.name: field.metadata for field in dataclasses.fields(settings_class())}
+    groups: dict[str, list[str]] = {heading: names.split() for heading, names in GROUPS.items()}
+    for room in rooms():
+        for heading, names in room.headings.items():
+            groups.setdefault(heading, []).extend(names.split())
     return [
         Setting(name=name, group=group, **declared[name]["setting"])
-        for group, names in GROUPS.items()
-        for name in names.split()
+        for group, names in groups.items()
+        for name in names
     ]
 
 
 def validate(built: Settings) -> None:
     """Raise `ConfigError` if settings contradict each other, or open an unauthenticated listener to other
     machines although `insecure` is not set."""
+    for room in rooms():
+        room.check_settings(built)
     _check_open(built)
     _check_private(built)
     _check_name(built)
-    if not built.upstream and (built.upstream_streams or built.upstream_writers):
-        raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
-    if any(one.for_catch_up for one in built.table_streams) and not (built.has_channel or built.follow):
-        raise ConfigError(
-            "table_streams: a table with `catch_up: true` only fills gaps, and live facts have no source: set"
-            " --redis or --follow, or remove catch_up"
-        )
     if (built.certificate_file is None) != (built.private_key_file is None):
         raise ConfigError("--certificate-file and --private-key-file go together: set both")
     if built.timeout_seconds <= built.ping_seconds:
@@ -277,6 +236,11 @@ def validate(built: Settings) -> None:
             f"--timeout-seconds must be longer than --ping-seconds ({built.ping_seconds:g}),"
             f" not {built.timeout_seconds:g}: an idle connection would be closed before its first PING"
         )
+
+
+def key_listeners(built: Settings) -> list[tuple[str, str]]:
+    """Return the listeners whose clients show keys: the name of the setting, and the endpoint."""
+    return [*(one for room in rooms() for one in room.listeners(built)), ("http", built.http)]
 
 
 def is_loopback(description: str) -> bool:
@@ -310,12 +274,12 @@ def is_private_listener(description: str) -> bool:
 
 
 def _check_private(built: Settings) -> None:
-    """Refuse listeners that ask for keys, and upstreams that are sent one, where others could read it."""
+    """Refuse listeners that ask for keys where others could read them."""
     if built.insecure:
         return
     is_native = built.dialect is not None and serving(built.dialect).is_replica
     asks = built.secret is not None or built.keys
-    for_keys = [("resp", one) for one in built.resp] + [("http", built.http)]
+    for_keys = key_listeners(built)
     for_keys += [("listen", one) for one in built.listen if is_native]
     for name, description in for_keys if asks else ():
         if not is_private_listener(description):
@@ -323,12 +287,6 @@ def _check_private(built: Settings) -> None:
                 f"--{name} {description} asks for keys, and others could read them on the way: use tls:, a"
                 " UNIX socket, or loopback behind a proxy that ends TLS; --insecure leaves the keys readable"
             )
-    for where in built.upstream_addresses if built.secret is not None else ():
-        why = url_refusal(where.http, insecure=False) if where.http else ""
-        if where.native and not is_private(where.native):
-            why = refusal(where.native, is_private=False, insecure=False)
-        if why:
-            raise ConfigError(f"--upstream: {why}")
 
 
 def _check_open(built: Settings) -> None:
@@ -344,31 +302,26 @@ def _check_open(built: Settings) -> None:
                 " require certificates (tls: with trustRoots=). For replicas, --secret-file with"
                 " --dialect native is enough"
             )
-    for description in built.resp:
+    for name, description in key_listeners(built):
         if not (built.secret or built.keys or is_loopback(description) or requires_certificates(description)):
             raise ConfigError(
-                f"--resp {description} is reachable from other machines without a secret:"
+                f"--{name} {description} is reachable from other machines without a secret:"
                 f" use {_fix(description)}, or set --secret-file, --keys-file or --insecure"
             )
-    if not (built.secret or built.keys or is_loopback(built.http) or requires_certificates(built.http)):
-        raise ConfigError(
-            f"--http {built.http} is reachable from other machines without a secret:"
-            f" use {_fix(built.http)}, or set --secret-file, --keys-file or --insecure"
-        )
 
 
 def _check_name(built: Settings) -> None:
-    """Refuse to publish on Redis under the name of another writer: readers would drop facts of both."""
-    if not built.redis_writes:
+    """Refuse to publish on the channel under the name of another writer: readers would drop facts of both."""
+    if not built.channel_writes:
         return
     if not built.has_channel:
         raise ConfigError("--redis-writes needs --redis or --resp: set the channel to publish on")
     other_writers = {"master", "main", *built.instance_map}
-    for one in built.redis_writes:
+    for one in built.channel_writes:
         if (name := one.writer or built.instance_name) in other_writers:
             change = f"change the writer of {one.stream}" if one.writer else "set an --instance-name"
             raise ConfigError(
-                f"--redis-writes: {name} is the name of another writer on Redis; {change} that no other"
+                f"--redis-writes: {name} is the name of another writer on the channel; {change} that no other"
                 " process has, such as synrepl1"
             )
 

@@ -1,4 +1,4 @@
-"""The seconds of a reactor when somebody sets the wall clock: Twisted schedules all calls by it.
+"""Keeps the reactor's time steady when the wall clock is set: Twisted schedules all calls by that clock.
 
 A daemon whose clock is days ahead for a moment would time out every connection, and then wait for days: calls
 and deadlines that were made meanwhile would be due only then.

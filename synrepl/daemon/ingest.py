@@ -1,36 +1,30 @@
-"""Ingest: facts that come into the log from tables, Redis and other servers."""
+"""Ingest: facts that come into the log from Redis, other servers, and the sources of rooms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
 from synrepl.config import Settings
-from synrepl.errors import ConfigError, ReplicationError
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
+from synrepl.ingest.channel_host import IChannelHost
+from synrepl.ingest.fact_source import IFactSource
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.status import NO_INGEST, NO_SOURCE
+from synrepl.replication.status import NO_INGEST
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
-from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
     from synrepl.ingest.source_manager import SourceManager
-    from synrepl.storage.ids.writers import WriterState
-    from synrepl.storage.tables.layout import TableStream
-    from synrepl.storage.tables.source import TableSource
-    from synrepl.storage.wakeups import Wakeups
-    from synrepl.transports.resp.server import RespServer
 
 
-class IngestServices:
+class Ingest:
     """The sources that the settings name. They are open while the daemon is the primary.
 
-    `history_lost` is called with the name of a stream whose source has lost facts that followers have.
+    `assigned` are the streams that the sources of rooms bring. `history_lost` is called with the name of a
+    stream whose source has lost facts that followers have.
     """
 
     def __init__(
@@ -42,9 +36,8 @@ class IngestServices:
         metrics: Metrics,
         credentials: Credentials,
         history_lost: Callable[[str], None],
-        resp_server: "RespServer | None" = None,
+        assigned: Collection[str] = (),
     ) -> None:
-        self.tables: TableSource | None = None
         self.sources: SourceManager | None = None
         self._settings = settings
         self._reactor = reactor
@@ -52,22 +45,16 @@ class IngestServices:
         self._metrics = metrics
         self._credentials = credentials
         self._history_lost = history_lost
-        self._resp_server = resp_server
         self._log: Log | None = None
-        self._wakeups: Wakeups | None = None
+        self._fact_sources: Sequence[IFactSource] = ()
         self._write_policy: WritePolicy | None = None
         if settings.has_channel or settings.follow:
             self._write_policy = WritePolicy(
-                settings.redis_writes,
+                settings.channel_writes,
                 instance=settings.instance_name,
                 table=table,
-                tables=self.followed_streams,
+                tables=assigned,
             )
-
-    @property
-    def followed_streams(self) -> list[str]:
-        """The streams whose live facts are read from tables."""
-        return [one.stream for one in self._followed_tables()]
 
     def refusal(self, stream: str, writer: str) -> str:
         """Return why the sources forbid posts of this writer to this stream; empty if they allow them."""
@@ -75,73 +62,39 @@ class IngestServices:
             return ""
         return self._write_policy.refusal(self._log, stream, writer)
 
-    def open(self, log: Log, publisher: Publisher, refused: RefusedFacts) -> None:
-        """Open all sources. Idempotent. Raises `ReplicationError` if a source cannot be opened."""
-        if self._log is None:
-            self._log = log
-            self._open_tables(log)
-            self._open_sources(log, publisher, refused)
+    def open(
+        self,
+        log: Log,
+        publisher: Publisher,
+        refused: RefusedFacts,
+        fact_sources: Sequence[IFactSource] = (),
+        host: IChannelHost | None = None,
+    ) -> None:
+        """Open all sources: those of rooms (`fact_sources`) first, then the channel of `host`. Idempotent.
+
+        Raises `ReplicationError` if a source cannot be opened.
+        """
+        if self._log is not None:
+            return
+        self._log, self._fact_sources = log, fact_sources
+        log.table_streams = frozenset(stream for source in fact_sources for stream in source.whole_streams)
+        for source in fact_sources:
+            source.open()
+        self._open_sources(log, publisher, refused, host)
 
     async def close(self) -> None:
         """Close all sources. Idempotent."""
         self._log = None
-        parts = [part for part in (self._wakeups, self.sources, self.tables) if part is not None]
-        self._wakeups = self.sources = self.tables = None
-        for part in parts:
-            await part.stop()
+        sources, self.sources = self.sources, None
+        fact_sources, self._fact_sources = self._fact_sources, ()
+        if sources is not None:
+            await sources.stop()
+        for source in fact_sources:
+            await source.close()
 
-    def _followed_tables(self) -> "list[TableStream]":
-        """Return the tables to read live facts from, without those that only fill gaps.
-
-        On a channel, a stream that this daemon publishes is read for the published writers only. Facts of
-        other writers come from the channel: for some streams these writers store no position in the database.
-        """
-        followed = [one for one in self._settings.table_streams if not one.for_catch_up]
-        if not self._settings.has_channel:
-            return followed
-        published: dict[str, tuple[str, ...]] = {}
-        for one in self._settings.redis_writes:
-            writer = one.writer or self._settings.instance_name
-            published[one.stream] = (*published.get(one.stream, ()), writer)
-        return [msgspec.structs.replace(one, only=published.get(one.stream, ())) for one in followed]
-
-    def _open_tables(self, log: Log) -> None:
-        settings = self._settings
-        followed = self._followed_tables()
-        log.table_streams = frozenset(one.stream for one in followed if not one.only)
-        if not followed:
-            return
-        # Imported on use: a daemon without tables need not load it.
-        from synrepl.storage.databases import Database
-        from synrepl.storage.ids.generator import CHANNEL
-        from synrepl.storage.tables.source import POLL_SECONDS, TableSource
-        from synrepl.storage.wakeups import Wakeups
-
-        for one in followed:
-            if one.stream not in self._table or self._table[one.stream].ephemeral:
-                raise ConfigError(f"table_streams: {one.stream} is unknown or ephemeral; name a kept stream")
-        url = settings.tables_database or settings.database
-        try:
-            database = Database(url, what="synrepl-tables")
-        except ReplicationError as error:
-            raise ConfigError(f"cannot use the database of table_streams: {error}") from error
-        self.tables = TableSource(
-            database.connect,
-            followed,
-            flavor=database.flavor,
-            log=log,
-            table=self._table,
-            clock=self._reactor,
-            thread=ReactorThread(self._reactor, "tables"),
-            on_writer_status=self._writers_told,
-            on_lost=self._history_lost,
-        )
-        self.tables.start()
-        if database.flavor == "postgresql":
-            self._wakeups = Wakeups(self._reactor, url, CHANNEL, self.tables.wake, POLL_SECONDS)
-            self._wakeups.start()
-
-    def _open_sources(self, log: Log, publisher: Publisher, refused: RefusedFacts) -> None:
+    def _open_sources(
+        self, log: Log, publisher: Publisher, refused: RefusedFacts, host: IChannelHost | None
+    ) -> None:
         if self._write_policy is None:
             return
         # Imported on use: a daemon without sources need not load followers.
@@ -155,41 +108,28 @@ class IngestServices:
             table=self._table,
             metrics=self._metrics,
             write_policy=self._write_policy,
-            tables=[one.stream for one in self._followed_tables() if not one.only],
+            fact_sources=self._fact_sources,
             credentials=self._credentials,
             refused=refused,
             lost=self._history_lost,
-            resp_server=self._resp_server,
+            host=host,
         )
         self.sources.start()
-
-    def _writers_told(self, states: "Sequence[WriterState]") -> None:
-        now = self._reactor.seconds()
-        for state in states:
-            age = 0.0 if state.oldest_since is None else max(0.0, now - state.oldest_since)
-            self._metrics.oldest_unfinished_id_age.labels(state.stream, state.writer).set(age)
-
-    @property
-    def _parts(self) -> "list[TableSource | SourceManager]":
-        return [part for part in (self.tables, self.sources) if part is not None]
 
     def status(self) -> dict[str, Any]:
         """The sources' part of the status."""
         status = dict(NO_INGEST)
-        for part in self._parts:
-            status |= part.status()
-        if status["resp"] is None and self._resp_server is not None:
-            status["resp"] = {**self._resp_server.status(), **NO_SOURCE}
+        if self.sources is not None:
+            status |= self.sources.status()
         return status
 
     def problems(self) -> list[Problem]:
-        """Problems of the tables and the sources."""
-        found = [problem for part in self._parts for problem in part.problems()]
-        return found if self._resp_server is None else [*found, *self._resp_server.problems()]
+        """Problems of Redis and the followed servers."""
+        return [] if self.sources is None else self.sources.problems()
 
     def is_followed(self, stream: str) -> bool:
-        """Whether this daemon reads the live facts of this stream from a table now."""
-        return self.tables is not None and self.tables.is_followed(stream)
+        """Whether the source of a room brings facts of this stream now."""
+        return any(stream in source.streams for source in self._fact_sources)
 
     def lag_seconds(self) -> float:
         """Seconds since Redis and the followed servers were last caught up; 0 without them."""

@@ -1,6 +1,7 @@
-"""The listening ports of a daemon: for followers and replicas, for HTTP, and in Redis' place."""
+"""The listening ports of a daemon: for followers and replicas, for HTTP, and those of rooms."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.endpoints import quoteStringArgument
@@ -8,24 +9,23 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 from twisted.logger import Logger
 
+from synrepl.base.access import Keyring
+from synrepl.base.time import sleep
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.config import Settings
 from synrepl.errors import ConfigError
-from synrepl.ports.access import Keyring
-from synrepl.ports.time import sleep
-from synrepl.ports.turn_queue import TurnQueue
 from synrepl.replication.addresses import Address
-from synrepl.replication.holdings import Holdings
-from synrepl.replication.relay.registry import ReplicaRegistry
+from synrepl.replication.hooks import IHello, NoHello
+from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response
-from synrepl.transports.http.server import ApiSite, Services
+from synrepl.transports.http.server import ApiSite, SiteContext
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.send_buffer import unsent_bytes
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 
 if TYPE_CHECKING:
-    from synrepl.transports.resp.server import RespServer
     from synrepl.transports.tls import ServerTls
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
@@ -33,73 +33,82 @@ FAREWELL_SECONDS: Final = 2.0
 """How long a stopping daemon waits for followers to receive what was sent to them."""
 
 
-class Listeners:
-    """Opens and closes the ports of a daemon: those of `listen` in their order, then that of `http`.
+@dataclass(frozen=True)
+class Port:
+    """A port that a room has opened: its name in log lines, and its server endpoint string.
 
-    `resp` serves the ports of that setting; None without any.
+    `last_words` are sent to a client that exceeds the limit of connections, which is their argument.
+    `recheck` disconnects clients whose key or certificate was revoked.
     """
+
+    name: str
+    endpoint: str
+    factory: IProtocolFactory
+    last_words: Callable[[int], bytes]
+    recheck: Callable[[], object]
+
+
+class Listeners:
+    """Opens and closes the ports of a daemon: those of `listen` in their order, that of `http`, then those
+    of rooms."""
 
     _logger = Logger()
 
     def __init__(self, settings: Settings, reactor: Any) -> None:
         self.ports: list[IListeningPort] = []
-        self.resp: RespServer | None = None
-        self._resp_ports: list[IListeningPort] = []
+        self._others: list[Port] = []
+        self._other_ports: list[IListeningPort] = []
         self._settings = settings
         self._reactor = reactor
         self._queue = TurnQueue(reactor)
         self._factories: list[PublisherFactory] = []
         self._site: ApiSite | None = None
-        self._holdings: Holdings | None = None
-        self._registry: ReplicaRegistry | None = None
+        self._read_gate: ReadGate | None = None
+        self._hello: IHello = NoHello()
         self._tls: list[ServerTls | None] = []
-        """For each of `ports`, then for those of `resp`: its certificates, if it speaks TLS."""
+        """For each of `ports`, then for those of rooms: its certificates, if it speaks TLS."""
 
-    async def open(self, services: Services, registry: ReplicaRegistry, keys: Keyring) -> None:
+    def add(self, ports: Iterable[Port]) -> None:
+        """Open these ports of a room too, at `open`."""
+        self._others += ports
+
+    async def open(self, context: SiteContext, keys: Keyring) -> None:
         """Listen at every port. Raises `ConfigError` if one cannot be opened."""
         settings = self._settings
-        self._holdings = services.publisher.holdings
-        self._registry = registry
-        most = connection_limit(len(settings.listen) + len(settings.resp) + 1, MAX_CONNECTIONS)
+        self._read_gate = context.publisher.read_gate
+        self._hello = context.hooks.hello
+        most = connection_limit(len(settings.listen) + len(self._others) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
             factory = PublisherFactory(
-                services.publisher,
-                server_name=lambda: settings.server_name_of(services.log.notes),
+                context.publisher,
+                server_name=lambda: settings.server_name_of(context.log.notes),
                 dialect=settings.dialect,
                 clock=self._reactor,
-                metrics=services.metrics,
+                metrics=context.metrics,
                 keepalive=settings.keepalive,
-                relays=lambda: registry,
+                hello=self._hello,
                 keys=keys,
                 max_connections=most,
                 queue=self._queue,
             )
             self._factories.append(factory)
+            self._read_gate.subscribers.append(factory.retire)
             self._logger.info(
                 "followers: listening at {address}, dialect {dialect}",
                 address=_endpoint_of(await self._listen(description, factory, self.ports)),
                 dialect=settings.dialect.name if settings.dialect is not None else "auto",
             )
         # Its own turns: a request does not wait behind the lines of thousands of connections.
-        self._site = make_site(services, keys=keys)
+        self._site = make_site(context, keys=keys)
         why = f"this listener has {most} connections, its limit: retry later"
         refusal = encode_response(ApiError("out_of_descriptors", why))
         limited = LimitedFactory(self._site, most, self._reactor, last_words=refusal)
         port = await self._listen(settings.http, limited, self.ports)
         self._logger.info("http: listening at {address}", address=_endpoint_of(port))
-        if self.resp is not None:
-            await self._open_resp(self.resp, most)
-
-    async def _open_resp(self, server: "RespServer", most: int) -> None:
-        # Imported on use: most daemons have no such port.
-        from synrepl.transports.resp.server import RespFactory
-        from synrepl.wire.resp import error
-
-        refusal = error(f"ERR max number of clients reached: this listener has {most} connections")
-        for description in self._settings.resp:
-            limited = LimitedFactory(RespFactory(server), most, self._reactor, last_words=refusal)
-            port = await self._listen(description, limited, self._resp_ports)
-            self._logger.info("RESP: listening at {address}", address=_endpoint_of(port))
+        for other in self._others:
+            limited = LimitedFactory(other.factory, most, self._reactor, last_words=other.last_words(most))
+            port = await self._listen(other.endpoint, limited, self._other_ports)
+            self._logger.info("{name}: listening at {address}", name=other.name, address=_endpoint_of(port))
 
     async def _listen(
         self, description: str, factory: IProtocolFactory, ports: list[IListeningPort]
@@ -137,8 +146,7 @@ class Listeners:
         """Disconnect all followers, and all replicas with a native connection, with this ERROR."""
         for factory in self._factories:
             factory.close(why)
-        if self._registry is not None:
-            self._registry.close(why)
+        self._hello.close(why)
 
     def history_lost(self, stream: str) -> None:
         """Call `close_followers`, since some followers have facts that the log has discarded.
@@ -162,8 +170,9 @@ class Listeners:
             factory.recheck()
         if self._site is not None:
             self._site.recheck()
-        if self.resp is not None:
-            self.resp.recheck()
+        self._hello.recheck()
+        for other in self._others:
+            other.recheck()
 
     def unsent_bytes(self) -> int:
         """Bytes in the send buffers of the connections at the ports of `listen`."""
@@ -171,25 +180,20 @@ class Listeners:
 
     async def stop(self) -> None:
         """Close the ports, then begin to close the connections of followers and replicas."""
-        ports = [*self.ports, *self._resp_ports]
-        self.ports, self._resp_ports = [], []
+        ports = [*self.ports, *self._other_ports]
+        self.ports, self._other_ports = [], []
         for port in ports:
             stopped = port.stopListening()
             if stopped is not None:
                 await stopped
-        if self.resp is not None:
-            self.resp.stop()
-        if self._holdings is not None:
-            self._holdings.stop()
+        if self._read_gate is not None:
+            self._read_gate.stop()
         self.close_followers("server shutting down")
 
     async def drain(self) -> None:
         """Wait until followers and replicas are disconnected, at most `FAREWELL_SECONDS`."""
         until = self._reactor.seconds() + FAREWELL_SECONDS
-        registry = self._registry
-        while (
-            any(self._protocols()) or (registry and registry.connected)
-        ) and self._reactor.seconds() < until:
+        while (any(self._protocols()) or self._hello.connected) and self._reactor.seconds() < until:
             await sleep(self._reactor, 0.01)
         self._factories = []
         self._queue.stop()

@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import mmap
 import os
 import resource
 import signal
@@ -15,14 +16,14 @@ from typing import Any, Final
 from twisted.logger import ILogObserver, LogEvent, Logger, globalLogPublisher
 from zope.interface import implementer
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.config import Settings
 from synrepl.daemon.clock_steps import keep_steady
 from synrepl.daemon.log_output import reopen_log_files
 from synrepl.daemon.service import Daemon
 from synrepl.daemon.turn_meter import measure_turns
 from synrepl.errors import ConfigError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
 
 MAX_DESCRIPTORS: Final = 65_536
 
@@ -36,10 +37,15 @@ OUT_OF_MEMORY: Final = b"out of memory: the daemon exits; give it more memory, o
 
 STDERR: Final = 2
 
-RESERVED_BYTES: Final = 1024 * 1024
+RESERVED_BYTES: Final = 2 * 1024 * 1024
+"""Two of the pieces in which Python takes memory for small objects."""
 
-_reserve: list[bytearray] = []
-"""Memory that is freed for the last lines: without any, CPython itself may crash."""
+_reserve: list[mmap.mmap] = []
+"""Memory that is freed for the last lines: without any, CPython itself may crash.
+
+It is mapped and never touched. That takes none, but counts where memory can end with a MemoryError: in the
+limits of this process, and in what the kernel has promised if it promises no more than it has.
+"""
 
 _logger = Logger(namespace="synrepl.process")
 
@@ -54,10 +60,11 @@ def prepare_process(daemon: Daemon, reactor: Any, read: Callable[[], Settings]) 
     """Prepare this process for a daemon.
 
     On SIGHUP the log files are reopened, and the secrets, keys and certificates that `read` returns are
-    applied. A MemoryError that nothing handled ends the process. A crash in a C library leaves the Python
-    stack on standard error. The limit of file descriptors is raised. systemd is notified, if it started this
-    process. The reactor ignores steps of the clock that are soon taken back. Its turns are measured from the
-    time the daemon is ready: nobody waits for those before.
+    applied; SIGUSR1 and SIGUSR2 do not end the process. Once the daemon is ready, the garbage collector no
+    longer looks through what the start has made. A MemoryError that nothing handled ends the process. A crash
+    in a C library leaves the Python stack on standard error. The limit of file descriptors is raised. systemd
+    is notified, if it started this process. The reactor ignores steps of the clock that are soon taken back.
+    Its turns are measured from the time the daemon is ready: nobody waits for those before.
     """
     systemd = Systemd(daemon, reactor)
     reactor.callWhenRunning(systemd.start)
@@ -98,7 +105,7 @@ def _handle_fatal_errors() -> None:
     """
     if not faulthandler.is_enabled():
         faulthandler.enable(STDERR)
-    _reserve.append(bytearray(RESERVED_BYTES))
+    _reserve.append(mmap.mmap(-1, RESERVED_BYTES, flags=mmap.MAP_PRIVATE))
     # Twisted logs what callbacks and coroutines raise; the hooks get the rest.
     globalLogPublisher.addObserver(_exit_on_logged_memory_error)
     sys.excepthook = _exiting(sys.excepthook)
@@ -132,7 +139,7 @@ def _exit_without_memory() -> None:
     if not _reserve:
         # The log's line, below, failed for lack of memory too.
         os._exit(1)
-    _reserve.clear()
+    _reserve.pop().close()
     try:
         # First, and as bytes made at the start: a line of the log needs memory that may be missing.
         os.write(STDERR, OUT_OF_MEMORY)

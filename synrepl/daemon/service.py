@@ -1,29 +1,37 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.settings import UNNAMED
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.config import settings as all_settings
-from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.ingest import Ingest
+from synrepl.daemon.ingest_switch import IngestSwitch
 from synrepl.daemon.listeners import Listeners
-from synrepl.daemon.replication import ReplicationServices
+from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ConfigError, ReplicationError, StorageError
-from synrepl.extras import install
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.settings import UNNAMED
-from synrepl.ports.tasks import Tasks
+from synrepl.ingest.channel_host import IChannelHost
 from synrepl.replication.declared_streams import DeclaredStreams
+from synrepl.replication.hooks import Hooks
+from synrepl.replication.own_facts import warn_of_unproven
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.read_gate import ReadGate
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.roles.messages import PRIMARY, REPLICA
+from synrepl.replication.retention import Retention, keys_of
+from synrepl.rooms import rooms, wanted_rooms
+from synrepl.storage.append_gate import AppendGate, WriterRules, starting
 from synrepl.storage.databases import engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -31,13 +39,8 @@ from synrepl.streams.catalog import FEDERATION
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.wire.dialect import NEWEST
-
-if TYPE_CHECKING:
-    from synrepl.daemon.channel import ChannelServices
-    from synrepl.inspection.invalidation import Invalidator
-    from synrepl.inspection.watch import HomeserverWatch
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
 """The settings that `Daemon.reload` applies."""
@@ -69,8 +72,6 @@ class Daemon(Service):
         self.table = DaemonStreams(
             stream for stream in streams if not (settings.no_federation and stream.name == FEDERATION.name)
         )
-        self.declared: DeclaredStreams | None = None
-        self.refused: RefusedFacts | None = None
         self.keyring = settings.keyring()
         self.credentials = settings.credentials()
         # When a counter began is a series for each: more than all others together, and asked for by nobody.
@@ -81,31 +82,31 @@ class Daemon(Service):
         self.failure = ""
         self.is_misconfigured = False
         """Whether `failure` is a mistake in the settings, such as a port that is in use."""
-        self.replication: ReplicationServices | None = None
-        self._services: Services | None = None
+        self.hooks = Hooks()
+        """Who answers what concerns other daemons of the log; before the start a daemon alone."""
+        self._context: SiteContext | None = None
         self._needs_name = needs_name
         self.reactor = reactor
         self._on_failure = on_failure if on_failure is not None else reactor.stop
         self._tasks = Tasks(self._logger, "daemon")
         self._starting: Deferred[None] | None = None
-        self._channel: ChannelServices | None = None
+        self._parts: dict[str, Part] = {}
+        """The parts of rooms, in the order in which they were made."""
         self._stops: list[Callable[[], Awaitable[None] | None]] = []
         """What stops each open part, in the order in which the parts were opened."""
 
     @property
     def has_copy(self) -> bool:
         """Whether the ports are open and, on a replica, the copy of the upstream's log is complete."""
-        return self.ready.called and self.replication is not None and self.replication.roles.is_whole
+        return self.ready.called and self._context is not None and self.hooks.role.is_whole
 
     def describe(self) -> str:
         """Describe the state in a line: role and position, then the first reason not to be ready."""
-        if self._services is None or self.replication is None:
+        if self._context is None:
             return f"cannot start: {self.failure}" if self.failure else "starting"
-        log, reasons = self._services.log, self._services.not_ready_reasons()
+        log, reasons = self._context.log, self._context.not_ready_reasons()
         name = self.settings.server_name_of(log.notes)
-        described = (
-            f"{self.replication.roles.role} of {name}, epoch {log.head.epoch}, serial {log.head.serial}"
-        )
+        described = f"{self.hooks.role.role} of {name}, epoch {log.head.epoch}, serial {log.head.serial}"
         return f"{described}; {reasons[0]}" if reasons else described
 
     def startService(self) -> None:
@@ -132,13 +133,13 @@ class Daemon(Service):
             await self._close()
             self._on_failure()
         elif self.running:
-            assert self.replication is not None
-            reasons = [f"; {one.text}" for one in self.replication.problems() if one.not_ready]
+            problems = [one for part in self._parts.values() for one in part.problems()]
+            reasons = [f"; {one.text}" for one in problems if one.not_ready]
             names, notes = self.settings, log.notes
-            is_new = self.replication.roles.role != PRIMARY and names.expected_name(notes) is None
+            is_new = not self.hooks.role.is_primary and names.expected_name(notes) is None
             self._logger.info(
                 "ready: {server} as {instance}, epoch {epoch}, serial {serial}{reason}",
-                server="a new replica" if is_new else names.server_name_of(notes),
+                server=f"a new {self.hooks.role.role}" if is_new else names.server_name_of(notes),
                 instance=self.settings.instance_name,
                 epoch=log.head.epoch,
                 serial=log.head.serial,
@@ -147,30 +148,22 @@ class Daemon(Service):
             self.ready.callback(None)
 
     async def _open(self) -> Log:
-        """Open every part: the log, the publisher, replication, the sources of a primary, the ports."""
+        """Make all parts, wire them, and start them in order: the ports open last."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
-        if settings.resp:
-            # Imported on use: most daemons have no such port.
-            from synrepl.transports.resp.server import RespServer
-
-            listeners.resp = RespServer(
-                reactor, keys=self.keyring, metrics=self.metrics, addresses=settings.resp
-            )
-        ingest = IngestServices(
+        ingest = Ingest(
             settings,
             reactor,
             table=self.table,
             metrics=self.metrics,
             credentials=self.credentials,
             history_lost=listeners.history_lost,
-            resp_server=listeners.resp,
+            assigned=self._assigned_streams(),
         )
-        log = await self._open_log(ingest)
+        rules = WriterRules()
+        log = await self._open_log(rules)
         self._stops.append(log.stop)
         self._check_name(log)
-        # The first subscriber of the log: the others find newly declared streams in the table.
-        declared = self.declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
-        log.subscribe(self.metrics.count_facts)
+        declared = DeclaredStreams(log, self.table, instance=settings.instance_name)
         publisher = Publisher(
             log,
             self.table,
@@ -179,63 +172,51 @@ class Daemon(Service):
             instance=settings.instance_name,
             ring_bytes=settings.reader_bytes,
         )
-        declared.subscribers.append(publisher.stream_added)
-        self._stops += [publisher.stop, self._stop_channel, ingest.close]
-        self.metrics.send_buffer.set_function(listeners.unsent_bytes)
-        if settings.snapshot is not None:
-            await self._restore(log, settings.snapshot)
-        refused = self.refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
-        await declared.load()
-        await refused.load()
-        log.copies.on_replaced(self._read_own)
-        adjust = partial(self._adjust_ingest, ingest, log, publisher)
-        replication = self.replication = ReplicationServices(
-            settings,
-            reactor,
+        self._stops.append(publisher.stop)
+        refused = RefusedFacts(log, self.table, self.metrics, instance=settings.instance_name)
+        # Who hears of each commit, in this order. The declared streams first: the others find a new one in
+        # the table. The rooms subscribe as they are made, so after the publisher: followers wait for none.
+        log.subscribe(declared.committed)
+        log.subscribe(self.metrics.count_facts)
+        publisher.follow_log()
+        log.subscribe(refused.committed)
+        expiry = ExpiryClock(reactor, time.monotonic)
+        parts = await self._make_parts(
+            DaemonParts(
+                settings=settings,
+                reactor=reactor,
+                table=self.table,
+                registry=self.metrics.registry,
+                metrics=self.metrics,
+                keyring=self.keyring,
+                credentials=self.credentials,
+                log=log,
+                publisher=publisher,
+                declared=declared,
+                refused=refused,
+                listeners=listeners,
+                expiry=expiry,
+                rooms=self._parts,
+            )
+        )
+        hooks = self.hooks = _hooks_of(parts.values())
+        switch = IngestSwitch(
+            ingest,
             log,
             publisher,
-            table=self.table,
-            metrics=self.metrics,
-            keyring=self.keyring,
-            credentials=self.credentials,
-            address=listeners.address,
-            changed=lambda: self._tasks.start(adjust(), "starting or stopping ingest"),
-            resp=listeners.resp,
+            refused,
+            declared,
+            hooks.role,
+            fact_sources=[part.fact_source for part in parts.values() if part.fact_source is not None],
+            host=self._channel_host(),
+            streams=settings.streams,
+            on_failure=self._ingest_failed,
         )
-        self._stops += reversed(replication.stops)
-        for stream in self.table:
-            replication.files.stream_added(stream)
-        declared.subscribers.append(replication.files.stream_added)
-        log.copies.on_replaced(publisher.log_replaced)
-        log.copies.on_replaced(
-            lambda: listeners.close_followers("this replica has joined again: read its streams again")
+        retention = Retention(
+            log, reactor, settings, keys=keys_of(self.table), leases=hooks.leases, expiry=expiry
         )
-        log.copies.on_epoch_started(lambda: self._on_epoch_started(log, replication))
-        log.copies.on_replaced(replication.files.rebuild)
-        if listeners.resp is not None:
-            # Imported on use: most daemons have no such port.
-            from synrepl.daemon.channel import ChannelServices
-
-            self._channel = ChannelServices(
-                settings,
-                reactor,
-                log,
-                publisher,
-                replication,
-                table=self.table,
-                metrics=self.metrics,
-                server=listeners.resp,
-            )
-        await replication.start()
-        self._update_channel()
-        if replication.roles.role == PRIMARY:
-            # Before the ports open: a source that cannot be opened ends the start.
-            ingest.open(log, publisher, refused)
-            await self._declare_streams()
-        watch, invalidator = self._open_homeserver()
         thread = ReactorThread(reactor, "http work")
-        self._stops += [thread.stop, listeners.stop]
-        services = self._services = Services(
+        context = self._context = SiteContext(
             log=log,
             publisher=publisher,
             table=self.table,
@@ -244,22 +225,51 @@ class Daemon(Service):
             settings=settings,
             ingest=ingest,
             is_followed=ingest.is_followed,
-            replication=replication,
-            files=replication.files,
-            write_forwarder=replication.write_forwarder,
-            roles=replication.roles,
-            relays=replication.relays,
+            hooks=hooks,
             declared=declared,
             refused=refused,
             thread=thread,
-            watch=watch,
-            invalidator=invalidator,
+            rooms=parts,
         )
-        replication.relays.issued.subscribers.append(listeners.recheck)
-        await listeners.open(services, replication.relays, self.keyring)
+
+        def read_again() -> None:
+            self._tasks.start(declared.load(), "reading the declared streams")
+            self._tasks.start(refused.load(), "reading the refused facts")
+
+        rules.add(declared.refusal)
+        rules.add(ingest.refusal)
+        declared.subscribers.append(publisher.stream_added)
+        log.copies.on_replaced(read_again)
+        log.copies.on_replaced(publisher.log_replaced)
+        log.copies.on_replaced(
+            partial(listeners.close_followers, "this replica has joined again: read its streams again")
+        )
+        log.copies.on_replaced(partial(self._warn_of_filter, publisher.read_gate))
+        publisher.wire(hooks.role, hooks.forwarding)
+        self.keyring.wire(hooks.keys)
+        self.keyring.subscribers.append(listeners.recheck)
+        hooks.role.changed.append(switch.role_changed)
+        self.metrics.send_buffer.set_function(listeners.unsent_bytes)
+
+        own = Tasks(self._logger, "own facts")
+        self._stops += [own.stop, retention.stop, ingest.close, switch.stop, thread.stop, listeners.stop]
+        await declared.load()
+        await refused.load()
+        if not any(part.hooks() for part in parts.values()):
+            log.gate.open()
+        # A room comes after those on which it builds: these begin to act last, when the others are there.
+        for part in reversed(list(parts.values())):
+            await part.start()
+        # Before the ports open: a source that cannot be opened ends the start.
+        await switch.start()
+        retention.start()
+        self._warn_of_filter(publisher.read_gate)
+        primary = settings.instance_name if hooks.role.is_primary else ""
+        own.start(warn_of_unproven(log, self._logger, primary=primary), "looking for forged facts")
+        await listeners.open(context, self.keyring)
         return log
 
-    async def _open_log(self, ingest: IngestServices) -> Log:
+    async def _open_log(self, rules: WriterRules) -> Log:
         database = self.settings.database
         kind, _, path = database.partition(":")
         if self._needs_name and self._lacks_name and kind == "sqlite" and not Path(path).exists():
@@ -276,13 +286,11 @@ class Daemon(Service):
             self.reactor,
             ephemeral=[stream.name for stream in self.table if stream.ephemeral],
             key_of=self._key_of,
-            assigned=ingest.followed_streams,
+            assigned=self._assigned_streams(),
             unordered=[stream.name for stream in self.table if not stream.ordered],
             any_writer=[stream.name for stream in self.table if stream.any_writer],
-            append_refusal=lambda stream, writer: (
-                (self.declared.refusal(stream, writer) if self.declared is not None else "")
-                or ingest.refusal(stream, writer)
-            ),
+            append_refusal=rules.refusal,
+            gate=AppendGate(starting),
             server_name=self.settings.server_name if self.settings.is_named else "",
             logger=Logger(namespace="synrepl.storage"),
         )
@@ -292,20 +300,25 @@ class Daemon(Service):
             raise ConfigError(f"the log {database}: {error}") from error
         return log
 
-    def _open_homeserver(self) -> "tuple[HomeserverWatch, Invalidator] | tuple[None, None]":
-        """Watch the homeserver of the settings, if there is one. Raises `ConfigError`."""
-        if not self.settings.homeserver:
-            return None, None
-        # Imported on use: most daemons watch no homeserver.
-        from synrepl.inspection.configuration import read_homeserver
-        from synrepl.inspection.invalidation import Invalidator
-        from synrepl.inspection.watch import HomeserverWatch
+    def _assigned_streams(self) -> list[str]:
+        """The streams whose facts have tokens before this daemon has them."""
+        settings = self.settings
+        return [name for room in wanted_rooms(settings) for name in room.assigned_streams(settings)]
 
-        homeserver = read_homeserver(self.settings.homeserver, self.settings.homeserver_workers)
-        watch = HomeserverWatch(self.reactor, homeserver, self.metrics)
-        self._stops.append(watch.stop)
-        watch.start()
-        return watch, Invalidator(self.reactor, homeserver, seconds=self.reactor.seconds)
+    async def _make_parts(self, daemon: DaemonParts) -> Mapping[str, Part]:
+        """Make the parts of all rooms that the settings want. Raises `ReplicationError`."""
+        place = len(self._stops)
+        for room in wanted_rooms(self.settings):
+            if (part := await room.build(daemon)) is not None:
+                self._parts[room.name] = part
+                # What began to act last is stopped first.
+                self._stops.insert(place, part.stop)
+        return self._parts
+
+    def _channel_host(self) -> IChannelHost | None:
+        """The part of a room that serves a channel; None if none does."""
+        hosts = (part.channel_host() for part in self._parts.values())
+        return next((one for one in hosts if one is not None), None)
 
     def _check_name(self, log: Log) -> None:
         """Warn of a primary's log that belongs to no homeserver. With `needs_name`, refuse an empty one."""
@@ -320,26 +333,17 @@ class Daemon(Service):
     @property
     def _lacks_name(self) -> bool:
         """Whether neither a setting nor an upstream names the homeserver: only the log can."""
-        return not self.settings.upstream and not self.settings.is_named
+        return not self._is_copy and not self.settings.is_named
+
+    @property
+    def _is_copy(self) -> bool:
+        """Whether the settings make this daemon a copy of another one."""
+        return any(room.role_of(self.settings) for room in rooms())
 
     def _new_log_error(self) -> ConfigError:
         database = self.settings.database
         return ConfigError(
             f"the log {database} is new: set --server-name to the server_name of its homeserver"
-        )
-
-    async def _restore(self, log: Log, location: str) -> None:
-        try:
-            # Imported on use: it needs the pipeline's libraries.
-            from synrepl.daemon.restore import restore_snapshot
-        except ImportError as error:
-            raise ConfigError(f"a snapshot needs pyarrow ({error}): run {install('arrow')}") from error
-        await restore_snapshot(
-            log,
-            location,
-            self.reactor,
-            server_name=self.settings.expected_name(log.notes),
-            is_replica=bool(self.settings.upstream),
         )
 
     def _key_of(self, stream: str, row: bytes) -> Any:
@@ -348,54 +352,14 @@ class Daemon(Service):
             return None
         return declared.key(declared.decode(row, NEWEST))
 
-    def _read_own(self) -> None:
-        if self.declared is not None:
-            self._tasks.start(self.declared.load(), "reading the declared streams")
-        if self.refused is not None:
-            self._tasks.start(self.refused.load(), "reading the refused facts")
+    def _warn_of_filter(self, read_gate: ReadGate) -> None:
+        if held := read_gate.describe():
+            self._logger.warn("{held}: requests for other streams and writers are refused", held=held)
 
-    async def _declare_streams(self) -> None:
-        for one in self.settings.streams:
-            assert self.declared is not None
-            try:
-                await self.declared.declare(one)
-            except ConfigError as error:
-                raise ConfigError(f"cannot declare the configured streams: {error}") from error
-
-    async def _adjust_ingest(self, ingest: IngestServices, log: Log, publisher: Publisher) -> None:
-        """Start ingest on a new primary, and stop it on any other daemon."""
-        if self.replication is None or self.refused is None:
-            return
-        self._update_channel()
-        try:
-            if self.replication.roles.role != PRIMARY:
-                await ingest.close()
-                return
-            ingest.open(log, publisher, self.refused)
-            try:
-                if self.ready.called:
-                    await self._declare_streams()
-            except ReplicationError as error:
-                # Such as a declaration unlike that of the former primary, on which followers rely.
-                self._logger.error("{why}", why=error)
-        except ReplicationError as error:
-            self.failure = str(error)
-            self._logger.critical("ingest cannot start or stop, the daemon stops: {why}", why=self.failure)
-            self._on_failure()
-
-    def _update_channel(self) -> None:
-        if self._channel is not None:
-            self._channel.update()
-
-    def _stop_channel(self) -> None:
-        if self._channel is not None:
-            self._channel.stop()
-
-    def _on_epoch_started(self, log: Log, replication: ReplicationServices) -> None:
-        """On a replica: disconnect followers if the epoch began with lost facts."""
-        epoch_start = log.head.epoch_starts[-1]
-        if epoch_start.stream and replication.roles.role == REPLICA:
-            self.listeners.history_lost(epoch_start.stream)
+    def _ingest_failed(self, why: str) -> None:
+        self.failure = why
+        self._logger.critical("ingest cannot start or stop, the daemon stops: {why}", why=why)
+        self._on_failure()
 
     def reload(self, fresh: Settings) -> None:
         """Reload secrets, keys and certificates, and disconnect peers whose key or certificate was revoked.
@@ -405,9 +369,6 @@ class Daemon(Service):
         self.keyring.replace(fresh.keyring())
         self.credentials.replace(fresh.credentials())
         self.listeners.reload()
-        if self.replication is not None:
-            self.replication.addresses.reload()
-            self.replication.relays.recheck()
         for warning in fresh.warnings:
             self._logger.warn("{warning}", warning=warning)
         later = [
@@ -432,7 +393,7 @@ class Daemon(Service):
         A part that cannot stop is logged, and is the `failure` if there is none; the others still stop.
         Otherwise the log would stay open, and queued appends would get no answer.
         """
-        self.replication = self._services = None
+        self._context, self._parts, self.hooks = None, {}, Hooks()
         stops, self._stops = [self.listeners.drain, *self._stops], []
         while stops:
             stop = stops.pop()
@@ -444,3 +405,11 @@ class Daemon(Service):
                 part = type(getattr(stop, "__self__", stop)).__name__
                 self._logger.failure("{part} did not stop", part=part)
                 self.failure = self.failure or f"{part} did not stop: {error or type(error).__name__}"
+
+
+def _hooks_of(parts: Iterable[Part]) -> Hooks:
+    """Return who answers what concerns other daemons. Raises `ConfigError` if two rooms would."""
+    found = [hooks for part in parts if (hooks := part.hooks()) is not None]
+    if len(found) > 1:
+        raise ConfigError("two of the installed rooms answer for the other daemons of the log: remove one")
+    return found[0] if found else Hooks()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import perf_counter, thread_time
 from typing import Any, Final
 
-from synrepl.ports.metrics import TurnNumbers
+from synrepl.base.metrics import TurnNumbers
 
 POLLERS: Final = (("_poller", "poll"), ("_kq", "control"), ("_selector", "select"))
 """The attribute in which a reactor, or the loop of the asyncio reactor, has its poller, and its method."""

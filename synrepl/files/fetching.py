@@ -11,12 +11,12 @@ from typing import Any, Final, Protocol
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
+from synrepl.base.gate import Wakeup
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import sleep
 from synrepl.errors import RemoteProtocolError, ReplicationError, StorageError
 from synrepl.files.names import FileQueue, WantedFile
 from synrepl.files.store import STEP, ChecksumMismatch, DiskThread, FileStore, Scrub, Spool
-from synrepl.ports.gate import Wakeup
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import sleep
 
 UNRECORDED_SECONDS: Final = 10.0
 """The delay before a retry if the database cannot record the failure with its time of retry."""

@@ -7,15 +7,15 @@ from typing import Any, Final, Literal
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger, LogLevel
 
+from synrepl.base.gate import Wakeup
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.problems import Problem
+from synrepl.base.tasks import Loops
+from synrepl.base.time import Timer, sleep
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.files.fetching import FileFetcher, FileMaintenance, IFetchFile
 from synrepl.files.names import FileQueue, NamedFile, NameIndex, QueueSummary, Rule
 from synrepl.files.store import STEP, Damaged, DiskThread, FileStore, Spool, StoredFile
-from synrepl.ports.gate import Wakeup
-from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.problems import Problem
-from synrepl.ports.tasks import Loops
-from synrepl.ports.time import Timer, sleep
 from synrepl.storage.log import Log
 from synrepl.streams.stream import Stream
 

@@ -15,11 +15,11 @@ from typing import Any, Final, Literal
 import msgspec
 from twisted.internet.defer import Deferred
 
+from synrepl.base.gate import Wakeup
+from synrepl.base.history import EMPTY
+from synrepl.base.interfaces import IClock
 from synrepl.errors import StorageError
 from synrepl.files.store import DiskThread
-from synrepl.ports.gate import Wakeup
-from synrepl.ports.history import EMPTY
-from synrepl.ports.interfaces import IClock
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.log import Log
 from synrepl.storage.private_files import DiskFull, make_directory, map_errors

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+from synrepl.base.settings import path, setting, size
 from synrepl.errors import ConfigError
-from synrepl.ports.settings import path, setting
 from synrepl.storage.settings import LogSettings
 
 
@@ -33,6 +33,7 @@ class FilesSettings(LogSettings):
         parse=fetch_rule,
         metavar="RULE",
     )
+    max_file_bytes: int = setting("16GiB", "The size limit of a file, uploaded or fetched.", parse=size)
 
     @property
     def files_path(self) -> Path:

@@ -25,9 +25,10 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IThread
+from synrepl.base.response_errors import ErrorResponse, OwnResponse
+from synrepl.base.tasks import Tasks
 from synrepl.errors import ReplicationError, StorageError
-from synrepl.ports.interfaces import IThread
-from synrepl.ports.tasks import Tasks
 from synrepl.storage.private_files import make_directory, map_errors, sync_directory
 
 P = ParamSpec("P")
@@ -54,13 +55,17 @@ _prefixes: Final = [f"{number:02x}" for number in range(256)]
 _Identity = tuple[int, int, int]
 
 
-class ChecksumMismatch(StorageError):
+class ChecksumMismatch(OwnResponse, StorageError):
     """The received bytes are not those announced: `expected` and `found` are checksums."""
 
     def __init__(self, *, op: str, expected: str, found: str, why: str) -> None:
         super().__init__(op=op, why=why, retryable=True)
         self.expected = expected
         self.found = found
+
+    def response(self) -> ErrorResponse:
+        more = {"expected": self.expected, "found": self.found}
+        return ErrorResponse("checksum_mismatch", f"{self.why}; nothing was kept", more=more)
 
 
 class Damaged(StorageError):
@@ -466,7 +471,7 @@ class Scrub:
 
 
 class DiskThread:
-    """Runs blocking work with files in a thread; `tasks` are stopped with what waits for it."""
+    """Runs blocking work with files in a thread, and stops the `tasks` that wait for it."""
 
     def __init__(self, thread: IThread, logger: Logger) -> None:
         self._thread = thread

@@ -7,10 +7,13 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Te
 from synrepl.html import humanize
 
 
-def load_template(package: str, name: str, **names: Any) -> Template:
-    """Load a template of a package, or of this one. It can use `names` and the functions of `humanize`."""
+def load_template(package: str, name: str, *more: str, **names: Any) -> Template:
+    """Load a template of a package, or of this one. It can use `names` and the functions of `humanize`.
+
+    It can include templates of the packages `more`.
+    """
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader(__package__, ".")]),
+        loader=ChoiceLoader([PackageLoader(one, ".") for one in (package, __package__, *more)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

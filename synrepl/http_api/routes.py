@@ -3,13 +3,13 @@
 A function in `synrepl/transports/http/` handles it: the one with the decorator `handles(ROUTE)`.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from synrepl.http_api import shapes
 from synrepl.http_api.route import (
     AcksNumber,
     Choice,
-    ConnectionId,
     Digest,
     Example,
     Flag,
@@ -20,14 +20,13 @@ from synrepl.http_api.route import (
     Parameter,
     ReaderName,
     Route,
-    Router,
     Seconds,
     SynapseToken,
     Text,
     WholeNumber,
     WholeNumbers,
 )
-from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.error_codes import ERROR_CODES, ErrorCode
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, SEEN_STREAMS
 
 KIB: Final = 1024
@@ -43,10 +42,6 @@ OCTETS: Final = "application/octet-stream"
 MAX_WAIT: Final = 300.0
 MAX_COMMAND_LINES: Final = 1_000
 READER_HEADER: Final = "Synrepl-Reader"
-CONNECTION: Final = "Synrepl-Connection"
-OFFSET: Final = "Synrepl-Offset"
-NAME_HEADER: Final = "Synrepl-Name"
-"""The name of the file in an answer, percent-encoded: a proxy may have made another name of the request's."""
 
 _NUMBERS: Final = Parameter(
     "numbers",
@@ -54,16 +49,16 @@ _NUMBERS: Final = Parameter(
     "for JavaScript: each number that it would change is a string of its digits, such as an integer beyond"
     " 2**53 - 1; digests and checksums are those of the numbers",
 )
-_READ_YOUR_WRITES: Final = (
+READ_YOUR_WRITES: Final = (
     Parameter("min_serial", WholeNumber(0), "answer once the log has reached this serial"),
     Parameter("timeout", Seconds(10.0, highest=MAX_WAIT), "how long to wait for `min_serial`"),
 )
-_COPY: Final = (
+COPY_ERRORS: Final = (
     *("not_ready", "filtered", "not_here_yet", "too_many_waiting"),
     *("fenced", "stopped", "stopping"),
 )
 _POSITION: Final = ("other_history", "other_epoch", "ahead_of_log", "trimmed", "fork")
-_WRITE: Final = (
+WRITE_ERRORS: Final = (
     *("bad_row", "bad_writer", "too_large", "too_many_writers", "idempotency_key_reused"),
     *("table_backed", "brought_elsewhere", "storage_error", "fenced", "starting", "handing_over", "stopped"),
 )
@@ -77,7 +72,7 @@ _SELECTION: Final = (
     Parameter("digest", Digest(), "the digest of the reader's log at `since`"),
     Parameter("history", Text(), "the history of the reader's log"),
     Parameter("compacted", Flag(), "include what remains of the trimmed part of the log"),
-    *_READ_YOUR_WRITES,
+    *READ_YOUR_WRITES,
     Parameter("reader", Misplaced(f"send the reader's name in the header {READER_HEADER}, not in the query")),
 )
 _READER: Final = (
@@ -85,9 +80,17 @@ _READER: Final = (
 )
 
 
-def _refused(target: str, code: str, body: Any = None, *, message: Any = ..., **more: Any) -> Example:
-    """An example of a refusal, with the status of its code."""
-    kind = ERROR_CODES[code]
+def refused_example(
+    target: str,
+    code: str,
+    body: Any = None,
+    *,
+    message: Any = ...,
+    codes: Mapping[str, ErrorCode] = ERROR_CODES,
+    **more: Any,
+) -> Example:
+    """An example of a refusal, with the status of its code, which is one of these `codes`."""
+    kind = codes[code]
     if kind.retryable is not None:
         more.setdefault("retryable", kind.retryable)
     return Example(target, {"error": code, **more, "message": message}, body, kind.status)
@@ -133,7 +136,7 @@ APPEND: Final = Route(
     query=_FORWARDED,
     right="write",
     errors=(
-        *(*_WRITE, "unknown_stream", *_FORWARDING),
+        *(*WRITE_ERRORS, "unknown_stream", *_FORWARDING),
         *("upstream_refused", "upstream_failed"),
     ),
     examples=(
@@ -142,8 +145,8 @@ APPEND: Final = Route(
             {"epoch": 1, "first_serial": 4, "tokens": [4, 5]},
             {"facts": [ADA, BOB], "idempotency_key": "import-1"},
         ),
-        _refused("/v1/streams/push_rules/facts", "bad_row", {"facts": [[["@ada:hs.example", 1, 2]]]}),
-        _refused("/v1/streams/nonsense/facts", "unknown_stream", {"facts": []}),
+        refused_example("/v1/streams/push_rules/facts", "bad_row", {"facts": [[["@ada:hs.example", 1, 2]]]}),
+        refused_example("/v1/streams/nonsense/facts", "unknown_stream", {"facts": []}),
     ),
     answer=_APPENDED,
 )
@@ -156,7 +159,7 @@ APPEND_BATCH: Final = Route(
     right="write",
     stream=NAMED_STREAMS,
     errors=(
-        *(*_WRITE, "unknown_stream", "not_primary", "bad_checksum", "no_such_file", *_FORWARDING),
+        *(*WRITE_ERRORS, "unknown_stream", "not_primary", "bad_checksum", "no_such_file", *_FORWARDING),
         *("upstream_refused", "upstream_failed"),
     ),
     examples=(
@@ -202,15 +205,15 @@ ROWS: Final = Route(
             "limit", WholeNumber(1_000, lowest=1, highest=10_000), "rows of a page, or all rows of one fact"
         ),
         _NUMBERS,
-        *_READ_YOUR_WRITES,
+        *READ_YOUR_WRITES,
     ),
-    errors=("unknown_stream", "bad_writer", *_COPY),
+    errors=("unknown_stream", "bad_writer", *COPY_ERRORS),
     examples=(
         Example(
             "/v1/streams/push_rules/rows?limit=1",
             {"updates": [[1, ["@ada:hs.example"]]], "upto": 1, "limited": True},
         ),
-        _refused("/v1/streams/push_rules/rows?limit=0", "bad_request"),
+        refused_example("/v1/streams/push_rules/rows?limit=0", "bad_request"),
     ),
 )
 ALLOCATED: Final = Route(
@@ -218,8 +221,8 @@ ALLOCATED: Final = Route(
     "GET",
     "/v1/streams/{stream}/allocated",
     "Read the highest token that any reader of the stream can have, and the position of each writer.",
-    query=_READ_YOUR_WRITES,
-    errors=("unknown_stream", *_COPY),
+    query=READ_YOUR_WRITES,
+    errors=("unknown_stream", *COPY_ERRORS),
     examples=(
         Example(
             "/v1/streams/push_rules/allocated",
@@ -239,7 +242,7 @@ CATCH_UP: Final = Route(
         Parameter(
             "writer", InstanceName(), "the writer; default: the writer named in `Host`, else this instance"
         ),
-        *_READ_YOUR_WRITES,
+        *READ_YOUR_WRITES,
     ),
     errors=("M_UNKNOWN", "M_MISSING_PARAM", "M_INVALID_PARAM"),
     examples=(
@@ -290,7 +293,15 @@ CHANGELOG: Final = Route(
     headers=_READER,
     content_type=NDJSON,
     other_types=(ARROW,),
-    errors=("unknown_stream", "bad_writer", *_COPY, *_POSITION, "not_acceptable", "too_many", "replaced"),
+    errors=(
+        "unknown_stream",
+        "bad_writer",
+        *COPY_ERRORS,
+        *_POSITION,
+        "not_acceptable",
+        "too_many",
+        "replaced",
+    ),
     examples=(
         Example(
             "/v1/changelog?since=2",
@@ -309,7 +320,7 @@ CHANGELOG: Final = Route(
             ],
             is_lines=True,
         ),
-        _refused("/v1/changelog?since=9", "ahead_of_log", serial=3, epoch=1),
+        refused_example("/v1/changelog?since=9", "ahead_of_log", serial=3, epoch=1),
     ),
 )
 EXTENT: Final = Route(
@@ -320,7 +331,7 @@ EXTENT: Final = Route(
     query=_SELECTION,
     stream=NAMED_STREAMS,
     headers=_READER,
-    errors=("unknown_stream", "bad_writer", *_COPY, *_POSITION, "too_many", "replaced"),
+    errors=("unknown_stream", "bad_writer", *COPY_ERRORS, *_POSITION, "too_many", "replaced"),
     examples=(
         Example(
             "/v1/extent?since=1",
@@ -352,104 +363,9 @@ DIGESTS: Final = Route(
             "/v1/digests?serials=3,7",
             {"epoch": 1, "serial": 3, "history": ..., "digests": {"3": ..., "7": None}},
         ),
-        _refused("/v1/digests", "bad_request"),
+        refused_example("/v1/digests", "bad_request"),
     ),
     answer={"epoch": int, "serial": int, "history": str, "digests": {...: (str, None)}},
-)
-_FILE: Final = ("no_such_file", "file_not_here", "range_not_satisfiable", "not_ready", "filtered")
-
-PUT_FILE: Final = Route(
-    "file.put",
-    "PUT",
-    "/v1/files/sha256/{sha256}",
-    "Store a file under its checksum.",
-    query=(Parameter("hops", WholeNumber(0), "how many daemons have forwarded the file"),),
-    right="write",
-    stream="files",
-    errors=(
-        *("bad_checksum", "checksum_mismatch", "too_large", "disk_full"),
-        *("upstream_away", "upstream_refused", "upstream_unreachable", "fenced", "stopped"),
-    ),
-)
-GET_FILE: Final = Route(
-    "file.get",
-    "GET",
-    "/v1/files/sha256/{sha256}",
-    "Read a file, or a range of it, by its checksum.",
-    query=(
-        Parameter("wait", Seconds(10.0, highest=MAX_WAIT), "at a replica: how long to wait for the bytes"),
-    ),
-    content_type=OCTETS,
-    stream="files",
-    errors=("bad_checksum", *_FILE),
-    examples=(_refused(f"/v1/files/sha256/{'0' * 64}", "not_found", message="this daemon stores no files"),),
-)
-GET_FILE_BY_NAME: Final = Route(
-    "file.get_by_name",
-    "GET",
-    "/v1/files/by-name/{name:path}",
-    "Read the file to which a name refers now, or a range of it; slashes of the name are those of the path.",
-    query=(
-        Parameter("wait", Seconds(10.0, highest=MAX_WAIT), "at a replica: how long to wait for the bytes"),
-        *_READ_YOUR_WRITES,
-    ),
-    content_type=OCTETS,
-    stream="files",
-    errors=(*_FILE, *_COPY),
-    examples=(_refused("/v1/files/by-name/media/hello.txt", "not_found", message=...),),
-)
-LIST_FILES: Final = Route(
-    "file.list_names",
-    "GET",
-    "/v1/files",
-    "List names of files, in order, each with its file.",
-    query=(
-        Parameter("prefix", Text(), "only names that begin with this text"),
-        Parameter("after", Text(), "only names after this one: the last name of the page before"),
-        Parameter("limit", WholeNumber(1_000, lowest=1, highest=10_000), "the maximum number of names"),
-        *_READ_YOUR_WRITES,
-    ),
-    stream="files",
-    errors=("not_ready", "filtered", *_COPY),
-    examples=(_refused("/v1/files?prefix=media/", "not_found", message=...),),
-    answer={"files": [{"name": str, "sha256": str, "size": int, "serial": int}], "limited": bool},
-)
-MAX_NEWER: Final = 20
-REPLICATION: Final = Route(
-    "replica.about",
-    "GET",
-    "/v1/replication",
-    "Read this log's history, epochs, oldest position and head.",
-    query=(
-        Parameter("after", WholeNumber(), f"name the first facts after this serial too, at most {MAX_NEWER}"),
-    ),
-    stream=SEEN_STREAMS,
-)
-NATIVE: Final = Route(
-    "native.connect",
-    "POST",
-    "/v1/native",
-    "Open a native connection of a replica: the answer carries the bytes to it, and has no end;"
-    f" its header {CONNECTION} is the id of the connection.",
-    content_type=OCTETS,
-    right="replicate",
-    errors=("out_of_descriptors",),
-    max_body=KIB,
-)
-NATIVE_BYTES: Final = Route(
-    "native.receive",
-    "POST",
-    "/v1/native/bytes",
-    "Take bytes that a replica sends on its native connection; the answer comes when they are handled.",
-    headers=(
-        Parameter(CONNECTION, ConnectionId(), "the id of the connection"),
-        Parameter(OFFSET, WholeNumber(0), "the bytes that were sent on the connection before these"),
-    ),
-    right="replicate",
-    errors=("no_connection", "bad_offset", "too_large", "garbled"),
-    max_body=64 * KIB,
-    body_type=OCTETS,
-    answer={"received": int},
 )
 COMMANDS: Final = Route(
     "command.read",
@@ -485,7 +401,9 @@ ACKNOWLEDGE_COMMANDS: Final = Route(
     stream=ALL_STREAMS,
     errors=("bad_ack",),
     max_body=4 * KIB,
-    examples=(_refused("/v1/commands/ack", "bad_ack", {"life": "another", "number": 1}, retryable=False),),
+    examples=(
+        refused_example("/v1/commands/ack", "bad_ack", {"life": "another", "number": 1}, retryable=False),
+    ),
 )
 SYNCING: Final = Route(
     "command.syncing",
@@ -494,151 +412,6 @@ SYNCING: Final = Route(
     "List the users who are syncing, at workers of this daemon and of its replicas.",
     stream="presence",
     examples=(Example("/v1/syncing", {"users": []}),),
-)
-LEASES: Final = Route(
-    "admin.list_leases",
-    "GET",
-    "/v1/leases",
-    "List the leases, those that retain most of the log first.",
-    stream=SEEN_STREAMS,
-    examples=(Example("/v1/leases", {"leases": []}),),
-    answer={"leases": [shapes.LEASE]},
-)
-ADD_LEASE: Final = Route(
-    "admin.add_lease",
-    "POST",
-    "/v1/leases",
-    "Retain facts from now on for a replica that will join later;"
-    " a dropped replica can be admitted again this way.",
-    right="administer",
-    errors=("known", "too_many"),
-    max_body=64 * KIB,
-    examples=(
-        Example("/v1/leases", {"uuid": ..., "name": "lisbon", "serial": 3}, {"name": "lisbon"}),
-        _refused("/v1/leases", "bad_request", {"name": ""}, message="a lease needs a name"),
-    ),
-    answer={"uuid": str, "name": str, "serial": int},
-)
-DROP_LEASE: Final = Route(
-    "admin.drop_lease",
-    "DELETE",
-    "/v1/leases/{name}",
-    "End a lease, by the name or the uuid of its reader; a replica is disconnected and refused.",
-    right="administer",
-    errors=("unknown_lease",),
-    examples=(_refused("/v1/leases/oslo", "unknown_lease"),),
-    answer={"uuid": str, "name": str},
-)
-PROMOTE: Final = Route(
-    "admin.promote",
-    "POST",
-    "/v1/promote",
-    "Make this replica the primary; with `force`, without asking the old one, and with `lose_acknowledged`,"
-    " without asking replicas either. `believe` lists the writers whose promises count, after"
-    " `promises_unproven`.",
-    right="administer",
-    errors=(
-        *("not_a_replica", "promoting", "moved", "filtered", "not_whole", "upstream_away"),
-        *("behind", "handover_refused", "fenced", "files_missing", "others_ahead", "replicas_silent"),
-        "promises_unproven",
-    ),
-    max_body=64 * KIB,
-    examples=(
-        _refused(
-            "/v1/promote",
-            "not_a_replica",
-            {"force": False},
-            message="this daemon is primary; only a replica can be promoted",
-        ),
-    ),
-    answer={"role": str, "epoch": int, "serial": int},
-)
-RESYNC: Final = Route(
-    "admin.resync",
-    "POST",
-    "/v1/resync",
-    "Let a replica that has stopped, or a fenced daemon, join again; facts that only it has go to a file.",
-    right="administer",
-    errors=("not_stopped", "primary_unknown"),
-    examples=(_refused("/v1/resync", "not_stopped", {}, message=ERROR_CODES["not_stopped"].means),),
-    answer={"role": str},
-)
-HANDOVER: Final = Route(
-    "admin.hand_over",
-    "POST",
-    "/v1/handover",
-    "Hand over to another daemon, which is being promoted: a request between daemons.",
-    right="administer",
-    stream=ALL_STREAMS,
-    errors=(
-        *("not_primary", "handing_over", "handed_over_lately"),
-        *("unknown_replica", "other_history", "not_verified"),
-    ),
-    max_body=64 * KIB,
-)
-CLAIM: Final = Route(
-    "admin.claim",
-    "POST",
-    "/v1/claim",
-    "Accept that another daemon became primary in a later epoch: a request between daemons.",
-    right="administer",
-    stream=ALL_STREAMS,
-    errors=("not_whole", "other_history", "epoch_too_far", "not_verified", "superseded"),
-    max_body=64 * KIB,
-)
-INVALIDATE: Final = Route(
-    "homeserver.invalidate",
-    "POST",
-    "/v1/invalidate",
-    "Invalidate caches of the homeserver that the daemon watches, as `synrepl invalidate` does.",
-    right="administer",
-    stream="caches",
-    errors=("busy", "not_invalidated"),
-    max_body=64 * KIB,
-    examples=(
-        _refused("/v1/invalidate", "not_found", {"name": "get_user_by_id", "key": ["@ada:hs.example"]}),
-    ),
-    answer={
-        "rows": [{"name": str, "keys": ([str], None)}],
-        "drops": {...: [{"name": str, "key": ([str], None)}]},
-        "notes": [str],
-        "ids": [int],
-        "overtaken": [int],
-        "processes": [{"name": str, "release": str, "received": (bool, None), "why": str}],
-    },
-)
-KEYS: Final = Route(
-    "key.list_all",
-    "GET",
-    "/v1/keys",
-    "List the issued keys, revoked ones too; their secrets are kept nowhere.",
-    right="administer",
-    examples=(Example("/v1/keys", {"keys": [], "lost": []}),),
-    answer={"keys": [shapes.KEY], "lost": [str]},
-)
-ADD_KEY: Final = Route(
-    "key.add",
-    "POST",
-    "/v1/keys",
-    "Make a key, which all replicas accept too. Its secret is in the answer, and is shown this once.",
-    right="administer",
-    errors=("key_refused", "storage_error", "fenced", "starting", "handing_over", "stopped"),
-    max_body=64 * KIB,
-    examples=(
-        _refused("/v1/keys", "key_refused", {"name": "laptop", "rights": ["read"]}),
-        _refused("/v1/keys", "bad_request", {"name": "laptop", "rights": []}),
-    ),
-    answer={"key": shapes.KEY, "secret": str},
-)
-REVOKE_KEY: Final = Route(
-    "key.revoke",
-    "DELETE",
-    "/v1/keys/{name}",
-    "Revoke an issued key, here and at all replicas; peers that use it are disconnected.",
-    right="administer",
-    errors=("unknown_key", "storage_error", "fenced", "starting", "handing_over", "stopped"),
-    examples=(_refused("/v1/keys/laptop", "unknown_key"),),
-    answer=shapes.KEY,
 )
 DECLARED: Final = Route(
     "stream.list_all",
@@ -673,7 +446,7 @@ DECLARE: Final = Route(
             },
             {"name": "packages", "key": "name", "columns": {"name": "str", "version": "str"}},
         ),
-        _refused("/v1/streams", "bad_request", {"name": "events"}),
+        refused_example("/v1/streams", "bad_request", {"name": "events"}),
     ),
     answer={"stream": _DECLARED_STREAM, "created": bool},
 )
@@ -688,7 +461,7 @@ REFUSED: Final = Route(
         Parameter("limit", WholeNumber(100, lowest=1, highest=1_000), "the maximum number of facts"),
     ),
     stream=SEEN_STREAMS,
-    errors=("storage_error", *_COPY),
+    errors=("storage_error", *COPY_ERRORS),
     examples=(Example("/v1/refused", {"facts": [], "more": 0}),),
     answer={"facts": [shapes.REFUSED], "more": int},
 )
@@ -757,7 +530,7 @@ RECENT: Final = Route(
         Parameter("limit", WholeNumber(20, lowest=1, highest=1_000), "the maximum number of facts"),
     ),
     stream=NAMED_STREAMS,
-    errors=("unknown_stream", *_COPY),
+    errors=("unknown_stream", *COPY_ERRORS),
     examples=(
         Example(
             "/v1/recent?streams=push_rules&limit=1",
@@ -815,4 +588,4 @@ OPENAPI: Final = Route(
 )
 
 ROUTES: Final = tuple(value for value in globals().values() if isinstance(value, Route))
-ROUTER: Final = Router(ROUTES)
+"""The routes of the core."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from synrepl.ingest.channel import ChannelSource
+from synrepl.base.problems import Problem
+from synrepl.ingest.channel_source import ChannelSource
 from synrepl.ingest.source import PATIENCE_SECONDS
-from synrepl.ports.problems import Problem
 from synrepl.transports.redis.link import RedisLink, RedisState
 
 
@@ -22,24 +22,27 @@ class RedisSource(ChannelSource):
         self.link = RedisLink(
             self.clock,
             self.settings.redis,
-            self.peer,
+            self.member,
             server_name=self.server_name,
             instance=self.settings.instance_name,
             metrics=self.metrics,
             hears=("",),
         )
-        self.peer.broker = self.link
+        self.member.wire(self.link)
 
     def start(self) -> None:
         self.link.start()
 
     async def stop(self) -> None:
-        self.peer.stop()
+        self.member.stop()
         await self.link.stop()
         self.follower.stop()
 
     def silence(self) -> Problem | None:
         return redis_silence(self.link.state(), self.began, self.clock.seconds())
+
+    def sections(self) -> dict[str, Any]:
+        return {"redis": self.status()}
 
     def status(self) -> dict[str, Any]:
         return {**msgspec.to_builtins(self.link.state()), **super().status()}

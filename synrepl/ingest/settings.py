@@ -4,15 +4,14 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
+from synrepl.base.settings import setting, text, word
 from synrepl.errors import ConfigError
-from synrepl.ports.settings import setting, text, word
 from synrepl.replication.write_policy import StreamWrite, read_writes
-from synrepl.storage.settings import LogSettings, parse_database
-from synrepl.storage.tables.layout import TableStream, table_streams
+from synrepl.storage.settings import LogSettings
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.settings import ConnectionSettings, client_endpoints, endpoints
+from synrepl.transports.settings import ConnectionSettings, client_endpoints
 
 
 def parse_instance_map(value: Any) -> Mapping[str, str]:
@@ -54,23 +53,6 @@ def _synapse_url(name: str, where: Mapping[Any, Any]) -> str:
     return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in str(host) else host}:{port}"
 
 
-SENT: Final = "sent"
-DURABLE: Final = "durable"
-DURABLE_ONLY: Final = "durable-only"
-
-
-def parse_ack(value: Any) -> str:
-    """Parse when rows are passed on."""
-    if value not in (SENT, DURABLE, DURABLE_ONLY):
-        raise ConfigError(f"must be {SENT}, {DURABLE} or {DURABLE_ONLY}, not {value!r}")
-    return str(value)
-
-
-def parse_tables(value: Any) -> tuple[TableStream, ...]:
-    """Parse the streams that are read from tables. `Settings.build` sets their default writer."""
-    return () if value in ((), [], None) else tuple(table_streams(value, default_writer="master"))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IngestSettings(ConnectionSettings, LogSettings):
     """The sources of facts besides HTTP."""
@@ -84,26 +66,10 @@ class IngestSettings(ConnectionSettings, LogSettings):
         metavar="URL",
         example="redis://localhost:6379",
     )
-    resp: tuple[str, ...] = setting(
-        (),
-        "The listener that takes the place of a Redis for Synapse's processes, as a Twisted server endpoint"
-        " string. May be repeated.",
-        parse=lambda value: () if value in ((), [], None) else endpoints(value),
-        metavar="ENDPOINT",
-        kind="list",
-        example="[tcp:9096:interface=127.0.0.1]",
-    )
-    resp_ack: str = setting(
-        SENT,
-        "When a row that was published at --resp is passed on: sent (at once), durable (once it is on"
-        " disk, or after 5 seconds), or durable-only (once it is on disk; after 5 seconds it is refused).",
-        parse=parse_ack,
-        metavar="WORD",
-    )
     redis_writes: tuple[StreamWrite, ...] = setting(
         (),
-        "The streams that this daemon publishes to Redis, or at --resp: comma-separated, or all."
-        " None: it only subscribes.",
+        "The streams that this daemon publishes on the channel of the homeserver's processes, that of"
+        " --redis as that of --resp: comma-separated, or all. None: the daemon only subscribes.",
         parse=read_writes,
         metavar="STREAMS",
         example="[caches]",
@@ -126,24 +92,16 @@ class IngestSettings(ConnectionSettings, LogSettings):
         kind="file",
         example="{persister1: http://localhost:9101, persister2: {host: localhost, port: 9102, tls: false}}",
     )
-    table_streams: tuple[TableStream, ...] = setting(
-        (),
-        "The streams whose facts are rows of the homeserver's tables: a list of `stream`, `table`, `row` ...",
-        parse=parse_tables,
-        metavar="LIST",
-        kind="file",
-        example="[{stream: push_rules, table: push_rules_stream, row: [user_id],"
-        " sequence: push_rules_stream_sequence}]",
-    )
-    tables_database: str | None = setting(
-        None,
-        "The database with the tables of `table_streams`. None: the database of the log.",
-        parse=parse_database,
-        metavar="URL",
-        example="postgresql://synrepl@localhost/synapse?passfile=/etc/synrepl/pgpass",
-    )
+
+    @property
+    def channel_writes(self) -> tuple[StreamWrite, ...]:
+        """What this daemon publishes on the channel, whoever carries it: Redis, or a room in its place."""
+        return self.redis_writes
 
     @property
     def has_channel(self) -> bool:
-        """Whether this daemon is a peer on a channel of Synapse's processes, on a Redis or at `resp`."""
-        return self.redis is not None or bool(self.resp)
+        """Whether this daemon is a member of a channel of Synapse's processes: on a Redis, or that of a room.
+
+        The settings of a room that has a channel override this.
+        """
+        return self.redis is not None

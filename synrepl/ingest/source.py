@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from twisted.internet.interfaces import IStreamClientEndpoint
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
+from synrepl.base.time import Timer
 from synrepl.errors import GapError, LocalProtocolError, NotConnected
 from synrepl.ingest.settings import IngestSettings
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
-from synrepl.ports.time import Timer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.presence import SyncingUser
@@ -180,13 +180,13 @@ class ServerCommands:
 
     def __post_init__(self) -> None:
         self.is_active = True
-        self._upstream = self.publisher.follower_commands
+        self._follower_commands = self.publisher.follower_commands
         self._names_workers = self.dialect.release in ClearUserSync.SPAN
         self._waiting: deque[Command] = deque()
         self._timer = Timer(self.clock, self._connected)
-        self._upstream.forwarders.append(self)
+        self._follower_commands.forwarders.append(self)
         if not self._names_workers:
-            self._upstream.syncing.subscribers.append(self._changed)
+            self._follower_commands.syncing.subscribers.append(self._changed)
         self.follower.on_event(self._on_event)
         for command in FROM_ALL_PROCESSES:
             self.follower.on_command(command)(self._on_server_command)
@@ -194,7 +194,7 @@ class ServerCommands:
     def stop(self) -> None:
         """Stop forwarding."""
         self.is_active = False
-        self._upstream.forwarders.remove(self)
+        self._follower_commands.forwarders.remove(self)
         self._timer.stop()
 
     def forward(self, command: Command) -> bool:
@@ -241,7 +241,7 @@ class ServerCommands:
             if not self._send(command):
                 self.metrics.commands_dropped.labels(command.NAME).inc()
         sent = set()
-        for command in self._upstream.syncing_commands():
+        for command in self._follower_commands.syncing_commands():
             if not isinstance(command, UserSync) or (not self._names_workers and command.user_id in sent):
                 continue
             sent.add(command.user_id)

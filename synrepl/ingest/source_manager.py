@@ -1,20 +1,20 @@
 """The Redis and the servers that a daemon follows, and the ingester that writes their facts to its log."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from synrepl.errors import ConfigError, NotConnected, RowError
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
+from synrepl.errors import ConfigError
 from synrepl.extras import install
-from synrepl.ingest.channel import ChannelSource
+from synrepl.ingest.channel_source import ChannelSource
+from synrepl.ingest.fact_source import IFactSource
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import ServerSource, Source
-from synrepl.ports.interfaces import IThread
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.replication.ingester import Ingester, LoggedPositions
@@ -22,36 +22,24 @@ from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.stalled_writers import StalledWriters
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.storage.databases import Database
 from synrepl.storage.log import Log
-from synrepl.storage.tables.layout import TableStream
-from synrepl.storage.tables.scan import TablePage, TableScan
-from synrepl.storage.threads import ReactorThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.catch_up import HttpCatchUp
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.wire import jsontext
 
 if TYPE_CHECKING:
-    from synrepl.ingest.redis import RedisSource
-    from synrepl.ingest.resp import RespSource
-    from synrepl.transports.resp.server import RespServer
-
-C = TypeVar("C", bound=ChannelSource)
-
-PAGE_ROWS: Final = 1_000
-"""Approximate number of rows that one query reads from a table."""
+    from synrepl.ingest.channel_host import IChannelHost
 
 
 @dataclass(eq=False, repr=False)
 class SourceManager:
-    """Runs the sources other than tables: the channel on Redis or at the RESP port, then the servers.
+    """Runs the sources other than those of rooms: the channel on Redis or that of `host`, then the servers.
 
     Ephemeral streams, whose tokens may restart, come from the first source only. Kept streams come from all
     sources: the token tells whether the log has a fact already. Declared streams come from none, nor do
-    those in `tables`: the daemon reads all their facts from their tables, in the order of ids. `lost` is
-    called with a stream whose writer has lost history, after the log has begun a new epoch.
+    those that one of `fact_sources` brings whole. `lost` is called with a stream
+    whose writer has lost history, after the log has begun a new epoch.
     """
 
     settings: IngestSettings
@@ -62,26 +50,23 @@ class SourceManager:
     table: StreamTable
     metrics: Metrics
     write_policy: WritePolicy
-    tables: Collection[str]
     credentials: Credentials
     refused: RefusedFacts
     lost: Callable[[str], None]
-    resp_server: "RespServer | None" = None
+    fact_sources: Sequence[IFactSource] = ()
+    host: "IChannelHost | None" = None
 
     def __post_init__(self) -> None:
         settings, clock = self.settings, self.clock
         self._http = HttpClient(clock, secret=self.credentials, is_homeserver=True)
-        self._catch_up = HttpCatchUp(self._http, settings.instance_map)
-        self._database = self._database_catch_up()
+        self._catch_up = _CatchUp(self.fact_sources, HttpCatchUp(self._http, settings.instance_map))
+        self._brought = frozenset(stream for one in self.fact_sources for stream in one.whole_streams)
         self.ingester = Ingester(self.log, self.table, clock, refused=self.refused, lost=self.lost)
         self.stalled_writers = StalledWriters(self.log, self.table, clock)
         self._server_name = settings.server_name_of(self.log.notes)
-        self.redis: RedisSource | None = None
-        self.resp: RespSource | None = None
         self.servers: list[ServerSource] = []
-        self._open_channel()
-        channels: list[Source | None] = [self.redis, self.resp]
-        self._all = [one for one in channels if one is not None]
+        self.channel = self._open_channel()
+        self._all: list[Source] = [] if self.channel is None else [self.channel]
         for endpoint in settings.follow:
             is_first = not self._all and not self.servers
             server = ServerSource(
@@ -109,8 +94,6 @@ class SourceManager:
             await source.stop()
         self.ingester.stop()
         self.stalled_writers.stop()
-        if self._database is not None:
-            await self._database.stop()
         await self._http.stop()
 
     def problems(self) -> list[Problem]:
@@ -140,67 +123,40 @@ class SourceManager:
     def status(self) -> dict[str, Any]:
         """The fields of all sources in the status of the daemon."""
         return {
-            "redis": self._redis_status(),
-            "resp": None if self.resp is None else self.resp.status(),
+            **({} if self.channel is None else self.channel.sections()),
             "following": [server.status() for server in self.servers],
             "stuck": [msgspec.to_builtins(one) for one in self.stalled_writers.stalled()],
         }
 
-    def _redis_status(self) -> dict[str, Any] | None:
-        if self.redis is not None:
-            return self.redis.status()
-        if self.resp is not None and self.resp.redis is not None:
-            # What was received from it is counted with the channel that it is joined with.
-            return {**ChannelSource.status(self.resp), **self.resp.redis.status()}
-        return None
-
-    def _database_catch_up(self) -> "_DatabaseCatchUp | None":
-        streams = [one for one in self.settings.table_streams if one.for_catch_up]
-        if not streams:
+    def _open_channel(self) -> ChannelSource | None:
+        make: Callable[..., ChannelSource]
+        if self.host is not None:
+            make = self.host.make_source
+        elif self.settings.redis is not None:
+            make = _make_redis_source
+        else:
             return None
-        url = self.settings.tables_database or self.settings.database
-        return _DatabaseCatchUp(
-            Database(url, what="synrepl-catch-up"),
-            streams,
-            table=self.table,
-            thread=ReactorThread(self.clock, "catch-up"),
-            others=self._catch_up,
-        )
-
-    def _open_channel(self) -> None:
-        # Imported on use: Redis is an extra, and most daemons have no RESP port.
         try:
-            if self.resp_server is not None:
-                from synrepl.ingest.resp import RespSource
-
-                self.resp = self._channel_source(RespSource, server=self.resp_server)
-            elif self.settings.redis is not None:
-                from synrepl.ingest.redis import RedisSource
-
-                self.redis = self._channel_source(RedisSource)
+            return self._channel_source(make)
         except ImportError as error:
             raise ConfigError(f"--redis needs more libraries ({error}): run {install('redis')}") from error
 
-    def _channel_source(self, make: Callable[..., C], **more: Any) -> C:
+    def _channel_source(self, make: Callable[..., ChannelSource]) -> ChannelSource:
         return make(
             settings=self.settings,
             clock=self.clock,
-            follower=self._follower(self._channel_publisher, is_first=True),
+            follower=self._follower(self._channel_sender, is_first=True),
             publisher=self.publisher,
             metrics=self.metrics,
             write_policy=self.write_policy,
             server_name=self._server_name,
-            **more,
         )
 
-    def _channel_publisher(self, stream: str, writer: str) -> str:
+    def _channel_sender(self, stream: str, writer: str) -> str:
         """Who sends a stream of a writer on the channel: the name of a key, or the channel."""
-        channel = None if self.resp_server is None else self.resp_server.channel
-        if channel is None:
-            return "Redis"
-        return channel.owner_of((stream, writer)) or "the RESP port"
+        return "Redis" if self.host is None else self.host.sender_of(stream, writer)
 
-    def _follower(self, publisher: Callable[[str, str], str], *, is_first: bool) -> Follower:
+    def _follower(self, sender: Callable[[str, str], str], *, is_first: bool) -> Follower:
         # A channel has processes of whatever release, since 1.13 in one form of lines.
         dialect = None if self.settings.has_channel else self.settings.dialect
         streams = self.table.known_to(dialect) if dialect is not None else list(self.table)
@@ -210,55 +166,43 @@ class SourceManager:
             streams=StreamTable(
                 stream
                 for stream in streams
-                if stream.name not in self.tables
+                if stream.name not in self._brought
                 and (is_first or not stream.ephemeral)
                 and not stream.on_request
             ),
             positions=LoggedPositions(self.log, self.write_policy.own),
-            catch_up=self._database or self._catch_up,
+            catch_up=self._catch_up,
             metrics=self.metrics,
             canonical=True,
             external_position=self.ingester.durable_position,
         )
         on_channel = is_first and self.settings.has_channel
-        self.ingester.attach(follower, publisher=publisher, knows_history=is_first, confirms=on_channel)
+        self.ingester.attach(follower, sender=sender, knows_history=is_first, confirms=on_channel)
         return follower
+
+
+def _make_redis_source(**parts: Any) -> ChannelSource:
+    # Imported on use: Redis is an extra.
+    from synrepl.ingest.redis import RedisSource
+
+    return RedisSource(**parts)
 
 
 def _at(endpoint: str, stream: str, writer: str) -> str:
     return endpoint
 
 
-@dataclass(eq=False, repr=False)
-class _DatabaseCatchUp:
-    """An `ICatchUp` that reads the tables of `streams` in `thread`. Other streams go to `others`."""
+class _CatchUp:
+    """An `ICatchUp` that asks the sources of rooms for the streams that they read missing facts of, and
+    `others` for all other streams."""
 
-    database: Database
-    streams: Sequence[TableStream]
-    _: KW_ONLY
-    table: StreamTable
-    thread: IThread
-    others: ICatchUp
-
-    def __post_init__(self) -> None:
-        self._scans = {one.stream: TableScan(one, self.database.flavor) for one in self.streams}
+    def __init__(self, fact_sources: Sequence[IFactSource], others: ICatchUp) -> None:
+        self._by_stream: dict[str, ICatchUp] = {
+            stream: source for source in fact_sources for stream in source.missed_streams
+        }
+        self._others = others
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        scan = self._scans.get(stream)
-        if scan is None:
-            return await self.others.fetch(stream=stream, writer=writer, after=after, upto=upto)
-        work = partial(scan.missed, writer=writer, after=after, upto=upto, rows=PAGE_ROWS)
-        try:
-            page: TablePage = await self.thread.run(
-                partial(self.database.read_transaction, "read missing facts", work)
-            )
-            facts = [
-                (token, jsontext.split(self.table[stream].canonical_fact(rows)))
-                for _, token, rows in page.facts
-            ]
-        except RowError as error:
-            raise NotConnected(f"cannot read missing facts from a table (table_streams): {error}") from error
-        return MissedFacts(facts=facts, upto=page.upto, limited=page.upto < upto)
-
-    async def stop(self) -> None:
-        await self.thread.stop()
+        """See `ICatchUp`."""
+        catch_up = self._by_stream.get(stream, self._others)
+        return await catch_up.fetch(stream=stream, writer=writer, after=after, upto=upto)

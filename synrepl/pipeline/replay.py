@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import APPEND_BATCH, DECLARE, DECLARED
-from synrepl.pipeline.archive.files import map_files, read_files, read_listed, within
+from synrepl.pipeline.archive.row_files import map_files, read_files, read_listed, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import TASK, Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress

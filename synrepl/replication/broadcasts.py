@@ -4,8 +4,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Final
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 
 MESSAGES_PER_TURN: Final = 250
 """Messages that are sent in a turn of the reactor; each takes some 15 microseconds."""
@@ -24,7 +24,7 @@ class Broadcasts:
 
     def __init__(self, clock: IClock) -> None:
         self._waiting: OrderedDict[object, deque[Iterator[None]]] = OrderedDict()
-        """By sender, the next first: for each command what sends one message in each step."""
+        """By sender, the next one first: for each command an iterator that sends one message in each step."""
         self._room = MESSAGES_PER_TURN
         self._timer = Timer(clock, self._begin_turn)
 

@@ -1,8 +1,11 @@
-"""The interface of a connection to a server, to a follower or to a broker, whatever the transport."""
+"""Connections to a server, to a follower or to a broker, whatever the transport, and who owns them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import Command
+from synrepl.wire.rdata_runs import RdataRun
 
 
 class Connection(Protocol):
@@ -25,3 +28,39 @@ class Connection(Protocol):
 
     def resume_reading(self) -> None:
         """Read again."""
+
+
+class ConnectionOwner:
+    """Receives the events of a connection: for a follower, a server, or a replica's conversation.
+
+    This class itself ignores everything. `received` may raise `RemoteProtocolError`: its text is
+    sent to the peer, and the connection closes.
+    """
+
+    def dialect_known(self, dialect: Dialect) -> None:
+        """Handle the dialect of the peer. Before this call, only lines that do not show it were received."""
+
+    def received(self, commands: Sequence[Command | RdataRun]) -> None:
+        """Handle received commands, in order."""
+
+    def handed_over(self) -> None:
+        """Hand the connection over to another owner: the peer is no follower (`Upgrade`)."""
+
+    def pause(self) -> None:
+        """Stop sending: the transport's buffer is full."""
+
+    def resume(self) -> None:
+        """Send again: the transport's buffer has room."""
+
+    def half_closed(self) -> bool:
+        """The peer sends nothing more. Return whether the owner closes once the peer has what it asked for.
+
+        Otherwise the connection is closed now.
+        """
+        return False
+
+    def failed(self, why: str) -> None:
+        """An error closes the connection; `lost` follows when it is closed."""
+
+    def lost(self, why: str) -> None:
+        """The connection is closed."""

@@ -22,7 +22,7 @@ MAX_STREAMS: Final = 100
 """Maximum number of declared streams."""
 
 MAX_EPHEMERAL: Final = 4
-"""Maximum number of declared ephemeral streams: the held facts of all must fit `wire.blocks.MAX_HELD`."""
+"""Maximum number of declared ephemeral streams: the held facts of all must fit `wire.sizes.MAX_HELD`."""
 
 
 class DeclaredStreams:
@@ -30,7 +30,8 @@ class DeclaredStreams:
 
     A name is declared once. Should two declarations of it have come into the log, as after an append with an
     uncertain outcome, the newest counts, on every replica: it is the one that trimming keeps. `subscribers`
-    are called with each added stream. `instance` is the writer of declarations made here.
+    are called with each added stream. `instance` is the writer of declarations made here. `committed` is for
+    `Log.subscribe`.
     """
 
     _logger = Logger()
@@ -42,7 +43,6 @@ class DeclaredStreams:
         self._table = table
         self._instance = instance
         self._lock = DeferredLock()
-        log.subscribe(self._on_committed)
 
     async def load(self) -> None:
         """Read the log's declarations into the table; remove streams that differ or are missing there."""
@@ -98,7 +98,8 @@ class DeclaredStreams:
             return ""
         return f"only {', '.join(declared.writers)} may write it, by its declaration"
 
-    def _on_committed(self, facts: Sequence[Fact]) -> None:
+    def committed(self, facts: Sequence[Fact]) -> None:
+        """Add the streams that these facts of the log declare."""
         found = [fact for fact in facts if fact.stream == DECLARATIONS.name]
         for declared in self._read(found):
             self._add(declared)

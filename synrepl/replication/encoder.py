@@ -5,13 +5,14 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from synrepl.ports.history import AppendReceipt, EpochStart
+from synrepl.base.history import AppendReceipt, EpochStart
 from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionsStep, TokenPage, read_page
 from synrepl.replication.strategies import ServeStrategy
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire.codec import Codec
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.filter import ALL, Filter
@@ -88,7 +89,7 @@ class Encoder(LogEncoder):
         strategy: ServeStrategy,
         *,
         withheld: Callable[[Fact, str], None],
-        writes: Collection[tuple[str, str]] | None = None,
+        writes: Collection[Writer] | None = None,
         served: Filter = ALL,
         named: Collection[str] = (),
     ) -> None:
@@ -105,6 +106,7 @@ class Encoder(LogEncoder):
             and (served.streams is None or stream.name in served.streams)
         }
         self._withheld = withheld
+        # By stream and writer: bare tuples, as one is made for each fact.
         self._prefixes: dict[tuple[str, str], bytes] = {}
 
     def streams(self) -> list[Stream[Any]]:
@@ -137,9 +139,9 @@ class Encoder(LogEncoder):
         Returns False, and does nothing, if a line may be too long, or a fact has no rows for this release.
         """
         prefix = self._prefix(facts[0].stream, facts[0].writer)
-        room = self._codec.max_length - len(prefix) - MAX_TOKEN
+        left = self._codec.max_length - len(prefix) - MAX_TOKEN
         projected = stream.project_facts([fact.rows for fact in facts], self.dialect)
-        if projected is None or not all(projected) or max(map(len, chain.from_iterable(projected))) > room:
+        if projected is None or not all(projected) or max(map(len, chain.from_iterable(projected))) > left:
             return False
         for fact, rows in zip(facts, projected, strict=True):
             for row in rows[:-1]:
@@ -155,8 +157,8 @@ class Encoder(LogEncoder):
             return
         prefix = self._prefix(fact.stream, fact.writer)
         token = b"%d " % fact.token
-        room = self._codec.max_length - len(prefix)
-        if len(rows[-1]) + len(token) > room or any(len(row) + len(BATCH) > room for row in rows[:-1]):
+        left = self._codec.max_length - len(prefix)
+        if len(rows[-1]) + len(token) > left or any(len(row) + len(BATCH) > left for row in rows[:-1]):
             if self.strategy.pulls:
                 out.append(self._position(fact, fact.token))
             else:

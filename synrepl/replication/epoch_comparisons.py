@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from synrepl.base.tasks import Tasks
 from synrepl.errors import StorageError
-from synrepl.ports.tasks import Tasks
 from synrepl.replication.forks import fork_serial, tokens_at
+from synrepl.streams.writer import Writer
 from synrepl.wire.extension import EpochMark
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ MAX_WAITING: Final = 100
 MAX_REMEMBERED: Final = 64
 """Forks that are remembered. After a promotion nearly all followers have the same one."""
 
-_Tokens = Mapping[tuple[str, str], int]
+_Tokens = Mapping[Writer, int]
 """Tokens by stream and writer."""
 
 _Waiting = OrderedDict[int, list["Deferred[_Tokens]"]]
@@ -60,7 +61,9 @@ class EpochComparisons:
                 if start.epoch > theirs.epoch and start.stream == stream
             ]
             # A writer that came later has no facts up to the fork.
-            found += [(stream, writer, min([tokens.get((stream, writer), 0), *lost])) for writer in writers]
+            found += [
+                (stream, writer, min([tokens.get(Writer(stream, writer), 0), *lost])) for writer in writers
+            ]
         return found
 
     def forget(self) -> None:

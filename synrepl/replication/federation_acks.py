@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from synrepl.base.interfaces import IClock
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.replication.command_forwarder import REMIND_SECONDS, CommandOrigin
+from synrepl.replication.command_lines import REMIND_SECONDS, CommandOrigin
 
 RECONNECT_SECONDS: Final = 300.0
 """How long the ack of a lost connection still counts. A sender that reconnects requests the facts after its

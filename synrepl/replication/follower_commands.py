@@ -4,7 +4,7 @@ import random
 import secrets
 import string
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -13,13 +13,14 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.run_owners import RunOwners
+from synrepl.base.tasks import Tasks
 from synrepl.errors import LocalProtocolError, RemoteProtocolError, ReplicationError, RowError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.run_owners import RunOwners
-from synrepl.ports.tasks import Tasks
-from synrepl.replication.command_forwarder import CommandOrigin, line_of
+from synrepl.replication.command_lines import CommandOrigin, line_of
 from synrepl.replication.federation_acks import FederationAcks
+from synrepl.replication.hooks import IForwarding, StoredHere
 from synrepl.replication.presence import SyncingUsers
 from synrepl.streams.table import StreamTable
 from synrepl.wire import commands
@@ -63,8 +64,7 @@ class FollowerCommands:
 
     def __post_init__(self) -> None:
         self.syncing = SyncingUsers(self.clock)
-        self.forward_append: Callable[[str, Sequence[bytes]], Awaitable[None]] | None = None
-        """Sends facts to the daemon that accepts appends, if this one does not; None if it does."""
+        self._forwarding: IForwarding = StoredHere()
         self._tasks = Tasks(self._logger)
         self._limited = LimitedLogger(self._logger, self.clock)
         self.acks = FederationAcks(self.clock)
@@ -83,6 +83,10 @@ class FollowerCommands:
         self._generated_ids: dict[object, str] = {}
         self.subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
         """By type of command: functions called with every such command of a follower that was accepted."""
+
+    def wire(self, forwarding: IForwarding) -> None:
+        """Have facts stored where this says."""
+        self._forwarding = forwarding
 
     def syncing_commands(self) -> Iterator[Command]:
         """USER_SYNC for every user that is syncing at a follower of this daemon or of a replica of it."""
@@ -214,8 +218,8 @@ class FollowerCommands:
 
     async def _append(self, command: commands.InvalidateCache, fact: bytes) -> None:
         try:
-            if self.forward_append is not None:
-                await self.forward_append("caches", [fact])
+            if self._forwarding.is_active():
+                await self._forwarding.append("caches", [fact])
             else:
                 await self.log.append("caches", self.instance, [fact])
         except ReplicationError as error:

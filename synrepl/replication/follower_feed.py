@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.feed import (
     PAGE_ROWS,
     EphemeralMode,

@@ -6,6 +6,7 @@ and the new primary may have given their tokens to other facts: only the epochs 
 
 from typing import TYPE_CHECKING
 
+from synrepl.streams.writer import Writer
 from synrepl.wire.extension import MAX_STARTS, EpochMark
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ def is_behind(log: "Log", theirs: EpochMark) -> bool:
     return theirs.history == log.history and theirs != epoch_mark(log)
 
 
-async def tokens_at(log: "Log", serial: int) -> dict[tuple[str, str], int]:
+async def tokens_at(log: "Log", serial: int) -> dict[Writer, int]:
     """Return the last token of each stream and writer up to this serial. Raises `StorageError`."""
     found = {}
     for stream, writers in log.positions_by_stream().items():
         if stream in log.ephemeral.names:
             continue
         for writer, position in writers.items():
-            found[stream, writer] = await _token_at(log, stream, writer, serial, position)
+            found[Writer(stream, writer)] = await _token_at(log, stream, writer, serial, position)
     return found
 
 

@@ -10,10 +10,10 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock, SaveablePosition
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Backoff, Timer, sleep
 from synrepl.errors import GapError, ReplicationError, StorageError
-from synrepl.ports.interfaces import IClock, SaveablePosition
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Backoff, Timer, sleep
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.replication.refused_facts import RefusedFacts
@@ -21,6 +21,7 @@ from synrepl.storage.log import Log
 from synrepl.streams.catalog import RefusedFact
 from synrepl.streams.facts import LOST, NO_ROWS
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.commands import Replicate
 
@@ -37,7 +38,7 @@ QUERY_SECONDS: Final = 1.0
 MAX_QUERIES: Final = 5
 """A writer whose position fell is queried up to this often, each time for `QUERY_SECONDS`."""
 
-RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
+BACKOFF_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 FACT_BYTES: Final = 200
 """The approximate memory of a pending fact in addition to its rows."""
@@ -49,7 +50,7 @@ class LoggedPositions:
     Streams and writers in `own` are left out: this process writes them and never receives them.
     """
 
-    def __init__(self, log: Log, own: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(self, log: Log, own: Collection[Writer] = ()) -> None:
         self._log = log
         self._own = frozenset(own)
 
@@ -103,7 +104,7 @@ class Ingester:
     def __post_init__(self) -> None:
         self.error = ""
         self.facts = 0
-        self._rewound: dict[tuple[str, str], _Rewind] = {}
+        self._rewound: dict[Writer, _Rewind] = {}
         """The writers whose history is to be checked, by stream and writer."""
         self._tasks = Tasks(self._logger, "ingest")
         self._pending: dict[str, list[tuple[str, int, bytes]]] = {}
@@ -111,25 +112,25 @@ class Ingester:
         self._pending_bytes = 0
         self._is_storing = False
         self._blocked: list[Deferred[None]] = []
-        self._announced: dict[tuple[str, str], int] = {}
+        self._announced: dict[Writer, int] = {}
         self._timer = Timer(self.clock, self._certify_silence)
 
     def attach(
         self,
         follower: Follower,
         *,
-        publisher: Callable[[str, str], str] = lambda stream, writer: "",
+        sender: Callable[[str, str], str] = lambda stream, writer: "",
         knows_history: bool = True,
         confirms: bool = False,
     ) -> None:
-        """Ingest all facts of this follower. `publisher` names who sends a stream of a writer.
+        """Ingest all facts of this follower. `sender` names who sends a stream of a writer.
 
         `knows_history`: the follower is connected to the writers themselves, so a lower position means lost
         facts; an intermediary may only be behind. `confirms`: POSITIONs may be delayed, so a writer is
         queried again before a lower position counts.
         """
         follower.on_everything(self.submit)
-        follower.on_event(partial(self._on_event, publisher))
+        follower.on_event(partial(self._on_event, sender))
         if knows_history:
             follower.on_event(partial(self._on_history_event, follower if confirms else None))
 
@@ -171,8 +172,10 @@ class Ingester:
             self._tasks.start(self._store(), "storing received facts")
 
     def _on_history_event(self, query_follower: Follower | None, event: FollowerEvent) -> None:
-        key = event.stream, event.writer
-        rewind = self._rewound.get(key)
+        if event.kind != "went_back" and not self._rewound:
+            return  # as nearly always
+        writer = Writer(event.stream, event.writer)
+        rewind = self._rewound.get(writer)
         if event.kind == "position" and rewind is not None and rewind.query_follower is not None:
             rewind.answers.append(event.token)
         if event.kind != "went_back" or event.stream not in self.table:
@@ -180,7 +183,7 @@ class Ingester:
         stream = self.table[event.stream]
         if stream.ordered and not stream.ephemeral:
             if rewind is None:
-                rewind = self._rewound[key] = _Rewind(event.token)
+                rewind = self._rewound[writer] = _Rewind(event.token)
             rewind.token = min(event.token, rewind.token)
             if query_follower is not None:
                 # In the next reactor turn: in this one, the same POSITION is still to be processed.
@@ -207,7 +210,7 @@ class Ingester:
                 if left := [fact for fact in pending if fact[0] != event.writer]:
                     self._pending[event.stream] = left
                 self.log.reset_writer(event.stream, event.writer)
-            self._announced.pop((event.stream, event.writer), None)
+            self._announced.pop(Writer(event.stream, event.writer), None)
 
     def _refuse(self, event: FollowerEvent, publisher: str) -> None:
         """Keep a fact that cannot be read. A row is text: a line that is none is refused as a whole."""
@@ -228,12 +231,12 @@ class Ingester:
 
     def _on_position(self, stream: str, writer: str, token: int) -> None:
         """Record a writer's position without new facts: the first at once, later ones now and then."""
-        key = (stream, writer)
-        if key not in self._announced and writer not in self.log.positions(stream):
-            self._announced[key] = token
+        one = Writer(stream, writer)
+        if one not in self._announced and writer not in self.log.positions(stream):
+            self._announced[one] = token
             self._add(stream, writer, token, NO_ROWS)
             return
-        self._announced[key] = token
+        self._announced[one] = token
         self._timer.start(CERTIFY_SECONDS)
 
     def _certify_silence(self) -> None:
@@ -248,10 +251,10 @@ class Ingester:
             await sleep(self.clock, 0)
             while self._pending or self._pending_refused or self._rewound:
                 while self._rewound:
-                    key, rewind = next(iter(self._rewound.items()))
-                    if await self._is_confirmed(key, rewind):
-                        await self._check_history(key, rewind.token)
-                    del self._rewound[key]
+                    writer, rewind = next(iter(self._rewound.items()))
+                    if await self._is_confirmed(writer, rewind):
+                        await self._check_history(writer, rewind.token)
+                    del self._rewound[writer]
                 pending, self._pending = self._pending, {}
                 refused, self._pending_refused = self._pending_refused, []
                 self._pending_bytes = 0
@@ -264,34 +267,34 @@ class Ingester:
         finally:
             self._is_storing = False
 
-    async def _is_confirmed(self, key: tuple[str, str], rewind: "_Rewind") -> bool:
+    async def _is_confirmed(self, writer: Writer, rewind: "_Rewind") -> bool:
         """Whether a writer still reports a position lower than before."""
         await sleep(self.clock, 0)
         if rewind.query_follower is None:
             return True
-        stream, writer = key
+        stream, name = writer
         for _ in range(MAX_QUERIES):
             await sleep(self.clock, QUERY_SECONDS)
             if rewind.answers:
-                return rewind.answers[-1] < self.log.positions(stream).get(writer, 0)
+                return rewind.answers[-1] < self.log.positions(stream).get(name, 0)
             self._query_position(rewind.query_follower, rewind)
         self._logger.warn(
             "writer {writer} of {stream} reported position {token}, lower than before, but does not"
             " confirm it; ignored",
-            writer=writer,
+            writer=name,
             stream=stream,
             token=rewind.token,
         )
         return False
 
-    async def _check_history(self, key: tuple[str, str], token: int) -> None:
+    async def _check_history(self, writer: Writer, token: int) -> None:
         """Start a new epoch if the log holds facts of this writer beyond its new position."""
-        stream, writer = key
+        stream, name = writer
         facts, _ = await self.log.reads.tokens(
             stream=stream,
-            writer=writer,
+            writer=name,
             after=token,
-            upto=self.log.positions(stream).get(writer, 0),
+            upto=self.log.positions(stream).get(name, 0),
             serial=self.log.head.serial,
             limit=MAX_HISTORY_ROWS,
         )
@@ -299,7 +302,7 @@ class Ingester:
             self._logger.error(
                 "writer {writer} of {stream} was rewound to token {token}, it has lost its later facts:"
                 " a new epoch starts",
-                writer=writer,
+                writer=name,
                 stream=stream,
                 token=token,
             )
@@ -327,7 +330,7 @@ class Ingester:
 
     async def _retry(self, store: Callable[[], Awaitable[None]]) -> None:
         """Store something, and again until it is stored. `error` says why it is not."""
-        backoff = Backoff(RETRY_SECONDS)
+        backoff = Backoff(BACKOFF_SECONDS)
         while True:
             try:
                 await store()

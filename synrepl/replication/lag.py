@@ -3,8 +3,8 @@
 import bisect
 from typing import TYPE_CHECKING, Final
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 
 if TYPE_CHECKING:
     from synrepl.storage.log import Log

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.replication.feed import MAX_SERIAL
 from synrepl.replication.ring import RingGroup
 from synrepl.wire.filter import Filter
@@ -52,8 +52,8 @@ class TooManyWaiting(Exception):
 class LogWaiters:
     """All readers that wait for a commit, and all requests that wait for a serial.
 
-    The publisher calls `committed` with each group, after the ring has it. At most `max_waiters` may wait for
-    serials (`wait_for`).
+    The publisher calls `committed` with each group, after the ring has it, and has `poll` called when the log
+    changes in another way. At most `max_waiters` may wait for serials (`wait_for`).
     """
 
     def __init__(self, log: "Log", clock: IClock, *, max_waiters: int = MAX_WAITERS) -> None:
@@ -66,8 +66,6 @@ class LogWaiters:
         self._readers: dict[Wake, Interest] = {}
         self._seen = log.position
         self._poll_timer = Timer(clock, self._tick)
-        log.copies.on_epoch_started(self.poll)
-        log.copies.on_replaced(self.poll)
 
     @property
     def is_full(self) -> bool:

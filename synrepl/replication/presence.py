@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.time import Timer
 from synrepl.wire.commands import ClearUserSync, UserSync
 
 EXPIRY_SECONDS: Final = 300.0

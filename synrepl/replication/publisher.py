@@ -5,34 +5,33 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twisted.logger import Logger
 
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.history import Appended
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.rights import is_told
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.history import Appended
+from synrepl.base.interfaces import IClock
+from synrepl.base.metrics import Metrics
+from synrepl.base.rights import is_told
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.replication.broadcasts import Broadcasts
-from synrepl.replication.command_receiver import CommandReceiver
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
-from synrepl.replication.follower_sender import FollowerSender, pump_all
-from synrepl.replication.holdings import Holdings
+from synrepl.replication.follower_sender import FollowerSender
+from synrepl.replication.hooks import IForwarding, IRole
 from synrepl.replication.lag import Lag
 from synrepl.replication.log_waiters import LogWaiters
+from synrepl.replication.read_gate import ReadGate
 from synrepl.replication.ring import Ring
 from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.codec import codec_of
-from synrepl.wire.commands import (
-    Error,
-)
+from synrepl.wire.commands import Error
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.filter import Filter
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command
@@ -53,7 +52,7 @@ class Publisher:
     """Sends every committed fact to the followers of its stream that may read it.
 
     The server side of the library. `log` is a started `synrepl.storage.log.Log`, `instance` the writer name
-    of this process::
+    of this process. Facts are sent from `follow_log` on, which `synrepl.serve` calls::
 
         publisher = synrepl.Publisher(
             log,
@@ -67,7 +66,7 @@ class Publisher:
 
     A fact is encoded once for all live followers of the same release and streams. A ring of `ring_bytes`
     bytes holds the newest facts; followers that are further behind read from the log. Streams and writers
-    that this daemon's `holdings` do not include are not announced. All methods must be called in the
+    that this daemon does not hold (`read_gate`) are not announced. All methods must be called in the
     reactor's thread; call `stop` at shutdown.
     """
 
@@ -88,7 +87,7 @@ class Publisher:
         self.clock = clock
         self.metrics = metrics
         self.instance = instance
-        self.holdings = Holdings()
+        self.read_gate = ReadGate(lambda: log.notes)
         self._ring_bytes = ring_bytes
         self.ring = self._make_ring()
         self.waiters = LogWaiters(log, clock)
@@ -100,12 +99,6 @@ class Publisher:
             dropped=lambda name: metrics.commands_dropped.labels(name).inc(),
             unread=lambda name: metrics.commands_unread.labels(name).inc(),
         )
-        self.command_receiver = CommandReceiver(
-            self.follower_commands,
-            metrics,
-            clock,
-            broadcast=lambda command, source: self.broadcast(command, but=source),
-        )
         self.broadcast_subscribers: list[Callable[[Command, object], Iterable[None]]] = []
         """Functions that are called with each command of `broadcast` and where it came from (`but`).
 
@@ -113,15 +106,32 @@ class Publisher:
         """
         self._broadcasts = Broadcasts(clock)
         self.followers: list[ServedFollower] = []
-        self.broker_senders: list[FollowerSender] = []
+        self.channel_senders: list[FollowerSender] = []
         self._encoders: dict[tuple[Dialect, Filter, frozenset[str]], Encoder] = {}
         self.tasks = Tasks(self._logger)
         self.comparisons = EpochComparisons(log, self.tasks)
         self.lag = Lag(log, clock)
         self._pumped_at = -PUMP_SECONDS
         self._pump_timer = Timer(clock, self._pump)
+        self._follows_log = False
+
+    def follow_log(self) -> None:
+        """Subscribe to the log: whoever makes a publisher calls this once. Idempotent."""
+        if self._follows_log:
+            return
+        self._follows_log = True
+        self.ring = self._make_ring()
+        log = self.log
         log.subscribe(self._committed)
+        # Whoever waits looks at the log before the followers are told.
+        log.copies.on_epoch_started(self.waiters.poll)
         log.copies.on_epoch_started(self._on_epoch_started)
+        log.copies.on_replaced(self.waiters.poll)
+
+    def wire(self, role: IRole, forwarding: IForwarding) -> None:
+        """Serve readers as the role allows, and store what followers send where it says."""
+        self.read_gate.wire(role)
+        self.follower_commands.wire(forwarding)
 
     # -- followers -----------------------------------------------------------------------------------------
 
@@ -164,7 +174,7 @@ class Publisher:
         writers apart is served no streams.
         """
         strategy = serving(dialect)
-        held, scope = self.holdings.filter, self.holdings.describe(streams)
+        held, scope = self.read_gate.filter, self.read_gate.describe(streams)
         served = Filter(_intersection(held.streams, streams), held.writers)
         if held.writers is not None and not strategy.pulls:
             served = Filter(frozenset())
@@ -188,7 +198,7 @@ class Publisher:
         for follower in list(self.followers):
             follower.stream_added(stream)
 
-    def join_broker(self, connection: Connection, writes: Collection[tuple[str, str]]) -> FollowerSender:
+    def join_channel(self, connection: Connection, writes: Collection[Writer]) -> FollowerSender:
         """Make a sender that publishes only these streams and writers on a shared channel."""
         encoder = Encoder(
             self.table,
@@ -203,7 +213,7 @@ class Publisher:
             return {writer: found.get(writer, 0) for name, writer in writes if name == stream}
 
         sender = self.make_sender(connection, encoder, positions=positions)
-        self.broker_senders.append(sender)
+        self.channel_senders.append(sender)
         return sender
 
     def make_sender(
@@ -215,6 +225,8 @@ class Publisher:
         positions: Callable[[str], dict[str, int]] | None = None,
     ) -> FollowerSender:
         """Make the sender of a follower, or of a shared channel. The publisher pumps it after commits."""
+        if not self._follows_log:
+            raise RuntimeError("this publisher would send nothing: call its follow_log first")
         return FollowerSender(
             self.log,
             self.ring,
@@ -295,7 +307,7 @@ class Publisher:
         A daemon that holds all writers always includes its own instance.
         """
         positions = {self.instance: 0} | self.log.positions(stream)
-        writers = self.holdings.filter.writers
+        writers = self.read_gate.filter.writers
         if writers is None:
             return positions
         return {writer: token for writer, token in positions.items() if writer in writers}
@@ -317,7 +329,7 @@ class Publisher:
         return Ring(self._ring_bytes, serial=self.log.head.serial, tokens=tokens)
 
     def _committed(self, facts: Sequence[Fact]) -> None:
-        group = self.ring.add(facts, upto=None if self.holdings.filter.is_open else self.log.head.serial)
+        group = self.ring.add(facts, upto=None if self.read_gate.filter.is_open else self.log.head.serial)
         rows = self.metrics.rows.counts
         for fact in facts:
             rows[fact.stream] += jsontext.count_rows(fact.rows)
@@ -334,8 +346,8 @@ class Publisher:
 
     def _pump(self) -> None:
         self._pumped_at = self.clock.seconds()
-        pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
-        for sender in list(self.broker_senders):
+        FollowerSender.pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
+        for sender in list(self.channel_senders):
             sender.pump()
 
     # -- metrics -------------------------------------------------------------------------------------------
@@ -356,7 +368,6 @@ class Publisher:
         self._pump_timer.stop()
         self._broadcasts.stop()
         self.tasks.cancel_all()
-        self.command_receiver.stop()
         self.follower_commands.stop()
 
 

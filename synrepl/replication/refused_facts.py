@@ -1,4 +1,4 @@
-"""RefusedFacts: facts that came and could not be read, kept as they were sent until somebody looks.
+"""RefusedFacts: facts that could not be read, kept as they were sent until an operator looks at them.
 
 They are rows of the stream ``refused``, which the primary writes, so its replicas have them too. In place of
 each the log has a fact that says that it is lost (`streams.facts.LOST`); that one comes later, so that a kill
@@ -12,14 +12,15 @@ from typing import Final, Literal
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import RowError
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.own_facts import read_stream
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import REFUSED, RefusedFact
 from synrepl.streams.facts import Fact
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire import jsontext
 from synrepl.wire.dialect import NEWEST
 
@@ -38,7 +39,7 @@ Key = tuple[str, str, int]
 """Stream, writer and token."""
 
 Outcome = Literal["replayed", "known", "refused", "absent"]
-"""What came of a replay: stored; stored before; still not possible; no such refused fact."""
+"""The outcome of a replay: stored; stored before; still refused; no such refused fact."""
 
 
 class KeptFact(msgspec.Struct, frozen=True):
@@ -66,19 +67,19 @@ class RefusedFacts:
     """Keeps refused facts in the log, within bounds, and puts them where they belong once they can be read.
 
     `unkept` counts those beyond the bounds, since the start. `instance` is the writer of the stream.
+    `committed` is for `Log.subscribe`.
     """
 
     _logger = Logger()
 
     def __init__(self, log: Log, table: StreamTable, metrics: Metrics, *, instance: str) -> None:
-        self.unkept: dict[tuple[str, str], Unkept] = {}
+        self.unkept: dict[Writer, Unkept] = {}
         self._log = log
         self._table = table
         self._metrics = metrics
         self._instance = instance
         self._sizes: dict[Key, _Size] = {}
         self._bytes: Counter[str] = Counter()
-        log.subscribe(self._on_committed)
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -132,7 +133,7 @@ class RefusedFacts:
         return found
 
     async def replay(self, keys: Sequence[Key]) -> list[tuple[Outcome, str]]:
-        """Store refused facts under their own writers and tokens, and forget them. Say what came of each.
+        """Store refused facts under their own writers and tokens, and forget them. Return the outcomes.
 
         The text says why a fact was not stored. One is stored once, also if this process dies in between.
         Raises `StorageError`.
@@ -176,7 +177,8 @@ class RefusedFacts:
     async def _append(self, facts: Sequence[bytes]) -> None:
         await self._log.append(REFUSED.name, self._instance, facts, origin=Origin.DAEMON)
 
-    def _on_committed(self, facts: Sequence[Fact]) -> None:
+    def committed(self, facts: Sequence[Fact]) -> None:
+        """Note what these facts of the log keep, and what they remove."""
         for one in _read(fact for fact in facts if fact.stream == REFUSED.name):
             self._note(one.fact)
 
@@ -191,12 +193,13 @@ class RefusedFacts:
 
     def _count_unkept(self, one: RefusedFact) -> None:
         self._metrics.refused_unkept.labels(one.stream).inc()
-        known = self.unkept.get((one.stream, one.writer))
+        writer = Writer(one.stream, one.writer)
+        known = self.unkept.get(writer)
         if known is not None:
             known.facts += 1
             known.first, known.last = min(known.first, one.token), max(known.last, one.token)
         elif len(self.unkept) < MAX_UNKEPT:
-            self.unkept[one.stream, one.writer] = Unkept(1, one.token, one.token)
+            self.unkept[writer] = Unkept(1, one.token, one.token)
 
 
 def _key(one: RefusedFact) -> Key:

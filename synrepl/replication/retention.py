@@ -1,15 +1,15 @@
 """Retention: trims old facts, except the last of each key, a slice at a time."""
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock, KeysOf
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import ExpiryClock, sleep
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import IClock, KeysOf
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import ExpiryClock, sleep
+from synrepl.replication.hooks import ILeases
 from synrepl.replication.settings import RetentionSettings
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
@@ -26,8 +26,7 @@ PAUSE_SECONDS: Final = 0.02
 class Retention:
     """Trims facts that are older than `retain_seconds`, by `expiry`, and not held by a lease.
 
-    In streams with keys, the last old fact of each key stays (`SQLEngine.trim`). `lowest` returns the serial
-    after which a reader still needs all facts; None without readers.
+    In streams with keys, the last old fact of each key stays (`SQLEngine.trim`).
     """
 
     _logger = Logger()
@@ -36,7 +35,7 @@ class Retention:
     settings: RetentionSettings
     _: KW_ONLY
     keys: KeysOf
-    lowest: Callable[[], int | None]
+    leases: ILeases
     expiry: ExpiryClock
 
     def __post_init__(self) -> None:
@@ -84,7 +83,7 @@ class Retention:
     async def trim_some(self) -> bool:
         """Trim one slice. Returns False if there is nothing to trim. Raises `StorageError`."""
         log = self.log
-        lowest = self.lowest()
+        lowest = self.leases.lowest()
         upto = log.head.serial if lowest is None else min(lowest, log.head.serial)
         trimmed_upto = log.head.trimmed_upto.serial
         if upto <= trimmed_upto:
@@ -97,7 +96,7 @@ class Retention:
                 break
             old = fact.serial
         # Ask again: a lease may have been created during the read.
-        lowest = self.lowest()
+        lowest = self.leases.lowest()
         upto = old if lowest is None else min(lowest, old)
         if upto <= trimmed_upto:
             return False

@@ -1,4 +1,4 @@
-"""Sender: the one loop that sends the log, to whomever and in whatever form.
+"""Sender: the loop that sends the log, to whomever and in whatever form.
 
 A follower on a socket, a replica, and an answer over HTTP, finite or endless, get the same facts in the same
 order. What differs is the form (`LogEncoder`), where the bytes go (`ISink`), and what happens at the head of
@@ -10,7 +10,8 @@ time. It goes on until there is nothing to do or the sink has no room (`pause`).
 cursor, and never a queue: the log is its queue. The loop is a plain function (`pump`) that whoever changes
 something calls, because a live reader must cost no coroutine and no Deferred for each commit; only reading
 the log is asynchronous. At the head a sender asks `LogWaiters` to call it for the next commit that concerns
-it, or is pumped by its owner.
+it, or is pumped by its owner. For live followers that wait at the head, `FollowerSender.pump_all` does in one
+go what this loop would do for each of them.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
@@ -20,7 +21,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
-from synrepl.ports.history import EpochStart
+from synrepl.base.history import EpochStart
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import (
     EphemeralStep,

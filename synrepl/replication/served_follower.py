@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.access import Access
+from synrepl.base.interfaces import IClock
+from synrepl.base.rights import command_refusal
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError, StorageError
-from synrepl.ports.access import Access
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.rights import command_refusal
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.replication.connection import Connection
 from synrepl.replication.encoder import Encoder
 from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.follower_sender import FollowerSender
 from synrepl.replication.forks import epoch_mark, is_behind
-from synrepl.replication.holdings import Holdings
+from synrepl.replication.read_gate import ReadGate
 from synrepl.replication.strategies import serving
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
@@ -42,7 +42,7 @@ class IPublisher(Protocol):
     table: StreamTable
     clock: IClock
     tasks: Tasks
-    holdings: Holdings
+    read_gate: ReadGate
     comparisons: EpochComparisons
     follower_commands: FollowerCommands
 
@@ -159,7 +159,7 @@ class ServedFollower:
 
     def _rewind(self, found: Iterable[tuple[str, str, int]]) -> None:
         """Send the tokens up to which the follower may have the facts of this log, and the epoch."""
-        held = self._publisher.holdings.filter
+        held = self._publisher.read_gate.filter
         for stream, writer, token in found:
             if held.passes(stream, writer) and self.access.sees(stream):
                 self._connection.send(Rewind(stream=stream, instance=writer, token=token))

@@ -4,10 +4,11 @@ from typing import Final
 
 import msgspec
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 
 CHECK_SECONDS: Final = 5.0
 
@@ -36,7 +37,7 @@ class StalledWriters:
         self._log = log
         self._names = [stream.name for stream in table if stream.ordered and not stream.ephemeral]
         self._clock = clock
-        self._since: dict[tuple[str, str], tuple[int, float]] = {}
+        self._since: dict[Writer, tuple[int, float]] = {}
         self._timer = Timer(clock, self.start)
 
     def start(self) -> None:
@@ -69,13 +70,14 @@ class StalledWriters:
     def _update(self) -> None:
         now = self._clock.seconds()
         positions = self._log.positions_by_stream()
-        since: dict[tuple[str, str], tuple[int, float]] = {}
+        since: dict[Writer, tuple[int, float]] = {}
         for stream in self._names:
             writers = positions.get(stream, {})
             highest = max(writers.values(), default=0)
             for writer, token in writers.items():
                 # A writer at 0 was announced but never wrote.
                 if 0 < token < highest:
-                    before = self._since.get((stream, writer))
-                    since[stream, writer] = before if before and before[0] == token else (token, now)
+                    one = Writer(stream, writer)
+                    before = self._since.get(one)
+                    since[one] = before if before and before[0] == token else (token, now)
         self._since = since

@@ -1,78 +1,63 @@
 """Status: this daemon's own report, problems first. It can be built even while errors persist."""
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.interfaces import IClock
+from synrepl.base.problems import Notice, Problem
 from synrepl.html.humanize import counted, size, span
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.history import EpochStart
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.problems import Problem
+from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.relay.leases import WARN_AT
+from synrepl.replication.stored_bytes import IStoredBytes
+from synrepl.rooms import DaemonState
+from synrepl.rooms import rooms as installed_rooms
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.wire import jsontext
 from synrepl.wire.filter import Filter
 from synrepl.wire.text import printable
 
-STATES: Final = {
-    "failing": "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
-    "stopped": "this copy is ahead of its upstream, or its history differs: an operator must decide (resync)",
-    "fenced": "another daemon is primary; this one refuses appends",
-    "joining": "this replica has no complete copy yet, and answers no reads",
-    "stale": "this replica was last up to date longer ago than --stale-seconds, or has not compared its copy"
-    " with its upstream since the start; it may lack newer facts, and its facts are still sent",
-    "handing over": "another daemon is becoming primary; appends are refused for a moment",
-    "behind": "an upstream, a table or Redis cannot be read, facts or files are missing, or there is another"
-    " error; stored facts are still sent",
-    "serving": "appends are accepted (a replica forwards them to its primary), and facts are sent",
-}
-"""The values of `state`, the most severe first."""
-
-WHAT_TO_DO: Final = {
-    "failing": "read the error: mostly the disk is full, or the database cannot be reached; facts are"
+FAILING: Final = DaemonState(
+    "failing",
+    "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
+    "read the error: mostly the disk is full, or the database cannot be reached; facts are"
     " accepted again by themselves (manual: howto/operate)",
-    "stopped": "synrepl resync saves the facts that only this copy has to a file, and joins again"
-    " (manual: howto/replicas)",
-    "fenced": "run synrepl resync to become a replica of the other daemon; or, if the other daemon is not"
-    " primary after all, synrepl promote --force (manual: howto/replicas)",
-    "stale": "start the primary again, or the network to it; if it is lost for good, make this replica the"
-    " primary: synrepl promote --force (manual: howto/replicas)",
-    "behind": "read the errors; most end by themselves when the source is back (manual: howto/operate)",
-}
-"""What an operator should do in a state; nothing in the others. The manual is docs/ of the source."""
+    kind="bad",
+)
+BEHIND: Final = DaemonState(
+    "behind",
+    "an upstream, a table or Redis cannot be read, facts or files are missing, or there is another"
+    " error; stored facts are still sent",
+    "read the errors; most end by themselves when the source is back (manual: howto/operate)",
+)
+SERVING: Final = DaemonState(
+    "serving",
+    "appends are accepted (a replica forwards them to its primary), and facts are sent",
+    kind="good",
+)
 
-LOST_REPLICA: Final = (
-    "start the lost replica again, or, if it is gone for good, end its lease, which retains facts for it:"
-    " synrepl leases drop NAME (manual: howto/replicas)"
-)
-ENDED_REPLICA: Final = (
-    "a replica whose lease has ended must join again when it is back: synrepl leases add NAME admits one that"
-    " was dropped (manual: howto/replicas)"
-)
+
+@cache
+def states() -> Mapping[str, DaemonState]:
+    """Return the values of `state`, the most severe first: those of the core and of all installed rooms."""
+    found = (FAILING, *(one for room in installed_rooms() for one in room.states), BEHIND, SERVING)
+    return MappingProxyType({one.word: one for one in found})
+
 
 RATE_FACTS: Final = 1_000
 RATE_SECONDS: Final = 60.0
 """The rate is that of the facts of the last minute, as far as the newest `RATE_FACTS` show it."""
 
 SHOWN: Final = 200
-"""Replicas and leases listed, those in the worst state first; the rest are counted."""
-
-REPLICA_TROUBLES: Final = ("ended", "lost", "behind")
-"""The states of replicas that need attention, the worst first. A ``never seen`` replica may still connect."""
-
-STATE_WORDS: Final = {"ended": "whose lease has ended"}
-"""How a sentence says a state of a replica, where the word alone is not clear."""
-
-BEHIND_SECONDS: Final = 1.0
-"""A replica that is fewer seconds behind than this needs no attention."""
+"""Entries listed; the rest are counted."""
 
 LOW_SHARE: Final = 0.1
 LOW_BYTES: Final = 1024**3
@@ -83,27 +68,50 @@ RECENT: Final = 20
 
 
 class StatusSection(Protocol):
-    """A part of the daemon that has a section in the status, such as the watch of a homeserver."""
+    """A part of the daemon that has a section in the status."""
 
     def status(self) -> dict[str, Any]:
         """The section."""
 
 
 class StatusPart(StatusSection, Protocol):
-    """A part whose problems are the daemon's own, such as the files."""
+    """A part whose problems are the daemon's own."""
 
     def problems(self) -> list[Problem]:
         """The problems, first those that make the daemon not ready."""
 
 
-class FactReceiver(StatusPart, Protocol):
-    """A part of the daemon that receives facts: ingest, or replication."""
+class Lagging(Protocol):
+    """What can be late: ingest behind its sources, and a copy behind what it copies."""
 
     def lag_seconds(self) -> float:
         """Seconds since this daemon was last up to date with its sources, or its upstream."""
 
     def lag_rows(self) -> int:
         """The number of facts that are known to be missing."""
+
+
+class FactReceiver(StatusPart, Lagging, Protocol):
+    """A part of the daemon that receives facts: ingest."""
+
+
+class RoomPart(Protocol):
+    """What a room runs in a daemon, as the status and the metrics see it (`synrepl.daemon.parts.Part`)."""
+
+    def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
+        """Its keys of the status, as far as a peer with these rights may see them."""
+
+    def problems(self) -> Sequence[Problem]:
+        """The errors of the status, first those that make the daemon not ready."""
+
+    def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
+        """What needs attention elsewhere."""
+
+    def stored_bytes(self) -> IStoredBytes | None:
+        """The bytes that it stores under their checksums; None if it stores none."""
+
+    def collect(self) -> None:
+        """Set the metrics that are read only when they are asked for."""
 
 
 NO_SOURCE: Final[dict[str, Any]] = {
@@ -118,23 +126,30 @@ NO_SOURCE: Final[dict[str, Any]] = {
 """What the status says of a channel from which this daemon takes no facts."""
 
 NO_INGEST: Final[dict[str, Any]] = {
-    "tables": [],
-    "writers": [],
     "redis": None,
-    "resp": None,
     "following": [],
     "stuck": [],
 }
-NO_REPLICATION: Final[dict[str, Any]] = {
-    "role": "primary",
-    "state": "",
-    "name": "",
-    "holds": "",
-    "upstream": None,
-    "replicas": [],
-    "leases": [],
-    "epoch_starts": [],
-}
+
+
+class NoIngest:
+    """The ingest of a daemon that receives no facts from others."""
+
+    def status(self) -> dict[str, Any]:
+        """The section of the status."""
+        return NO_INGEST
+
+    def problems(self) -> list[Problem]:
+        """Return none."""
+        return []
+
+    def lag_seconds(self) -> float:
+        """Return 0: there is nothing to wait for."""
+        return 0.0
+
+    def lag_rows(self) -> int:
+        """Return 0."""
+        return 0
 
 
 def build_status(
@@ -142,11 +157,10 @@ def build_status(
     log: Log,
     publisher: Publisher,
     table: StreamTable,
-    ingest: FactReceiver | None,
-    replication: FactReceiver | None,
-    files: StatusPart | None = None,
-    watch: StatusSection | None = None,
-    refused: RefusedFacts | None = None,
+    ingest: FactReceiver,
+    hooks: Hooks | None = None,
+    refused: RefusedFacts,
+    rooms: Mapping[str, RoomPart] = MappingProxyType({}),
     clock: IClock,
     instance: str,
     server_name: str,
@@ -163,29 +177,31 @@ def build_status(
     now = clock.seconds()
     is_healthy, why = log.healthy
     errors = [] if is_healthy else [{"what": f"log: {why}", "since": round(log.failing_since(), 3)}]
-    replicated = _seen(dict(NO_REPLICATION if replication is None else replication.status()), access)
-    state = replicated.pop("state")
-    if errors:
-        state = "failing"
-    parts = [part for part in (replication, ingest, files) if part is not None]
+    role = (hooks or Hooks()).role
+    worst = [role.state()] if is_healthy else [role.state(), FAILING.word]
+    parts: list[StatusPart | RoomPart] = [*rooms.values(), ingest]
     problems = [problem for part in parts for problem in part.problems()]
     errors += [{"what": problem.text, "since": round(problem.since, 3)} for problem in problems]
+    order = states()
+    state = next((word for word in order if word in worst), BEHIND.word if errors else SERVING.word)
+    todo = [order[state].what_to_do] if order[state].what_to_do else []
+    notices = [notice for part in rooms.values() for notice in part.notices(access)]
     followers = _followers(publisher, now)
-    lagging = [part for part in (ingest, replication) if part is not None]
-    section = files.status() if files is not None and access.sees("files") else None
+    lagging: list[Lagging] = [role, ingest]
     disk = _disk(log, access)
     rows = [part.lag_rows() for part in lagging] + [follower["lag_rows"] for follower in followers]
     seconds = [part.lag_seconds() for part in lagging] + [follower["lag_seconds"] for follower in followers]
     return {
-        "role": "primary",
-        "state": state or ("behind" if errors else "serving"),
+        "role": role.role,
+        "state": state,
         "errors": errors,
         "warnings": [
-            *_warnings(replicated, followers, section),
+            *(notice.text for notice in notices),
+            *_warnings(followers),
             *_disk_warnings(disk),
             *_refused_warnings(refused),
         ],
-        "what_to_do": list(_what_to_do(state or ("behind" if errors else "serving"), replicated)),
+        "what_to_do": [*todo, *(advice for notice in notices for advice in notice.what_to_do)],
         "server_name": server_name,
         "instance": instance,
         "epoch": log.head.epoch,
@@ -196,19 +212,22 @@ def build_status(
         "uuid": log.uuid,
         "lag_rows": max(rows, default=0),
         "lag_seconds": round(max(seconds, default=0.0), 3),
-        **_bounded(replicated),
-        "files": section,
-        "refused": None if refused is None or access.streams is not None else _refused(refused),
-        "homeserver": None if watch is None or access.streams is not None else watch.status(),
+        "holds": publisher.read_gate.describe(),
+        "epoch_starts": [
+            msgspec.to_builtins(start.seen_by(access.streams)) for start in log.head.epoch_starts
+        ],
+        "refused": None if access.streams is not None else _refused(refused),
         "followers": followers if access.streams is None else [],
-        "streams": _streams(log, table, publisher.holdings.filter, access),
+        "streams": _streams(log, table, publisher.read_gate.filter, access),
         "recent": recent_facts(publisher, access, RECENT),
-        **(ingest.status() if ingest is not None and access.streams is None else NO_INGEST),
+        **(ingest.status() if access.streams is None else NO_INGEST),
         "version": version,
         "uptime_seconds": round(now - started_at, 3),
         "facts_per_second": _rate(publisher, now, started_at),
         "last_fact_at": next((fact.committed_at_ms / 1000 for fact in publisher.ring.recent()), None),
         "disk": disk,
+        **{key: value for room in installed_rooms() for key, value in room.absent_status.items()},
+        **{key: value for part in rooms.values() for key, value in part.status(access).items()},
     }
 
 
@@ -250,39 +269,11 @@ def _refused(refused: RefusedFacts) -> dict[str, Any]:
     }
 
 
-def _refused_warnings(refused: RefusedFacts | None) -> Iterator[str]:
-    if refused is not None and len(refused):
+def _refused_warnings(refused: RefusedFacts) -> Iterator[str]:
+    if len(refused):
         yield f"{counted(len(refused), 'fact')} could not be read: synrepl refused lists what was sent"
-    if refused is not None and (unkept := sum(one.facts for one in refused.unkept.values())):
+    if unkept := sum(one.facts for one in refused.unkept.values()):
         yield f"{counted(unkept, 'fact')} could not be read, and there was no room to keep what was sent"
-
-
-def own_readers(described: Iterable[dict[str, Any]], access: Access) -> list[dict[str, Any]]:
-    """Return the replicas or leases that the peer may see: all, or those of its key if that is limited."""
-    return [one for one in described if access.streams is None or one["key"] == access.key]
-
-
-def _seen(status: dict[str, Any], access: Access) -> dict[str, Any]:
-    """The part of the replication's status that the peer may see."""
-    if access.streams is None:
-        return status
-    starts = msgspec.convert(status["epoch_starts"], list[EpochStart])
-    return {
-        **status,
-        "replicas": own_readers(status["replicas"], access),
-        "leases": own_readers(status["leases"], access),
-        "epoch_starts": [msgspec.to_builtins(start.seen_by(access.streams)) for start in starts],
-    }
-
-
-def _what_to_do(state: str, replicated: Mapping[str, Any]) -> Iterator[str]:
-    if state in WHAT_TO_DO:
-        yield WHAT_TO_DO[state]
-    states = {replica["state"] for replica in replicated["replicas"]}
-    if "lost" in states:
-        yield LOST_REPLICA
-    if "ended" in states:
-        yield ENDED_REPLICA
 
 
 def _rate(publisher: Publisher, now: float, started_at: float) -> float:
@@ -294,36 +285,10 @@ def _rate(publisher: Publisher, now: float, started_at: float) -> float:
     return round((len(times) - bisect_left(times, began * 1000)) / max(now - began, 1.0), 3)
 
 
-def _bounded(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The same status with at most `SHOWN` replicas and leases, and the number of the rest."""
-    shown = dict(status)
-    for kind in ("replicas", "leases"):
-        shown[kind] = status[kind][:SHOWN]
-        shown[f"more_{kind}"] = len(status[kind]) - len(shown[kind])
-    return shown
-
-
-def _warnings(
-    replicated: Mapping[str, Any], followers: list[dict[str, Any]], files: Mapping[str, Any] | None
-) -> Iterator[str]:
-    """Return what needs attention elsewhere: replicas, leases, followers, quarantined files."""
-    states = Counter(
-        replica["state"]
-        for replica in replicated["replicas"]
-        # Under load a replica is always a moment behind.
-        if replica["state"] != "behind" or replica["lag_seconds"] >= BEHIND_SECONDS
-    )
-    counts = [(states[state], state) for state in REPLICA_TROUBLES if states[state]]
-    if counts:
-        (first, state), *others = ((count, STATE_WORDS.get(state, state)) for count, state in counts)
-        others_text = (f", {count:,} {other}" for count, other in others)
-        yield f"{counted(first, 'replica')} {state}{''.join(others_text)}"
-    if used := sum(lease["ended"] is None and lease["used"] >= WARN_AT for lease in replicated["leases"]):
-        yield f"{counted(used, 'lease')} nearly used up"
+def _warnings(followers: list[dict[str, Any]]) -> Iterator[str]:
+    """Return what needs attention elsewhere: followers."""
     if behind := sum(follower["behind"] for follower in followers):
         yield f"{counted(behind, 'follower')} behind"
-    if files is not None and files["quarantined"]:
-        yield f"{counted(files['quarantined'], 'file')} quarantined"
 
 
 def recent_facts(

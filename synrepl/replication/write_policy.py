@@ -7,6 +7,7 @@ import msgspec
 
 from synrepl.errors import ConfigError
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire.dialect import NEWEST
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class WritePolicy:
         synapse = {stream.name for stream in StreamTable.default().known_to(NEWEST)}
         self._shared = frozenset(stream.name for stream in table if stream.name in synapse)
         self._tables = frozenset(tables)
-        own: set[tuple[str, str]] = set()
+        own: set[Writer] = set()
         for write in writes:
             names = sorted(self._shared - self._tables) if write.stream == EVERYTHING else [write.stream]
             for name in names:
@@ -88,7 +89,7 @@ class WritePolicy:
                         f"redis_writes: Synapse does not know the stream {name}, so it cannot be"
                         " published on Synapse's channel"
                     )
-                own.add((name, write.writer or instance))
+                own.add(Writer(name, write.writer or instance))
         self.own = frozenset(own)
         self.exclusive = frozenset(
             name for name, _ in own if name not in self._tables and table[name].ordered

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from synrepl.base.history import AppendKey
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendKey
 
 FROM_TABLE: Final = "its facts come from the homeserver's table"
 """Why the log takes no appends to a stream whose facts are rows of a table."""
@@ -34,6 +34,20 @@ class GivenElsewhere(StorageError):
             tried=False,
         )
         self.code = "table_backed" if is_table else "brought_elsewhere"
+
+
+class ReadOnlyHere(StorageError):
+    """This daemon refuses writes.
+
+    `code` gives the reason for programs, `moved_to` the primary's address, if that is another daemon.
+    """
+
+    def __init__(
+        self, code: str, why: str, *, stream: str, moved_to: str = "", retryable: bool = True
+    ) -> None:
+        super().__init__(op="append", why=why, stream=stream, retryable=retryable, tried=False)
+        self.code = code
+        self.moved_to = moved_to
 
 
 class InvalidValue(StorageError):

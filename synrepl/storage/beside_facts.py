@@ -5,8 +5,8 @@ from typing import Final, cast
 
 import msgspec
 
-from synrepl.ports.history import AppendKey, AppendReceipt, Lease
-from synrepl.ports.notes import Notes
+from synrepl.base.history import AppendKey, AppendReceipt, Lease
+from synrepl.base.notes import Notes
 from synrepl.storage.schema import LEASE_COLUMNS, RECEIPT_COLUMNS, receipt_of, row_of_key, row_of_receipt
 from synrepl.storage.sql import LogDatabase, SQLConnection
 
@@ -31,7 +31,7 @@ class StoredReceipts:
 
     def get(self, key: AppendKey) -> AppendReceipt | None:
         """The receipt of the append with this idempotency key; None if there is none."""
-        with self._database.writing("receipt") as connection:
+        with self._database.writer_connection("receipt") as connection:
             found = connection.execute(
                 f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE (stream, key, owner, part) = (?, ?, ?, ?)",
                 row_of_key(key),
@@ -43,7 +43,7 @@ class StoredReceipts:
 
         In the reading thread.
         """
-        with self._database.reading("receipts_between") as connection:
+        with self._database.reader_connection("receipts_between") as connection:
             found = connection.execute(
                 f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE first_serial > ? AND first_serial <= ?"
                 " ORDER BY first_serial",
@@ -84,7 +84,7 @@ class StoredNotes:
 
     def all(self) -> Notes:
         """The stored notes."""
-        with self._database.writing("notes") as connection:
+        with self._database.writer_connection("notes") as connection:
             return cast("Notes", dict(connection.execute("SELECT name, value FROM notes").fetchall()))
 
     def store(self, notes: Mapping[str, object]) -> None:
@@ -104,7 +104,7 @@ class StoredLeases:
 
     def all(self) -> list[Lease]:
         """All leases, ended ones included, in order of uuid."""
-        with self._database.writing("leases") as connection:
+        with self._database.writer_connection("leases") as connection:
             found = connection.execute(f"SELECT {', '.join(LEASE_COLUMNS)} FROM leases").fetchall()
         rows = (dict(zip(LEASE_COLUMNS, row, strict=True)) for row in found)
         return sorted(

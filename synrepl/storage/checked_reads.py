@@ -12,11 +12,11 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.gate import Gate
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.ports.gate import Gate
-from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.storage.engine import SQLEngine
 
@@ -87,9 +87,9 @@ class ReadHealth:
 
 
 class CheckedReads:
-    """Runs reads in the reading thread. A failed read raises, and is repeated in the background until it
-    works, so that `health` is correct. Also checks that the log still belongs to this process; `on_lost` gets
-    the error if it does not.
+    """Runs reads in the reading thread, or in the thread that is given with one. A failed read raises, and is
+    repeated in the background until it works, so that `health` is correct. Also checks that the log still
+    belongs to this process; `on_lost` gets the error if it does not.
     """
 
     def __init__(

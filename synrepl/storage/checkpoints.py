@@ -10,10 +10,10 @@ from typing import ClassVar, Final
 
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 
 LOOK_SECONDS: Final = 10.0
 

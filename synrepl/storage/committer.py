@@ -31,12 +31,12 @@ from twisted.internet.defer import Deferred, fail
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.base.gate import Gate
+from synrepl.base.history import Appended, AppendKey
+from synrepl.base.interfaces import Head, IClock, IThread
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.ports.gate import Gate
-from synrepl.ports.history import Appended, AppendKey
-from synrepl.ports.interfaces import Head, IClock, IThread
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, build_group
@@ -280,10 +280,10 @@ class Committer:
 
     def _next_batch(self) -> list[AppendRequest]:
         batch: list[AppendRequest] = []
-        room = self._max_batch_bytes
-        while self._queue and (not batch or self._queue[0].size <= room):
+        left = self._max_batch_bytes
+        while self._queue and (not batch or self._queue[0].size <= left):
             request = self._queue.popleft()
-            room -= request.size
+            left -= request.size
             batch.append(request)
         return batch
 
@@ -340,6 +340,7 @@ class Committer:
                 any_writer=self._any_writer,
             )
             if group.facts:
+                # One transaction of the database, synced when this returns.
                 self._engine.commit(group.facts, group.receipts)
         except Exception as error:
             failure = _as_storage_error(error)

@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from synrepl.base.history import EpochStart, LogPosition
 from synrepl.errors import StorageError
-from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 
 
 class DiscardedRanges:
@@ -59,8 +60,8 @@ class ChainCheck:
         self.checked = 0
         self.missing: list[int] = []
         self.wrong: list[int] = []
-        self.highest: dict[tuple[str, str], int] = {}
-        self.advanced: set[tuple[str, str]] = set()
+        self.highest: dict[Writer, int] = {}
+        self.advanced: set[Writer] = set()
         self._discarded = discarded
         self._serial, self._digest = serial, digest
 
@@ -74,25 +75,25 @@ class ChainCheck:
         if not self._discarded.contains(fact):
             advance(self.highest, [fact])
             if fact.prev_token < fact.token:
-                self.advanced.add((fact.stream, fact.writer))
+                self.advanced.add(Writer(fact.stream, fact.writer))
         self.checked += 1
 
     def wrong_positions(
-        self, positions: Mapping[tuple[str, str], int], *, whole: bool
-    ) -> Iterator[tuple[str, str, int | None, int | None]]:
-        """Each stream and writer whose position does not fit its facts, with its highest token and position,
+        self, positions: Mapping[Writer, int], *, whole: bool
+    ) -> Iterator[tuple[Writer, int | None, int | None]]:
+        """Each writer whose position does not fit its facts, with its highest token and position,
         each None if missing.
 
         If only a part of the log was checked (not `whole`), writers without facts there are left out, and a
         position may be beyond late facts. In a stream that has lost facts a position may be beyond all facts.
         """
-        for pair in sorted(self.highest | dict(positions) if whole else self.highest):
-            (stream, writer), token, position = pair, self.highest.get(pair), positions.get(pair)
-            is_exact = stream not in self._discarded.by_stream and (whole or pair in self.advanced)
+        for writer in sorted(self.highest | dict(positions) if whole else self.highest):
+            token, position = self.highest.get(writer), positions.get(writer)
+            is_exact = writer.stream not in self._discarded.by_stream and (whole or writer in self.advanced)
             is_behind = token is not None and (position is None or position < token)
             is_ahead = position is not None and (token is None or position > token)
             if is_behind or (is_ahead and is_exact):
-                yield stream, writer, token, position
+                yield writer, token, position
 
 
 def check_follow(facts: Sequence[Fact], serial: int, digest: str) -> None:
@@ -132,12 +133,14 @@ def check_epoch_start(epoch_start: EpochStart, position: LogPosition) -> None:
     raise StorageError(op="begin_epoch", why=why)
 
 
-def advance(positions: dict[tuple[str, str], int], facts: Iterable[Fact]) -> None:
-    """Raise the position of each (stream, writer) to the highest of its tokens: the last fact may be late."""
+def advance(positions: dict[Writer, int], facts: Iterable[Fact]) -> None:
+    """Raise the position of each writer to the highest of its tokens: the last fact may be late."""
+    writer = Writer("", "")
     for fact in facts:
-        pair, token = (fact.stream, fact.writer), fact.token
-        if token > positions.get(pair, -math.inf):
-            positions[pair] = token
+        if fact.writer != writer.name or fact.stream != writer.stream:
+            writer = Writer(fact.stream, fact.writer)
+        if fact.token > positions.get(writer, -math.inf):
+            positions[writer] = fact.token
 
 
 CHECKED_AT_OPEN: Final = 1000
@@ -147,7 +150,7 @@ CHECKED_AT_OPEN: Final = 1000
 def find_inconsistency(
     tail: Sequence[Fact],
     floor: LogPosition,
-    positions: Mapping[tuple[str, str], int] | None,
+    positions: Mapping[Writer, int] | None,
     discarded: DiscardedRanges,
 ) -> str:
     """The first inconsistency in the last facts; "" if there is none. Beyond `floor` no fact may be missing.
@@ -169,7 +172,8 @@ def find_inconsistency(
         return f"the digest of serial {check.wrong[0]} does not follow from the facts before it"
     if positions is None:
         return ""
-    for stream, writer, token, position in check.wrong_positions(positions, whole=False):
+    for writer, token, position in check.wrong_positions(positions, whole=False):
         stored = "missing" if position is None else position
-        return f"the last token of {writer} in {stream} is {token}, but its stored position is {stored}"
+        last = f"the last token of {writer.name} in {writer.stream} is {token}"
+        return f"{last}, but its stored position is {stored}"
     return ""

@@ -4,16 +4,18 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.postgres import PostgresDatabase
-from synrepl.storage.postgres_connection import PostgresAddress
+from synrepl.storage.settings import other_notation
 from synrepl.storage.sql import Flavor
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.sqlite_errors import map_sqlite_errors
+
+if TYPE_CHECKING:
+    from synrepl.storage.postgres_connection import PostgresAddress
 
 T = TypeVar("T")
 
@@ -27,6 +29,9 @@ def engine_for(url: str) -> SQLEngine:
     if kind == "sqlite":
         return SQLEngine(SQLiteDatabase(rest))
     if kind in ("postgresql", "postgres"):
+        # Imported on use, as below: most logs are files.
+        from synrepl.storage.postgres import PostgresDatabase
+
         return SQLEngine(PostgresDatabase(url))
     raise _unknown(kind, rest)
 
@@ -34,7 +39,7 @@ def engine_for(url: str) -> SQLEngine:
 class Database:
     """A database by URL, or by parameters of libpq.
 
-    `name` can be shown, `flavor` is its dialect; `what` names PostgreSQL sessions. With `statement_seconds`
+    `name` can be shown, `flavor` is its kind; `what` names PostgreSQL sessions. With `statement_seconds`
     it belongs to others: its session settings stay as they are, and no statement of a transaction takes
     longer; 0 is no limit. Reading waits half as long for a lock, and `LOCK_SECONDS` at most.
     """
@@ -55,8 +60,12 @@ class Database:
             self.path = Path(rest)
             self.name = str(self.path)
         elif kind in ("postgresql", "postgres"):
+            from synrepl.storage import postgres_connection
+
             self.flavor = "postgresql"
-            self._address = PostgresAddress(url, what=what, is_guest=statement_seconds is not None)
+            self._address = postgres_connection.PostgresAddress(
+                url, what=what, is_guest=statement_seconds is not None
+            )
             self.name = self._address.name
         else:
             raise _unknown(kind, rest)
@@ -156,6 +165,8 @@ class Database:
 
 
 def _unknown(kind: str, rest: str) -> ConfigError:
+    if why := other_notation(kind):
+        return ConfigError(f"the database must be sqlite:PATH or postgresql://..., {why}")
     # Without the rest of a URL, which may contain a password.
     given = f"{kind}:..." if rest else kind
     hint = f"; did you mean sqlite:{kind}?" if kind and not rest else ""

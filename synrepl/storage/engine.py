@@ -1,4 +1,17 @@
-"""The log in an SQL database, the same for all databases: what differs is in `LogDatabase`."""
+"""The log in an SQL database, the same for all databases: what differs is in `LogDatabase`.
+
+Which thread of a log runs what (`Daemon._open_log` makes the two of the log; each runs one call at a time):
+
+    reactor   `Log`, `LogHead`, `LogReads`, `LogCopies`, `CheckedReads`, `Committer` except `_commit_group`,
+              all of `EphemeralStore`, and the subscribers; of the database only `disk_usage`
+    reading   `pages` except `pages.size`, `digest_at`, `receipts.between`, `check`
+    writing   all others of `SQLEngine`, `receipts`, `notes` and `leases`; `pages.size`; what calls several of
+              them in one go, as `Committer._commit_group` does; the whole engine of a `StagedCopy`
+
+Two reads are in the writing thread. `snapshot` must tell of one moment, and calls `head`, which loads anew
+what only that thread changes. `pages.size` has several statements: no commit or trim comes between them, and
+no page for a follower waits for them.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,9 +23,9 @@ from uuid import uuid4
 import msgspec
 from twisted.logger import Logger
 
+from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.interfaces import Head, KeysOf
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
-from synrepl.ports.interfaces import Head, KeysOf
 from synrepl.storage.beside_facts import UPSERT_NOTE, StoredLeases, StoredNotes, StoredReceipts
 from synrepl.storage.continuity import (
     CHECKED_AT_OPEN,
@@ -42,6 +55,7 @@ from synrepl.storage.whole_appends import WholeAppends
 from synrepl.storage.write_check import check_writes
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 
 _logger = Logger(namespace="synrepl.storage")
 
@@ -60,8 +74,7 @@ UPDATE_EPOCH: Final = "UPDATE log_header SET epoch = ?"
 class SQLEngine:
     """Storage for facts, over two connections of `database`. Synchronous.
 
-    Two threads call it, each one call at a time. The reading thread calls `pages`, `digest_at`,
-    `receipts.between` and `check`; at the same time the writing thread calls the rest. No read runs during
+    Two threads call it at the same time, each what the table above says. The reading thread rests during
     `close` and `adopt_staged`. Every method may raise `StorageError`.
 
     The first open of a new log sets two notes (`notes`), both random: ``uuid`` is the uuid of this copy,
@@ -74,9 +87,9 @@ class SQLEngine:
     def __init__(self, database: LogDatabase) -> None:
         self.database = database
         self._ownership = database.ownership
-        self._dialect = database.dialect
+        self._syntax = database.syntax
         self._discarded = DiscardedRanges()
-        self._appends = WholeAppends(self._dialect.unindexed_stream)
+        self._appends = WholeAppends(self._syntax.unindexed_stream)
         self.pages = FactPages(database, self._appends, self._discarded)
         """Reads of facts."""
         self.receipts = StoredReceipts(database)
@@ -104,12 +117,12 @@ class SQLEngine:
             database.acquire()
         database.is_open = True
         try:
-            with database.writing("open") as connection:
+            with database.writer_connection("open") as connection:
                 with connection.transaction():
                     tables = database.tables(connection)
-                    steps = migrations(self._dialect.flavor)
+                    steps = migrations(self._syntax.flavor)
                     migrate(connection.execute, tables, steps, database.name)
-                    check_writes(connection, self._dialect, database.name)
+                    check_writes(connection, self._syntax, database.name)
                     self._reload(connection)
                     self._check_head(connection, with_positions=is_whole)
                     database.check_recorded(connection)
@@ -143,7 +156,7 @@ class SQLEngine:
         why = find_inconsistency(tail, floor, positions, self._discarded)
         if why:
             why = f"{self.database.name}: {why}"
-            raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._dialect.kind))
+            raise StorageError(op="open", why=why, hint=DAMAGED.format(database=self._syntax.kind))
 
     @staticmethod
     def _identify(connection: SQLConnection) -> None:
@@ -175,7 +188,7 @@ class SQLEngine:
 
     def shorten_wal(self) -> frozenset[str] | None:
         """Shorten a long write-ahead log. Returns None if it is short, else the programs that may read it."""
-        with self.database.writing("checkpoint"):
+        with self.database.writer_connection("checkpoint"):
             return self.database.shorten_wal()
 
     def close(self) -> None:
@@ -193,7 +206,7 @@ class SQLEngine:
 
     def head(self) -> Head:
         """The end of the log now, which also tells the outcome of a failed commit."""
-        with self.database.writing("head") as connection:
+        with self.database.writer_connection("head") as connection:
             self._reload(connection)
             bounds = self._current_bounds(connection)
             epoch, boots = connection.execute("SELECT epoch, boots FROM log_header").fetchone()
@@ -230,7 +243,7 @@ class SQLEngine:
         Known are the digests of stored facts, at `trimmed_upto`, and, if it is later, at
         `LogBounds.sparse_upto`.
         """
-        with self.database.reading("digest_at") as connection:
+        with self.database.reader_connection("digest_at") as connection:
             return digest_of(connection, serial)
 
     def _current_bounds(self, connection: SQLConnection) -> LogBounds:
@@ -253,7 +266,7 @@ class SQLEngine:
         with self.database.transaction("try to write") as connection:
             serial, digest, _ = end_of_log(connection, self._current_bounds(connection))
             self._ownership.check_sole_writer("try to write", serial, digest)
-            check_writes(connection, self._dialect, self.database.name)
+            check_writes(connection, self._syntax, self.database.name)
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
@@ -278,9 +291,9 @@ class SQLEngine:
             else:
                 bounds = self._update_floor(connection, facts, upto, serial, digest)
             connection.insert("facts", COLUMNS, map(msgspec.structs.astuple, facts))
-            positions: dict[tuple[str, str], int] = {}
+            positions: dict[Writer, int] = {}
             advance(positions, facts)
-            connection.executemany(UPSERT_POSITION, [(*pair, token) for pair, token in positions.items()])
+            connection.executemany(UPSERT_POSITION, [(*writer, token) for writer, token in positions.items()])
             self._appends.add(positions)
             if receipts:
                 self.receipts.add(connection, receipts)
@@ -316,7 +329,7 @@ class SQLEngine:
         Discarded facts, those that their source lost, are not among them.
         """
         not_discarded, values = self._discarded.condition(stream)
-        with self.database.writing("rows_at_token", stream) as connection:
+        with self.database.writer_connection("rows_at_token", stream) as connection:
             found = connection.execute(
                 f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{not_discarded}"
                 " ORDER BY serial",
@@ -379,7 +392,7 @@ class SQLEngine:
                 bounds = msgspec.structs.replace(bounds, sparse_upto=position)
             for table in ("positions", "receipts", "epoch_starts", "discarded_ranges"):
                 connection.execute(f"DELETE FROM {table}")
-            positions = [(*pair, token) for pair, token in snapshot.positions.items()]
+            positions = [(*writer, token) for writer, token in snapshot.positions.items()]
             connection.insert("positions", "stream, writer, token", positions)
             connection.insert("receipts", RECEIPT_COLUMNS, map(row_of_receipt, snapshot.receipts))
             self._insert_epoch_starts(connection, snapshot.epoch_starts)
@@ -413,7 +426,7 @@ class SQLEngine:
         keys; in a stream without keys every fact is deleted. Discarded facts replace nothing and are deleted.
         Each slice is one transaction.
         """
-        with self.database.writing("trim") as connection:
+        with self.database.writer_connection("trim") as connection:
             with connection.transaction():
                 known = self._current_bounds(connection)
                 upto = min(upto, end_of_log(connection, known)[0])
@@ -453,12 +466,10 @@ class SQLEngine:
     def adopt_staged(self) -> Head:
         """Replace all of this log by the closed staged one, in one step that survives a power cut.
 
-        No read runs meanwhile. If it fails before the replacement, this log is unchanged. If it fails later,
-        or the outcome is unknown, all writes fail until the next `open`. Then, as after a kill, `open` finds
-        one of the two logs, complete. Counts as a boot.
+        X, `open` finds one of the two logs, complete. Counts as a boot.
         """
         database = self.database
-        with self.database.writing("adopt_staged"):
+        with self.database.writer_connection("adopt_staged"):
             if not database.is_staged():
                 raise StorageError(op="adopt_staged", why=f"there is no staged copy of {database.name}")
             boots = max(self._ownership.boots or 0, 1)
@@ -488,6 +499,6 @@ class SQLEngine:
         return head
 
 
-def _positions(connection: SQLConnection) -> dict[tuple[str, str], int]:
+def _positions(connection: SQLConnection) -> dict[Writer, int]:
     found = connection.execute("SELECT stream, writer, token FROM positions")
-    return {(stream, writer): token for stream, writer, token in found}
+    return {Writer(stream, writer): token for stream, writer, token in found}

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from synrepl.ports.history import Appended, AppendKey
+from synrepl.base.history import Appended, AppendKey
 from synrepl.storage.append_errors import KeyReused
 from synrepl.streams.facts import NO_ROWS, Fact, take_tokens
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from synrepl.ports.history import LogRange
+from synrepl.base.history import LogRange
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.continuity import DiscardedRanges
 from synrepl.storage.schema import COLUMNS, end_of_log, read_bounds
@@ -18,6 +18,7 @@ from synrepl.storage.sql import LogDatabase, SQLConnection, TextForm, placeholde
 from synrepl.storage.whole_appends import WholeAppends
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
 from synrepl.streams.facts import Fact, take_rows, take_tokens
+from synrepl.streams.writer import Writer
 from synrepl.wire.filter import ALL, Filter
 
 T = TypeVar("T")
@@ -57,11 +58,11 @@ class Range(msgspec.Struct, frozen=True):
 
 
 Page = tuple[T, int, int]
-"""What was read, how many facts it is, and the last serial of them."""
+"""The content of a page, the number of its facts, and the last serial among them."""
 
 
 class FactPages:
-    """Reads facts of an open log, in the reading thread (`size`: in the writing one).
+    """Reads facts of an open log, in the reading thread; only `size` runs in the writing one (`engine.py`).
 
     `appends` tells where atomic appends end, and `discarded` which facts their source lost. Every method may
     raise `StorageError`.
@@ -69,7 +70,7 @@ class FactPages:
 
     def __init__(self, database: LogDatabase, appends: WholeAppends, discarded: DiscardedRanges) -> None:
         self._database = database
-        self._dialect = database.dialect
+        self._syntax = database.syntax
         self._appends = appends
         self._discarded = discarded
 
@@ -96,7 +97,7 @@ class FactPages:
                 page, is_full = take_rows(starmap(Fact, found), limit)
             return page, limit if is_full else 0, page[-1].serial if page else 0
 
-        with self._database.reading("read") as connection:
+        with self._database.reader_connection("read") as connection:
             asked = self._range(connection, after, upto, filter, scanned=upto if filter.is_open else scanned)
             pages, last = self._read_whole(connection, asked, limit, read)
         return [fact for page in pages for fact in page], last
@@ -117,18 +118,18 @@ class FactPages:
         `SCANNED_AT_ONCE`). The rows of several facts have at most `size` bytes. Returns the text and the last
         serial examined.
         """
-        dialect = self._dialect
+        syntax = self._syntax
 
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[bytes]:
             count, last, text = connection.execute(
-                f"SELECT count(*), max(serial), {dialect.joined} FROM"
-                f" (SELECT serial, {dialect.lines[form]} AS line FROM facts WHERE {asked.where}"
+                f"SELECT count(*), max(serial), {syntax.joined} FROM"
+                f" (SELECT serial, {syntax.lines[form]} AS line FROM facts WHERE {asked.where}"
                 " ORDER BY serial LIMIT ?) AS lines",
                 (*asked.values, limit),
             ).fetchone()
             return bytes(text) if count else b"", count, last or 0
 
-        with self._database.reading("read") as connection:
+        with self._database.reader_connection("read") as connection:
             asked = self._range(connection, after, upto, filter, scanned=scanned)
             limit = self._fitting(connection, asked, min(limit, TEXT_SERIALS), size)
             texts, last = self._read_whole(connection, asked, limit, read)
@@ -143,20 +144,21 @@ class FactPages:
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[list[Any]]:
             found = connection.execute(
                 f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
-                f" FROM (SELECT stream, writer, {self._dialect.text_bytes} AS size, token, serial,"
+                f" FROM (SELECT stream, writer, {self._syntax.text_bytes} AS size, token, serial,"
                 f" committed_at_ms FROM facts WHERE {asked.where} ORDER BY serial LIMIT ?) AS found"
                 " GROUP BY stream, writer",
                 (*asked.values, limit),
             ).fetchall()
             return found, sum(row[2] for row in found), max((row[5] for row in found), default=0)
 
-        with self._database.reading("read") as connection:
+        with self._database.reader_connection("read") as connection:
             asked = self._range(connection, after, upto, filter)
             pages, last = self._read_whole(connection, asked, limit, read)
         found = [row for page in pages for row in page]
-        tokens: dict[tuple[str, str], int] = {}
+        tokens: dict[Writer, int] = {}
         for stream, writer, _, _, token, *_ in found:
-            tokens[stream, writer] = max(token, tokens.get((stream, writer), token))
+            one = Writer(stream, writer)
+            tokens[one] = max(token, tokens.get(one, token))
         return LogRange(
             serial=last,
             facts=sum(row[2] for row in found),
@@ -176,7 +178,7 @@ class FactPages:
         """
         not_discarded, values = self._discarded.condition(stream)
         with (
-            self._database.reading("read", stream) as connection,
+            self._database.reader_connection("read", stream) as connection,
             connection.stream(
                 f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
                 + not_discarded
@@ -190,9 +192,10 @@ class FactPages:
     def size(self, after: int) -> int:
         """The approximate size in bytes of the facts beyond this serial.
 
-        Estimated from runs of facts spread evenly over the serials; a short range is measured as a whole.
+        Estimated from runs of facts spread evenly over the serials; a short range is measured as a whole. In
+        the writing thread: no commit and no trim comes between the statements.
         """
-        with self._database.writing("size") as connection:
+        with self._database.writer_connection("size") as connection:
             after = max(0, after)
             span = end_of_log(connection, read_bounds(connection))[0] - after
             if span <= 0:
@@ -203,8 +206,8 @@ class FactPages:
             for run in range(runs):
                 first = after + run * (span - seen) // max(1, runs - 1)
                 found += connection.execute(
-                    f"SELECT coalesce(sum({self._dialect.rows_bytes} + 2 * length(stream) + length(writer)"
-                    f" + {self._dialect.fact_bytes}), 0) FROM facts WHERE serial > ? AND serial <= ?",
+                    f"SELECT coalesce(sum({self._syntax.rows_bytes} + 2 * length(stream) + length(writer)"
+                    f" + {self._syntax.fact_bytes}), 0) FROM facts WHERE serial > ? AND serial <= ?",
                     (first, first + seen),
                 ).fetchone()[0]
         return int(found) * span // (runs * seen)
@@ -241,7 +244,7 @@ class FactPages:
         upto = min(upto, max(last[0] or 0, last[1] or 0))
         upto = self._whole(connection, after + (SCANNED_AT_ONCE if scanned is None else scanned), upto)
         where, found = "serial > ? AND serial <= ?", list[object]()
-        for column, names in ((self._dialect.unindexed_stream, filter.streams), ("writer", filter.writers)):
+        for column, names in ((self._syntax.unindexed_stream, filter.streams), ("writer", filter.writers)):
             if names is not None:
                 if len(names) > NAMES_AT_ONCE:
                     why = f"a filter may name at most {NAMES_AT_ONCE} streams or writers, not {len(names)}"
@@ -261,7 +264,7 @@ class FactPages:
         The first facts tell how many that may be.
         """
         measure = (
-            f"SELECT count(*), sum(size) FROM (SELECT {self._dialect.text_bytes} AS size FROM facts"
+            f"SELECT count(*), sum(size) FROM (SELECT {self._syntax.text_bytes} AS size FROM facts"
             f" WHERE {asked.where} ORDER BY serial LIMIT ?) AS sizes"
         )
         count = min(limit, MEASURED_FIRST)

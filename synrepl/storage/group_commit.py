@@ -3,6 +3,7 @@
 Building a group leaves the log's head unchanged. The head advances when the commit has succeeded.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 from typing import Final
@@ -10,10 +11,11 @@ from typing import Final
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import Appended, AppendKey, AppendReceipt
+from synrepl.base.history import Appended, AppendKey, AppendReceipt
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.digest import chain
 from synrepl.streams.facts import LOST, NO_ROWS, Fact
+from synrepl.streams.writer import Writer
 
 FACT_BYTES = 300
 """The approximate size of a fact besides its rows, in memory and on disk, in bytes."""
@@ -34,7 +36,7 @@ def checksum(stream: str, writer: str, facts: Sequence[bytes]) -> str:
 class AppendRequest(msgspec.Struct, eq=False):
     """One queued append, with the Deferreds to fire.
 
-    `assigned` has the writer and token of each fact, when they are assigned already; `sources` its stream and
+    `assigned` has the writer's name and token of each fact, when they are assigned already; `writers` its
     writer, if the request is of several streams (`ALL_OF_IT`). `coalesced` are retries of the same request
     with the same key, which get the same response.
     """
@@ -45,7 +47,7 @@ class AppendRequest(msgspec.Struct, eq=False):
     key: AppendKey | None
     checksum: str
     assigned: Sequence[tuple[str, int]] | None = None
-    sources: Sequence[tuple[str, str]] | None = None
+    writers: Sequence[Writer] | None = None
     response: Deferred[Appended] = msgspec.field(default_factory=Deferred)
     coalesced: list[Deferred[Appended]] = []
     size: int = 0
@@ -77,105 +79,151 @@ def build_group(
     unordered: Collection[str] = (),
     any_writer: Collection[str] = (),
 ) -> CommitGroup:
-    """Give serials, tokens and digests to new facts, and look up the receipts of repeated requests.
-
-    Unless it is assigned already, a token is the next of its stream over all writers. An assigned fact up to
-    its writer's position is skipped, unless `_AssignedFilter` stores it or it is a new writer's empty fact at
-    token 0. `prev_token` is the writer's previous token (0 if none); in a late fact, and in one that is
-    `LOST`, it is the fact's own.
-    """
-    epoch, serial, digest = head.epoch, head.serial, head.digest
-    allocated: dict[str, int] = {}
-    previous: dict[tuple[str, str], int] = {}
-    filters: dict[str, _AssignedFilter] = {}
-    group = CommitGroup([], [], [], before=digest, after=digest)
+    """Give serials, tokens and digests to new facts, and look up the receipts of repeated requests."""
+    growing = _GrowingGroup(head, at_ms, rows_at_token, unordered, any_writer)
+    group = CommitGroup(growing.facts, [], [], before=head.digest, after=head.digest)
     for request in requests:
         known = None if request.key is None else receipt(request.key)
         if known is not None:
             group.results.append(known.appended if known.request == request.checksum else None)
             continue
-        stream, writer, assigned, sources = request.stream, request.writer, request.assigned, request.sources
-        highest = allocated.get(stream)
-        if highest is None:
-            highest = head.allocated.get(stream, 0)
-        stream_filter = filters.get(stream)
-        if stream_filter is None and (stream in unordered or stream in any_writer):
-            stream_filter = filters[stream] = _AssignedFilter(
-                stream,
-                rows_at_token,
-                highest,
-                group.facts,
-                is_unordered=stream in unordered,
-                is_any_writer=stream in any_writer,
-            )
-        first_serial = serial + 1
-        tokens: list[int] = []
-        for index, submitted in enumerate(request.facts):
-            rows = submitted
-            if sources is not None and sources[index] != (stream, writer):
-                allocated[stream] = highest
-                stream, writer = sources[index]
-                highest = max(allocated.get(stream, 0), head.allocated.get(stream, 0))
-            if assigned is None:
-                token = highest + 1
-            else:
-                writer, token = assigned[index]
-            prev_token = previous.get((stream, writer))
-            if prev_token is None:
-                position = head.positions.get(stream, {}).get(writer)
-                # The first fact without rows at token 0 tells followers that the writer exists.
-                is_initial = position is None and token == 0 and submitted == NO_ROWS
-                prev_token = position or 0
-            else:
-                is_initial = False
-            is_late = token <= prev_token and not is_initial
-            is_lost = submitted == LOST
-            if is_lost:
-                rows = NO_ROWS
-                if is_late:
-                    continue
-            elif is_late or (stream_filter is not None and token <= highest):
-                stored_rows = (
-                    None
-                    if stream_filter is None
-                    else stream_filter.rows_to_store(writer, token, submitted, is_late=is_late)
-                )
-                if stored_rows is None:
-                    continue
-                rows = stored_rows
-            if not is_late:
-                previous[stream, writer] = token
-                highest = max(highest, token)
-            if is_late or is_lost:
-                prev_token = token
-            serial += 1
-            digest = chain(
-                digest,
-                serial=serial,
-                epoch=epoch,
-                stream=stream,
-                writer=writer,
-                prev_token=prev_token,
-                token=token,
-                committed_at_ms=at_ms,
-                rows=rows,
-            )
-            group.facts.append(Fact(serial, epoch, stream, writer, prev_token, token, rows, at_ms, digest))
-            tokens.append(token)
-        allocated[stream] = highest
-        appended = Appended(epoch, first_serial, tokens)
+        first_serial = growing.serial + 1
+        if request.assigned is not None:
+            tokens = growing.add_assigned(request.stream, request.assigned, request.facts)
+        elif request.writers is not None:
+            tokens = growing.add_new_of(request.writers, request.facts)
+        else:
+            tokens = growing.add_new(request.stream, request.writer, request.facts)
+        appended = Appended(head.epoch, first_serial, tokens)
         group.results.append(appended)
         if request.key is not None:
             group.receipts.append(AppendReceipt(request.key, request.checksum, appended, at_ms))
-    group.after = digest
+    group.after = growing.digest
     return group
 
 
+class _GrowingGroup:
+    """The facts of a group so far, and where the log would end after them.
+
+    The `prev_token` of a fact is its writer's previous token (0 if none).
+    """
+
+    def __init__(
+        self,
+        head: LogHead,
+        at_ms: int,
+        rows_at_token: Callable[[str, int], list[tuple[str, bytes]]],
+        unordered: Collection[str],
+        any_writer: Collection[str],
+    ) -> None:
+        self.facts: list[Fact] = []
+        self.serial = head.serial
+        self.digest = head.digest
+        self._head = head
+        self._at_ms = at_ms
+        self._rows_at_token = rows_at_token
+        self._unordered = unordered
+        self._any_writer = any_writer
+        self._highest: dict[str, int] = {}
+        """The highest token of each stream in this group, over all writers."""
+        self._positions: dict[str, dict[str, int]] = defaultdict(dict)
+        """The positions of each stream's writers in this group."""
+        self._filters: dict[str, _AssignedFilter] = {}
+
+    def add_new(self, stream: str, writer: str, facts: Sequence[bytes]) -> list[int]:
+        """Add facts that have no token yet: each gets the next one of its stream, over all writers."""
+        first = token = self._highest.get(stream) or self._head.allocated.get(stream, 0)
+        prev_token = self._position(stream, writer) or 0
+        for rows in facts:
+            token += 1
+            self._append(stream, writer, prev_token, token, rows)
+            prev_token = token
+        if facts:
+            self._highest[stream] = self._positions[stream][writer] = token
+        return list(range(first + 1, token + 1))
+
+    def add_new_of(self, writers: Sequence[Writer], facts: Sequence[bytes]) -> list[int]:
+        """Add facts that have no token yet, of several streams: each one's writer is given."""
+        tokens: list[int] = []
+        for (stream, writer), rows in zip(writers, facts, strict=True):
+            tokens += self.add_new(stream, writer, [rows])
+        return tokens
+
+    def add_assigned(
+        self, stream: str, assigned: Sequence[tuple[str, int]], facts: Sequence[bytes]
+    ) -> list[int]:
+        """Add those facts that are stored (`_AssignedFilter`), each under the writer and token that it has.
+
+        A late fact comes after a later one of its writer. The first fact of a writer is not late at token 0
+        if it has no rows: it tells followers that the writer exists. A late or lost fact follows no other:
+        its `prev_token` is its own token.
+        """
+        tokens: list[int] = []
+        highest = self._highest.get(stream) or self._head.allocated.get(stream, 0)
+        for index, submitted in enumerate(facts):
+            writer, token = assigned[index]
+            position = self._position(stream, writer)
+            rows, prev_token, is_late = submitted, position or 0, False
+            if token > highest and submitted != LOST:
+                # Most facts are the newest of their stream: they are stored as they are.
+                highest = self._highest[stream] = token
+            else:
+                is_new_writer = position is None and token == 0 and submitted == NO_ROWS
+                is_late = token <= prev_token and not is_new_writer
+                stored = self._filter(stream).rows_to_store(writer, token, submitted, is_late=is_late)
+                if stored is None:
+                    continue
+                rows = stored
+                if is_late or submitted == LOST:
+                    prev_token = token
+                if token > highest:
+                    highest = self._highest[stream] = token
+            if not is_late:
+                self._positions[stream][writer] = token
+            self._append(stream, writer, prev_token, token, rows)
+            tokens.append(token)
+        return tokens
+
+    def _append(self, stream: str, writer: str, prev_token: int, token: int, rows: bytes) -> None:
+        at_ms, epoch = self._at_ms, self._head.epoch
+        self.serial = serial = self.serial + 1
+        self.digest = digest = chain(
+            self.digest,
+            serial=serial,
+            epoch=epoch,
+            stream=stream,
+            writer=writer,
+            prev_token=prev_token,
+            token=token,
+            committed_at_ms=at_ms,
+            rows=rows,
+        )
+        self.facts.append(Fact(serial, epoch, stream, writer, prev_token, token, rows, at_ms, digest))
+
+    def _position(self, stream: str, writer: str) -> int | None:
+        """The token of the writer's last fact that was not late; None if it has none."""
+        found = self._positions[stream].get(writer)
+        return self._head.positions.get(stream, {}).get(writer) if found is None else found
+
+    def _filter(self, stream: str) -> "_AssignedFilter":
+        found = self._filters.get(stream)
+        if found is None:
+            found = self._filters[stream] = _AssignedFilter(
+                stream,
+                self._rows_at_token,
+                self._head.allocated.get(stream, 0),
+                self.facts,
+                is_unordered=stream in self._unordered,
+                is_any_writer=stream in self._any_writer,
+            )
+        return found
+
+
 class _AssignedFilter(msgspec.Struct):
-    """Decides which facts that arrive with a token are stored, in a stream that is unordered or `any_writer`.
+    """Decides which facts of a stream that arrive with a token are stored, and with which rows.
 
     `rows_at_token` reads the committed facts under a token; beyond token `highest` there are none. `formed`
-    are the facts of this group so far.
+    is the list of the group's facts, which grows while the filter is used.
     """
 
     stream: str
@@ -191,10 +239,13 @@ class _AssignedFilter(msgspec.Struct):
     def rows_to_store(self, writer: str, token: int, rows: bytes, *, is_late: bool) -> bytes | None:
         """The rows to store for this fact; None to skip it.
 
-        A late fact is stored in an unordered stream, unless it is a duplicate, has no rows, or has a token
-        below 1, which cannot be read. In an `any_writer` stream a fact that is not late, and that another
-        writer has reported, is stored without its rows.
+        A `LOST` fact is stored without rows, unless it is late. Another late fact is stored in an unordered
+        stream, unless it is a duplicate, has no rows, or has a token below 1, which cannot be read. In an
+        `any_writer` stream a fact that is not late, and that another writer has reported, is stored without
+        its rows.
         """
+        if rows == LOST:
+            return None if is_late else NO_ROWS
         if is_late and (not self.is_unordered or rows == NO_ROWS or token < 1):
             return None
         if is_late or (self.is_any_writer and rows != NO_ROWS):

@@ -9,15 +9,16 @@ import msgspec
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
+from synrepl.base.history import Appended, AppendKey, Lease, LogPosition
+from synrepl.base.interfaces import Head, IClock, IThread, KeysOf
+from synrepl.base.notes import NoteChanges, Notes, changed, own_notes
+from synrepl.base.settings import UNNAMED
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, AppendKey, Lease, LogPosition
-from synrepl.ports.interfaces import Head, IClock, IThread, KeysOf
-from synrepl.ports.notes import NoteChanges, Notes, changed, own_notes
-from synrepl.ports.settings import UNNAMED
-from synrepl.ports.tasks import Tasks
-from synrepl.ports.time import Timer
 from synrepl.storage.append_checks import AppendChecks
 from synrepl.storage.append_errors import KeyReused, append_error
+from synrepl.storage.append_gate import AppendGate
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.checkpoints import Checkpoints
 from synrepl.storage.committer import Committer, detached
@@ -32,6 +33,7 @@ from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, opening_rows
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.facts import Fact
 from synrepl.streams.origin import Origin
+from synrepl.streams.writer import Writer
 
 MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0
@@ -50,6 +52,7 @@ class Log:
       As a mapping: stream to the reason for the refusal. As a collection: the reason is `FROM_TABLE`. In
       other streams `append` gives the next tokens, and `append_assigned` takes facts that have one.
     * `append_refusal(stream, writer)` returns the reason why this writer cannot append now; "" if it can.
+    * `gate` tells whether appends may go in at all; by default they may.
     * `unordered`: streams whose facts may arrive with lower tokens after higher ones.
     * `any_writer`: streams in which each writer may repeat facts of the others.
 
@@ -73,6 +76,7 @@ class Log:
         any_writer: Collection[str] = (),
         append_refusal: Callable[[str, str], str] = lambda stream, writer: "",
         server_name: str = "",
+        gate: AppendGate | None = None,
         max_pending_bytes: int = 64 * MIB,
         max_batch_bytes: int = 4 * MIB,
         max_ephemeral_bytes: int = 8 * MIB,
@@ -80,10 +84,7 @@ class Log:
     ) -> None:
         self.table_streams: frozenset[str] = frozenset()
         """The streams that the primary reads from tables, each writer's facts as they are complete."""
-        self.write_barrier: Callable[[str], StorageError] | None = None
-        """If set, `append` fails with the error that it returns for the stream; so does `append_assigned`,
-        except for ephemeral streams. `copies.follow` is never refused.
-        """
+        self.gate = AppendGate() if gate is None else gate
         self._engine = engine
         self._writing = writing
         self._reading = reading
@@ -354,8 +355,8 @@ class Log:
         refusal = self._check_request(stream, writer, origin)
         if refusal is not None:
             return fail(refusal)
-        if self.write_barrier is not None:
-            return fail(self.write_barrier(stream))
+        if (refusal := self.gate.refusal(stream)) is not None:
+            return fail(refusal)
         refusal = self._checks.check_writer(stream, writer)
         if refusal is not None:
             return fail(refusal)
@@ -389,30 +390,30 @@ class Log:
         a fact of the stream ``atomic_appends`` before them tells readers how many they are. Fails as `append`
         does; an ephemeral stream is refused, as its facts are not committed.
         """
-        sources = [(stream, writer) for stream, writer, facts in appends for _ in facts]
-        for stream, writer in dict.fromkeys(sources):
+        writers = [Writer(stream, writer) for stream, writer, facts in appends for _ in facts]
+        for stream, writer in dict.fromkeys(writers):
             refusal = self._check_request(stream, writer, Origin.APPEND)
             refusal = refusal or self._checks.check_writer(stream, writer)
             if refusal is None and stream in self.ephemeral.streams:
                 refusal = append_error(stream, "its facts are in memory, and cannot be part of one append")
-            if refusal is None and self.write_barrier is not None:
-                refusal = self.write_barrier(stream)
+            if refusal is None:
+                refusal = self.gate.refusal(stream)
             if refusal is not None:
                 return fail(refusal)
         if (refusal := self._checks.check_key(ALL_OF_IT, key, owner)) is not None:
             return fail(refusal)
-        if len(sources) > MAX_ATOMIC_FACTS:
-            why = f"an atomic append may have {MAX_ATOMIC_FACTS} facts, not {len(sources)}"
+        if len(writers) > MAX_ATOMIC_FACTS:
+            why = f"an atomic append may have {MAX_ATOMIC_FACTS} facts, not {len(writers)}"
             return fail(append_error(ALL_OF_IT, why))
-        if not sources:
+        if not writers:
             return succeed([Appended(self.head.epoch, None, []) for _ in appends])
         request = AppendRequest(
             ALL_OF_IT,
             "",
-            [opening_rows(len(sources)), *(rows for _, _, facts in appends for rows in facts)],
+            [opening_rows(len(writers)), *(rows for _, _, facts in appends for rows in facts)],
             AppendKey(ALL_OF_IT, key, owner),
             checksum(*_joined(appends)),
-            sources=[(ATOMIC_APPENDS.name, sources[0][1]), *sources],
+            writers=[Writer(ATOMIC_APPENDS.name, writers[0].name), *writers],
         )
         stored = self._committer.coalesce(request) or self._committer.enqueue(request)
         return stored.addCallback(parts_of, [1, *(len(facts) for _, _, facts in appends)]).addCallback(
@@ -440,8 +441,8 @@ class Log:
             if added:
                 self._notify(added)
             return succeed(appended)
-        if self.write_barrier is not None:
-            return fail(self.write_barrier(stream))
+        if (refusal := self.gate.refusal(stream)) is not None:
+            return fail(refusal)
         assigned = [(writer, token) for writer, token, _ in facts]
         request = AppendRequest(stream, "", [rows for _, _, rows in facts], None, "", assigned)
         return self._committer.enqueue(request, delay=True)

@@ -8,9 +8,9 @@ from functools import partial
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.interfaces import IClock, IThread
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
-from synrepl.ports.interfaces import IClock, IThread
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.committer import Committer
 from synrepl.storage.engine import SQLEngine

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from synrepl.ports.history import LogPosition
-from synrepl.ports.interfaces import Head
+from synrepl.base.history import LogPosition
+from synrepl.base.interfaces import Head
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
 

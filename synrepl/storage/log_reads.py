@@ -1,4 +1,4 @@
-"""Reads of the log from the reactor's thread: kept streams in the reading thread, others from memory."""
+"""Reads of the log from the reactor's thread: kept streams in the threads of the log, others from memory."""
 
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import succeed
 
-from synrepl.ports.history import AppendReceipt, LogRange
-from synrepl.ports.interfaces import IThread
+from synrepl.base.history import AppendReceipt, LogRange
+from synrepl.base.interfaces import IThread
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore
@@ -83,5 +83,5 @@ class LogReads:
         return self._checked.run("receipts_between", read)
 
     def size(self, after: int) -> Awaitable[int]:
-        """The approximate size in bytes of the facts beyond this serial."""
+        """The approximate size in bytes of the facts beyond this serial, as `FactPages.size` finds it."""
         return self._checked.run("size", partial(self._engine.pages.size, after), thread=self._writing)

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base.interfaces import SaveablePosition
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import SaveablePosition
 from synrepl.storage.lock import FileLock
 from synrepl.storage.private_files import map_path_errors, replace_private
 

@@ -20,7 +20,7 @@ from synrepl.errors import StorageError
 from synrepl.storage.postgres_check import hindrances
 from synrepl.storage.postgres_connection import PostgresAddress, is_alive, is_read_only
 from synrepl.storage.schema import TABLES
-from synrepl.storage.sql import LogDatabase, Row, SQLConnection, SQLDialect, for_postgres
+from synrepl.storage.sql import LogDatabase, Row, SQLConnection, SQLSyntax, for_postgres
 
 if TYPE_CHECKING:
     import psycopg
@@ -118,7 +118,7 @@ class PostgresDatabase(LogDatabase):
     alone. A new connection for writing compares the number of boots and the last commit with those known.
     """
 
-    dialect = SQLDialect(
+    syntax = SQLSyntax(
         flavor="postgresql",
         kind="database",
         unindexed_stream="(stream || '')",
@@ -172,13 +172,13 @@ class PostgresDatabase(LogDatabase):
         self._reads = self._writes = None
 
     @contextmanager
-    def writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+    def writer_connection(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
         """The connection of the writing thread. A server that became read only is left.
 
         After a failover the address may lead to another one, while this one keeps its connections.
         """
         try:
-            with super().writing(op, stream) as connection:
+            with super().writer_connection(op, stream) as connection:
                 yield connection
         except StorageError as error:
             if self._writes is not None and is_read_only(error):

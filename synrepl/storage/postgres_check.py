@@ -1,4 +1,4 @@
-"""What is in the way of a log in a PostgreSQL database. It is looked at, and nothing is changed."""
+"""Checks whether a PostgreSQL database can hold a log. Changes nothing."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final

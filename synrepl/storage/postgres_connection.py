@@ -62,7 +62,7 @@ SHARED_HINT: Final = (
 )
 
 POOL_LOOKS: Final = 3
-"""How often two connections through a pooler are asked for their server processes."""
+"""How often two connections through a pooler are compared by their server processes."""
 
 SERVER_AWAY: Final = (
     "a pooler (PgBouncer) answers, and the server behind it does not: look whether PostgreSQL runs, and at"
@@ -76,6 +76,9 @@ NO_CONNECTION: Final = (
     "the server has no connections left: end some, raise max_connections (or the limit of this role or"
     " database), or put a pooler before it that gives whole sessions"
 )
+REFUSED_USER: Final = "check the user, and its password in the pgpass file"
+REFUSED_USER_AS_GIVEN: Final = "check the user and its password, which came with the address of the database"
+"""The same, if no pgpass file is asked."""
 NOT_READY: Final = "the server is starting, stopping or recovering: it is tried again"
 REFUSALS: Final = {
     "unsupported startup parameter: options": "a pooler before the server (PgBouncer) does not pass `options`"
@@ -90,7 +93,7 @@ REFUSALS: Final = {
     "too many clients already": NO_CONNECTION,
     "remaining connection slots": NO_CONNECTION,
     "too many connections for": NO_CONNECTION,
-    "password authentication failed": "check the user, and its password in the pgpass file",
+    "password authentication failed": REFUSED_USER,
     "no password supplied": "write the password into a pgpass file, of this user alone (chmod 600)",
     "no pg_hba.conf entry": "the server lets this user not in from here: add a line for it to its"
     " pg_hba.conf, and reload it",
@@ -113,7 +116,7 @@ HINTS: Final = {
     READ_ONLY: "the server is a standby, or read only; use the primary",
     "26000": POOLER,
     "42P05": POOLER,
-    "28": "check the user, and its password in the pgpass file",
+    "28": REFUSED_USER,
     "3D000": "create the database, or choose another one",
     "42P01": "correct the table's name in the configuration, or stop the daemon and restore a backup",
     "42501": "tables of the homeserver: grant SELECT to this user; the log: grant CREATE on the database, or"
@@ -177,6 +180,8 @@ class PostgresAddress:
                 database.prepare_threshold = None
                 return database
             try:
+                # First: a session that is refused is another program's, and keeps no setting of this one.
+                self._look_for_pooler(database, op)
                 # Limits that an operator set for other programs must not interrupt this one.
                 database.execute("SET statement_timeout = 0")
                 database.execute(
@@ -184,7 +189,6 @@ class PostgresAddress:
                 )
                 for name, value in SETTINGS.items():
                     database.execute("SELECT set_config(%s, %s, false)", (name, value))
-                self._look_for_pooler(database, op)
             except BaseException:
                 database.close()
                 raise
@@ -229,13 +233,15 @@ class PostgresAddress:
                 refusal = f"create the {absent[1]}, or correct its name"
             if state == OUT_OF_RANGE or (not state and isinstance(error, _psycopg().DataError)):
                 raise InvalidValue(op=op, why=why, stream=stream) from error
+            hint = (refusal if state[:2] == "08" else "") or next(
+                (HINTS[part] for part in (state, state[:3], state[:2]) if part in HINTS), ""
+            )
+            if hint == REFUSED_USER and self._parameters.get("password"):
+                hint = REFUSED_USER_AS_GIVEN
             raise StorageError(
                 op=op,
                 why=f"{self.name}: {why}",
-                hint=(refusal if state[:2] == "08" else "")
-                or HINTS.get(state)
-                or HINTS.get(state[:3])
-                or HINTS.get(state[:2], ""),
+                hint=hint,
                 stream=stream,
                 retryable=bool({state, state[:2]} & RETRYABLE),
                 tried=tried,

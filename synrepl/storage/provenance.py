@@ -11,7 +11,7 @@ An atomic mark has the name of any writer, but its facts were committed together
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from synrepl.ports.history import EpochStart
+from synrepl.base.history import EpochStart
 from synrepl.streams.atomic_appends import STREAM as MARKS
 from synrepl.streams.atomic_appends import end_of
 from synrepl.streams.catalog import DECLARATIONS, PROMISES

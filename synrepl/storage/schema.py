@@ -5,8 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.errors import StorageError
-from synrepl.ports.history import (
+from synrepl.base.history import (
     BEGINNING,
     Appended,
     AppendKey,
@@ -15,6 +14,7 @@ from synrepl.ports.history import (
     Lease,
     LogPosition,
 )
+from synrepl.errors import StorageError
 from synrepl.storage.sql import Flavor, Row, SQLConnection
 
 COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"

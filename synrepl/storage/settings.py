@@ -1,12 +1,13 @@
 """The settings of the log."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from synrepl.base.settings import setting, text
 from synrepl.errors import ConfigError
-from synrepl.ports.settings import setting, text
 
 
 def parse_database(value: Any) -> str:
@@ -18,6 +19,8 @@ def parse_database(value: Any) -> str:
     if url.startswith("sqlite://"):
         path = "/" + url.removeprefix("sqlite:").lstrip("/")
         raise ConfigError(f"must be sqlite:PATH without //; did you mean sqlite:{path} or sqlite:{path[1:]}?")
+    if why := other_notation(kind):
+        raise ConfigError(f"must be postgresql://user@host/database, {why}")
     if kind != "sqlite":
         hint = "" if rest else f"; did you mean sqlite:{kind}?"
         raise ConfigError(
@@ -27,6 +30,18 @@ def parse_database(value: Any) -> str:
     if url == "sqlite:" or url.endswith("/"):
         raise ConfigError(f"needs the path of a file after sqlite:, not {url!r}")
     return url
+
+
+def other_notation(start: str) -> str:
+    """Why this beginning of an address is that of PostgreSQL in the notation of others; "" if it is not.
+
+    Nothing of it is quoted: it may contain a password.
+    """
+    if start == "jdbc" or start.startswith(("postgresql+", "postgres+")):
+        return "and this is the notation of another library: leave out what names it (jdbc:, +psycopg2)"
+    if re.search(r"(?:^|\s)(?:host|dbname|user|service)\s*=", start):
+        return "and not words with =: put host, user and dbname into the URL, and others behind ?"
+    return ""
 
 
 def _postgres(url: str, rest: str) -> str:

@@ -1,4 +1,4 @@
-"""SQL for two databases: statements are written in SQLite's dialect and adapted to PostgreSQL.
+"""SQL for two databases: statements are written in SQLite's syntax and adapted to PostgreSQL.
 
 A `LogDatabase` has all that differs between the databases of a log.
 """
@@ -66,7 +66,7 @@ class SQLConnection(Protocol):
     def close(self) -> None: ...
 
 
-class SQLDialect(msgspec.Struct, frozen=True, kw_only=True):
+class SQLSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """The SQL that differs between databases."""
 
     flavor: Flavor
@@ -135,11 +135,11 @@ class LogDatabase(ABC):
     """The database of one log: lock, two connections, errors, and the replacement of the log by a staged one.
 
     One connection is for the writing thread, one for the reading thread. `name` identifies the database,
-    without secrets. Nothing is opened before `acquire`. `reading`, `writing` and `transaction` raise
-    `StorageError` unless the log `is_open`.
+    without secrets. Nothing is opened before `acquire`. `reader_connection`, `writer_connection` and
+    `transaction` raise `StorageError` unless the log `is_open`.
     """
 
-    dialect: ClassVar[SQLDialect]
+    syntax: ClassVar[SQLSyntax]
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -149,15 +149,15 @@ class LogDatabase(ABC):
     # Connections
 
     @contextmanager
-    def reading(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the reading thread."""
+    def reader_connection(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        """The connection of the reading thread, whatever is done with it."""
         with self.map_errors(op, stream):
             self.check_open(op)
             yield self.reader(op)
 
     @contextmanager
-    def writing(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the writing thread, unless the log is lost."""
+    def writer_connection(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        """The connection of the writing thread, which also reads by it, unless the log is lost."""
         with self.map_errors(op, stream):
             self.check_open(op)
             if self.ownership.lost is not None:
@@ -167,7 +167,7 @@ class LogDatabase(ABC):
     @contextmanager
     def transaction(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
         """The connection of the writing thread, in a transaction."""
-        with self.writing(op, stream) as connection, connection.transaction():
+        with self.writer_connection(op, stream) as connection, connection.transaction():
             yield connection
 
     def check_open(self, op: str) -> None:
@@ -202,7 +202,7 @@ class LogDatabase(ABC):
     # What only some databases need; nothing by default
 
     def hindrances(self) -> list[str]:
-        """What keeps a daemon from having its log here, by a look at a server that changes nothing.
+        """Return the reasons a daemon could not keep its log here. Only reads from the server.
 
         Raises `StorageError` if the server cannot be asked.
         """

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from synrepl.base.interfaces import SaveablePosition
 from synrepl.errors import ConfigError
-from synrepl.ports.interfaces import SaveablePosition
-from synrepl.storage.id_tables import identifier
-from synrepl.storage.ids.database import lock_table_creation
-from synrepl.storage.ids.transactions import ICursor
 from synrepl.storage.sql import Flavor, execute
+from synrepl.storage.worker_database import ICursor, identifier, lock_table_creation
+from synrepl.streams.writer import Writer
 
 SAVEPOINT: Final = "synrepl_effects"
 
@@ -19,7 +18,7 @@ class SQLPositions:
     """An `IPositionStore` in a table, saved in the subscribers' transaction: exactly once in ordered streams.
 
     `connection` is the DB-API connection with which the subscribers write, such as that of `sqlite3` or
-    psycopg, and `flavor` the dialect of its database, ``"sqlite"`` or ``"postgresql"``. `save` writes the
+    psycopg, and `flavor` the kind of its database, ``"sqlite"`` or ``"postgresql"``. `save` writes the
     positions with it and commits, so a kill undoes effects and positions together. The rules:
 
     * Subscribers write with `connection` and never commit. `atomic` undoes what a failed one wrote.
@@ -68,7 +67,7 @@ class SQLPositions:
         self._flavor: Flavor = flavor
         self._name = name
         self._table = identifier(table)
-        self._saved: dict[tuple[str, str], int] = {}
+        self._saved: dict[Writer, int] = {}
 
     def check_subscriber(self, subscriber: Any) -> None:
         """Raise `ConfigError` for a coroutine function, if effects and positions share a transaction."""
@@ -148,7 +147,7 @@ class SQLPositions:
         """Write these positions; those of other streams and writers are kept."""
         self._upsert(cursor, _flat(positions))
 
-    def _upsert(self, cursor: ICursor, tokens: dict[tuple[str, str], int]) -> None:
+    def _upsert(self, cursor: ICursor, tokens: dict[Writer, int]) -> None:
         for (stream, writer), token in sorted(tokens.items()):
             self._execute(
                 cursor,
@@ -161,9 +160,11 @@ class SQLPositions:
         execute(cursor, self._flavor, statement, values)
 
 
-def _flat(positions: SaveablePosition) -> dict[tuple[str, str], int]:
+def _flat(positions: SaveablePosition) -> dict[Writer, int]:
     return {
-        (stream, writer): token for stream, writers in positions.items() for writer, token in writers.items()
+        Writer(stream, writer): token
+        for stream, writers in positions.items()
+        for writer, token in writers.items()
     }
 
 

@@ -28,7 +28,7 @@ from synrepl.storage import file_swap
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.private_files import map_path_errors, refuse_link
 from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
-from synrepl.storage.sql import LogDatabase, Row, SQLDialect
+from synrepl.storage.sql import LogDatabase, Row, SQLSyntax
 from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.storage.state_file import StateFile, Summary
 from synrepl.storage.wal_locks import readers
@@ -100,7 +100,7 @@ class SQLiteDatabase(LogDatabase):
     for any other file `<path>.state` records how far the log has come.
     """
 
-    dialect = SQLDialect(
+    syntax = SQLSyntax(
         flavor="sqlite",
         kind="file",
         unindexed_stream="+stream",

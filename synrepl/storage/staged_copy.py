@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Unpack
 
+from synrepl.base.history import AppendReceipt, EpochStart, Lease, LogPosition, LogSnapshot
+from synrepl.base.interfaces import IThread
+from synrepl.base.notes import NoteChanges, Notes, changed
 from synrepl.errors import StorageError
-from synrepl.ports.history import AppendReceipt, EpochStart, Lease, LogPosition, LogSnapshot
-from synrepl.ports.interfaces import IThread
-from synrepl.ports.notes import NoteChanges, Notes, changed
 from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact

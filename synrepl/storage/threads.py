@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.failure import Failure
 
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.errors import StorageError
-from synrepl.ports.turn_queue import TurnQueue
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def stopped_error() -> StorageError:
 class ReactorThread:
     """One real thread next to the reactor's, where results arrive, in each turn for a slice of time.
 
-    What waits for a result may work for some milliseconds, such as to encode a page for a follower, and many
+    The callback of a result may take some milliseconds, such as to encode a page for a follower, and many
     results may arrive at once. The thread starts with the first work and ends with `stop`. A process that
     ends without `stop` does not wait for the thread.
     """

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from synrepl.ports.interfaces import KeysOf
+from synrepl.base.interfaces import KeysOf
 from synrepl.storage.continuity import DiscardedRanges
 from synrepl.storage.schema import COLUMNS, LogBounds
 from synrepl.storage.sql import SQLConnection, placeholders

@@ -18,7 +18,7 @@ READ_LOCKS: Final = range(123, 128)
 def readers(shm: Path, *, locks: Path = LOCKS) -> frozenset[str]:
     """The other programs with a read transaction, as ``sqlite3 (process 4711)``.
 
-    Empty if nobody reads, and where the system does not tell: without ``/proc``, or of another container.
+    Empty if there are none, and where the system does not say: without ``/proc``, or of another container.
     """
     try:
         found = shm.stat()

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from synrepl.storage.sql import SQLConnection
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, STREAM, last_serial
+from synrepl.streams.writer import Writer
 
 
 class WholeAppends:
@@ -25,7 +26,7 @@ class WholeAppends:
         found = connection.execute("SELECT 1 FROM positions WHERE stream = ? LIMIT 1", (STREAM,)).fetchone()
         self._are_there = found is not None
 
-    def add(self, positions: Collection[tuple[str, str]]) -> None:
+    def add(self, positions: Collection[Writer]) -> None:
         """Note that facts of these streams and writers are stored."""
         self._are_there = self._are_there or any(stream == STREAM for stream, _ in positions)
 

@@ -6,7 +6,7 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.schema import COLUMNS
-from synrepl.storage.sql import SQLConnection, SQLDialect
+from synrepl.storage.sql import SQLConnection, SQLSyntax
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
 
@@ -24,7 +24,7 @@ PROBE: Final = Fact(
 """A fact with what settings of servers, drivers and poolers are known to change. No log has its serial."""
 
 
-def check_writes(connection: SQLConnection, dialect: SQLDialect, name: str) -> None:
+def check_writes(connection: SQLConnection, syntax: SQLSyntax, name: str) -> None:
     """Write a fact, read it back in each form, and delete it, in the transaction that is open.
 
     It goes through the statements of appends and reads. A PostgreSQL with standard_conforming_strings off
@@ -36,7 +36,7 @@ def check_writes(connection: SQLConnection, dialect: SQLDialect, name: str) -> N
     where = (PROBE.serial,)
     with connection.stream(f"SELECT {COLUMNS} FROM facts WHERE serial = ?", where) as rows:
         found = [Fact(*row) for row in rows]
-    line = f"SELECT {dialect.joined} FROM (SELECT serial, {dialect.lines['json']} AS line"
+    line = f"SELECT {syntax.joined} FROM (SELECT serial, {syntax.lines['json']} AS line"
     (text,) = connection.execute(f"{line} FROM facts WHERE serial = ?) AS lines", where).fetchone()
     connection.execute("DELETE FROM facts WHERE serial = ?", where)
     if why := _difference(found, bytes(text or b"")):

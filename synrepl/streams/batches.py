@@ -32,6 +32,7 @@ class Batches(Generic[T]):
     def __init__(self, *, max_rows: int = MAX_PENDING_ROWS, max_bytes: int = MAX_PENDING_BYTES) -> None:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
+        # By stream and writer: bare tuples, as one is made for each row.
         self._pending: dict[tuple[str, str], list[T]] = {}
         self._sizes: dict[tuple[str, str], int] = {}
         self.pending_rows = 0

@@ -16,7 +16,7 @@ NO_ROWS: Final = b"[]"
 """The rows of a fact that only certifies the position of its writer."""
 
 LOST: Final = b""
-"""In place of the rows of a fact that nobody could read or fetch, when it is given to the log."""
+"""Stands for the rows of a fact that could be neither read nor fetched, in an append to the log."""
 
 
 def says_lost(prev_token: int, token: int, rows: bytes) -> bool:

@@ -175,12 +175,13 @@ class Shapes:
         if kept:
             shapes.append(final + kept)
         self.known: tuple[Shape, ...] = tuple(dict.fromkeys(shapes))
+        self._kept = kept
+        self._kept_row = kept_row
+        self._final = final
         self._decoders: dict[Shape, list[_RowDecoder]] = {}
-        for shape in self.known:
-            strict = _RowDecoder(newest, shape, final, kept, kept_row, strict=None)
-            self._decoders[shape] = [strict]
-            if any(field.spelling for field in shape):
-                self._decoders[shape].append(_RowDecoder(newest, shape, final, kept, kept_row, strict=strict))
+        # Here, so that a type of a field that cannot be read is noticed when it is declared.
+        for shape in self.known[:1]:
+            self._decoders_of(shape)
         lengths = [len(shape) for shape in self.known]
         self._ambiguous = {length for length in lengths if lengths.count(length) > 1}
         self._last: dict[Release, _RowDecoder] = {}
@@ -222,7 +223,7 @@ class Shapes:
     def _search(self, text: bytes, release: Release) -> Any:
         own = self.of(release)
         for shape in (own, *(shape for shape in self.known if shape is not own)):
-            for decoder in self._decoders[shape]:
+            for decoder in self._decoders_of(shape):
                 try:
                     row = decoder.decode(text)
                 except undecodable:
@@ -231,6 +232,16 @@ class Shapes:
                     self._last[release] = decoder
                 return row if decoder.is_newest else self._upgrade(row, decoder, release)
         return None
+
+    def _decoders_of(self, shape: Shape) -> "list[_RowDecoder]":
+        """Return the decoders of a shape, made on first use: most peers are of few releases."""
+        if (found := self._decoders.get(shape)) is None:
+            make = partial(_RowDecoder, self.newest, shape, self._final, self._kept, self._kept_row)
+            found = [strict := make(strict=None)]
+            if any(field.spelling for field in shape):
+                found.append(make(strict=strict))
+            self._decoders[shape] = found
+        return found
 
     def _upgrade(self, row: Any, decoder: _RowDecoder, release: Release) -> Any:
         upgraded, plain = decoder.upgrade(row, self.newest)
@@ -376,7 +387,7 @@ class RowKind:
 
 
 def _picker(indexes: list[int]) -> Callable[[Any], Any]:
-    """Return what takes the items with these indexes from a list."""
+    """Return a function that returns the items at these indexes of a list."""
     return itemgetter(*indexes) if len(indexes) > 1 else lambda items: [items[at] for at in indexes]
 
 

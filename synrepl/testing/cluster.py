@@ -10,12 +10,12 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.base.history import Appended
+from synrepl.base.interfaces import IClock, SaveablePosition
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import sleep
 from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import NotConnected, ReplicationError
-from synrepl.ports.history import Appended
-from synrepl.ports.interfaces import IClock, SaveablePosition
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import sleep
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
 from synrepl.replication.publisher import Publisher
@@ -103,6 +103,7 @@ class FakeDaemon:
         self.publisher = Publisher(
             self.log, self.table, clock, self.metrics, instance=self.instance, ring_bytes=self.ring_bytes
         )
+        self.publisher.follow_log()
         self._factories = []
         for address, dialect in self.addresses.items():
             factory = PublisherFactory(

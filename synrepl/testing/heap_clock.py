@@ -12,7 +12,7 @@ __all__ = ["HeapClock"]
 
 
 class HeapClock(Clock):
-    """As Twisted's `Clock`, which sorts all its calls anew for each that is added, and at each step.
+    """A faster `Clock`: that of Twisted sorts all its calls anew for each that is added, and at each step.
 
     Calls for the same moment run in the order in which they were added.
     """

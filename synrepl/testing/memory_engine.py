@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import TABLES, migrate, migrations
 from synrepl.storage.sql import LogDatabase
@@ -32,7 +32,7 @@ def _empty_log() -> bytes:
 class MemoryDatabase(LogDatabase):
     """An SQLite database in memory, which `release` keeps. One connection serves both threads."""
 
-    dialect = SQLiteDatabase.dialect
+    syntax = SQLiteDatabase.syntax
 
     def __init__(self) -> None:
         super().__init__("the log in memory")

@@ -18,7 +18,7 @@ from twisted.internet.interfaces import (
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.ports.interfaces import IClock
+from synrepl.base.interfaces import IClock
 
 BUFFER_BYTES: Final = 64 * 1024
 """Bytes that a transport buffers before it pauses its producer; the same as in Twisted."""

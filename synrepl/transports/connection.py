@@ -5,29 +5,28 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Final
 
-from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer, ISSLTransport
+from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol, IPushProducer, ISSLTransport
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
-from synrepl.ports.turn_queue import TurnQueue
+from synrepl.replication.connection import ConnectionOwner
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
 from synrepl.transports.send_buffer import immediate_write
-from synrepl.wire.blocks import Payload
 from synrepl.wire.codec import MAX_LENGTH
-from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import LINE_TOO_LONG, Action, Close, Deliver, Send, Session
+from synrepl.wire.session import LINE_TOO_LONG, Action, Close, Deliver, Send, Session, Upgrade
 
 PIECE_BYTES: Final = 2 * 1024
 """Received bytes that are handled at once: a hundred short commands take up to 15 milliseconds."""
@@ -47,46 +46,10 @@ def failure_code(error: BaseException | None) -> str:
     return "bad_port" if isinstance(error, OverflowError) else getattr(error, "code", "")
 
 
-class ConnectionOwner:
-    """Receives the events of a connection: for a follower, a server, or a replica's conversation.
-
-    This class itself ignores everything. `received` and `block` may raise `RemoteProtocolError`: its text is
-    sent to the peer, and the connection closes.
-    """
-
-    def dialect_known(self, dialect: Dialect) -> None:
-        """Handle the dialect of the peer. Before this call, only lines that do not show it were received."""
-
-    def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        """Handle received commands, in order."""
-
-    def block(self, payload: Payload) -> None:
-        """Handle a received block."""
-
-    def pause(self) -> None:
-        """Stop sending: the transport's buffer is full."""
-
-    def resume(self) -> None:
-        """Send again: the transport's buffer has room."""
-
-    def half_closed(self) -> bool:
-        """The peer sends nothing more. Return whether the owner closes once the peer has what it asked for.
-
-        Otherwise the connection is closed now.
-        """
-        return False
-
-    def failed(self, why: str) -> None:
-        """An error closes the connection; `lost` follows when it is closed."""
-
-    def lost(self, why: str) -> None:
-        """The connection is closed."""
-
-
 @implementer(IPushProducer, IHalfCloseableProtocol)
 @dataclass(eq=False, repr=False)
 class ReplicationProtocol(LineOnlyReceiver):
-    """Passes lines and blocks between a transport and a `Session`, which implements the protocol.
+    """Passes lines between a transport and a `Session`, which implements the protocol.
 
     A subclass that overrides `lineReceived` sees each line, as with any `LineOnlyReceiver`. A factory uses it
     as its `protocol`:
@@ -111,7 +74,8 @@ class ReplicationProtocol(LineOnlyReceiver):
     REPLICATE events NOW
 
     Where nobody overrides it, all lines of a read go to the session at once, as a call for each line costs
-    more than reading a row. Blocks of the native dialect are no lines: `lineReceived` does not see them.
+    more than reading a row. A peer that is no follower is handed over (`Upgrade`), and with it the bytes
+    from then on: the protocol that receives them (`receive_by`) may find more than lines there.
     """
 
     session: Session
@@ -149,10 +113,12 @@ class ReplicationProtocol(LineOnlyReceiver):
         self._send: Callable[[bytes], object]
         """Writes to the transport, at once if possible: each group of facts is written to each follower."""
         self._is_dialect_reported = False
+        self._receiver: IProtocol | None = None
+        """The protocol that receives all bytes in place of this object (`receive_by`)."""
         self._is_reading = True
         self._is_half_closed = False
         self._pending: deque[bytes | Failure | None] = deque()
-        """What waits for its turn: received pieces, their end (None), and the loss of the connection."""
+        """Events that wait for their turn: received pieces, their end (None), the loss of the connection."""
         self._paused_at = 0.0
         self._close_reason = ""
         self._timer = Timer(self.clock, self._tick)
@@ -212,27 +178,50 @@ class ReplicationProtocol(LineOnlyReceiver):
         self.metrics.bytes.counts["in"] += len(data)
         violation = ""
         try:
-            for run in self.session.split(data):
-                if isinstance(run, Payload):
-                    self.owner.block(run)
-                elif self._reads_by_line:
-                    self._receive_by_line(run)
-                else:
-                    self._perform(self.session.receive(run))
+            if self._receiver is None:
+                self.take_lines(self.session.split(data))
+                if self._receiver is not None:
+                    self._receiver.dataReceived(self.session.take_rest())
+            else:
+                # A large block may take longer than the timeout.
+                self.session.restart_timeout()
+                self._receiver.dataReceived(data)
         except RemoteProtocolError as error:
             violation = error.why
         if violation:
             # Outside of the handler: the traceback of the error would keep the whole block in memory.
             self.fail(violation)
 
-    def _receive_by_line(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is read."""
+        return self.session.closed
+
+    def receive_by(self, receiver: IProtocol) -> None:
+        """Give all bytes to this protocol from now on: it takes them apart, and calls `take_lines`."""
+        self._receiver = receiver
+        receiver.makeConnection(self.transport)
+
+    def take_lines(self, lines: Sequence[bytes]) -> None:
+        """Handle received lines, in order."""
+        if not self._reads_by_line:
+            self._perform(self.session.receive(lines))
+            return
+        receiver = self._receiver
+        for index, line in enumerate(lines):
             if self.session.closed:
+                return
+            if self._receiver is not receiver:
+                self._pass_on(lines[index:])
                 return
             if len(line) > self.MAX_LENGTH:
                 self.lineLengthExceeded(line)
             else:
                 self.lineReceived(line)
+
+    def _pass_on(self, lines: Iterable[bytes]) -> None:
+        if self._receiver is not None and not self.session.closed:
+            self._receiver.dataReceived(b"".join([line + self.delimiter for line in lines]))
 
     def lineReceived(self, line: bytes) -> None:
         """Give a line, without its end, to the session.
@@ -362,6 +351,10 @@ class ReplicationProtocol(LineOnlyReceiver):
                     self._write(data)
                 case Deliver(commands):
                     self._deliver(commands)
+                case Upgrade(lines):
+                    self._is_dialect_reported = True
+                    self.owner.handed_over()
+                    self._pass_on(lines)
                 case Close(why):
                     self.metrics.errors_sent.inc()
                     if self.logs_closing:

@@ -11,8 +11,8 @@ from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface import implementer
 
 from synrepl import key_rules
+from synrepl.base.response_errors import NeverSent
 from synrepl.key_rules import is_loopback_ip, url_refusal
-from synrepl.ports.response_errors import NeverSent
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
@@ -39,6 +39,7 @@ class Credentials:
         self.files = files
         self.insecure = insecure
         self._last: dict[bytes, ClientTls] = {}
+        self._without_secret: Credentials | None = None
 
     def __repr__(self) -> str:
         return "<Credentials>"
@@ -61,12 +62,16 @@ class Credentials:
         return {"authorization": [f"Bearer {self.secret}"]}
 
     def without_secret(self) -> "Credentials":
-        """Return these credentials as they are now, without the secret."""
-        return Credentials(None, self.files)
+        """Return these credentials without the secret: `replace` changes their files too."""
+        if self._without_secret is None:
+            self._without_secret = Credentials(None, self.files)
+        return self._without_secret
 
     def replace(self, other: "Credentials") -> None:
         """Use the secret and files of `other` from now on."""
         self.secret, self.files = other.secret, other.files
+        if self._without_secret is not None:
+            self._without_secret.files = other.files
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> "ClientTls":
         from synrepl.transports.tls import ClientTls, TlsFiles, TlsWords

@@ -9,9 +9,9 @@ from twisted.logger import Logger
 from twisted.protocols.policies import WrappingFactory
 from twisted.python.failure import Failure
 
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.time import Timer
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.time import Timer
 
 RESERVED: Final = 64
 """File descriptors that are not used for connections: for the log, its files, the upstream, late imports, and

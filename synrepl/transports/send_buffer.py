@@ -14,7 +14,7 @@ def unsent_bytes(transport: Any) -> int:
 
 
 def immediate_write(transport: Any) -> Callable[[bytes], object]:
-    """Return what writes to this transport: `write_now` for a plain socket, `write` for TLS and for others.
+    """Return the function that writes to this transport: `write_now` for a plain socket, else its `write`.
 
     The `write` of a socket waits for the reactor's next turn, and makes two more calls of the system: for a
     message to many connections that takes three times as long.

@@ -11,24 +11,25 @@ from twisted.internet.protocol import Factory, Protocol, ReconnectingClientFacto
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.ports.access import LOCAL, Access, Keyring
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.rights import command_operation, refusal
-from synrepl.ports.time import Timer
-from synrepl.ports.turn_queue import TurnQueue
+from synrepl.base.access import LOCAL, Access, Keyring
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
+from synrepl.base.rights import command_operation, refusal
+from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
+from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.forks import is_later
-from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.hooks import IHello, NoHello, ReadRefusal
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import following, serving
-from synrepl.transports.connection import ConnectionOwner, ReplicationProtocol, failure_code
+from synrepl.transports.connection import ReplicationProtocol, failure_code
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
 from synrepl.transports.limits import RejectedConnection
 from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.commands import Error, Moved, Name, Ping, Replicate
-from synrepl.wire.dialect import Dialect
+from synrepl.wire.dialect import NATIVE, Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.rdata_runs import RdataRun
@@ -38,8 +39,6 @@ from synrepl.wire.text import MAX_ADDRESS, printable
 if TYPE_CHECKING:
     # Imported for types only: a daemon without followers should not load these modules.
     from synrepl.replication.follower.follower import Follower
-    from synrepl.replication.relay.registry import ReplicaRegistry
-    from synrepl.replication.relay.relay import Relay
 
 MAX_CONNECTIONS: Final = 10_000
 """Limit of connections per listener: far more than the largest deployment has workers, and few enough to
@@ -59,7 +58,9 @@ class _ServerSide(ConnectionOwner):
     def __init__(self, factory: "PublisherFactory", protocol: ReplicationProtocol) -> None:
         self._factory = factory
         self._protocol = protocol
-        self._owner: ServedFollower | Relay = factory.publisher.attach(protocol, protocol.access or LOCAL)
+        self._owner: ServedFollower | ConnectionOwner = factory.publisher.attach(
+            protocol, protocol.access or LOCAL
+        )
         self._dialect: Dialect | None = None
         self._is_served = False
 
@@ -69,14 +70,13 @@ class _ServerSide(ConnectionOwner):
             if self._refusal() is None:
                 self._serve()
             # Otherwise `received` refuses: a follower of synrepl gives its mark first.
-        elif self._factory.relays is None:
-            self._protocol.fail("this daemon serves no replicas")
         else:
-            self._owner.lost("the peer is a replica")
-            # Imported on use: most daemons have no replicas, and need not load relays and their blocks.
-            from synrepl.replication.relay.relay import attach
+            self.handed_over()
 
-            self._owner = attach(self._factory.relays(), self._protocol)
+    def handed_over(self) -> None:
+        self._dialect = NATIVE
+        self._owner.lost("the peer is a replica")
+        self._owner = self._factory.hello.serve(self._protocol)
 
     def _serve(self) -> None:
         assert isinstance(self._owner, ServedFollower)
@@ -89,7 +89,7 @@ class _ServerSide(ConnectionOwner):
         if protocol.access is not None:
             if why := refusal(protocol.access, command_operation(Replicate)):
                 return ReadRefusal("", why)
-            return self._factory.publisher.holdings.unreadable()
+            return self._factory.publisher.read_gate.unreadable()
         name = printable(protocol.certified_name or "")
         return ReadRefusal("", f"the certificate of {name} is not in keys_file, or was revoked")
 
@@ -141,7 +141,7 @@ class _ServerSide(ConnectionOwner):
     def _leave(self, why: ReadRefusal, *, is_synrepl: bool) -> None:
         """Send a follower of synrepl the primary's address, then ERROR, and close."""
         if why.code and is_synrepl:
-            primary = self._factory.publisher.holdings.primary()
+            primary = self._factory.publisher.read_gate.primary()
             native, http = (part if " " not in part else "" for part in (primary.native, primary.http))
             self._protocol.send(Moved(code=why.code, native=native or None, http=http or None))
         self._protocol.fail(why.message)
@@ -162,11 +162,12 @@ class _ServerSide(ConnectionOwner):
 
 @dataclass(eq=False, repr=False)
 class PublisherFactory(Factory):
-    """Serves followers, and replicas if there is a registry (`relays`) for them.
+    """Serves followers, and peers that say HELLO as `hello` does.
 
     With `dialect` None, each connection's dialect is detected. A connection beyond `max_connections` gets an
     ERROR line and is closed. `server_name` is the name to greet with; a function gives the current one.
-    With a `queue`, received lines take turns with the work of other connections.
+    With a `queue`, received lines take turns with the work of other connections. `retire` is for the
+    subscribers of a `ReadGate` that may close.
     """
 
     publisher: Publisher
@@ -176,7 +177,7 @@ class PublisherFactory(Factory):
     clock: IClock
     metrics: Metrics
     keepalive: Keepalive = KEEPALIVE
-    relays: "Callable[[], ReplicaRegistry] | None" = None
+    hello: IHello = field(default_factory=NoHello)
     max_connections: int = MAX_CONNECTIONS
     queue: TurnQueue | None = None
     keys: Keyring = field(default_factory=Keyring)
@@ -189,7 +190,6 @@ class PublisherFactory(Factory):
         # In the order of their connections, in which they are told things: a simulation can be repeated.
         self.protocols: dict[ReplicationProtocol, None] = {}
         self._lingering: set[RejectedConnection] = set()
-        self.publisher.holdings.subscribers.append(self._retire)
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
         if len(self.protocols) >= self.max_connections:
@@ -200,6 +200,7 @@ class PublisherFactory(Factory):
             name=self.server_name if isinstance(self.server_name, str) else self.server_name(),
             seconds=self.clock.seconds,
             keepalive=self.keepalive,
+            opening=self.hello.opening,
         )
         protocol = self.protocol(
             session,
@@ -240,7 +241,7 @@ class PublisherFactory(Factory):
             if protocol.access != self._access(protocol):
                 protocol.fail("your key was revoked or changed")
 
-    def _retire(self, why: ReadRefusal) -> None:
+    def retire(self, why: ReadRefusal) -> None:
         """Let all followers leave; those of synrepl are told where the primary is. Replicas stay."""
         for protocol in list(self.protocols):
             if isinstance(protocol.owner, _ServerSide):
@@ -376,7 +377,7 @@ class FollowerFactory(ReconnectingClientFactory):
         return protocol
 
     def greeted(self) -> None:
-        """The server has sent something."""
+        """Stop the timer that tries the next address: the server has answered."""
         self._patience_timer.stop()
 
     def resetDelay(self) -> None:

@@ -35,8 +35,8 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
+from synrepl.base.time import Timer
 from synrepl.errors import ConfigError
-from synrepl.ports.time import Timer
 from synrepl.transports.endpoints import join
 from synrepl.transports.failures import address_text
 from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles, is_permanent

@@ -42,7 +42,9 @@ class Codec:
     a bare REPLICATE may be the only hint at a peer's release. Such commands are never formatted.
     """
 
-    def __init__(self, dialect: Dialect, *, ours: Side, theirs: Side) -> None:
+    def __init__(
+        self, dialect: Dialect, *, ours: Side, theirs: Side, commands: Mapping[str, type[Command]] = COMMANDS
+    ) -> None:
         self.dialect = dialect
         self.max_length = MAX_MESSAGE if ours is BROKER else MAX_LENGTH
         self._forms: dict[type[Command], CommandForm] = {}
@@ -50,7 +52,7 @@ class Codec:
         self.bare_parsers: dict[bytes, Callable[[], Command]] = {}
         self._other_side: set[bytes] = set()
         self.runs: RunParser | None = None
-        for name, command in COMMANDS.items():
+        for name, command in commands.items():
             form = CommandForm(command, dialect.nearest_in(command.SPAN))
             if dialect.release in command.SPAN and ours & command.SENT_BY:
                 self._forms[command] = form
@@ -121,6 +123,7 @@ class LineBuffer:
             self._rest = bytearray()
         return lines
 
-    def runs(self, data: bytes) -> tuple[list[bytes]]:
-        """Return the complete lines as one run."""
-        return (self.receive(data),)
+    def take_rest(self) -> bytes:
+        """Return the bytes of the line that is not complete yet, and forget them."""
+        rest, self._rest = bytes(self._rest), bytearray()
+        return rest

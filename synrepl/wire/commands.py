@@ -21,7 +21,6 @@ from synrepl.wire.kinds import (
     Word,
     WordOr,
 )
-from synrepl.wire.native import NATIVE_COMMANDS
 from synrepl.wire.scope import ALL_STREAMS, SEEN_STREAMS
 
 ANYONE = BOTH | BROKER
@@ -308,17 +307,16 @@ class Moved(Command, frozen=True):
 
 
 def declared_commands() -> Iterator[type[Command]]:
-    """All commands: those of this module in their order, then those between synrepl daemons."""
+    """The commands of this module, in their order."""
     for value in globals().values():
         if isinstance(value, type) and issubclass(value, Command) and value is not Command:
             yield value
-    yield from NATIVE_COMMANDS
 
 
 FORWARDED: Final[tuple[type[Command], ...]] = tuple(
     made
     for made in tuple(declared_commands())
-    if made.SENT_BY & CLIENT and made not in (*NATIVE_COMMANDS, Error, Ping, Name, Replicate, Sync)
+    if made.SENT_BY & CLIENT and made not in (Error, Ping, Name, Replicate, Sync)
 )
 """Commands of followers that are meant for the homeserver or for all processes, not for the connection."""
 

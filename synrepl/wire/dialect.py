@@ -14,7 +14,8 @@ from synrepl.errors import ConfigError
 Release = tuple[int, int, int]
 
 
-def _release(text: str) -> Release:
+def parse_release(text: str) -> Release:
+    """Return the release with this number, as ``1.13`` or ``1.13.2``."""
     major, minor, *patch = (int(part) for part in text.split("."))
     return (major, minor, patch[0] if patch else 0)
 
@@ -35,21 +36,24 @@ class Span(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         texts = []
         if self.since > (0, 21, 0):
-            texts.append("since " + _text(self.since))
+            texts.append("since " + release_text(self.since))
         if self.until is not None:
-            texts.append("until " + _text(self.until))
+            texts.append("until " + release_text(self.until))
         return ", ".join(texts) or "always"
 
 
 def span(since: str = "", until: str = "") -> Span:
     """Return the span between two release numbers: ``span(since="1.13", until="1.22")``."""
-    return Span(since=_release(since) if since else (0, 0, 0), until=_release(until) if until else None)
+    return Span(
+        since=parse_release(since) if since else (0, 0, 0), until=parse_release(until) if until else None
+    )
 
 
 ALWAYS = Span()
 
 
-def _text(release: Release) -> str:
+def release_text(release: Release) -> str:
+    """Return the number of a release, without a patch of 0."""
     return ".".join(str(part) for part in (release if release[2] else release[:2]))
 
 
@@ -81,7 +85,7 @@ class Dialect(msgspec.Struct, frozen=True, order=True):
             raise ConfigError(
                 f"{text!r} is not a dialect: use legacy, middle, current, native or a release such as 1.83"
             )
-        release = _release(text)
+        release = parse_release(text)
         if release < (0, 21, 0):
             raise ConfigError(f"Synapse {text} had no TCP replication; the first release with it is 0.21")
         return cls(release=release, name=text)

@@ -1,4 +1,4 @@
-"""Every error code between daemons and their clients, over HTTP and the native wire.
+"""The error codes between daemons and their clients, over HTTP and the native wire.
 
 A code means one thing everywhere. What differs between two uses of a code, as the status of a refused
 replica, is given where it is used.
@@ -27,7 +27,7 @@ RETRYABLE_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """Statuses after which the same request can succeed later, unless the response or its code says otherwise."""
 
 
-REFUSALS: Final = {
+_READERS: Final = {
     "trimmed": ErrorCode(
         410,
         "facts that the replica is missing were trimmed from the log; it joins again by itself",
@@ -52,15 +52,7 @@ REFUSALS: Final = {
         False,
     ),
     "other_history": ErrorCode(409, "the replica is a copy of another log", retryable=False),
-    "duplicate": ErrorCode(409, "the same replica already has a live connection", retryable=True),
-    "unknown": ErrorCode(
-        409,
-        "an operator dropped the replica from the list of replicas",
-        "a replica that acknowledges without a lease subscribes again",
-        False,
-    ),
     "not_ready": ErrorCode(503, "this daemon has no complete copy itself yet", "", True, 5),
-    "read_only": ErrorCode(503, "this daemon is fenced: another one is primary now", "", True),
     "no_rights": ErrorCode(
         403,
         "the replica did not prove that it has a key, or its key lacks a right or a stream",
@@ -84,12 +76,8 @@ REFUSALS: Final = {
         "read without `Synrepl-Reader`, or end leases with `synrepl leases drop NAME`",
         True,
     ),
-    "bad_name": ErrorCode(400, "the replica's uuid, name or address is not a valid one", retryable=False),
-    "version": ErrorCode(
-        409, "the replica's handshake is not one that this daemon supports", retryable=False
-    ),
 }
-"""Why an upstream refuses a replica, or a reader over HTTP."""
+"""Why a reader of the log is refused, or a replica."""
 
 _REQUESTS: Final = {
     "bad_json": ErrorCode(400, "the body is not JSON"),
@@ -99,7 +87,6 @@ _REQUESTS: Final = {
         400, "a row fits no shape of its stream; nothing was stored", "the message names the fact and the row"
     ),
     "bad_checksum": ErrorCode(400, "a checksum is not 64 hexadecimal digits in lower case"),
-    "checksum_mismatch": ErrorCode(400, "the bytes of a file have another checksum; nothing was stored"),
     "garbled": ErrorCode(
         400,
         "the body does not match its `Content-Digest` (RFC 9530): it was changed in transit, and not stored",
@@ -119,20 +106,6 @@ _REQUESTS: Final = {
     "not_acceptable": ErrorCode(
         406, "Arrow was requested, and pyarrow is not installed, or the answer has no columns"
     ),
-    "no_connection": ErrorCode(
-        404,
-        "no native connection of this key has this id, or it has ended",
-        "open another one with `POST /v1/native`",
-        False,
-    ),
-    "bad_offset": ErrorCode(
-        409,
-        "bytes of a native connection are missing before these, others were sent there, or those before are"
-        " not handled yet",
-        "send one request at a time, or open another connection with `POST /v1/native`",
-        False,
-    ),
-    "range_not_satisfiable": ErrorCode(416, "the `Range` is outside the file"),
     "too_large": ErrorCode(
         413, "the body, the file, the staged file or one fact is too large", "the message names the limit"
     ),
@@ -141,11 +114,13 @@ _REQUESTS: Final = {
     ),
     "unknown_stream": ErrorCode(404, "no stream has this name"),
     "no_such_file": ErrorCode(404, "no fact names this [file](../howto/files.md), or it is not staged"),
-    "file_not_here": ErrorCode(503, "the bytes of the file are not here yet", "retry", None, 1),
 }
 """Faults of a request, and URLs, streams and files that this daemon lacks."""
 
 _WRITES: Final = {
+    "fenced": ErrorCode(
+        409, "this daemon is fenced: another one is primary", "it is promoted only with `force`", False
+    ),
     "table_backed": ErrorCode(
         409, "the facts of the stream come from the homeserver's table", "write them there"
     ),
@@ -173,7 +148,6 @@ _WRITES: Final = {
         "a replica accepts `POST /v1/facts` with `atomic` only; only a primary can hand over",
         "ask the primary; post each stream by itself, or the batch as one append",
     ),
-    "replica": ErrorCode(503, "this daemon is a replica, and writes nothing itself", "", True, 1),
     "stopped": ErrorCode(
         503,
         "this replica has [stopped](../howto/replicas.md#when-it-is-refused); nothing was stored",
@@ -242,85 +216,6 @@ _WAITS: Final = {
 }
 """Why an answer is not available now, and faults of the daemon."""
 
-_HOMESERVER: Final = {
-    "not_invalidated": ErrorCode(
-        502,
-        "the homeserver's database or Redis failed",
-        "the message says whether rows were written; repeat the request",
-    ),
-}
-"""Why the caches of the watched homeserver are not invalidated."""
-
-_ROLES: Final = {
-    "not_a_replica": ErrorCode(409, "only a replica can be promoted", retryable=False),
-    "promoting": ErrorCode(409, "a promotion is in progress", retryable=True),
-    "moved": ErrorCode(409, "the replica began to follow another daemon meanwhile", retryable=True),
-    "not_whole": ErrorCode(409, "this copy was never complete", retryable=True),
-    "behind": ErrorCode(409, "this copy did not catch up with the primary in time", retryable=True),
-    "others_ahead": ErrorCode(
-        409,
-        "replicas, listed in `ahead`, have facts that this one lacks, and which may have been acknowledged",
-        "promote the one that is furthest ahead, or promote this one with `lose_acknowledged`",
-    ),
-    "replicas_silent": ErrorCode(
-        409,
-        "too few replicas answered to know whether this one has all acknowledged facts; `silent` lists them",
-        "start them, or promote with `lose_acknowledged`",
-        retryable=True,
-    ),
-    "promises_unproven": ErrorCode(
-        409,
-        "the log has promises of several writers, listed in `promises`, of which one at most was primary",
-        "say whose promises count: `believe`, a list of writers; an empty one ignores all",
-        False,
-    ),
-    "files_missing": ErrorCode(
-        409,
-        "this copy lacks files, listed in `missing` with names and checksums",
-        "promote with `force`",
-        False,
-    ),
-    "handover_refused": ErrorCode(409, "the primary refuses to hand over; the message says why"),
-    "handed_over_lately": ErrorCode(
-        409,
-        "a hand-over ended without a takeover just now, or this one would take longer than 60 seconds",
-        retryable=True,
-    ),
-    "fenced": ErrorCode(
-        409, "this daemon is fenced: another one is primary", "it is promoted only with `force`", False
-    ),
-    "primary_unknown": ErrorCode(409, "the primary's address is unknown", "restart with `--upstream`", False),
-    "not_stopped": ErrorCode(409, "nothing to resync: this daemon is neither stopped nor fenced"),
-    "epoch_too_far": ErrorCode(
-        409,
-        "an epoch is not from 1 to 2**53, or is more than one above those known here and not confirmed by a"
-        " daemon that is listed",
-        "if the named daemon is primary, list it in `--upstream`",
-        False,
-    ),
-    "not_verified": ErrorCode(
-        409,
-        "the claim came without a key that may administer, and no daemon that is listed confirms it; or a"
-        " replica does not confirm a hand-over",
-        retryable=True,
-    ),
-    "superseded": ErrorCode(409, "a later primary is known", retryable=True),
-    "unknown_replica": ErrorCode(
-        409, "the replica has no lease with an address here, and is not listed", retryable=False
-    ),
-    "known": ErrorCode(409, "the replica has a lease already"),
-    "key_refused": ErrorCode(
-        409,
-        "no key can be made: a name is bad or taken, there are too many keys, or the daemon has no secret",
-        "the message says which; a daemon without `secret_file` and `keys_file` makes no keys",
-    ),
-    "unknown_key": ErrorCode(404, "there is no valid issued key of this name", "see `GET /v1/keys`"),
-    "unknown_lease": ErrorCode(
-        404, "no lease, or more than one, has this name", "give a uuid of `GET /v1/leases`"
-    ),
-}
-"""Why a role, a lease or a key is not changed."""
-
 _SYNAPSE: Final = {
     "M_UNKNOWN": ErrorCode(400, "under `/_synapse`: every other fault"),
     "M_UNRECOGNIZED": ErrorCode(404, "under `/_synapse`: no such URL, or another method (405)"),
@@ -329,11 +224,15 @@ _SYNAPSE: Final = {
 }
 """Codes of Synapse, in its form of errors."""
 
-ERROR_CODES: Final = REFUSALS | _REQUESTS | _WRITES | _WAITS | _HOMESERVER | _ROLES | _SYNAPSE
+ERROR_CODES: Final = _READERS | _REQUESTS | _WRITES | _WAITS | _SYNAPSE
+"""The codes of the core; a room has its own (`synrepl.wire.all_error_codes`)."""
 
 
 def is_retryable(status: int, code: str, body: Mapping[str, object]) -> bool:
-    """Whether the same request can succeed later: the response says it, or else its code, or its status."""
+    """Whether the same request can succeed later: the response says it, or else its code, or its status.
+
+    A response with a code of a room says it, if the status does not.
+    """
     kind = ERROR_CODES.get(code)
     for known in (body.get("retryable"), None if kind is None else kind.retryable):
         if isinstance(known, bool):

@@ -114,7 +114,7 @@ def _decode_all(decoder: msgspec.json.Decoder[Any], facts: Sequence[bytes]) -> A
 
 
 def join(items: Iterable[bytes | msgspec.Raw], *, spaced: bool = False) -> bytes:
-    """Join canonical texts to one JSON array; the reverse of `split`. Spaces are put as `dumps` does."""
+    """Join canonical texts to one array; `spaced` as `dumps` writes it, else the reverse of `split`."""
     if not spaced:
         return b"[" + b",".join(items) + b"]"
     text = b", ".join(items)

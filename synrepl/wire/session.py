@@ -20,19 +20,17 @@ end. Invalid messages are logged and skipped, as Synapse's own processes do
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire.blocks import BlockBuffer, Payload
 from synrepl.wire.codec import MAX_LENGTH, Codec, LineBuffer, codec_of
 from synrepl.wire.commands import Error, Name, Ping, Replicate, Server
-from synrepl.wire.dialect import CURRENT, LEGACY, NATIVE, NEWEST, Dialect
+from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, SYNAPSE, Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side
-from synrepl.wire.native import NATIVE_COMMANDS, Hello
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
@@ -49,7 +47,7 @@ MAX_TEXT: Final = 1_000
 
 # The dialects to detect, in order; the first that can parse a command wins
 # (docs/reference/peers.md#tcp-dialect).
-_GUESSES: Final = (LEGACY, CURRENT, NEWEST, NATIVE)
+_GUESSES: Final = (LEGACY, CURRENT, NEWEST)
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -64,6 +62,15 @@ class Deliver(msgspec.Struct, frozen=True):
     commands: list[Command | RdataRun]
 
 
+class Upgrade(msgspec.Struct, frozen=True):
+    """Hand the peer, which is no follower, over to another owner, with these lines and all that follow.
+
+    The session goes on once it speaks the owner's dialect (`Session.speak`).
+    """
+
+    lines: Sequence[bytes]
+
+
 class Close(msgspec.Struct, frozen=True):
     """Close the connection after all bytes are sent. No action follows."""
 
@@ -76,7 +83,7 @@ class Warn(msgspec.Struct, frozen=True):
     why: str
 
 
-Action = Send | Deliver | Close | Warn
+Action = Send | Deliver | Upgrade | Close | Warn
 
 
 class Keepalive(msgspec.Struct, frozen=True):
@@ -105,7 +112,8 @@ class Session:
 
     `side` is the local side. `name` is its own name: the server's on the server's side, the client's on the
     client's. A client closes the connection if the server's name is not `expected_server` (None: any).
-    `seconds` returns the time.
+    `seconds` returns the time. A peer of unknown dialect whose command has one of the names `opening` is
+    handed over.
     """
 
     def __init__(
@@ -117,6 +125,7 @@ class Session:
         seconds: Callable[[], float],
         expected_server: str | None = None,
         keepalive: Keepalive = KEEPALIVE,
+        opening: Collection[bytes] = (),
     ) -> None:
         if dialect is AUTO and side is not SERVER:
             raise LocalProtocolError("only a server can detect its peer's dialect")
@@ -130,6 +139,7 @@ class Session:
         self._seconds = seconds
         self._expected_server = expected_server
         self._keepalive = keepalive
+        self._opening = opening
         # Every upstream of a replica sends PING; whether another peer does, its first PING shows.
         self._peer_pings = side is not SERVER and dialect is not AUTO and _is_for_replicas(dialect)
         self._is_introduced = side is not SERVER
@@ -137,7 +147,7 @@ class Session:
         self._last_sent = self._last_received = self._started = seconds()
         self._theirs = side if side is BROKER else BOTH & ~side
         self._codec = codec_of(_GUESSES[0] if dialect is AUTO else dialect, ours=side, theirs=self._theirs)
-        self._framing: LineBuffer | BlockBuffer = BlockBuffer() if self._peer_pings else LineBuffer()
+        self._buffer = LineBuffer()
 
     def connected(self) -> list[Action]:
         """Greet the peer. A shared channel has no greeting."""
@@ -146,26 +156,25 @@ class Session:
         hello = Server(server_name=self._name) if self.side is SERVER else Name(name=self._name)
         return [Send(self.encode([hello, self._ping()]))]
 
-    def split(self, data: bytes) -> Iterator[list[bytes] | Payload]:
-        """Split received bytes, which may end anywhere, into runs of lines (for `receive`) and blocks.
+    def speak(self, codec: Codec) -> None:
+        """Speak the dialect of this codec from now on. A client must still say who it is."""
+        self.dialect, self._codec = codec.dialect, codec
+        self._must_authenticate = self.side is SERVER
 
-        Each must be handled before the next one is requested: it may close the session, which ends the
-        iterator. Raises RemoteProtocolError, after what came before, for a malformed block.
-        """
+    def split(self, data: bytes) -> list[bytes]:
+        """Split received bytes, which may end anywhere, into lines for `receive`."""
         if self.closed:
-            return
-        # A large block may take longer than the timeout.
+            return []
         self._last_received = self._seconds()
-        for run in self._framing.runs(data):
-            if self.closed:
-                return
-            yield run
+        return self._buffer.receive(data)
+
+    def take_rest(self) -> bytes:
+        """Return the bytes that were received and are no line yet, and forget them: they are handed over."""
+        return self._buffer.take_rest()
 
     def end(self) -> None:
         """Process nothing more: the connection is closed, or about to be. Idempotent."""
         self.closed = True
-        # Free an incomplete block, which may be large.
-        self._framing = LineBuffer()
 
     def receive(self, lines: Sequence[bytes]) -> Iterator[Action]:
         """Process received lines; on a shared channel, messages.
@@ -181,14 +190,17 @@ class Session:
             return
         commands: list[Command | RdataRun] = []
         good, why = _good_lines(lines)
+        opened_at = None
         try:
-            self._read(lines[:good], commands)
+            opened_at = self._read(lines[:good], commands)
         except RemoteProtocolError as error:
             why = error.why
         # Also without commands: the lines may have shown the peer's dialect.
         if commands or why:
             yield Deliver(commands)
-        if why:
+        if opened_at is not None:
+            yield Upgrade(lines[opened_at:])
+        elif why:
             yield from self.fail(why)
 
     def tick(self) -> list[Action]:
@@ -293,11 +305,14 @@ class Session:
             actions.append(Deliver(commands))
         return actions
 
-    def _read(self, lines: Sequence[bytes], commands: list[Command | RdataRun]) -> None:
+    def _read(self, lines: Sequence[bytes], commands: list[Command | RdataRun]) -> int | None:
+        """Append the commands of these lines; return the index of the first one that hands the peer over."""
         deliver = commands.append
         index = 0
         while self.dialect is AUTO and index < len(lines):
             if lines[index]:
+                if lines[index].partition(b" ")[0] in self._opening:
+                    return index
                 deliver(self._note(self._guess(lines[index])))
             index += 1
         parse = self._codec.parse
@@ -311,6 +326,7 @@ class Session:
             if line:
                 deliver(self._note(parse(line)))
             index += 1
+        return None
 
     def _guess(self, line: bytes) -> Command:
         """Parse a command from a peer of unknown dialect. Sets the dialect if the command shows it."""
@@ -324,8 +340,6 @@ class Session:
                 if error.why not in errors:
                     errors.append(error.why)
                 continue
-            if type(command) in NATIVE_COMMANDS and guess.release not in command.SPAN:
-                continue  # Only synrepl daemons send this command, and they do not speak this dialect.
             # From 1.13 on, servers ignore the text after REPLICATE: it does not show the release.
             if not isinstance(command, Replicate) or not command.text or command.named:
                 meanings.append((codec, command))
@@ -335,7 +349,6 @@ class Session:
         if len(meanings) < len(_GUESSES) or any(other != command for _, other in meanings):
             self.dialect = codec.dialect
             self._codec = codec
-            self._must_authenticate = _is_for_replicas(codec.dialect)
         return command
 
     def _note(self, command: Command) -> Command:
@@ -355,7 +368,7 @@ class Session:
                 raise RemoteProtocolError(
                     f"wrong server_name: the server is {self.peer_name}, expected {self._expected_server}"
                 )
-        elif not self._is_introduced and not self._must_authenticate and not isinstance(command, Hello):
+        elif not self._is_introduced and not self._must_authenticate:
             self._is_introduced = True
         return command
 
@@ -364,8 +377,8 @@ class Session:
 
 
 def _is_for_replicas(dialect: Dialect) -> bool:
-    """Whether a client of this dialect is a replica, which must send HELLO."""
-    return dialect.release in Hello.SPAN
+    """Whether a client of this dialect is a replica, which must say who it is."""
+    return dialect.release not in SYNAPSE
 
 
 def _one_line(text: str) -> str:

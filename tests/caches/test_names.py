@@ -39,7 +39,17 @@ BY_PAIRS = {"have_seen_event": ("1.36", "1.69", ("room_id_and_event_id",))}
 
 @pytest.mark.parametrize(
     ("text", "release"),
-    [("1.163.2", (1, 163)), ("1.163", (1, 163)), ("1.164.0rc1 (b=x,1234)", (1, 164)), ("1.66.0", (1, 66))],
+    [
+        ("1.163.2", (1, 163)),
+        ("1.163", (1, 163)),
+        ("1.164.0rc1 (b=x,1234)", (1, 164)),
+        ("1.66.0", (1, 66)),
+        # A patch counts where it changed the key of a cache.
+        ("1.135.0", (1, 135)),
+        ("1.135.1", (1, 135)),
+        ("1.135.2", (1, 135, 2)),
+        ("1.135.9", (1, 135, 2)),
+    ],
 )
 def test_release_names_are_parsed(text: str, release: Release) -> None:
     """As `synapse_build_info` has them."""
@@ -111,6 +121,11 @@ def test_a_release_has_its_special_names(dialect: Dialect) -> None:
         ((1, 40), "get_rooms_for_user", "(until 0.27 and since 1.69)"),
         ((1, 140), "get_sliding_sync_rooms_for_user", "; did you mean get_sliding_sync_rooms_for_user_from_"),
         (
+            (1, 130),
+            "get_account_data_for_user",
+            "(until 1.78); did you mean get_global_account_data_for_user or get_room_account_data_for_user?",
+        ),
+        (
             (1, 66),
             "my_module.lookup",
             "drops no caches of modules such as my_module.lookup: 1.69 and newer do",
@@ -133,7 +148,7 @@ def test_a_name_that_the_release_lacks(release: Release, name: str, why: str) ->
         ("*getEvent*", "--room ROOM drops all cached events"),
         ("_get_event_cache", "--room ROOM drops all cached events"),
         ("*stateGroupCache*", "groups of states never change"),
-        ("sync", "an answer that this process keeps for seconds or minutes"),
+        ("sync", "kept for caches: sync_response_cache_duration"),
         ("lazy_loaded_members_cache", "kept by one process for a time"),
     ],
 )
@@ -205,3 +220,47 @@ def test_a_cache_has_one_form_in_each_release() -> None:
         for one, after in itertools.pairwise(forms):
             assert one.span.until is not None, name
             assert one.span.until <= after.span.since, name
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "says"),
+    [
+        (
+            (1, 72),
+            "is_interested_in_room",
+            ["each application service", "get_users_in_room ROOM", "restart the"],
+        ),
+        ((1, 74), "is_interested_in_room", ["get_aliases_for_room ROOM"]),
+        ((1, 163), "is_interested_in_event", ["get_aliases_for_room ROOM"]),
+        ((1, 163), "is_interested_in_presence", ["get_rooms_for_user USER"]),
+        ((1, 163), "maybe_get_notice_room_for_user", ["server notices", "restart the main process"]),
+        ((1, 40), "matches_user_in_member_list", ["restart the process that notifies application services"]),
+        ((1, 40), "is_interested_in_room", ["does not have is_interested_in_room (since 1.55)"]),
+        ((1, 163), "get_server_acl_for_room", ["restart each process"]),
+        ((1, 163), "bulk_get_push_rules", ["it reads many of get_push_rules_for_user"]),
+        ((1, 163), "_membership_stream_cache", ["from the rows of its stream"]),
+        ((1, 163), "sync", ["caches: sync_response_cache_duration", "2 minutes", "restart of that process"]),
+        ((1, 163), "sync_response_cache_duration", ["2 minutes"]),
+        ((1, 163), "sync_response_cache", ["2 minutes"]),
+        ((1, 163), "room_list", ["only requests that come while it is made"]),
+        ((1, 163), "remote_room_list", ["30 seconds", "no setting"]),
+        ((1, 163), "initial_sync_cache", ["while it is made"]),
+        ((1, 163), "repl.send_event", ["30 minutes"]),
+    ],
+)
+def test_a_name_that_no_row_reaches_is_told_with_what_empties_it(
+    release: Release, name: str, says: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        find_name(name, release)
+
+    assert all(one in str(raised.value) for one in says), str(raised.value)
+    assert "has no cache" not in str(raised.value)
+    assert "did you mean" not in str(raised.value)
+
+
+def test_aliases_drop_the_interest_of_services_along_only_since_they_do() -> None:
+    with pytest.raises(ConfigError) as raised:
+        find_name("is_interested_in_room", (1, 73))
+
+    assert "get_aliases_for_room" not in str(raised.value)

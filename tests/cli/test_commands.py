@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import pytest
@@ -11,7 +10,6 @@ from click.testing import CliRunner
 
 from synrepl.cli import main
 from synrepl.cli.command import LazyGroup
-from synrepl.cli.jobs import _archive_lines, _compact_lines, pipeline
 
 COMMANDS = sorted(main.places)
 NOBODY = "http://127.0.0.1:1"
@@ -67,27 +65,6 @@ def test_trouble_is_one_line_and_exit_code_1(arguments: list[str], said: str) ->
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_an_archive_of_an_empty_daemon_is_none() -> None:
-    """It said "the archive ends at serial 0", and the next job that nothing is archived there."""
-    done = SimpleNamespace(batches=0, merged=0, serial=0, epoch=1, digest="")
-
-    lines = list(_archive_lines(done))
-
-    assert lines == ["no new facts", "nothing was archived: there is no table yet"]
-
-
-def test_a_compaction_says_where_its_snapshot_is() -> None:
-    """A daemon can start from there; the digest is that of the log."""
-    made = SimpleNamespace(keys=2_000, rows=2_100, facts=1_900, serial=600, epoch=3, digest="0f" * 32)
-
-    lines = list(_compact_lines(SimpleNamespace(snapshot=made, is_new=True, read_rows=9_000, seconds=1.5)))
-
-    assert lines == [
-        "2,000 keys in 2,100 rows of 1,900 facts, from 9,000 rows, 1.5 s",
-        "the snapshot is at serial 600 of epoch 3, digest 0f0f0f0f0f0f0f0f",
-    ]
-
-
 def test_a_recording_without_rows_is_reported(tmp_path: Path) -> None:
     """More likely the wrong file than nothing to do."""
     path = tmp_path / "empty.txt"
@@ -117,14 +94,17 @@ def test_help_imports_no_command() -> None:
     assert "twisted.internet.defer" not in modules.split()
 
 
-@pytest.mark.parametrize(
-    "name", [*main.list_commands(click.Context(main)), "config check", "pipeline archive"]
-)
+@pytest.mark.parametrize("name", [*main.list_commands(click.Context(main)), "config check"])
 def test_the_help_of_a_command_imports_little(name: str) -> None:
     """It costs under a quarter of a CPU second.
 
     Most of its time is imports; counting them does not depend on the load of the machine.
     """
+    check_light_help(name)
+
+
+def check_light_help(name: str) -> None:
+    """Assert that the help of this command imports little."""
     code = f"""
 import sys
 from synrepl.cli import main
@@ -140,8 +120,13 @@ finally:
     assert not {"twisted.internet.defer", "OpenSSL", "treq", "jinja2", "pyspark", "pyarrow"} & {*modules}
 
 
-@pytest.mark.parametrize("group", [main, pipeline], ids=["synrepl", "pipeline"])
-def test_each_command_is_where_the_table_says(group: LazyGroup) -> None:
+def test_each_command_is_where_the_table_says() -> None:
+    """Its name is there too."""
+    check_places(main)
+
+
+def check_places(group: LazyGroup) -> None:
+    """Assert that each command of a group is where its table says."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)

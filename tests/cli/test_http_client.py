@@ -2,15 +2,22 @@
 
 import http.client
 import io
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.request_errors import HttpError, read_error
-from synrepl.http_api.routes import STATUS
+from synrepl.http_api.routes import APPEND, STATUS
 from synrepl.http_client import BlockingClient, ConnectError
 from synrepl.wire.address_list import Fault
+from tests.certificates import Authority
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -168,3 +175,68 @@ def test_an_error_without_words_of_a_daemon_is_explained(status: int, body: byte
     assert str(read_error(status, body, url="http://a")).startswith(
         f"http://a answered {status} {error.code}: "
     )
+
+
+REFUSAL = b'{"error": "too_large", "message": "at most 9 bytes"}'
+
+
+@contextmanager
+def refusing(wrap: Callable[[socket.socket], socket.socket]) -> Iterator[int]:
+    """A server that answers 413 when it has read the headers of a request, and ends the connection."""
+
+    def serve() -> None:
+        with wrap(listener.accept()[0]) as connection:
+            # What waits behind TLS' own records would be lost with the connection.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(65_536)
+            answer = b"HTTP/1.1 413 Too Long\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            connection.sendall(answer % len(REFUSAL) + REFUSAL)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_refusal_before_all_was_sent_is_read(scheme: str, tmp_path: Path) -> None:
+    """A proxy that takes no such body ends the connection, and the rest cannot be sent."""
+    authority = Authority(tmp_path, "authority")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.sign("127.0.0.1"))
+
+    def wrap(one: socket.socket) -> socket.socket:
+        return context.wrap_socket(one, server_side=True) if scheme == "https" else one
+
+    with refusing(wrap) as port:
+        client = BlockingClient(f"{scheme}://127.0.0.1:{port}", ca_file=authority.ca_file)
+        with pytest.raises(HttpError, match="at most 9 bytes") as refused:
+            client.json(APPEND.request("push_rules"), bytes(64 * 1024 * 1024))
+
+    assert 413 == refused.value.status
+
+
+def test_a_kept_connection_that_cannot_be_made_again_is_an_error_of_the_connection() -> None:
+    """The daemon was restarting between two requests."""
+    body = b"{}"
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        connection.recv(65_536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        listener.close()
+        connection.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = Thread(target=serve, daemon=True)
+    thread.start()
+    client = BlockingClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    with client._connection_errors():
+        client._request(STATUS.request()).read()
+    thread.join()
+
+    with pytest.raises(ConnectError, match="is the daemon running"):
+        client.json(STATUS.request())

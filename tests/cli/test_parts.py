@@ -5,14 +5,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.cli import append, jobs, tables
+from synrepl.cli import append, tables
 from synrepl.cli.append import post_facts
 from synrepl.cli.command import CliError
 from synrepl.cli.json_lines import JsonLines
@@ -115,16 +114,3 @@ def test_the_state_says_what_is_wrong_elsewhere() -> None:
     lines = [click.unstyle(line) for line in tables._about(found)]
 
     assert lines[0].endswith("serving; 1 replica lost, 1 behind; 1 follower behind")
-
-
-def test_the_pipeline_counts_bytes_as_the_status_does() -> None:
-    """It had MB of its own, of 1,000,000 bytes: a small archive was 0.0 MB."""
-    done = SimpleNamespace(
-        batches=1, facts=1, rows=1, bytes=2_048, seconds=1.0, merged=0, serial=1, epoch=1, digest="ab"
-    )
-
-    first, _ = jobs._archive_lines(done)
-
-    assert first == "archived 1 fact (1 row, 2.0 KiB) in 1 batch, 1.0 s"
-    merged = SimpleNamespace(merged=8, made=1, bytes=3 << 20)
-    assert [*jobs._optimize_lines(merged)] == ["merged 8 files into 1, 3.0 MiB"]

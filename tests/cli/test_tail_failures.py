@@ -370,3 +370,17 @@ def test_a_real_tail_ends_with_code_1_and_one_line(tmp_path: Path) -> None:
         assert "connected" not in wrong
         assert "nope" in ended(daemon.url, "--stream", "nope")
         assert "this is the port of the line protocol: give host:port" in ended(line_url)
+
+
+def test_a_server_that_is_behind_the_state_is_told_as_an_error_and_on_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    written: list[tuple[str, dict[str, object]]] = []
+    output = SimpleNamespace(write_event=lambda kind, **fields: written.append((kind, fields)))
+    options = SimpleNamespace(endpoints=["tcp:h:1"], is_http_known=True, secret_file=None)
+    event = FollowerEvent(kind="behind", stream="nums", writer="master", token=0, text="the server is behind")
+    EventPrinter(output, options).show(event)  # type: ignore[arg-type]
+
+    message = "the server is behind (remove the file of --state)"
+    assert written == [("error", {"message": message, "stream": "nums", "writer": "master", "token": 0})]
+    assert capsys.readouterr().err == f"warning: {message}\n"

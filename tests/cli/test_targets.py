@@ -39,17 +39,17 @@ def test_a_named_ca_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     context.load_cert_chain(certificate, key)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("SYNREPL_URL", raising=False)
-    with json_server(b'{"leases": []}', context) as port:
+    with json_server(b'{"facts": [], "more": 0}', context) as port:
         url = f"https://localhost:{port}"
-        unknown = run("leases", "--url", url)
-        named = run("leases", "--url", url, "--ca-file", str(authority.ca_file))
+        unknown = run("refused", "list", "--url", url)
+        named = run("refused", "list", "--url", url, "--ca-file", str(authority.ca_file))
         monkeypatch.setenv("SYNREPL_CA_FILE", str(authority.ca_file))
-        of_variable = run("leases", "--url", url)
-        unusable = run("leases", "--url", url, "--ca-file", str(key))
-        missing = run("leases", "--url", url, "--ca-file", "/no/such")
+        of_variable = run("refused", "list", "--url", url)
+        unusable = run("refused", "list", "--url", url, "--ca-file", str(key))
+        missing = run("refused", "list", "--url", url, "--ca-file", "/no/such")
 
     assert "name the CA to trust with --ca-file" in unknown.stderr
-    assert [named.stdout, of_variable.stdout] == ["no leases\n"] * 2
+    assert [named.stdout, of_variable.stdout] == ["no refused facts\n"] * 2
     assert "must have certificates in PEM" in unusable.stderr
     assert "cannot read the CA file /no/such: No such file or directory" in missing.stderr
 
@@ -62,7 +62,7 @@ def test_a_refused_secret_names_the_option(has_secret: bool, tmp_path: Path) -> 
     refusal = {"error": "unauthorized", "message": "no key was sent: send Authorization: Bearer SECRET"}
     with json_server(json.dumps(refusal).encode(), status=401) as port:
         words = ["--url", f"http://localhost:{port}", *(["--secret-file", str(secret)] if has_secret else [])]
-        failed = [run("status", *words), run("promote", *words), run("leases", "add", "a", *words)]
+        failed = [run("status", *words), run("streams", "create", "a", "--untyped", *words)]
 
     for one in failed:
         assert ("--secret-file" in one.stderr, "Authorization" in one.stderr) == (True, False)
@@ -232,15 +232,9 @@ def test_every_command_names_the_primary(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(BlockingClient, "json", refuse)
 
-    commands = (
-        ("streams", "create", "packages", "--untyped"),
-        ("keys", "add", "laptop"),
-        ("keys", "revoke", "laptop"),
-    )
-    for command in commands:
-        result = run(*command, "--url", BERLIN)
-        assert result.exit_code == 1
-        assert "the primary is at tcp:rome:9092, http://rome:9093: use its --url" in result.output
+    result = run("streams", "create", "packages", "--untyped", "--url", BERLIN)
+    assert result.exit_code == 1
+    assert "the primary is at tcp:rome:9092, http://rome:9093: use its --url" in result.output
 
 
 def test_a_table_is_never_cut() -> None:

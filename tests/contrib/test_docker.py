@@ -148,7 +148,7 @@ def test_a_daemon_starts_with_its_settings_and_finds_the_others(name: str, tmp_p
     secret.touch(0o600)
     secret.write_text("a" * 64)
 
-    built = settings_of(name, secret)
+    built: Any = settings_of(name, secret)  # with the settings of all rooms
 
     assert () == built.warnings
     assert built.keyring().is_required

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from scripts import docs
-from synrepl.ports.metrics import TURN_SECONDS
-from synrepl.replication.relay.registry import REPLICA_STATES
+from synrepl.base.metrics import TURN_SECONDS
+from synrepl.replicas.relay.replica_registry import REPLICA_STATES
+from synrepl.rooms import rooms
 from tests.http.builders import SiteCase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,9 +126,12 @@ def _page() -> str:
 
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, dict[str, frozenset[str]]]:
-    """The metrics at ``/metrics`` of a daemon, with their samples, each with its labels."""
+    """The metrics at ``/metrics`` of a daemon with all rooms, with their samples, each with its labels."""
     scrape = Scrape()
     scrape.setUp()
+    for room in rooms():
+        if (made := room.metrics_class()) is not None:
+            made(scrape.metrics.registry)
     text = scrape.get("/metrics").body.decode()
     scrape.doCleanups()
     names = {

@@ -3,12 +3,9 @@
 Each scenario can be run again from wherever it was cut off, as a client that was not answered asks again.
 """
 
-import hashlib
 import os
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -18,27 +15,19 @@ from twisted.internet.defer import ensureDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synrepl.files.names import FileQueue, LogProgress, NamedFile
-from synrepl.files.store import FileStore
-from synrepl.ports.history import AppendKey, Lease
+from synrepl.base.history import AppendKey, Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.ids.database import IdDatabase
-from synrepl.storage.ids.generator import MultiWriterIdGenerator
-from synrepl.storage.ids.transactions import transact
 from synrepl.storage.log import Log
-from synrepl.storage.position_files import FilePositions
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import verify
 from synrepl.streams.table import StreamTable
 from synrepl.testing.heap_clock import HeapClock
-from tests.files.builders import open_verified
 from tests.storage.builders import NOW
-from tests.storage.ids.databases import DirectPool
 
-__all__ = ["POSTGRES", "Acknowledge", "Acknowledged", "Scenario", "named"]
+__all__ = ["POSTGRES", "Acknowledge", "Acknowledged", "Scenario", "done", "forget_schemas", "named"]
 
 Acknowledged = tuple[str, Any]
 """What the process promised: what kind, and what."""
@@ -244,10 +233,11 @@ class PostgresLog(LogScenario):
         return SQLEngine(PostgresDatabase(os.environ[POSTGRES]))
 
     def forget(self) -> None:
-        _forget_schemas()
+        forget_schemas()
 
 
-def _forget_schemas() -> None:
+def forget_schemas() -> None:
+    """Empty the database."""
     with psycopg.connect(os.environ[POSTGRES], autocommit=True) as database:
         database.execute("SET client_min_messages = warning")
         database.execute("DROP SCHEMA IF EXISTS synrepl CASCADE")
@@ -256,217 +246,8 @@ def _forget_schemas() -> None:
         database.execute("CREATE SCHEMA public")
 
 
-# -- ids -----------------------------------------------------------------------------------------------------
-
-
-class IdScenario(Scenario):
-    """Rows with ids by two writers, some of them rolled back."""
-
-    FLAVOR: Any = "sqlite"
-    MARK = "?"
-    BODIES: Final = {"w1": ["a", "b", "c"], "w2": ["d", "e"]}
-
-    def connect(self) -> Any:
-        """A connection to the database."""
-        self.position.mkdir(parents=True, exist_ok=True)
-        return sqlite3.connect(self.position / "ids.db", timeout=5)
-
-    def run(self, acknowledge: Acknowledge) -> None:
-        with closing(self.connect()) as connection:
-            pool = DirectPool(connection)
-            done(pool.runInteraction(self._create))
-            for writer, bodies in self.BODIES.items():
-                generator = self._generator(pool, writer)
-                done(generator.start())
-                for body in bodies:
-                    if body not in done(pool.runInteraction(self._bodies)):
-                        try:
-                            done(transact(pool, partial(self._fail, generator=generator)))
-                        except ZeroDivisionError:
-                            pass
-                        token = done(transact(pool, partial(self._insert, generator=generator, body=body)))
-                        acknowledge(("id", [body, token]))
-                done(pool.runInteraction(generator.store_position))
-                acknowledge(("position", [writer, generator.minimal_token]))
-
-    def _generator(self, pool: DirectPool, writer: str) -> MultiWriterIdGenerator:
-        from synrepl.storage.id_tables import IdStream, IdTable
-
-        stream = IdStream(
-            name="things", sequence="things_sequence", tables=(IdTable(name="things"),), writers=("w1", "w2")
-        )
-        return MultiWriterIdGenerator(pool, stream, instance=writer, flavor=self.FLAVOR, clock=HeapClock())
-
-    def _create(self, cursor: Any) -> None:
-        cursor.execute(
-            "CREATE TABLE IF NOT EXISTS things (stream_id BIGINT NOT NULL, instance_name TEXT, body TEXT)"
-        )
-        IdDatabase(self._generator(None, "w1").stream, self.FLAVOR).create(cursor)  # type: ignore[arg-type]
-
-    def _bodies(self, cursor: Any) -> dict[str, int]:
-        cursor.execute("SELECT body, stream_id FROM things")
-        return dict(cursor.fetchall())
-
-    def _insert(self, cursor: Any, generator: MultiWriterIdGenerator, body: str) -> int:
-        with generator.within(cursor, 1) as (token,):
-            values = f"VALUES ({self.MARK}, {self.MARK}, {self.MARK})"
-            cursor.execute(f"INSERT INTO things {values}", (token, generator.instance, body))
-        return int(token)
-
-    @staticmethod
-    def _fail(cursor: Any, generator: MultiWriterIdGenerator) -> None:
-        with generator.within(cursor, 2):
-            raise ZeroDivisionError
-
-    def check(self, acknowledged: Sequence[Acknowledged]) -> None:
-        with closing(self.connect()) as connection:
-            pool = DirectPool(connection)
-            done(pool.runInteraction(self._create))
-            found = done(pool.runInteraction(self._bodies))
-            assert len(set(found.values())) == len(found), "an id was given twice"
-            highest = max(found.values(), default=1)
-            for what, told in acknowledged:
-                name, token = told
-                if what == "id":
-                    assert found[name] == token
-                highest = max(highest, token)
-            generator = self._generator(pool, "w1")
-            done(generator.start())
-            assert done(transact(pool, partial(self._insert, generator=generator, body="next"))) > highest
-            done(pool.runInteraction(self._remove_next))
-
-    def _remove_next(self, cursor: Any) -> None:
-        cursor.execute("DELETE FROM things WHERE body = 'next'")
-
-    def state(self) -> Any:
-        with closing(self.connect()) as connection:
-            found = done(DirectPool(connection).runInteraction(self._bodies))
-        assert len(set(found.values())) == len(found)
-        return sorted(found)
-
-
-class PostgresIds(IdScenario):
-    """On a server."""
-
-    FLAVOR = "postgresql"
-    MARK = "%s"
-
-    def connect(self) -> Any:
-        return psycopg.connect(os.environ[POSTGRES])
-
-    def forget(self) -> None:
-        _forget_schemas()
-
-
-# -- files ---------------------------------------------------------------------------------------------------
-
-
-class FilesScenario(Scenario):
-    """Files put, fetched in parts, deleted; the queue of files; a follower's positions."""
-
-    PUT: Final = b"put" * 100
-    FETCHED: Final = b"fetched" * 100
-    DELETED: Final = b"deleted" * 100
-
-    def _store(self) -> FileStore:
-        self.position.mkdir(parents=True, exist_ok=True)
-        store = FileStore(self.position / "files", seconds=lambda: float(NOW))
-        store.sweep(lambda name: name == _sha256(self.FETCHED))
-        return store
-
-    @staticmethod
-    def _queue(store: FileStore) -> FileQueue:
-        return FileQueue(store.directory, has=store.has, seconds=store.seconds)
-
-    def run(self, acknowledge: Acknowledge) -> None:
-        store = self._store()
-        queue = self._queue(store)
-        positions = FilePositions(self.position / "positions")
-        positions.open()
-        queue.open()
-        for data in (self.PUT, self.DELETED):
-            spool = store.receive()
-            spool.append(data[:50])
-            spool.append(data[50:])
-            spool.commit(_sha256(data))
-            acknowledge(("file", _sha256(data)))
-        positions.save({"events": {"w1": 1}})
-        acknowledge(("positions", 1))
-        named = [NamedFile(name="fetched", sha256=_sha256(self.FETCHED), size=len(self.FETCHED), serial=1)]
-        queue.note(named, LogProgress(1, "digest"))
-        self._fetch(store, until=300)
-        self._fetch(store, until=len(self.FETCHED))
-        acknowledge(("file", _sha256(self.FETCHED)))
-        queue.settle([_sha256(self.FETCHED)], is_new=True)
-        store.remove(_sha256(self.DELETED))
-        acknowledge(("deleted", _sha256(self.DELETED)))
-        positions.save({"events": {"w1": 2}})
-        acknowledge(("positions", 2))
-        queue.close()
-        positions.close()
-
-    def _fetch(self, store: FileStore, *, until: int) -> None:
-        if store.has(_sha256(self.FETCHED)):
-            return
-        spool = store.resume(_sha256(self.FETCHED), len(self.FETCHED))
-        while not spool.rehash(100):
-            pass
-        spool.append(self.FETCHED[spool.length : until])
-        if until < len(self.FETCHED):
-            spool.close()
-        else:
-            spool.commit(_sha256(self.FETCHED))
-
-    def check(self, acknowledged: Sequence[Acknowledged]) -> None:
-        store = self._store()
-        deleted = {told for what, told in acknowledged if what == "deleted"}
-        saved = max((told for what, told in acknowledged if what == "positions"), default=0)
-        for what, told in acknowledged:
-            if what == "file" and told not in deleted and told != _sha256(self.DELETED):
-                assert open_verified(store, told) is not None, f"{told} is gone"
-        for sha256 in deleted:
-            assert not store.has(sha256)
-        for data in (self.PUT, self.FETCHED, self.DELETED):
-            file = open_verified(store, _sha256(data))
-            assert file is None or file.size == len(data)
-        assert store.quarantined == 0
-        found = FilePositions(self.position / "positions").load().get("events", {}).get("w1", 0)
-        assert found >= saved
-        incoming = self.position / "files" / "incoming"
-        assert not incoming.exists() or not list(incoming.iterdir())
-
-    def state(self) -> Any:
-        # What a kill left beside its name goes at the next start, or with the next save.
-        queue = self._queue(self._store())
-        seen = queue.open().text
-        wanted, _ = queue.due(10)
-        queue.close()
-        found = sorted(
-            (str(path.relative_to(self.position)), path.stat().st_size if "sha256" in path.parts else 0)
-            for path in self.position.rglob("*")
-            if path.is_file()
-        )
-        return [found, seen, [one.name for one in wanted], (self.position / "positions").read_text()]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def named(scenario: str, position: str) -> Scenario:
-    """The scenario of this name, in this folder."""
-    if scenario == "archive":
-        # The others do not need pyarrow, and forks are cheaper without it.
-        from tests.crash.archives import ArchiveScenario
-
-        return ArchiveScenario(position)
-    return SCENARIOS[scenario](position)
-
-
-SCENARIOS: Final[Mapping[str, type[Scenario]]] = {
-    "log in SQLite": SQLiteLog,
-    "log in PostgreSQL": PostgresLog,
-    "ids in SQLite": IdScenario,
-    "ids in PostgreSQL": PostgresIds,
-    "files": FilesScenario,
-}
+    """The scenario of this place, ``module:class``, in this folder."""
+    module, _, name = scenario.partition(":")
+    made: Scenario = getattr(import_module(module), name)(position)
+    return made

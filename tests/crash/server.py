@@ -22,7 +22,7 @@ from tests.crash.scenarios import Acknowledged, named
 
 __all__ = ["Order", "Outcome"]
 
-PATIENCE: Final = 20
+PATIENCE: Final = 60
 """Seconds after which a process that hangs is killed."""
 
 

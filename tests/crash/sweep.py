@@ -1,17 +1,23 @@
 """Sends a scenario to its death at each of its effects."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import msgspec
+import pytest
 
 from tests.crash.effects import SIDES, Side, changes
+from tests.crash.scenarios import POSTGRES
 from tests.crash.server import Order, Outcome
+from tests.postgres import new_database
 
-__all__ = ["Sweep"]
+__all__ = ["check_every_death"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -93,6 +99,32 @@ class Sweep:
         assert line, "the server of deaths has ended"
         outcome: Outcome = msgspec.json.decode(line, type=Outcome)
         return outcome
+
+
+def check_every_death(scenario: str, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that every death of a scenario, ``module:class``, is survived, and that there are so many.
+
+    Right before each statement, commit, write, rename and removal that changes something (which is right
+    after the one before), and in the middle of each write; SYNREPL_LONG=1 adds both sides of every effect.
+    In PostgreSQL, where each takes a second, a third of them, which SYNREPL_FIRST_SEED chooses.
+    After it the log opens, what was acknowledged is there, and the scenario ends as one that was not cut off.
+    """
+    name = scenario.partition(":")[2]
+    with ExitStack() as stack:
+        if name.startswith("Postgres"):
+            monkeypatch.setenv(POSTGRES, new_database())
+        # In memory where that can be had: a process that dies takes nothing back that it wrote.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="synrepl-crash-", dir=memory))
+        is_long = bool(os.environ.get("SYNREPL_LONG"))
+        is_slow = name == "PostgresLog" and not is_long
+        first = int(os.environ.get("SYNREPL_FIRST_SEED", "0")) // 1000
+        sweep = Sweep(scenario, Path(home), is_long=is_long, step=3 if is_slow else 1, first=first)
+        wrong = stack.enter_context(sweep).run()
+        print(sweep.report())
+
+    assert not wrong, f"{len(wrong)} of {sweep.points}\n" + "\n".join(wrong[:3])
+    assert sweep.points >= fewest
 
 
 def _has_half(name: str) -> bool:

@@ -118,10 +118,10 @@ class FilesCase(DiskCase):
         self.upstream = FakeUpstream()
         self.told: list[LogEvent] = []
 
-    def started(self, *, replica: bool = True, streams: Sequence[Any] = (), **options: Any) -> Files:
-        """The files of a daemon that has just started, over what is there; it knew these `streams` before."""
+    def made(self, *, replica: bool = True, **options: Any) -> Files:
+        """The files of a daemon that is about to start, over what is there."""
         self.store = self.make_store()
-        files = Files(
+        return Files(
             self.log,  # type: ignore[arg-type]
             self.store,
             ImmediateThread(),
@@ -130,6 +130,10 @@ class FilesCase(DiskCase):
             logger=Logger(observer=self.told.append),  # type: ignore[arg-type]
             **options,
         )
+
+    def started(self, *, replica: bool = True, streams: Sequence[Any] = (), **options: Any) -> Files:
+        """The files of a daemon that has just started, over what is there; it knew these `streams` before."""
+        files = self.made(replica=replica, **options)
         for stream in streams:
             files.stream_added(stream)
         self.wait(files.start())

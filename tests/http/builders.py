@@ -17,11 +17,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http import fromChunk
 from zope.interface import implementer
 
+from synrepl.base.access import Keyring
+from synrepl.base.history import Appended
+from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
 from synrepl.http_api.routes import APPEND
-from synrepl.ports.access import Keyring
-from synrepl.ports.history import Appended
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.log_waiters import LogWaiters
 from synrepl.replication.publisher import Publisher
@@ -32,7 +32,7 @@ from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
 
@@ -42,7 +42,7 @@ NOW = 1_700_000_000
 BROKEN = StorageError(op="commit", why="the disk is full", retryable=True)
 
 SETTINGS = {field.name for field in fields(ApiSettings)}
-"""Options that are settings; all others but the keys are services."""
+"""Options that are settings; all others but the keys are of the context."""
 
 CATCH_UP = "/_synapse/replication/get_repl_stream_updates"
 
@@ -151,6 +151,9 @@ class SiteCase(SynchronousTestCase):
             instance=self.instance,
             ring_bytes=self.ring_bytes,
         )
+        self.log.subscribe(self.declared.committed)
+        self.publisher.follow_log()
+        self.log.subscribe(self.refused.committed)
         self.declared.subscribers.append(self.publisher.stream_added)
         self.addCleanup(self.publisher.stop)
         self.site = self.make_site()
@@ -173,7 +176,7 @@ class SiteCase(SynchronousTestCase):
         """A site with these options."""
         keys = options.pop("keys", None if secret is None else Keyring(secret))
         settings = {name: options.pop(name) for name in SETTINGS & options.keys()}
-        services = Services(
+        context = SiteContext(
             log=self.log,
             publisher=self.publisher,
             table=self.table,
@@ -184,7 +187,7 @@ class SiteCase(SynchronousTestCase):
             settings=ApiSettings(instance_name=self.instance, server_name="hs.example", **settings),
             **options,
         )
-        return make_site(services, keys=keys)
+        return make_site(context, keys=keys)
 
     def talk(self, peer: str = "127.0.0.1") -> Talk:
         """A new connection."""

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.history import Appended
+from synrepl.base.history import Appended
 from synrepl.transports.http import append_stream_routes as stream_module
-from synrepl.transports.http.channel import PROGRESS_SECONDS
+from synrepl.transports.http.http_channel import PROGRESS_SECONDS
 from synrepl.transports.http.large_body import LARGE_BYTES
 from synrepl.wire.codec import LineBuffer
 from tests.http.builders import BROKEN, SiteCase, Talk, receipt

@@ -1,12 +1,10 @@
 """Facts of several streams in one request, told in it or brought before."""
 
 import json
-from hashlib import sha256
 from typing import Any
 
 from synrepl.transports.http.append_routes import MAX_WRITERS
-from tests.http.builders import receipt
-from tests.http.files_builders import FilesSiteCase
+from tests.http.builders import SiteCase, receipt
 
 APPENDS = "/v1/facts"
 
@@ -16,7 +14,7 @@ def append(stream: str, *rows: Any, **more: str) -> dict[str, Any]:
     return {"stream": stream, "facts": [[row] for row in rows], **more}
 
 
-class AppendsTests(FilesSiteCase):
+class AppendsCase(SiteCase):
     """Whoever brings much says it at one word."""
 
     def told(self, said: Any, status: int = 200) -> Any:
@@ -29,6 +27,10 @@ class AppendsTests(FilesSiteCase):
     def held(self) -> list[tuple[int, str, str, int]]:
         """What the log has."""
         return [(fact.serial, fact.stream, fact.writer, fact.token) for fact in self.engine.facts]
+
+
+class AppendsTests(AppendsCase):
+    """Whoever brings much says it at one word."""
 
     def test_a_body_that_is_too_long_is_refused_before_it_is_sent(self) -> None:
         """Its length is said first: nobody need send a gigabyte to hear that."""
@@ -119,20 +121,6 @@ class AppendsTests(FilesSiteCase):
         self.assertIn("it cannot be staged", staged["message"])
         self.assertEqual([], self.held())
 
-    def test_a_staged_batch_is_appended_once(self) -> None:
-        """It is brought first, perhaps by many; the word that makes facts of it can be said again."""
-        body = json.dumps(
-            {"appends": [append("push_rules", ["@a:b"]), append("push_rules", ["@c:d"])]}
-        ).encode()
-        self.put(body)
-        said = {"staged": sha256(body).hexdigest(), "idempotency_key": "q/7/0"}
-
-        self.assertEqual([], self.held())
-        first, again = self.told(said), self.told(said)
-
-        self.assertEqual(first, again)
-        self.assertEqual(2, len(self.held()))
-
     def test_a_key_that_stood_for_something_else_is_refused(self) -> None:
         """As with one append."""
         self.told({"appends": [append("push_rules", ["@a:b"])], "idempotency_key": "k"})
@@ -165,15 +153,6 @@ class AppendsTests(FilesSiteCase):
             (b"{", 400, "bad_json"),
         ):
             self.assertEqual(code, self.told(said, status)["error"])
-
-    def test_a_staged_file_without_appends_is_refused(self) -> None:
-        """As such a body is without a file."""
-        body = b'{"idempotency_key": "k"}'
-        self.put(body)
-
-        refused = self.told({"staged": sha256(body).hexdigest()}, 400)
-
-        self.assertEqual("bad_request", refused["error"])
 
     def test_new_writers_of_a_stream_are_bounded(self) -> None:
         """Each would be told to every follower, and shown to Prometheus, for ever."""

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synrepl.ports.history import EMPTY, LogPosition
+from synrepl.base.history import EMPTY, LogPosition
 from synrepl.wire.commands import RemoteServerUp
 from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
 
@@ -465,15 +465,6 @@ class CommandsDownTests(FollowCase):
         self.assertEqual(["REMOTE_SERVER_UP one"], self.lines(talk))
         self.assertEqual(["REMOTE_SERVER_UP two"], self.lines(again))
         self.assertEqual([], self.lines(other))
-
-    def test_what_a_replica_forwarded_does_not_come_back_to_it(self) -> None:
-        """Its followers have heard it, or said it."""
-        talks = {origin: self.follow(f"commands={origin}") for origin in ("copy-1", "copy-2")}
-        said = [(1, b"REMOTE_SERVER_UP far.example.org")]
-        self.publisher.command_receiver.receive("copy-1", said, source="copy-1")
-
-        self.assertEqual([], self.lines(talks["copy-1"]))
-        self.assertEqual(["REMOTE_SERVER_UP far.example.org"], self.lines(talks["copy-2"]))
 
     def test_a_reader_that_does_not_read_misses_them_and_that_is_counted(self) -> None:
         """Nothing is held for it in memory."""

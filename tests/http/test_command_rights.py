@@ -3,16 +3,15 @@
 from itertools import product
 from typing import Any, Final, NamedTuple
 
+from synrepl.base.access import Key, Right, access_of
+from synrepl.base.rights import command_refusal
+from synrepl.base.run_owners import MAX_RUNS, RunOwners
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.access import Key, Right, access_of
-from synrepl.ports.rights import command_refusal
-from synrepl.ports.run_owners import MAX_RUNS, RunOwners
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, ClearUserSync, Replicate
 from synrepl.wire.dialect import LEGACY, NEWEST
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from tests.http.builders import SiteCase
-from tests.resp.test_connection import Site
 
 
 class Sample(NamedTuple):
@@ -72,23 +71,6 @@ class CommandRightsTests(SiteCase):
         names = {sample.line.split(" ")[0] for sample in SAMPLES}
         self.assertEqual({Replicate.NAME, *(command.NAME for command in FORWARDED)}, names)
 
-    def test_at_the_resp_port(self) -> None:
-        """Whoever may publish at all: with the right to write, and all streams."""
-        site = Site(*KEYS)
-        publishers = {key.name: site.client(key.name) for key in KEYS}
-        for key in KEYS[-2:]:
-            for run in key.instances or ():
-                publishers[key.name].ask("PUBLISH", "hs", f"USER_SYNC {run} @a:hs None start 1")
-        site.ingested.clear()
-        for key, sample, instance, line in self.samples():
-            may_publish = Right.WRITE in key.rights and key.streams is None
-            is_allowed = may_publish and may(key, sample, instance)
-            with self.subTest(key=key, line=line):
-                answer = publishers[key.name].ask("PUBLISH", "hs", line.decode())
-                self.assertEqual(":0" if is_allowed else "-NOPERM", answer.split("\r\n")[0].split(" ")[0])
-                self.assertEqual([line] if is_allowed else [], site.ingested)
-            site.ingested.clear()
-
     def test_on_a_line(self) -> None:
         """A follower's certificate may have a key."""
         self.wait(self.log.append("federation", "master", [b'[["k",{}]]']))
@@ -106,24 +88,6 @@ class CommandRightsTests(SiteCase):
                 except RemoteProtocolError:
                     is_allowed = False
                 self.assertEqual(may(key, sample, instance), is_allowed)
-
-    def test_through_a_replica(self) -> None:
-        """What its followers say is judged by the replica's key; one of all instances has asked them."""
-        self.wait(self.log.append("federation", "master", [b'[["k",{}]]']))
-        receiver, number = self.publisher.command_receiver, 0
-        for key in KEYS[-2:]:
-            for run in key.instances or ():
-                number += 1
-                line = f"USER_SYNC {run} @a:hs None start 1".encode()
-                receiver.receive("o", [(number, line)], access=access_of(key))
-        for key, sample, instance, line in self.samples():
-            if sample.line.startswith("REPLICATE"):
-                continue  # no replica forwards it
-            number += 1
-            before = self.dropped()
-            with self.subTest(key=key, line=line):
-                receiver.receive("o", [(number, line)], access=access_of(key))
-                self.assertEqual(may(key, sample, instance), self.dropped() == before)
 
     def dropped(self) -> float:
         """How many commands were dropped."""

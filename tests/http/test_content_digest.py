@@ -6,7 +6,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.web.http_headers import Headers
 
 from synrepl.errors import NotConnected
-from synrepl.http_api.routes import PROMOTE
+from synrepl.http_api.routes import APPEND_BATCH
 from synrepl.transports.http.headers import content_digest, matches_digest
 from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import SiteCase, receipt
@@ -49,7 +49,7 @@ class IntactTests(SiteCase):
         http = HttpClient(
             self.clock, client=_Client(b'{"first_serial":7}', content_digest(b'{"first_serial":3}'))
         )
-        asked = ensureDeferred(http.read(PROMOTE.request(), base_url="http://h", body=b"{}"))
+        asked = ensureDeferred(http.read(APPEND_BATCH.request(), base_url="http://h", body=b"{}"))
         self.failureResultOf(asked, NotConnected)
 
     def test_of_other_digests_nothing_is_known(self) -> None:

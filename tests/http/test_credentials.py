@@ -1,5 +1,6 @@
 """Where a secret may go over HTTP."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.web.client import URI
 
+from synrepl.base.response_errors import NeverSent
 from synrepl.key_rules import url_refusal
-from synrepl.ports.response_errors import NeverSent
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import _Endpoints
+from synrepl.transports.tls import TlsFiles
 
 
 @pytest.mark.parametrize(
@@ -89,3 +91,14 @@ def test_localhost_must_be_this_machine(peer: Any, secret: str | None, insecure:
 
     assert [may] * 2 == [one is found.protocol for one in results]
     assert found.protocol.transport.value() == b""
+
+
+def test_credentials_without_the_secret_have_the_certificate_of_now() -> None:
+    """Who holds them keeps them through a reload."""
+    whole = Credentials("secret", TlsFiles(cert_file=Path("old.pem")))
+    shown = whole.without_secret()
+
+    whole.replace(Credentials("another", TlsFiles(cert_file=Path("new.pem"))))
+
+    assert (None, TlsFiles(cert_file=Path("new.pem"))) == (shown.secret, shown.files)
+    assert whole.without_secret() is shown

@@ -1,8 +1,7 @@
 """HEAD is GET without the body, and who waits for 100 Continue is answered, on every route."""
 
 from synrepl.http_api.routes import ROUTES
-from tests.http.builders import Answer
-from tests.http.test_replica_routes import CopiesCase
+from tests.http.builders import Answer, SiteCase
 
 PAGES = ("/", "/status", "/v1/status", "/metrics", "/livez", "/readyz", "/v1/openapi.json")
 ENDLESS = "/v1/changelog?follow=true"
@@ -15,7 +14,7 @@ def described(answer: Answer) -> dict[str, str]:
     }
 
 
-class HeadTests(CopiesCase):
+class HeadTests(SiteCase):
     """Answers without a body."""
 
     def test_head_is_get_without_the_body(self) -> None:
@@ -36,8 +35,11 @@ class HeadTests(CopiesCase):
                 self.assertEqual(described(get), described(head))
 
 
-class ExpectTests(CopiesCase):
+class ExpectTests(SiteCase):
     """Clients that send a body once they are asked for it, as curl and proxies do."""
+
+    places: tuple[tuple[str, str], ...] = ()
+    """More methods and paths of requests with bodies."""
 
     def test_every_route_with_a_body_asks_for_it(self) -> None:
         """And answers then; nobody waits for ever."""
@@ -56,11 +58,10 @@ class ExpectTests(CopiesCase):
     def test_a_body_that_would_be_refused_is_not_asked_for(self) -> None:
         """Of a peer without the right, and of a URL that is none; the connection then ends."""
         self.site = self.make_site(secret="a-secret-of-the-test")
-        places = (("POST", "/v1/streams/push_rules/facts", 401), ("PUT", f"/v1/files/sha256/{'0' * 64}", 401))
         for method, path, status in (
-            *places,
+            ("POST", "/v1/streams/push_rules/facts", 401),
             ("POST", "/v1/appends", 401),
-            ("POST", "/v1/native/bytes", 401),
+            *((*place, 401) for place in self.places),
         ):
             for length in ("Content-Length: 999", "Transfer-Encoding: chunked"):
                 with self.subTest(path=path, length=length):

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
+from synrepl.base.access import ALL_RIGHTS, Key, Keyring, Right
 from synrepl.transports.http.append_routes import MAX_KEY
 from tests.http.builders import SiteCase, receipt
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import (
     MAX_INTEGER,
     BadParameter,
@@ -24,6 +25,7 @@ from synrepl.http_api.route import (
     WholeNumbers,
 )
 from synrepl.http_api.routes import APPEND, CHANGELOG, DIGESTS, ROUTES, ROWS
+from synrepl.rooms import rooms
 from synrepl.transports.http.api import ROUTE_MODULES
 from synrepl.transports.http.handlers import _FUNCTIONS, handler_of, handles
 
@@ -150,9 +152,11 @@ def test_a_client_cannot_send_what_the_route_lacks() -> None:
 
 def test_each_route_has_a_handler() -> None:
     """One and no other: a second one would be refused when its module is imported."""
-    modules = {route.name: handler_of(route.name).function.__module__ for route in ROUTES}
+    for room in rooms():
+        room.import_handlers()
+    modules = {route.name: handler_of(route.name).function.__module__ for route in all_routes()}
 
-    assert {module.__name__ for module in ROUTE_MODULES} == set(modules.values())
+    assert {module.__name__ for module in ROUTE_MODULES} == {modules[route.name] for route in ROUTES}
     assert _FUNCTIONS.keys() == modules.keys()
     with pytest.raises(ValueError, match="two functions handle POST /v1/"):
         handles(APPEND)(handler_of(CHANGELOG.name).function)
@@ -160,8 +164,8 @@ def test_each_route_has_a_handler() -> None:
 
 def test_names_are_unique() -> None:
     """Of routes, of their URLs, and of the parameters of each."""
-    assert len(ROUTES) == len({route.name for route in ROUTES})
-    assert len(ROUTES) == len({(route.method, route.path) for route in ROUTES})
-    for route in ROUTES:
+    assert len(all_routes()) == len({route.name for route in all_routes()})
+    assert len(all_routes()) == len({(route.method, route.path) for route in all_routes()})
+    for route in all_routes():
         parameters: list[Parameter] = [*route.query, *route.headers]
         assert len(parameters) == len({parameter.name for parameter in parameters})

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from synrepl.ports.access import Key, Keyring, Right
+from synrepl.base.access import Key, Keyring, Right
 from synrepl.streams.catalog import RefusedFact
 from tests.http.builders import SiteCase
 

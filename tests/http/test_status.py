@@ -3,11 +3,11 @@
 from typing import Any, Final
 from unittest.mock import Mock, patch
 
+from synrepl.base.access import LOCAL, Access
+from synrepl.base.metrics import POSITION_WRITERS
 from synrepl.http_api.routes import OPENMETRICS, PROMETHEUS
-from synrepl.ports.access import LOCAL, Access
-from synrepl.ports.metrics import POSITION_WRITERS
-from synrepl.ports.problems import Problem
-from synrepl.replication.status import ENDED_REPLICA, LOST_REPLICA, STATES, build_status
+from synrepl.replication.status import NoIngest, build_status, states
+from synrepl.rooms import rooms
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
 from tests.http.builders import BROKEN, SiteCase, receipt
@@ -35,41 +35,6 @@ class FullConnection:
 
     def resume_reading(self) -> None:
         """It says nothing."""
-
-
-class Replication:
-    """A daemon with replicas of these states and lags in seconds, and leases of which so much is used."""
-
-    def __init__(
-        self, replicas: list[tuple[str, float]], leases: list[float], *, role: str = "primary"
-    ) -> None:
-        self._status: dict[str, Any] = {
-            "role": role,
-            "state": "",
-            "primary": "",
-            "replicas": [
-                {"state": state, "lag_seconds": lag, "address": f"- http://replica{number}"}
-                for number, (state, lag) in enumerate(replicas)
-            ],
-            "leases": [{"used": used, "ended": None} for used in leases],
-            "epoch_starts": [],
-        }
-
-    def status(self) -> dict[str, Any]:
-        """Its section."""
-        return self._status
-
-    def problems(self) -> list[Problem]:
-        """None of its own."""
-        return []
-
-    def lag_seconds(self) -> float:
-        """None."""
-        return 0.0
-
-    def lag_rows(self) -> int:
-        """None."""
-        return 0
 
 
 class StatusTests(SiteCase):
@@ -129,23 +94,13 @@ class StatusTests(SiteCase):
                 "trimmed_upto": 0,
                 "history": self.log.history,
                 "uuid": self.log.uuid,
-                "name": "",
                 "holds": "",
                 "epoch_starts": [],
-                "files": None,
-                "homeserver": None,
+                **{key: value for room in rooms() for key, value in room.absent_status.items()},
                 "lag_rows": 0,
                 "lag_seconds": 0.0,
-                "upstream": None,
-                "replicas": [],
-                "leases": [],
-                "more_replicas": 0,
-                "more_leases": 0,
                 "followers": [],
-                "tables": [],
-                "writers": [],
                 "redis": None,
-                "resp": None,
                 "following": [],
                 "stuck": [],
                 "uptime_seconds": 5.0,
@@ -215,28 +170,6 @@ class StatusTests(SiteCase):
 
         self.assertEqual((302, "status"), (answer.status, answer.headers["location"]))
 
-    def test_what_is_wrong_elsewhere_is_a_warning(self) -> None:
-        """This daemon is well; a replica that is behind for a moment is no news."""
-        replication = Replication(
-            [("ended", 9.0), ("lost", 9.0), ("lost", 0.0), ("behind", 5.0), ("behind", 0.2), ("live", 0.0)],
-            [0.85, 0.2],
-        )
-
-        found = self.built(replication)
-
-        self.assertEqual(
-            ("serving", ["1 replica whose lease has ended, 2 lost, 1 behind", "1 lease nearly used up"]),
-            (found["state"], found["warnings"]),
-        )
-
-    def test_a_status_says_what_to_do(self) -> None:
-        """The word `lost` alone leaves an operator with a search."""
-        well = self.built(Replication([("live", 0.0)], []))
-        lost = self.built(Replication([("lost", 0.0), ("ended", 0.0)], []))
-
-        self.assertEqual([], well["what_to_do"])
-        self.assertEqual([LOST_REPLICA, ENDED_REPLICA], lost["what_to_do"])
-
     def test_a_disk_that_is_nearly_full_is_told_before_it_is(self) -> None:
         """Below a tenth of a small disk, and below 1 GiB of a large one."""
         for free, disk, is_told in (
@@ -247,7 +180,7 @@ class StatusTests(SiteCase):
         ):
             usage = {"log_bytes": 5, "wal_bytes": 1, "free_bytes": int(free), "disk_bytes": disk}
             with patch.object(self.log, "disk_usage", lambda usage=usage: usage):
-                found = self.built(Replication([], []))
+                found = self.built()
 
             self.assertEqual(is_told, any("when it is full" in one for one in found["warnings"]))
             self.assertEqual({**usage, "wal_held_seconds": 0.0, "wal_reader": ""}, found["disk"])
@@ -260,8 +193,8 @@ class StatusTests(SiteCase):
             patch.object(self.log, "disk_usage", lambda: usage),
             patch.object(self.log, "checkpoints", checkpoints),
         ):
-            found = self.built(Replication([], []))
-            limited = self.built(Replication([], []), Access(streams=frozenset({"events"})))
+            found = self.built()
+            limited = self.built(Access(streams=frozenset({"events"})))
 
         self.assertNotIn("sqlite3", str(limited))
         self.assertIn("another program keeps", str(limited["warnings"]))
@@ -275,20 +208,14 @@ class StatusTests(SiteCase):
             found["warnings"],
         )
 
-    def test_a_replica_that_moved_is_not_lost(self) -> None:
-        """After a promotion all is well."""
-        found = self.built(Replication([("lost", 9.0), ("moved", 9.0)], [], role="replica"))
-
-        self.assertEqual(["1 replica lost"], found["warnings"])
-
-    def built(self, replication: Replication, access: Access = LOCAL) -> dict[str, Any]:
-        """The status with this part."""
+    def built(self, access: Access = LOCAL) -> dict[str, Any]:
+        """The status."""
         return build_status(
             log=self.log,
             publisher=self.publisher,
             table=self.table,
-            ingest=None,
-            replication=replication,
+            ingest=NoIngest(),
+            refused=self.refused,
             clock=self.clock,
             instance="master",
             server_name="hs.example",
@@ -299,7 +226,7 @@ class StatusTests(SiteCase):
 
     def test_every_state_is_documented(self) -> None:
         """Programs compare it with words that they know."""
-        self.assertIn(self.get("/v1/status").json()["state"], STATES)
+        self.assertIn(self.get("/v1/status").json()["state"], states())
 
     def test_the_page_escapes_what_others_named(self) -> None:
         """A follower chooses its own name."""

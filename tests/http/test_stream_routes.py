@@ -3,12 +3,13 @@
 import json
 from typing import Any
 
+from synrepl.base.access import Access, Key, Keyring, Right
 from synrepl.errors import ConfigError
-from synrepl.ports.access import Access, Key, Keyring, Right
 from synrepl.replication.declared_streams import MAX_EPHEMERAL, MAX_STREAMS, DeclaredStreams
 from synrepl.streams.declared import DaemonStreams, StreamBody
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire.commands import Replicate
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
 from tests.http.builders import Answer, SiteCase
@@ -191,6 +192,7 @@ class DeclaringTests(StreamCase):
         self.wait(self.log.start())
         self.declared._log = self.log
         other = DeclaredStreams(self.log, DaemonStreams(StreamTable.default()), instance="other")
+        self.log.subscribe(other.committed)
         self.wait(other.declare(StreamBody(name="packages", key="id").declaration()))
         self.wait(self.declared.load())
 
@@ -266,8 +268,12 @@ class SendingTests(StreamCase):
         """Even if it were asked to: Synapse's processes would disconnect."""
         self.declare()
         follower = Follower(self, CURRENT)
-        writes = {("packages", "master"), ("declarations", "master"), ("receipts", "master")}
-        reader = self.publisher.join_broker(follower, writes)
+        writes = {
+            Writer("packages", "master"),
+            Writer("declarations", "master"),
+            Writer("receipts", "master"),
+        }
+        reader = self.publisher.join_channel(follower, writes)
         reader.push_since(0)
         reader.send_positions()
         self.put("24.3")

@@ -9,9 +9,9 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.logger import LogEvent, formatEvent, globalLogPublisher
 
-from synrepl.ports.turn_queue import SLICE_SECONDS, TurnQueue
+from synrepl.base.turn_queue import SLICE_SECONDS, TurnQueue
 from synrepl.storage.threads import ImmediateThread
-from synrepl.transports.http.channel import PROGRESS_BYTES, PROGRESS_SECONDS
+from synrepl.transports.http.http_channel import PROGRESS_BYTES, PROGRESS_SECONDS
 from tests.http.builders import SiteCase, Talk, append_body, receipt
 
 LIVEZ = "/livez"

@@ -11,12 +11,9 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
-from synrepl.errors import ConfigError
 from synrepl.http_api.routes import CHANGELOG
 from synrepl.http_client import BlockingClient, NotADaemon
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.peer_clients import HttpFiles
-from synrepl.transports.settings import parse_upstream as upstream
 
 SHA256 = "a" * 64
 
@@ -78,21 +75,6 @@ def test_a_daemon_asks_another_at_its_url(url: str, position: tuple[str, str, in
 
 
 @pytest.mark.parametrize(("url", "position"), URLS)
-def test_files_are_fetched_from_a_url(url: str, position: tuple[str, str, int, str]) -> None:
-    """They are asked for by a client of their own."""
-    scheme, host, port, path = position
-    agent = Asked()
-    files = HttpFiles(HttpClient(Clock(), client=HTTPClient(agent)), url)
-
-    async def nothing(data: bytes) -> None:
-        raise AssertionError(data)
-
-    ended(files.fetch(SHA256, 0, nothing))
-
-    assert (scheme, host, port, f"{path}/v1/files/sha256/{SHA256}") == agent.only()
-
-
-@pytest.mark.parametrize(("url", "position"), URLS)
 def test_a_command_asks_a_daemon_at_its_url(url: str, position: tuple[str, str, int, str]) -> None:
     """The same URL is given to a daemon and to a command."""
     scheme, host, port, path = position
@@ -115,13 +97,3 @@ def test_a_command_says_that_this_is_no_url(url: str) -> None:
     """Brackets are easily forgotten."""
     with pytest.raises(NotADaemon, match="is not the address of a daemon; an example is http:"):
         BlockingClient(url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://[::1", "http://::1]:9093", "http://[::g]:9093", "http://::1:9093", "https://hs:port", "http://"],
-)
-def test_an_upstream_that_is_no_url_is_refused_at_the_start(url: str) -> None:
-    """A daemon that starts would look for it for ever."""
-    with pytest.raises(ConfigError, match="must be a URL"):
-        upstream(url)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.ports.caches import Caches
+from synrepl.replication.follower.caches import Caches
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST
 from tests.caches.rows_by_release import rows_sent

@@ -1,4 +1,4 @@
-"""Real releases read 500 configurations; tests/inspection/test_configurations.py has what they say."""
+"""Real releases read 500 configurations; tests/homeserver/test_configurations.py has what they say."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed
 from hypothesis import settings as hypothesis_settings
 
-from tests.inspection.configurations import (
+from tests.homeserver.configurations import (
     COUNT,
     RELEASES,
     SEED,

@@ -16,9 +16,9 @@ from typing import Final
 
 import pytest
 
-from synrepl.inspection.explanation.entries import entries
-from synrepl.inspection.explanation.messages import find_message
-from synrepl.inspection.explanation.pasted_lines import read_line
+from synrepl.homeserver.explanation.entries import entries
+from synrepl.homeserver.explanation.messages import find_message
+from synrepl.homeserver.explanation.pasted_lines import read_line
 from tests.interop.drive import Driver, Driving
 from tests.interop.harness import peer_python
 from tests.interop.homeserver import LAYOUT_OF_CURRENT, MAIN, TWO_WORKERS, Homeserver, Layout

@@ -18,7 +18,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from synrepl.inspection.probe import STREAMS
+from synrepl.homeserver.probe import STREAMS
 from tests.interop.client import Client
 from tests.interop.drive import Driver, Driving
 from tests.interop.harness import Daemon, peer_python

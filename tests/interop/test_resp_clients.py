@@ -13,8 +13,8 @@ from typing import Final
 
 import pytest
 
+from tests.channel.processes.resp_clients import COMMON, SECRETS, run, serving
 from tests.interop.harness import PEERS, peer_python
-from tests.processes.resp_clients import COMMON, SECRETS, run, serving
 
 NODE: Final = ("redis@6.3.1", "ioredis@6.0.0")
 COREDIS: Final = "coredis==6.9.0"

@@ -12,7 +12,7 @@ from synrepl.streams.facts import Fact
 from tests.interop.harness import peer_client
 from tests.processes.loading import ids_of, report, size
 from tests.processes.replicas import Member
-from tests.processes.upstream_kills import STREAMS, BehindProxy, Ports, Readers, follow_through_kills
+from tests.replicas.processes.upstream_kills import STREAMS, BehindProxy, Ports, Readers, follow_through_kills
 
 ROUNDS: Final = size(2, 20)
 

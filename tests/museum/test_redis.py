@@ -2,8 +2,9 @@
 
 import pytest
 
+from synrepl.streams.writer import Writer
 from tests.redis.worlds import FakeWorld, Recorder, World, stopped
-from tests.replication.test_broker import REPLICATE, Setup
+from tests.replication.test_daemon_member import REPLICATE, Setup
 
 
 def test_replicate_waits_for_the_subscription() -> None:
@@ -12,10 +13,10 @@ def test_replicate_waits_for_the_subscription() -> None:
     Here: a process sends REPLICATE only after SUBSCRIBE is confirmed, so it misses no POSITION.
     """
     setup = Setup(up=False)
-    setup.peer.publisher_up()
+    setup.member.publisher_up()
     before = setup.told()
 
-    setup.peer.subscriber_up()
+    setup.member.subscriber_up()
     asked = setup.told()
     setup.says("POSITION events w1 5 5")
 
@@ -33,10 +34,10 @@ def test_a_writer_that_reconnects_announces_its_positions() -> None:
     setup.append("@a:hs")
     setup.told()
 
-    setup.peer.publisher_down("connection lost")
+    setup.member.publisher_down("connection lost")
     setup.append("@b:hs")
     lost = setup.told()
-    setup.peer.publisher_up()
+    setup.member.publisher_up()
 
     assert [] == lost
     assert "POSITION to_device us 2 2" in setup.told()
@@ -73,7 +74,7 @@ def test_positions_of_caches_are_not_echoed() -> None:
 
     Here: a process announces positions of its own writers only, whatever it receives.
     """
-    setup = Setup(writes=[("to_device", "us")])
+    setup = Setup(writes=[Writer("to_device", "us")])
 
     for token in range(5, 15):
         setup.says(f"POSITION caches w1 {token} {token}", f"POSITION caches w2 {token} {token}")

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
-from synrepl.pipeline.archive.files import WrittenFile, write_files
+from synrepl.pipeline.archive.row_files import WrittenFile, write_files
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.snapshot.snapshot import LAST, read_snapshot
 from synrepl.pipeline.source.rows import FACTS, ROWS, explode
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.service.processes import ROOT

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, DAY_MS, LOG, write_facts

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from synrepl.http_api.routes import APPEND, CHANGELOG, EXTENT, LEASES
+from synrepl.http_api.routes import APPEND, CHANGELOG, EXTENT
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive import archive as archiving
 from synrepl.pipeline.archive.archive import archive
@@ -22,6 +22,7 @@ from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import BadArchive, Store
+from synrepl.replicas.routes import LEASES
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact, decode_facts
 from synrepl.wire import jsontext

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive.files import map_files, read_files
+from synrepl.pipeline.archive.row_files import map_files, read_files
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.local import LocalDriver

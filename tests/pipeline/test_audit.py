@@ -16,15 +16,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from synrepl.base.history import EpochStart, LogPosition
 from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
 from synrepl.pipeline.audit import explanation
 from synrepl.pipeline.audit.audit import audit
-from synrepl.pipeline.audit.findings import CODES, AuditFinding, AuditResult
+from synrepl.pipeline.audit.audit_findings import CODES, AuditFinding, AuditResult
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, LOG, Given, archive, chained, write_facts

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from synrepl.cli import main
+from synrepl.pipeline.commands import jobs
+from tests.cli.test_commands import check_light_help, check_places
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
 
@@ -105,3 +108,49 @@ def test_mistakes_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
 
         assert (code, True) == (result.exit_code, expected in result.output), (words, result.output)
         assert "Traceback" not in result.output
+
+
+def test_an_archive_of_an_empty_daemon_is_none() -> None:
+    """It said "the archive ends at serial 0", and the next job that nothing is archived there."""
+    done = SimpleNamespace(batches=0, merged=0, serial=0, epoch=1, digest="")
+
+    lines = list(jobs._archive_lines(done))
+
+    assert lines == ["no new facts", "nothing was archived: there is no table yet"]
+
+
+def test_a_compaction_says_where_its_snapshot_is() -> None:
+    """A daemon can start from there; the digest is that of the log."""
+    made = SimpleNamespace(keys=2_000, rows=2_100, facts=1_900, serial=600, epoch=3, digest="0f" * 32)
+
+    lines = list(
+        jobs._compact_lines(SimpleNamespace(snapshot=made, is_new=True, read_rows=9_000, seconds=1.5))
+    )
+
+    assert lines == [
+        "2,000 keys in 2,100 rows of 1,900 facts, from 9,000 rows, 1.5 s",
+        "the snapshot is at serial 600 of epoch 3, digest 0f0f0f0f0f0f0f0f",
+    ]
+
+
+def test_the_pipeline_counts_bytes_as_the_status_does() -> None:
+    """It had MB of its own, of 1,000,000 bytes: a small archive was 0.0 MB."""
+    done = SimpleNamespace(
+        batches=1, facts=1, rows=1, bytes=2_048, seconds=1.0, merged=0, serial=1, epoch=1, digest="ab"
+    )
+
+    first, _ = jobs._archive_lines(done)
+
+    assert first == "archived 1 fact (1 row, 2.0 KiB) in 1 batch, 1.0 s"
+    merged = SimpleNamespace(merged=8, made=1, bytes=3 << 20)
+    assert [*jobs._optimize_lines(merged)] == ["merged 8 files into 1, 3.0 MiB"]
+
+
+def test_the_help_of_a_job_imports_little() -> None:
+    """As that of each command."""
+    check_light_help("pipeline archive")
+
+
+def test_each_job_is_where_the_table_says() -> None:
+    """As each command is."""
+    check_places(jobs.pipeline)

@@ -9,6 +9,7 @@ import duckdb
 import msgspec
 import pytest
 
+from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
@@ -17,7 +18,6 @@ from synrepl.pipeline.snapshot import compact as compaction
 from synrepl.pipeline.snapshot.compact import CompactResult, compact
 from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
 from synrepl.pipeline.store import BadArchive, Store
-from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import BEGAN_MS, archive, chained, paths_of, write_facts

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.audit.archive_comparison import Comparison
 from synrepl.pipeline.audit.audit import audit
-from synrepl.pipeline.audit.comparison import Comparison
+from synrepl.pipeline.audit.audit_findings import AuditFinding, AuditFindings
 from synrepl.pipeline.audit.file_scan import FileScan, ListedFile, _scan_batch, rank_files, scan_files
-from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.exchange import unpack
 from synrepl.pipeline.runner import Runner, driver_of
@@ -27,7 +28,6 @@ from synrepl.pipeline.snapshot.fold import (
 from synrepl.pipeline.snapshot.part_writer import FILE, PARTS, write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile
 from synrepl.pipeline.store import Store
-from synrepl.ports.history import EpochStart
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from tests.pipeline.archives import archive, chained, write_facts

@@ -9,10 +9,10 @@ from typing import Final
 import pytest
 
 from synrepl.cli.command import CliError
-from synrepl.cli.pipeline_job import job_errors
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
+from synrepl.pipeline.commands.pipeline_job import job_errors
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.snapshot.snapshot import read_snapshot
 from synrepl.pipeline.store import Store
@@ -23,7 +23,7 @@ from tests.service.processes import Daemon, Process
 
 IMPATIENT: Final = """
 import signal, threading
-from synrepl.cli.pipeline_job import pipeline_job
+from synrepl.pipeline.commands.pipeline_job import pipeline_job
 from synrepl.pipeline.local import LocalDriver
 
 @pipeline_job(lambda done: [])

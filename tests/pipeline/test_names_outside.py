@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.pipeline.archive.files import read_files
+from synrepl.pipeline.archive.row_files import read_files
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
 from synrepl.pipeline.source.rows import ROWS

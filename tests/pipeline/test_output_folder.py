@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from synrepl.cli.output_folder import output_folder
+from synrepl.pipeline.commands.output_folder import output_folder
 from tests.processes.replicas import fill
 from tests.service.processes import ROOT, Daemon
 

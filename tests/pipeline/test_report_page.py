@@ -12,17 +12,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from synrepl.base.history import EpochStart
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
 from synrepl.pipeline.archive.table import Batch
-from synrepl.pipeline.audit.findings import ChainBreak
+from synrepl.pipeline.audit.audit_findings import ChainBreak
 from synrepl.pipeline.report import charts
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags
 from synrepl.pipeline.report.invalidations import Invalidations, expand_batches, meaning
 from synrepl.pipeline.report.listings import Listing, as_csv
 from synrepl.pipeline.report.measurement import Coverage, DaemonStatus, Measurements, ask, counters
 from synrepl.pipeline.report.report import ReportResult, shown, write
-from synrepl.ports.history import EpochStart
 from tests.caches.fakes import NEWEST
 from tests.pipeline.archives import BEGAN_MS
 

@@ -14,14 +14,14 @@ import pytest
 from deltalake import DeltaTable
 from msgspec.structs import replace
 
+from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive import archive as committing
 from synrepl.pipeline.archive import optimize, table
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity, Overtaken
-from synrepl.pipeline.archive.files import read_files, write_files
+from synrepl.pipeline.archive.row_files import read_files, write_files
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.source.rows import ROWS as SCHEMA
 from synrepl.pipeline.store import BadArchive, Store
-from synrepl.ports.history import EpochStart
 from tests.pipeline.archives import (
     ARCHIVED_MS,
     LOG,

@@ -18,6 +18,7 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
+from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import LogIdentity
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.table import ArchiveTable
@@ -27,7 +28,6 @@ from synrepl.pipeline.store import BadArchive, Store
 from synrepl.pipeline.tables import tables
 from synrepl.pipeline.tables.declarations import TABLES, TableColumn
 from synrepl.pipeline.tables.tables import TableResult, update_tables
-from synrepl.ports.history import EpochStart
 from synrepl.streams.facts import Fact
 from tests.pipeline.archives import Given, archive, chained
 from tests.pipeline.clusters import QUICK

@@ -8,7 +8,7 @@ import pytest
 
 from tests.processes.loading import size
 from tests.processes.replicas import Member
-from tests.processes.upstream_kills import BehindProxy, Ports, Reader, Readers, follow_through_kills
+from tests.replicas.processes.upstream_kills import BehindProxy, Ports, Reader, Readers, follow_through_kills
 
 ROUNDS: Final = size(2, 20)
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from synrepl.missing_rooms import missing_rooms
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, build_group
 from synrepl.storage.log_head import LogHead
@@ -40,7 +41,8 @@ FRONT: Final = "127.0.0.2"
 
 GROUP: Final = 10_000
 AGAIN_SECONDS: Final = 0.05
-QUICK: Final = ("--heartbeat-seconds", "0.2", "--ping-seconds", "1", "--timeout-seconds", "3")
+QUICK: Final = ("--ping-seconds", "1", "--timeout-seconds", "3")
+QUICK_REPLICAS: Final = ("--heartbeat-seconds", "0.2")
 
 
 class Place(NamedTuple):
@@ -74,12 +76,14 @@ class Member:
         """Start it, where it was before."""
         listed = [] if self.upstream is None else self.upstream.split(",")
         upstream = [word for one in listed for word in ("--upstream", one)]
+        has_replicas = "replicas" not in missing_rooms()
+        named = ("--replica-name", self.name, *QUICK_REPLICAS) if has_replicas else ()
         self.daemon = Daemon(
             self.folder,
             port=self._ports[0],
             http_port=self._ports[1],
             options=(
-                *("--instance-name", "master", "--replica-name", self.name, "--advertise", FRONT),
+                *("--instance-name", "master", "--advertise", FRONT, *named),
                 *(*QUICK, *upstream, *self.options),
             ),
         )

@@ -15,14 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.processes.loading import MIB, NO_HEADERS, Asker, memory, report
-from tests.processes.replica_line import HttpPipe, Pipe
+from tests.replicas.processes.replica_line import HttpPipe, Pipe
 from tests.service.processes import Daemon
 
-LIVE_SECONDS = 2.0
-"""How long /livez may take to answer, at any time."""
-
-TURN_SECONDS = 0.1
-"""How much CPU time the reactor may use in one turn. Nobody else is served in a turn, so this is the one
+TURN_SECONDS = 0.3
+"""How much CPU time the reactor may use in one turn: three times what it takes at most on a machine of its
+own, as neighbours take the caches of a processor too. Nobody else is served in a turn, so this is the one
 thing that tests judge by time; CPU time, since wall time depends on what else the machine does.
 """
 
@@ -72,7 +70,7 @@ class Watch:
 
 @contextmanager
 def watched(daemon: Daemon, attack: str, *, grows_mib: float) -> Iterator[None]:
-    """The daemon answers within `LIVE_SECONDS` meanwhile, and grows by less than this."""
+    """The daemon answers meanwhile, no turn of it is long, and it grows by less than this."""
     # What it needs at the first connection and answer is no matter of the attack.
     with Asker(daemon.url) as asker, connected(daemon) as first:
         asker.ask("GET", "/livez")
@@ -92,7 +90,6 @@ def watched(daemon: Daemon, attack: str, *, grows_mib: float) -> Iterator[None]:
     )
     assert [] == watch.trouble
     assert turn <= TURN_SECONDS
-    assert watch.slowest < LIVE_SECONDS
     assert watch.grown < grows_mib
 
 
@@ -228,9 +225,7 @@ def test_digests_that_nobody_reads_cost_nothing(tmp_path: Path, *, over_http: bo
             ]
             for thread in threads:
                 thread.start()
-            started = time.monotonic()
             asker.ask("GET", "/v1/changelog?since=0")
-            assert time.monotonic() - started < LIVE_SECONDS
             for thread in threads:
                 thread.join()
 

@@ -24,7 +24,7 @@ from tests.service.processes import Daemon
 
 SECRET: Final = "behind-the-proxies-there-is-a-secret"
 AUTHORIZED: Final = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
-PATIENCE_SECONDS: Final = 20
+PATIENCE_SECONDS: Final = 60
 """Less than the time between heartbeats of this module: a proxy that keeps bytes back keeps the fact back."""
 
 LIMIT: Final = 200_000

@@ -11,10 +11,10 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import NotConnected
-from synrepl.replication.broker.peer import BrokerPeer
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, NowhereToFetch
 from synrepl.replication.ingester import Ingester, LoggedPositions
+from synrepl.replication.membership.daemon_member import DaemonMember
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.write_policy import StreamWrite, WritePolicy
 from synrepl.streams.table import StreamTable
@@ -165,7 +165,7 @@ class OnFakeRedis:
         )
         self.ingester.attach(self.follower, confirms=True)
         self.follower.on_event(self._happened)
-        self.peer = BrokerPeer(
+        self.member = DaemonMember(
             clock=daemon.clock,
             follower=self.follower,
             publisher=daemon.publisher,
@@ -174,13 +174,13 @@ class OnFakeRedis:
             rng=daemon.chance,
         )
         self.link: Any = self.make_link()
-        self.peer.broker = self.link
+        self.member.wire(self.link)
 
     def make_link(self) -> Any:
-        """Make the link of its peer to the channel."""
+        """Make the link of its member to the channel."""
         daemon = self.daemon
         return link_to(
-            self.redis, self.peer, instance=daemon.instance, chance=daemon.chance, metrics=daemon.metrics
+            self.redis, self.member, instance=daemon.instance, chance=daemon.chance, metrics=daemon.metrics
         )
 
     def start(self) -> None:
@@ -192,7 +192,7 @@ class OnFakeRedis:
         for connection in self.redis.network.links_of(self.daemon.instance):
             connection.cut()
         self.link.stop()
-        self.peer.stop()
+        self.member.stop()
         self.follower.stop()
         self.ingester.stop()
 

@@ -16,9 +16,9 @@ from twisted.logger import ILogObserver, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.base.limited_logger import MAX_LINES
+from synrepl.base.metrics import Metrics
 from synrepl.errors import LocalProtocolError
-from synrepl.ports.limited_logger import MAX_LINES
-from synrepl.ports.metrics import Metrics
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import RedisRefused, explain
 from synrepl.transports.redis.link import RedisLink

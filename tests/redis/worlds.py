@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import Network
 from synrepl.transports.redis.address import RedisAddress

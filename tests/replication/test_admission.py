@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred, succeed
 
-from synrepl.ports.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart, LogPosition
 from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from twisted.internet.defer import CancelledError, Deferred
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import NotConnected
-from synrepl.ports.caches import Caches
-from synrepl.ports.metrics import Metrics
+from synrepl.replication.follower.caches import Caches
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
 from synrepl.streams.catalog import RECEIPTS, Receipt

@@ -29,6 +29,7 @@ class SimultaneousTests(SynchronousTestCase):
         self.successResultOf(started)
         table = DaemonStreams(StreamTable.default())
         self.streams = DeclaredStreams(self.log, table, instance="master")
+        self.log.subscribe(self.streams.committed)
 
     def declare_both(self, one: Declaration, other: Declaration) -> "list[Deferred[Any]]":
         """Declare both before either is stored."""

@@ -3,7 +3,7 @@
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.replication.broker.echoes import EXPIRY_SECONDS, Echoes
+from synrepl.replication.membership.echoes import EXPIRY_SECONDS, Echoes
 from synrepl.wire.commands import Position, RemoteServerUp, UserSync
 from synrepl.wire.grammar import Command
 

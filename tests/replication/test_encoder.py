@@ -8,6 +8,7 @@ from synrepl.replication.encoder import Encoder
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable
+from synrepl.streams.writer import Writer
 from synrepl.wire.codec import MAX_LENGTH, codec_of
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, Dialect
 from synrepl.wire.grammar import BOTH, SERVER
@@ -27,7 +28,9 @@ def encoder(dialect: Dialect, withheld: list[int]) -> Encoder:
         codec,
         serving(dialect),
         withheld=lambda fact, why: withheld.append(fact.token),
-        writes=[("events", "a"), ("events", "b"), ("push_rules", "a")] if dialect is NEWEST else None,
+        writes=[Writer("events", "a"), Writer("events", "b"), Writer("push_rules", "a")]
+        if dialect is NEWEST
+        else None,
     )
 
 

@@ -8,8 +8,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 import synrepl.replication.epoch_comparisons as comparisons_module
+from synrepl.base.tasks import Tasks
 from synrepl.errors import StorageError
-from synrepl.ports.tasks import Tasks
 from synrepl.replication.epoch_comparisons import EpochComparisons
 from synrepl.wire.extension import EpochMark
 

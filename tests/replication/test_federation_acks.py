@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
 from synrepl.replication import federation_acks as acks_module
-from synrepl.replication.command_forwarder import REMIND_SECONDS, CommandOrigin
+from synrepl.replication.command_lines import REMIND_SECONDS, CommandOrigin
 from synrepl.replication.federation_acks import (
     MAX_NAME,
     MAX_SENDERS,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from synrepl.ports.history import BEGINNING, EpochStart, LogPosition
+from synrepl.base.history import BEGINNING, EpochStart, LogPosition
 from synrepl.replication.feed import (
     EphemeralMode,
     EphemeralStep,

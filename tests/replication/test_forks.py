@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.ports.history import EpochStart
+from synrepl.base.history import EpochStart
 from synrepl.replication.forks import fork_serial, is_behind, is_later
 from synrepl.wire.extension import EpochMark
 

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.logger import Logger
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.publisher import PUMP_SECONDS, Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
@@ -51,6 +51,7 @@ class Setup:
         self.publisher = Publisher(
             self.log, StreamTable.default(), self.clock, metrics, instance="master", ring_bytes=ring_bytes
         )
+        self.publisher.follow_log()
         self.transports: list[Any] = []
         for dialect in dialects:
             factory = PublisherFactory(

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
-from synrepl.ports.metrics import Metrics
 from synrepl.replication import ingester as ingester_module
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
@@ -83,6 +83,7 @@ class Setup:
         self.lost: list[str] = []
         self.follower = Follower(instance="us", clock=self.clock, streams=TABLE, canonical=True)
         self.refused = RefusedFacts(self.log, TABLE, Metrics(CollectorRegistry()), instance="us")
+        self.log.subscribe(self.refused.committed)
         self.ingester = Ingester(self.log, TABLE, self.clock, refused=self.refused, lost=self.lost.append)
         self.ingester.attach(self.follower, knows_history=knows_history, confirms=confirms)
 

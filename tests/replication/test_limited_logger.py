@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from twisted.logger import ILogObserver, Logger, formatEvent
 from zope.interface import implementer
 
-from synrepl.ports.limited_logger import MAX_LINES, WINDOW_SECONDS, LimitedLogger
+from synrepl.base.limited_logger import MAX_LINES, WINDOW_SECONDS, LimitedLogger
 
 
 @implementer(ILogObserver)

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 from twisted.logger import capturedLogs, formatEvent
 
-from synrepl.ports.access import ALL_RIGHTS, Key, Keyring, Right
-from synrepl.ports.limited_logger import MAX_LINES, WINDOW_SECONDS
+from synrepl.base.access import ALL_RIGHTS, Key, Keyring, Right
+from synrepl.base.limited_logger import MAX_LINES, WINDOW_SECONDS
 from synrepl.testing import Cluster
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.tcp import PublisherFactory

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, NowhereToFetch
 from synrepl.replication.ingester import Ingester, LoggedPositions
@@ -17,7 +17,6 @@ from synrepl.testing.cluster import DirectCatchUp
 from synrepl.transports.tcp import FollowerFactory
 from synrepl.wire.dialect import CURRENT, LEGACY
 from tests.raw_peer import RawPeer, raw_client, raw_server
-from tests.replication.clusters import FakeCluster
 
 TABLE = StreamTable.default()
 ACCOUNT_DATA = TABLE["account_data"]
@@ -53,6 +52,7 @@ class Ingesting:
             metrics=self.metrics,
         )
         self.refused = RefusedFacts(self.daemon.log, TABLE, self.metrics, instance="us")
+        self.daemon.log.subscribe(self.refused.committed)
         Ingester(self.daemon.log, TABLE, self.cluster.clock, refused=self.refused).attach(self.follower)
         self.follower.on_event(self.events.append)
         factory = FollowerFactory(
@@ -249,20 +249,3 @@ def test_a_hand_spoken_follower_gets_a_position_in_its_place(dialect: Any) -> No
         assert ["POSITION account_data w5 6 6", "RDATA account_data w5 7"] == [said[0], said[1][:24].rstrip()]
     else:
         assert "RDATA account_data 7" == said[-1][:20]
-
-
-def test_a_replica_has_the_hole() -> None:
-    """It is in the log, as any other fact; joined, and live."""
-    cluster = FakeCluster()
-    a = cluster.node("a")
-    early = cluster.node("b", "a")
-    cluster.pass_(3)
-    cluster.done(a.log.append_assigned("account_data", [("w5", 1, b"[%b]" % row("one")), ("w5", 3, LOST)]))
-    late = cluster.node("c", "a")
-    cluster.pass_(3)
-
-    for node in (a, early, late):
-        found = [(one.prev_token, one.token) for one in node.engine.facts if one.stream == "account_data"]
-        assert [(0, 1), (3, 3)] == found
-        assert 3 == node.log.positions("account_data")["w5"]
-        assert a.log.position == node.log.position

@@ -10,7 +10,7 @@ from twisted.internet.defer import fail
 from twisted.internet.error import ConnectionRefusedError as Refused
 from twisted.internet.protocol import Factory, ReconnectingClientFactory
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.table import StreamTable
 from synrepl.testing import MemoryEndpoint, Network

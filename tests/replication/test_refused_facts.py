@@ -6,11 +6,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication import refused_facts
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.streams.catalog import RefusedFact
 from synrepl.streams.facts import LOST
+from synrepl.streams.writer import Writer
 from tests.replication.test_lost_facts import TABLE, UNREADABLE, Ingesting
 
 GOOD = '["get_user_by_id",["@a:hs"],1]'
@@ -31,7 +32,9 @@ class Keeping:
         self.refused = self.anew()
 
     def anew(self) -> RefusedFacts:
-        return RefusedFacts(self.log, TABLE, Metrics(CollectorRegistry()), instance="master")
+        refused = RefusedFacts(self.log, TABLE, Metrics(CollectorRegistry()), instance="master")
+        self.log.subscribe(refused.committed)
+        return refused
 
     def done(self, coroutine: Any) -> Any:
         return self.story.cluster._run(Deferred.fromCoroutine(coroutine))
@@ -105,7 +108,7 @@ def test_bounds_for_a_publisher_and_for_all(monkeypatch: pytest.MonkeyPatch) -> 
     keeping.done(keeping.refused.keep([fact(6, "y" * 8, publisher="q"), fact(7, "z", publisher="q")]))
 
     assert [1, 2, 6] == [token for _, token, _ in keeping.kept()]
-    unkept = keeping.refused.unkept["caches", "w5"]
+    unkept = keeping.refused.unkept[Writer("caches", "w5")]
     assert (4, 3, 7) == (unkept.facts, unkept.first, unkept.last)
     keeping.done(keeping.refused.remove([("caches", "w5", 6)]))
     keeping.done(keeping.refused.keep([fact(7, "z", publisher="q")]))

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.ports.history import LogPosition
-from synrepl.ports.time import ExpiryClock
+from synrepl.base.access import Access
+from synrepl.base.history import LogPosition
+from synrepl.base.time import ExpiryClock
 from synrepl.replication import retention as retention_module
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.settings import RetentionSettings
@@ -48,9 +49,15 @@ class Setup:
             RetentionSettings(retain_seconds=10),
             keys=lambda stream, rows: None,
             expiry=ExpiryClock(self.clock, self.clock.seconds),
-            lowest=lambda: self.held.pop(0) if len(self.held) > 1 else self.held[0],
+            leases=self,
         )
         self.retention.start()
+
+    def lowest(self) -> int | None:
+        return self.held.pop(0) if len(self.held) > 1 else self.held[0]
+
+    def renew(self, reader: str, since: int, wait: float, access: Access) -> None:
+        raise AssertionError(reader)
 
     def wait(self, seconds: float) -> None:
         self.clock.pump([0.01] * round(seconds * 100))

@@ -7,14 +7,13 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from synrepl.ports.history import EpochStart
+from synrepl.base.history import EpochStart
 from synrepl.replication import feed as feed_module
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import Feed, Stop
 from synrepl.replication.sender import Sender
 from synrepl.streams.facts import Fact
-from tests.replication.clusters import FakeCluster
-from tests.replication.nodes import FakeNode
+from synrepl.testing import Cluster, FakeDaemon
 
 
 class Numbers(LogEncoder):
@@ -44,12 +43,34 @@ class Sink:
 NUMBERS = Numbers()
 
 
+class World(Cluster):
+    """A daemon whose facts have numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written = 0
+
+    def wrote(self, node: FakeDaemon, count: int) -> None:
+        """Commit facts that nobody has said before."""
+        facts = [[[f"@u{self._written + number}"]] for number in range(1, count + 1)]
+        self._written += count
+        self.done(node.append("to_device", facts))
+
+    def done(self, asked: "Deferred[Any]") -> Any:
+        """What it gives."""
+        return self._run(asked)
+
+    def pass_(self, seconds: float) -> None:
+        """Let time pass."""
+        self.settle(seconds)
+
+
 class Setup:
     """A log with facts, and a sender of it."""
 
     def __init__(self, facts: int = 10, *, from_ring: bool = False, **options: Any) -> None:
-        self.cluster = FakeCluster()
-        self.node: FakeNode = self.cluster.node("a")
+        self.cluster = World()
+        self.node = self.cluster.daemon
         if facts:
             self.cluster.wrote(self.node, facts)
         self.sink = Sink()

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.ports.interfaces import SaveablePosition
+from synrepl.base.interfaces import SaveablePosition
 from synrepl.replication.stalled_writers import STUCK_SECONDS, StalledWriters
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable

@@ -4,7 +4,7 @@ import pytest
 from twisted.internet.testing import MemoryReactorClock
 
 import synrepl
-from synrepl.ports.caches import Caches
+from synrepl.replication.follower.caches import Caches
 from synrepl.replication.strategies import SHARED
 from synrepl.testing import Cluster
 from synrepl.wire.dialect import NEWEST

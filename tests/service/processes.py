@@ -12,7 +12,7 @@ from typing import Self
 __all__ = ["Daemon", "Process"]
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 TWISTD = ("-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile=", "synrepl")
 
 

@@ -1,7 +1,6 @@
 """Settings: every one by flag and by file, who wins, what is refused and how it is said."""
 
 import dataclasses
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import yaml
 from twisted.python.usage import UsageError
 
 from scripts.docs import settings as settings_page
+from synrepl.base.access import Key, Right
+from synrepl.base.settings import Setting
 from synrepl.config import Settings, settings
+from synrepl.config.settings import settings_class
 from synrepl.errors import ConfigError
-from synrepl.ports.access import Key, Right
-from synrepl.ports.settings import Setting
-from synrepl.replication.settings import CopySettings
 from synrepl.replication.write_policy import StreamWrite
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
@@ -34,10 +33,7 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("database", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db", "sqlite:/tmp/a.db"),
     ("database", REMOTE, REMOTE, REMOTE),
     ("database", LOCAL, LOCAL, LOCAL),
-    ("tables_database", LOCAL, LOCAL, LOCAL),
     ("follow", "tcp:old:9092", ["tcp:old:9092"], ("tcp:old:9092",)),
-    ("lease_seconds", "60", 60, 60.0),
-    ("lease_bytes", "2GiB", 2 * 1024**3, 2 * 1024**3),
     ("retain_seconds", "1.5", 1.5, 1.5),
     ("dialect", "legacy", "legacy", LEGACY),
     ("dialect", "1.83", "1.83", Dialect.parse("1.83")),
@@ -46,16 +42,7 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("timeout_seconds", "30", 30, 30.0),
     ("reader_bytes", "65536", "64KiB", 65536),
     ("max_body_bytes", "1MiB", "1 MiB", 1024**2),
-    ("max_file_bytes", "1GiB", "1 GiB", 1024**3),
-    ("upstream", "tcp:primary:9092", "tcp:primary:9092", ("tcp:primary:9092",)),
-    ("upstream", "http://primary:9093/", ["http://primary:9093"], ("http://primary:9093",)),
-    ("replica_name", "r1", "r1", "r1"),
-    ("stale_seconds", "5", 5, 5.0),
     ("advertise", "db1.example", "db1.example", "db1.example"),
-    ("snapshot", "/srv/snapshot", "/srv/snapshot", "/srv/snapshot"),
-    ("heartbeat_seconds", "2", 2, 2.0),
-    ("files", "/srv/files", "/srv/files", Path("/srv/files")),
-    ("fetch_files", "lazy", "lazy", "lazy"),
     ("dialect", "native", "native", NATIVE),
 ]
 
@@ -94,19 +81,6 @@ def test_the_example_of_a_setting_is_accepted(one: Setting) -> None:
     parsed = one.parse(yaml.safe_load(one.example)) if one.example else one.parse(one.default)
 
     assert one.example or getattr(Settings.build(), one.name) == parsed
-
-
-def test_the_filter_of_a_replica_is_read(tmp_path: Path) -> None:
-    """Streams and writers, in any order; switches are off unless said."""
-    path = written(
-        tmp_path, upstream="tcp:p:1", upstream_streams=["b", "a"], upstream_writers="w", anonymous=True
-    )
-
-    built = parsed("--config", str(path))
-    flags = parsed("--upstream", "tcp:p:1", "--upstream-streams", "b,a", "--resync-on-fork")
-
-    assert (("a", "b"), ("w",), True) == (built.upstream_streams, built.upstream_writers, built.anonymous)
-    assert (("a", "b"), None, True) == (flags.upstream_streams, flags.upstream_writers, flags.resync_on_fork)
 
 
 def test_replicas_have_secrets_of_their_own(tmp_path: Path) -> None:
@@ -181,7 +155,6 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         built.http,
         built.database,
         built.retain_seconds,
-        built.lease_bytes,
         built.dialect,
         built.insecure,
     ) == (
@@ -191,7 +164,6 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "tcp:9093:interface=127.0.0.1",
         "sqlite:synrepl.db",
         604_800.0,
-        1024**3,
         None,
         False,
     )
@@ -238,10 +210,6 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
             "--redis-writes names a stream twice",
         ),
         (["--follow", "9092"], "must be a Twisted client endpoint string"),
-        (["--upstream", "primary"], "--upstream must be a Twisted client endpoint string"),
-        (["--upstream", "http://ada:secret@primary:9093"], "--upstream contains a user name"),
-        (["--upstream-streams", "events"], "need --upstream"),
-        (["--fetch-files", "never"], "--fetch-files must be eager or lazy"),
         (["--database", "postgresql://ada:hush@a/b"], "pgpass file, and set ?passfile=/path"),
         (["--database", "postgresql://:hush@a/b"], "contains a password"),
         (["--database", "postgresql://ada:hu/sh@a/b"], "contains a password"),
@@ -251,6 +219,8 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--database", "postgresql://a/b?hush"], "must be a URL such as"),
         (["--database", "postgresql://a/b#hush"], "without spaces and #"),
         (["--database", "mysql://ada:hush@a/b"], "must be sqlite:PATH"),
+        (["--database", "postgresql+psycopg2://ada@h/db"], "leave out what names it (jdbc:, +psycopg2)"),
+        (["--database", "dbname=log password=hush host=h"], "put host, user and dbname into the URL"),
         (["--database", "sqlite:///a.db"], "did you mean sqlite:/a.db or sqlite:a.db?"),
         (["--database", "a.db"], "must be sqlite:PATH"),
         (["--database", "sqlite:"], "needs the path"),
@@ -259,18 +229,12 @@ def test_unknown_names_are_told_with_the_nearest_known_one(tmp_path: Path) -> No
         (["--http", "tcp:lots"], "must be a Twisted server endpoint string"),
         (["--retain-seconds", "0"], "number of seconds above 0"),
         (["--retain-seconds", "nan"], "number of seconds above 0"),
-        (["--lease-seconds", "-1"], "number of seconds above 0"),
-        (["--lease-bytes", "1GB"], "number of bytes above 0"),
         (["--reader-bytes", "0"], "number of bytes above 0"),
         (["--instance-name", "two words"], "one word"),
         (["--secret-file", "/no/such/file"], "cannot read the secret file /no/such/file"),
         (["--config", "/no/such/file"], "cannot read /no/such/file"),
         (["--ping-seconds", "30"], "longer than --ping-seconds"),
         (["extra"], "unexpected argument 'extra'"),
-        (
-            ["--upstream", "tcp:rome:9092", "--upstream", "tcp:rome:9092"],
-            "--upstream has an address twice: tcp:rome:9092",
-        ),
     ],
 )
 def test_what_makes_no_sense_is_told_in_one_line(arguments: list[str], said: str) -> None:
@@ -337,7 +301,7 @@ def test_a_file_that_is_no_text_is_told_in_one_line(content: bytes, tmp_path: Pa
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["ping_seconds", "lease_bytes", "server_name", "database"])
+@pytest.mark.parametrize("name", ["ping_seconds", "reader_bytes", "server_name", "database"])
 def test_a_number_that_python_cannot_bear_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
     """As a float it overflows; beyond 4,300 digits it cannot even be shown."""
     path = tmp_path / "bad.yaml"
@@ -491,23 +455,11 @@ TLS = "tls:9092:certificate=c.pem:privateKey=k.pem"
 @pytest.mark.parametrize(
     ("flags", "is_taken"),
     [
-        ({"resp": OPEN}, False),
-        ({"resp": TLS}, True),
-        ({"resp": CLOSED}, True),
         ({"listen": OPEN, "dialect": "native"}, False),
         ({"listen": TLS, "dialect": "native"}, True),
         ({"listen": CLOSED, "dialect": "native"}, True),
         ({"http": "unix:/tmp/socket"}, True),
         ({"http": "haproxy:tcp:9093"}, False),
-        ({"upstream": "tcp:primary.example:9092"}, False),
-        ({"upstream": "tcp:host=primary.example:port=9092"}, False),
-        ({"upstream": "ssl:primary.example:9092"}, False),
-        ({"upstream": "http://primary.example:9093"}, False),
-        ({"upstream": ["tls:primary.example:9092", "http://127.0.0.1.example:9093"]}, False),
-        ({"upstream": "tls:primary.example:9092"}, True),
-        ({"upstream": "https://primary.example:9093"}, True),
-        ({"upstream": ["tcp:localhost:9092", "http://[::1]:9093", "http://127.0.0.2:9093"]}, True),
-        ({"upstream": "unix:/run/synrepl.sock"}, True),
     ],
     ids=str,
 )
@@ -515,6 +467,13 @@ def test_no_key_is_sent_where_others_can_read_it(
     flags: dict[str, Any], is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither to this daemon nor by it; `--insecure` allows that, and nothing else."""
+    check_private(flags, is_taken, tmp_path, monkeypatch)
+
+
+def check_private(
+    flags: dict[str, Any], is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Try these settings with a secret and with keys."""
     monkeypatch.chdir(tmp_path)
     certified(tmp_path)
     for name, text in (("secret", "s3cret"), ("keys", "paris of-paris all\n")):
@@ -551,6 +510,28 @@ def test_passwords_of_others_go_as_their_urls_say(tmp_path: Path) -> None:
     assert [note.partition(":")[0] for note in notes] == ["redis", "database", "instance_map"]
     assert "far at http://far.example:9101" in notes[-1]
     assert not Settings.build({"redis": "redis://redis.example", "database": "postgresql:///synrepl"}).notes
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql:///synrepl?host=/run/postgresql", ""),
+        ("postgresql://synrepl@%2Frun%2Fpostgresql/synrepl", ""),
+        ("postgresql:///synrepl?host=@synrepl", ""),
+        ("postgresql://localhost,127.0.0.1:5433/synrepl", ""),
+        ("postgresql:///synrepl?host=db.example&sslmode=verify-full", ""),
+        ("postgresql:///synrepl?host=db.example", "that db.example is the server: add &sslmode=verify-full"),
+        (
+            "postgresql://localhost,db.example/synrepl",
+            "that db.example is the server: add ?sslmode=verify-full",
+        ),
+    ],
+)
+def test_a_server_whose_name_nothing_verifies_is_told(url: str, said: str) -> None:
+    """As libpq reads the address: what goes by a UNIX socket leaves no machine."""
+    notes = Settings.build({"database": url}).notes
+
+    assert [said] * bool(said) == [note.partition("nothing verifies ")[2] for note in notes]
 
 
 def test_the_refusal_says_how_to_mend_it() -> None:
@@ -607,7 +588,7 @@ def test_a_file_that_python_cannot_bear_is_refused_in_a_line(tmp_path: Path, tex
 
 def test_each_setting_has_a_heading() -> None:
     """Or it would be in no help, no manual and no file."""
-    declared = {field.name for field in dataclasses.fields(Settings) if "setting" in field.metadata}
+    declared = {field.name for field in dataclasses.fields(settings_class()) if "setting" in field.metadata}
 
     assert declared == {one.name for one in settings()}
     assert len(declared) == len(settings())
@@ -626,17 +607,3 @@ def test_a_duration_may_have_a_unit(given: Any, seconds: float) -> None:
 def test_a_duration_that_makes_no_sense(given: Any) -> None:
     with pytest.raises(ConfigError, match="a number of seconds above 0, such as 90 or 30s"):
         Settings.build({"retain_seconds": given})
-
-
-@pytest.mark.parametrize(
-    ("host", "name"),
-    [("paris.example.org", "paris-5d040061"), ("", "master-5d040061"), ("a b", "master-5d040061")],
-)
-def test_the_default_name_of_a_replica_is_that_of_its_host(
-    host: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The instance is called master nearly everywhere, which reads as a role."""
-    monkeypatch.setattr(socket, "gethostname", lambda: host)
-
-    assert CopySettings(server_name="hs").name_of("5d040061-7a3c") == name
-    assert CopySettings(server_name="hs", replica_name="rome").name_of("5d040061") == "rome"

@@ -7,12 +7,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import Logger
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.problems import Problem
 from synrepl.config import Settings
-from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.ingest import Ingest
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.problems import Problem
+from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.write_policy import WritePolicy
@@ -25,6 +26,25 @@ from synrepl.transports.credentials import Credentials
 from tests.memory_engine import FaultyEngine
 
 TABLE = StreamTable.default()
+
+
+class BroughtWhole:
+    """An `IFactSource` that brings these streams whole, and no missing facts."""
+
+    missed_streams: tuple[str, ...] = ()
+
+    def __init__(self, streams: tuple[str, ...]) -> None:
+        self.streams = self.whole_streams = streams
+
+    def open(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
+        """Nobody asks."""
+        raise NotImplementedError
 
 
 def sources(*servers: str, tables: tuple[str, ...] = (), redis: str | None = None) -> SourceManager:
@@ -49,7 +69,7 @@ def sources(*servers: str, tables: tuple[str, ...] = (), redis: str | None = Non
         table=TABLE,
         metrics=metrics,
         write_policy=WritePolicy((), instance="w", table=TABLE, tables=tables),
-        tables=tables,
+        fact_sources=[BroughtWhole(tables)],
         credentials=Credentials(),
         refused=RefusedFacts(log, TABLE, metrics, instance="w"),
         lost=lambda stream: None,
@@ -75,7 +95,7 @@ def test_what_may_go_back_is_heard_from_the_first_server_alone() -> None:
 def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
     """Operators page on it: 0 would keep the alarm silent."""
     settings = Settings.build({"follow": ["tcp:a:1", "tcp:b:2"]})
-    services = IngestServices(
+    ingest = Ingest(
         settings,
         MemoryReactorClock(),
         table=TABLE,
@@ -83,14 +103,14 @@ def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
         credentials=Credentials(),
         history_lost=lambda stream: None,
     )
-    without = services.lag_rows()
-    services.sources = sources("tcp:a:1", "tcp:b:2")
+    without = ingest.lag_rows()
+    ingest.sources = sources("tcp:a:1", "tcp:b:2")
 
-    in_step = services.lag_rows()
-    for server, upto in zip(services.sources.servers, (5, 9), strict=True):
+    in_step = ingest.lag_rows()
+    for server, upto in zip(ingest.sources.servers, (5, 9), strict=True):
         server.follower.server.streams.executor(TABLE["receipts"]).machine.gaps.open("w1", 0, upto)
 
-    assert (0, 0, 9) == (without, in_step, services.lag_rows())
+    assert (0, 0, 9) == (without, in_step, ingest.lag_rows())
 
 
 def test_what_is_read_from_tables_is_heard_from_nobody() -> None:

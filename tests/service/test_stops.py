@@ -10,13 +10,13 @@ from tests.service.processes import Process
 
 BROKEN = """
 import sys
-from synrepl.daemon.ingest import IngestServices
+from synrepl.daemon.ingest import Ingest
 from synrepl.replication.retention import Retention
 
 def broken(self):
     raise RuntimeError(f"{type(self).__name__} is stuck")
 
-IngestServices.close = broken
+Ingest.close = broken
 Retention.stop = broken
 """
 TWISTD = (
@@ -30,7 +30,7 @@ def check_stopped(folder: Path, daemon: Process, code: int) -> None:
     """Each failure is told, the log is closed, and the exit code says that something is wrong."""
     assert daemon.wait() == code
     told = "\n".join(daemon.lines)
-    for part in ("IngestServices", "Retention"):
+    for part in ("Ingest", "Retention"):
         assert f"{part} did not stop" in told
         assert f"RuntimeError: {part} is stuck" in told
     # The last connection to close removes it.

@@ -142,20 +142,6 @@ def test_a_daemon_from_its_start_to_its_stop(
     assert ready["time"].startswith("20")
 
 
-@pytest.mark.story
-@pytest.mark.parametrize("manager", ["path"], indirect=True)
-def test_a_replica_is_ready_when_it_has_its_copy(
-    manager: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its ports are open before."""
-    monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
-    upstream = ("--upstream", "tcp:127.0.0.1:1")
-    with Process("-m", "synrepl", "serve", *upstream, *ANY_PORTS, cwd=tmp_path) as process:
-        process.wait_for("ready:")
-        assert "READY=1" not in next_with(manager, "joining: this replica has no complete copy yet")
-        assert not any("READY=1" in lines for lines in received(manager))
-
-
 INHERIT = """
 import fcntl, os, sys
 high = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 20) for number in sys.argv[1:3]]

@@ -4,8 +4,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from synrepl.base.metrics import Metrics, TurnNumbers
 from synrepl.daemon.turn_meter import TurnMeter, measure_turns
-from synrepl.ports.metrics import Metrics, TurnNumbers
 
 
 class Poller:

@@ -6,30 +6,23 @@ one: the control."""
 import json
 from collections.abc import Callable
 from itertools import product
-from types import SimpleNamespace
 from typing import Any, Final
 
 from synrepl.config import Settings
-from synrepl.daemon.channel import ChannelServices
-from synrepl.errors import ConfigError, StorageError
+from synrepl.errors import StorageError
+from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.source_manager import SourceManager
-from synrepl.ports.access import Keyring
-from synrepl.replication.broker.served_channel import ServedChannel
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.roles.messages import PRIMARY
 from synrepl.replication.write_policy import WritePolicy
-from synrepl.storage.tables.layout import table_streams
 from synrepl.streams.facts import NO_ROWS
 from synrepl.transports.credentials import Credentials
-from synrepl.transports.resp.server import RespServer
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.rdata_runs import RdataRun
 from tests.http.builders import SiteCase
 from tests.replication.test_ingester import Line
-from tests.resp.test_connection import Client
 
 FORGED: Final[dict[str, list[Any]]] = {
     "promises": ["acks", ["1"], []],
@@ -83,13 +76,13 @@ class WaysInTests(SiteCase):
         return {"an append": one, "a batch": batch, "an atomic batch": atomic, "a stream of appends": lines}
 
     def sources(self) -> dict[str, Feed]:
-        """Those that bring tokens: Redis, the RESP port, a followed server, missed facts, and tables."""
+        """Those that bring tokens: Redis, a followed server, missed facts, and tables."""
         on_redis, followed = self.manager(redis="redis://h"), self.manager(follow=["tcp:h:1"])
-        assert on_redis.redis is not None
-        peer = on_redis.redis.peer
-        peer.broker = Line()
-        peer.subscriber_up()
-        peer.publisher_up()
+        assert on_redis.channel is not None
+        member = on_redis.channel.member
+        member.wire(Line())
+        member.subscriber_up()
+        member.publisher_up()
         follower = followed.servers[0].follower
         follower.server.connected(Line(), CURRENT)
 
@@ -103,20 +96,6 @@ class WaysInTests(SiteCase):
                     receive([Rdata(stream=stream, instance=writer, token=token, row=text)])
 
             return feed
-
-        port = RespServer(self.clock, keys=Keyring(), metrics=self.metrics)
-        port.channel = ServedChannel(
-            self.clock, "hs.example", is_ephemeral=lambda stream: False, metrics=self.metrics
-        )
-        at_port = self.manager(resp=["tcp:6379:interface=127.0.0.1"], resp_server=port)
-        assert at_port.resp is not None
-        at_port.resp.start()
-
-        def published(stream: str, writer: str, row: list[Any], token: int) -> None:
-            text = json.dumps(row, separators=(",", ":"))
-            client = Client(SimpleNamespace(server=port, clock=self.clock))  # type: ignore[arg-type]  # all that it needs
-            client.ask("PUBLISH", "hs.example", f"POSITION {stream} {writer} {token - 1} {token - 1}")
-            client.ask("PUBLISH", "hs.example", f"RDATA {stream} {writer} {token} {text}")
 
         def silence(stream: str, writer: str, row: list[Any], token: int) -> None:
             follower.server.received(
@@ -149,8 +128,7 @@ class WaysInTests(SiteCase):
             )
 
         return {
-            "Redis": row_of(peer.received),
-            "the RESP port": published,
+            "Redis": row_of(member.received),
             "a followed server": row_of(follower.server.received),
             "a run of a followed server": row_of(follower.server.received, is_run=True),
             "a POSITION": silence,
@@ -158,7 +136,7 @@ class WaysInTests(SiteCase):
             "a table": table,
         }
 
-    def manager(self, *, resp_server: RespServer | None = None, **settings: Any) -> SourceManager:
+    def manager(self, *, host: IChannelHost | None = None, **settings: Any) -> SourceManager:
         made = SourceManager(
             Settings.build({"instance_name": "master", **settings}),
             self.clock,
@@ -167,11 +145,10 @@ class WaysInTests(SiteCase):
             table=self.table,
             metrics=self.metrics,
             write_policy=WritePolicy((), instance="master", table=self.table),
-            tables=(),
             credentials=Credentials(),
             refused=RefusedFacts(self.log, self.table, self.metrics, instance="master"),
             lost=lambda stream: None,
-            resp_server=resp_server,
+            host=host,
         )
         self.addCleanup(made.ingester.stop)
         return made
@@ -206,41 +183,6 @@ class WaysInTests(SiteCase):
         for stream, row in FORGED.items():
             self.walk({**self.appends(), **self.sources()}, stream, row)
 
-    def test_a_row_that_is_never_stored_holds_back_no_other(self) -> None:
-        """With `durable-only` a row is passed on once it is on disk: this one never will be."""
-        port = RespServer(self.clock, keys=Keyring(), metrics=self.metrics)
-        settings = {"resp": ["tcp:6379:interface=127.0.0.1"], "resp_ack": "durable-only"}
-        replication: Any = SimpleNamespace(roles=SimpleNamespace(role=PRIMARY))
-        channels = ChannelServices(
-            Settings.build({"server_name": "hs.example", "instance_name": "us", **settings}),
-            self.clock,
-            self.log,
-            self.publisher,
-            replication,
-            table=self.table,
-            metrics=self.metrics,
-            server=port,
-        )
-        self.addCleanup(channels.stop)
-        channels.update()
-        made = self.manager(resp_server=port, **settings)
-        assert made.resp is not None
-        made.resp.start()
-        hears, says = (Client(SimpleNamespace(server=port, clock=self.clock)) for _ in range(2))  # type: ignore[arg-type]
-        hears.ask("SUBSCRIBE", "hs.example")
-        for line in (
-            "POSITION promises w1 1 1",
-            'RDATA promises w1 2 ["acks",["1"],[]]',
-            "POSITION push_rules w1 1 1",
-            'RDATA push_rules w1 2 ["@ada:hs"]',
-        ):
-            says.ask("PUBLISH", "hs.example", line)
-        self.pass_time()
-
-        self.assertIn("@ada:hs", hears.say(b""))
-        assert port.channel is not None
-        self.assertFalse(port.channel.is_stuck)
-
     def test_files_are_appended_only(self) -> None:
         """A publisher of another right must not name, or delete, files."""
         self.walk(self.sources(), "files", FILE)
@@ -257,12 +199,6 @@ class WaysInTests(SiteCase):
         self.assertEqual(2, refused)
         self.assertEqual(200, self.ask("POST", "/v1/streams", b'{"name":"packages"}').status)
         self.assertEqual([("master", 1)], self.stored("declarations"))
-
-    def test_no_table_is_read_for_them(self) -> None:
-        """The mistake is told at the start, and not by a stream that stays empty."""
-        for stream in (*FORGED, "files"):
-            with self.assertRaisesRegex(ConfigError, f"{stream}.*not from tables"):
-                table_streams([{"stream": stream, "table": "t", "row": ["a"]}], default_writer="master")
 
     def test_an_ordinary_silence_is_stored(self) -> None:
         """The control of a POSITION, which has no rows."""

@@ -10,9 +10,9 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
+from synrepl.base.interfaces import IClock
 from synrepl.caches.vintage import Drop
-from synrepl.ports.caches import Caches
-from synrepl.ports.interfaces import IClock
+from synrepl.replication.follower.caches import Caches
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.streams.catalog import Receipt, Typing

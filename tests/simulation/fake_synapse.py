@@ -12,8 +12,8 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from twisted.internet.task import deferLater
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import NotConnected
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.streams.catalog import TYPING
 from synrepl.streams.table import StreamTable

@@ -10,8 +10,8 @@ from twisted.internet.defer import ensureDeferred
 from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import SynchronousTestCase
 
+from synrepl.base.history import Appended
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread

@@ -1,7 +1,7 @@
 """Every engine over storage of its own, for cases that all of them keep to."""
 
-from synrepl.ports.history import EpochStart
-from synrepl.ports.interfaces import Head
+from synrepl.base.history import EpochStart
+from synrepl.base.interfaces import Head
 from synrepl.storage import postgres
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.history import Appended
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended
 from synrepl.storage.append_errors import FROM_TABLE, GivenElsewhere
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log

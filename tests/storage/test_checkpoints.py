@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 from twisted.logger import LogEvent, Logger
 
+from synrepl.base.tasks import Tasks
 from synrepl.errors import StorageError
-from synrepl.ports.tasks import Tasks
 from synrepl.storage import sqlite
 from synrepl.storage.checkpoints import LOOK_SECONDS, PATIENCE_SECONDS, Checkpoints
 from synrepl.storage.engine import SQLEngine

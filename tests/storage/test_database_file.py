@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from synrepl.base.history import EpochStart
 from synrepl.errors import StorageError
-from synrepl.files.names import QueueDatabase
-from synrepl.ports.history import EpochStart
 from synrepl.storage import file_swap
 from synrepl.storage.append_errors import LogLost
 from synrepl.storage.engine import SQLEngine
@@ -51,6 +50,11 @@ class FileCase(OverSQLite):
 
     def beside(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
+
+    def modes(self, folder: Path) -> dict[str, str]:
+        return {
+            one.name: f"{stat.S_IMODE(one.stat().st_mode):04o}" for one in folder.rglob("*") if one.is_file()
+        }
 
     def killed(self, count: int = 10) -> None:
         """A process has committed so many facts, and was killed."""
@@ -180,22 +184,6 @@ class LockTests(FileCase):
         engine.commit(FACTS[10:11], [])
         engine.check()
         self.assertEqual(5, engine.adopt_staged().serial)
-
-    def test_the_queue_of_files_is_locked_likewise(self) -> None:
-        """Also when a damaged one was put aside, and a new one took its place."""
-        path = self.directory() / "queue.db"
-        path.write_bytes(b"nonsense " * 100)
-        tables = QueueDatabase(path)
-        self.addCleanup(tables.close)
-        with tables.writing("test") as database:
-            database.execute("INSERT INTO notes VALUES ('a', 'b')")
-        path.with_name("queue.db.lock").unlink()
-
-        second = QueueDatabase(path)
-        with self.assertRaises(StorageError) as caught:
-            second.exists()
-
-        self.assertIn(f"this process ({os.getpid()}) has opened {path}", str(caught.exception))
 
     def test_somebody_who_writes_to_the_log_ends_our_writing_for_good(self) -> None:
         """Going on would tell two histories; which of them is right, only a person can say."""
@@ -518,11 +506,6 @@ class PrivacyTests(FileCase):
         before = os.umask(0)
         self.addCleanup(os.umask, before)
 
-    def modes(self, folder: Path) -> dict[str, str]:
-        return {
-            one.name: f"{stat.S_IMODE(one.stat().st_mode):04o}" for one in folder.rglob("*") if one.is_file()
-        }
-
     def test_created_files_are_private(self) -> None:
         """Whatever the umask says."""
         engine = self.filled()
@@ -551,16 +534,6 @@ class PrivacyTests(FileCase):
         copy.close()
         engine.adopt_staged()
         self.assertEqual({"0600"}, set(self.modes(self.path.parent).values()))
-
-    def test_the_queue_of_files_is_private(self) -> None:
-        """And the directory that is made for it."""
-        tables = QueueDatabase(self.path.parent / "files" / "queue.db")
-        self.addCleanup(tables.close)
-        with tables.writing("test") as database:
-            database.execute("INSERT INTO notes VALUES ('a', 'b')")
-
-        self.assertEqual({"0600"}, set(self.modes(self.path.parent).values()))
-        self.assertEqual(0o700, stat.S_IMODE((self.path.parent / "files").stat().st_mode))
 
     def test_files_of_earlier_releases_become_private(self) -> None:
         """Nobody should have to read the news for that."""

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from synrepl.errors import StorageError
-from synrepl.ports.history import (
+from synrepl.base.history import (
     BEGINNING,
     EMPTY,
     Appended,
@@ -14,9 +13,11 @@ from synrepl.ports.history import (
     LogPosition,
     LogSnapshot,
 )
+from synrepl.errors import StorageError
 from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 from synrepl.wire.filter import Filter
 from tests.storage.builders import LogCase, facts_after
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose
@@ -340,7 +341,7 @@ class Contract(Case):
             position=place(facts[19]),
             trimmed_upto=place(facts[9]),
             epoch_starts=[],
-            positions={("s", "w"): 4},
+            positions={Writer("s", "w"): 4},
             receipts=[],
         )
         copy = self.opened_copy()

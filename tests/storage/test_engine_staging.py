@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, Lease, LogSnapshot
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, AppendKey, AppendReceipt, EpochStart, Lease, LogSnapshot
 from synrepl.storage import file_swap
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.schema import TABLES
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.facts import Fact
+from synrepl.streams.writer import Writer
 from tests.storage.builders import LogCase, facts_after
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite
 
@@ -185,7 +186,7 @@ class Contract(Case):
                 position=kept[-1].position,
                 trimmed_upto=lost[0].position,
                 epoch_starts=(EpochStart(2, 4, lost[-1].digest, 1, "lost", "events", 2),),
-                positions={("events", "w"): 3},
+                positions={Writer("events", "w"): 3},
                 receipts=(),
             )
         )

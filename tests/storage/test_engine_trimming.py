@@ -7,8 +7,8 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, LogPosition
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, LogPosition
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import migrate, migrations
 from synrepl.streams.atomic_appends import opening_rows

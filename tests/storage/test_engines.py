@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import astuple
 
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, Lease, LogRange
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, AppendKey, AppendReceipt, Lease, LogRange
 from synrepl.storage import fact_pages
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.engine import SQLEngine
@@ -19,6 +19,7 @@ from synrepl.storage.schema import VERSION
 from synrepl.streams.atomic_appends import opening_rows
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact, decode_facts, encode_facts
+from synrepl.streams.writer import Writer
 from synrepl.wire.filter import ALL, Filter
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, fact_after, lose
@@ -122,7 +123,7 @@ class Contract(Case):
                 serial=3,
                 facts=2,
                 bytes=2 * size,
-                tokens={("events", "w1"): 5, ("events", "w2"): 7},
+                tokens={Writer("events", "w1"): 5, Writer("events", "w2"): 7},
                 at_ms=NOW * 1000,
             ),
             some,

@@ -2,7 +2,7 @@
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synrepl.ports.history import AppendKey
+from synrepl.base.history import AppendKey
 from synrepl.storage.ephemeral import FACT_BYTES, EphemeralStore, EphemeralStream
 from tests.storage.builders import rows
 

@@ -6,10 +6,10 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent
 
+from synrepl.base.history import Appended, LogPosition
+from synrepl.base.settings import UNNAMED
 from synrepl.config import settings
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended, LogPosition
-from synrepl.ports.settings import UNNAMED
 from synrepl.storage.append_errors import KeyReused, LogLost
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import checksum
@@ -386,7 +386,7 @@ class AtomicTests(LogCase):
         self.assertIn("may have 1000 facts", str(self.failureResultOf(done, StorageError).value))
         own = log.append("atomic_appends", "w", [b"[[3]]"])
         self.assertIn("the daemon itself writes it", str(self.failureResultOf(own, StorageError).value))
-        log.write_barrier = lambda stream: StorageError(op="append", why=f"not {stream}")
+        log.gate.close(lambda stream: StorageError(op="append", why=f"not {stream}"))
         done = log.append_atomic([("events", "w", [A])], key="k")
         self.assertIn("not events", str(self.failureResultOf(done, StorageError).value))
         self.assertEqual(0, log.head.serial)

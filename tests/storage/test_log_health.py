@@ -6,8 +6,8 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.interfaces import KeysOf
 from synrepl.errors import StorageError
-from synrepl.ports.interfaces import KeysOf
 from synrepl.storage.append_errors import InvalidValue, LogLost
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase

@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synrepl.base.history import Appended
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended
 from synrepl.storage.append_errors import KeyReused
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log

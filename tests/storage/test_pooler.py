@@ -1,18 +1,15 @@
 """A pooler before PostgreSQL: it answers with a process of its own, and gives sessions to others."""
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 import pytest
-from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
-from synrepl.cli import main
 from synrepl.errors import StorageError
 from synrepl.storage.postgres import PostgresDatabase
 from synrepl.storage.postgres_connection import POOLER, PostgresAddress
@@ -155,6 +152,25 @@ def test_a_pooler_that_shares_sessions_is_refused() -> None:
     assert [] == told
 
 
+def test_a_pooler_that_shares_sessions_keeps_no_setting() -> None:
+    """The session is another program's, which had no time-outs after a check of the configuration."""
+    url = new_database()
+    pooler = SharingPooler(url)
+    query = (
+        "SELECT name FROM pg_settings WHERE source = 'session'"
+        " AND name NOT IN ('application_name', 'client_encoding') ORDER BY name"
+    )
+    guest = PostgresAddress(pooler.url, is_guest=True)
+    with closing(guest.connect("look")) as database:
+        before = database.execute(query).fetchall()
+        with pytest.raises(StorageError, match="gives one session to several"):
+            PostgresAddress(pooler.url).connect("open")
+        after = database.execute(query).fetchall()
+    pooler.stop()
+
+    assert after == before
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
@@ -181,6 +197,25 @@ def test_a_pooler_that_shares_sessions_is_refused() -> None:
 )
 def test_what_a_pooler_refuses_with_is_told(words: str, hint: str) -> None:
     """PgBouncer gives one SQLSTATE for all of it."""
+    refused = refusal(words, "ada")
+
+    assert words in str(refused)
+    assert refused.retryable
+    assert hint in refused.hint
+    assert ("`options`" in refused.hint) == ("options" in words)
+
+
+def test_a_wrong_password_is_sought_where_it_came_from() -> None:
+    """A homeserver's files have theirs: no pgpass file was asked."""
+    refused = refusal('password authentication failed for user "ada"', "ada:hush")
+
+    assert "came with the address" in refused.hint
+    assert "pgpass" not in refused.hint
+    assert "hush" not in str(refused)
+
+
+def refusal(words: str, user: str) -> StorageError:
+    """How a server is told that refuses a user with these words."""
     text = b"SFATAL\0C08P01\0M" + words.encode() + b"\0\0"
     refusal = b"E" + (len(text) + 4).to_bytes(4, "big") + text
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -194,21 +229,7 @@ def test_what_a_pooler_refuses_with_is_told(words: str, hint: str) -> None:
         threading.Thread(target=refuse, daemon=True).start()
         port = server.getsockname()[1]
         options = "sslmode=disable&gssencmode=disable&options=-csearch_path%3Dmine"
-        address = PostgresAddress(f"postgresql://ada@127.0.0.1:{port}/log?{options}")
+        address = PostgresAddress(f"postgresql://{user}@127.0.0.1:{port}/log?{options}")
         with pytest.raises(StorageError) as refused:
             address.connect("open")
-
-    assert words in str(refused.value)
-    assert hint in refused.value.hint
-    assert ("`options`" in refused.value.hint) == ("options" in words)
-    assert refused.value.retryable
-
-
-def test_the_doctor_looks_through_a_pooler_that_shares_sessions() -> None:
-    """It takes no lock, and changes no setting; only --fix needs a session of its own."""
-    pooler = SharingPooler(new_database())
-
-    result = CliRunner().invoke(main, ["doctor", "--database", pooler.url, "--json"])
-    pooler.stop()
-
-    assert ["nothing_known"] == [one["kind"] for one in json.loads(result.stdout)["complaints"]]
+    return refused.value

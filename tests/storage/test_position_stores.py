@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from synrepl.base.interfaces import IPositionStore
 from synrepl.errors import ConfigError
-from synrepl.ports.interfaces import IPositionStore
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import Updates
 from synrepl.storage.position_files import FilePositions

@@ -15,8 +15,8 @@ import msgspec
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from synrepl.base.history import Appended
 from synrepl.errors import ConfigError, StorageError
-from synrepl.ports.history import Appended
 from synrepl.storage import postgres
 from synrepl.storage.databases import engine_for
 from synrepl.storage.engine import SQLEngine

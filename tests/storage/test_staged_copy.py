@@ -4,8 +4,8 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
 from synrepl.errors import StorageError
-from synrepl.ports.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import HistoryMismatch
 from synrepl.streams.facts import Fact

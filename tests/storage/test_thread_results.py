@@ -8,10 +8,10 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from synrepl.ports.turn_queue import SLICE_SECONDS
+from synrepl.base.turn_queue import SLICE_SECONDS
 from synrepl.storage.threads import ReactorThread
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class FakeReactor(Clock):

@@ -1,41 +1,18 @@
 """A server, and one reader of its log behind each transport, on one network and one clock."""
 
-from io import BytesIO
 from random import Random
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry
-from treq.client import HTTPClient
-from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.internet.task import Cooperator
-from twisted.web.client import URI, Agent, FileBodyProducer, HTTPConnectionPool
-from twisted.web.iweb import IAgentEndpointFactory
-from zope.interface import implementer
-
-from synrepl.ports.access import Keyring
-from synrepl.ports.metrics import Metrics
-from synrepl.replication.addresses import Address
-from synrepl.replication.broker.served_channel import ServedChannel
-from synrepl.replication.broker.served_link import ServedLink
 from synrepl.replication.follower.updates import FollowerEvent
-from synrepl.replication.replica.conversation import IUpstream
-from synrepl.testing import FakeDaemon, FakeWorker, MemoryEndpoint, MemoryPositions, Network
+from synrepl.testing import FakeDaemon, FakeWorker, MemoryPositions, Network
 from synrepl.testing.cluster import DirectCatchUp
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.network import MemoryLink
-from synrepl.transports.http.api import make_site
-from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.native_endpoint import NativeHttpEndpoint
-from synrepl.transports.http.server import Services
-from synrepl.transports.native import NativeUpstream
-from synrepl.transports.resp.server import RespFactory, RespServer
-from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
-from tests.redis.daemon import OnFakeRedis, RedisDaemon
+from tests.redis.daemon import RedisDaemon
 from tests.redis.fake_redis import FakeRedis
-from tests.replication.nodes import FakeNode
 
-__all__ = ["HttpPair", "NativePair", "RedisPair", "RespPair", "TcpPair", "TransportPair"]
+__all__ = ["RedisPair", "TcpPair", "TransportPair"]
 
 STREAM: Final = "to_device"
 
@@ -201,172 +178,6 @@ class RedisPair(TransportPair):
 
     def outgoing(self) -> list[MemoryLink]:
         return self.network.links_of("server")
-
-
-class RespPort:
-    """The RESP port of a daemon in memory, as the processes see it: in place of a `FakeRedis`."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.server = RespServer(network.clock, keys=Keyring(), metrics=Metrics(CollectorRegistry()))
-        network.listen("resp", RespFactory(self.server))
-
-    def endpoint(self, client: str) -> MemoryEndpoint:
-        """The endpoint for the process `client`."""
-        return MemoryEndpoint(self.network, client, "resp")
-
-
-class ServingDaemon(RedisDaemon):
-    """A daemon that serves the channel itself."""
-
-    def make_side(self, redis: Any) -> OnFakeRedis:
-        return ServingChannel(self, redis)
-
-
-class ServingChannel(OnFakeRedis):
-    """Its part on the channel, wired as `ChannelServices` and `RespSource` do it."""
-
-    redis: Any
-
-    def make_link(self) -> ServedLink:
-        server: RespServer = self.redis.server
-        server.channel = ServedChannel(
-            self.daemon.clock,
-            "hs",
-            is_ephemeral=lambda stream: self.daemon.table[stream].ephemeral,
-            metrics=self.daemon.metrics,
-        )
-        return ServedLink(
-            self.daemon.clock,
-            self.peer,
-            server.channel,
-            instance=self.daemon.instance,
-            metrics=self.daemon.metrics,
-            on_room=server.release,
-        )
-
-    def kill(self) -> None:
-        super().kill()
-        channel = self.redis.server.channel
-        self.redis.server.stop()
-        channel.stop()
-        self.redis.network.stop_listening("resp")
-        for link in self.redis.network.links_of("resp"):
-            link.cut()
-
-
-class RespPair(RedisPair):
-    """A process at the RESP port of the server."""
-
-    def make_channel(self) -> Any:
-        return RespPort(self.network)
-
-    def make_server(self) -> RedisDaemon:
-        return ServingDaemon(
-            self.network, self.redis, name="server", writes=[STREAM], peers={}, chance=Random(1)
-        )
-
-    def names(self) -> list[str]:
-        return [one["name"] for one in self.redis.server.status()["clients"]]
-
-    def links(self) -> list[MemoryLink]:
-        subscribers = [
-            one.transport for one in self.redis.server.connections if one.client.describe()["subscribes"]
-        ]
-        return [link for link in TransportPair.links(self) if link.server in subscribers]
-
-    def outgoing(self) -> list[MemoryLink]:
-        return self.links()
-
-
-class NativePair(TransportPair):
-    """A replica on the native wire."""
-
-    malformed = (b"FOO bar\n", "invalid command")
-    too_long = (b"x" * 20_000, "a line has at most 16384 bytes")
-
-    def __init__(self, **network: Any) -> None:
-        super().__init__(**network)
-        self.nodes: dict[str, FakeNode] = {}
-        self.server = FakeNode(self.network, self.nodes, name="server")
-        self.server.start()
-        self.wait(0.1)
-        self.reader = self.make_reader()
-
-    def make_reader(self) -> FakeNode:
-        """Make the replica."""
-        return FakeNode(self.network, self.nodes, name="reader", upstream="server")
-
-    def names(self) -> list[str]:
-        return [relay.name for relay in self.server.relays.connected]
-
-    def why(self) -> str:
-        return str(self.reader.replica.why)
-
-    def leave(self) -> None:
-        self.reader.roles.stop()
-
-
-@implementer(IAgentEndpointFactory)
-class Endpoints:
-    """Connects an HTTP client to an address of the network."""
-
-    def __init__(self, network: Network, client: str, address: str) -> None:
-        self._endpoint = MemoryEndpoint(network, client, address)
-
-    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
-        return self._endpoint
-
-
-class HttpNode(FakeNode):
-    """A replica that follows over HTTP."""
-
-    def make_upstream(self, address: str) -> IUpstream:
-        # Bodies are sent on this clock, not on that of the global reactor.
-        cooperator = Cooperator(scheduler=lambda work: self.clock.callLater(0.001, work))
-        endpoints = Endpoints(self._network, self.name, "site")
-        client = HTTPClient(
-            Agent.usingEndpointFactory(
-                self.clock, endpoints, HTTPConnectionPool(self.clock, persistent=False)
-            ),
-            data_to_body_producer=lambda data: FileBodyProducer(BytesIO(data), cooperator),
-        )
-        where = Address(http="http://localhost:9093")
-        return NativeUpstream(
-            NativeHttpEndpoint(HttpClient(self.clock, where.http, client=client)),
-            self.clock,
-            self.metrics,
-            self.settings,
-            where=where,
-        )
-
-
-class HttpPair(NativePair):
-    """A replica over HTTP."""
-
-    malformed = (b"zz\r\n", "the answer ended early")
-    too_long = (b"8000\r\n" + b"x" * 0x8000 + b"\r\n", "a line has at most 16384 bytes")
-
-    def __init__(self, **network: Any) -> None:
-        super().__init__(**network)
-        server = self.server
-        services = Services(
-            log=server.log,
-            publisher=server.publisher,
-            table=server.table,
-            metrics=server.metrics,
-            clock=self.clock,
-            settings=ApiSettings(instance_name="server", server_name="hs"),
-            roles=server.roles,
-            relays=server.relays,
-        )
-        self.network.listen("site", make_site(services))
-
-    def make_reader(self) -> FakeNode:
-        return HttpNode(self.network, self.nodes, name="reader", upstream="server")
-
-    def names(self) -> list[str]:
-        return [lease["name"] for lease in self.server.relays.status() if lease["state"] == "live"]
 
 
 def _last_reason(events: list[FollowerEvent]) -> str:

@@ -10,8 +10,8 @@ from twisted.logger import formatEvent, globalLogPublisher
 from twisted.python.failure import Failure
 
 import synrepl
+from synrepl.base.limited_logger import MAX_LOGGED, REPEAT_SECONDS
 from synrepl.errors import ConfigError
-from synrepl.ports.limited_logger import MAX_LOGGED, REPEAT_SECONDS
 from synrepl.replication.addresses import Address
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.testing import Cluster

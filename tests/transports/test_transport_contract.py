@@ -1,6 +1,6 @@
-"""What every transport promises to a reader: lines, Redis, the RESP port, native blocks, and these over HTTP.
+"""What every transport promises to a reader: lines and Redis here, those of rooms in tests/ROOM.
 
-`tests/replication/test_feed_contract.py` has the promises about the contents of a feed.
+`tests/replicas/test_feed_contract.py` has the promises about the contents of a feed.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest
 from twisted.logger import capturedLogs
 
-from tests.transports.pairs import HttpPair, NativePair, RedisPair, RespPair, TcpPair, TransportPair
+from tests.transports.pairs import RedisPair, TcpPair, TransportPair
 
-PAIRS: Final = [TcpPair, RedisPair, RespPair, NativePair, HttpPair]
+PAIRS: Final = [TcpPair, RedisPair]
 
 MOST_BUFFERED: Final = 4 * 1024 * 1024
 """Bytes that a server buffers at most for a reader that does not read."""

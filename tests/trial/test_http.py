@@ -14,16 +14,19 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
+from synrepl.base.metrics import Metrics
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
-from synrepl.ports.metrics import Metrics
+from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.catch_up import HttpCatchUp
 from synrepl.transports.http.changelog_client import read_changelog
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.settings import ApiSettings
 from tests.http.builders import append_body, post_facts
 from tests.trial.worlds import running_log
@@ -66,20 +69,23 @@ class SocketTests(TestCase):
     timeout = 60.0
 
     async def setUp(self) -> None:  # type: ignore[override]
-        table = StreamTable.default()
+        table = DaemonStreams(StreamTable.default())
         self.log = await running_log(self, self.mktemp(), table)
         metrics = Metrics(CollectorRegistry())
         clock: Any = reactor
         publisher = Publisher(self.log, table, clock, metrics, instance="master")
+        publisher.follow_log()
         self.addCleanup(publisher.stop)
         self.site = make_site(
-            Services(
+            SiteContext(
                 log=self.log,
                 publisher=publisher,
                 table=table,
                 metrics=metrics,
                 clock=clock,
                 settings=ApiSettings(server_name="hs.example", max_body_bytes=100_000),
+                declared=DeclaredStreams(self.log, table, instance="master"),
+                refused=RefusedFacts(self.log, table, metrics, instance="master"),
             )
         )
         port: Any = clock.listenTCP(0, self.site, interface="127.0.0.1")

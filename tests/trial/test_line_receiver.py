@@ -9,7 +9,7 @@ from twisted.internet.protocol import Factory, Protocol, ReconnectingClientFacto
 from twisted.protocols.basic import LineOnlyReceiver
 from twisted.python.failure import Failure
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
 from synrepl.replication.follower.follower import Follower
 from synrepl.streams.catalog import PUSH_RULES
 from synrepl.transports.connection import ReplicationProtocol

@@ -12,19 +12,22 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.logger import Logger
 from twisted.trial.unittest import TestCase
 
-from synrepl.ports.metrics import Metrics
+from synrepl.base.metrics import Metrics
+from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates
 from synrepl.replication.publisher import Publisher
+from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.services import PublisherService, connect, serve
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.threads import ReactorThread
 from synrepl.streams.catalog import PUSH_RULES
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.settings import ApiSettings
 
 __all__ = ["World", "running_log"]
@@ -56,19 +59,22 @@ class World(TestCase):
         # Short: the path of a UNIX socket has some hundred characters at most.
         self.home = Path(tempfile.mkdtemp(prefix="synrepl-"))
         self.addCleanup(shutil.rmtree, self.home)
-        table = StreamTable.default()
+        table = DaemonStreams(StreamTable.default())
         self.log = await running_log(self, self.home / "log.db", table)
         metrics = Metrics(CollectorRegistry())
         self.publisher = Publisher(self.log, table, self.clock, metrics, instance="master")
+        self.publisher.follow_log()
         self.addCleanup(self.publisher.stop)
         site: Any = make_site(
-            Services(
+            SiteContext(
                 log=self.log,
                 publisher=self.publisher,
                 table=table,
                 metrics=metrics,
                 clock=self.clock,
                 settings=ApiSettings(server_name="hs.example"),
+                declared=DeclaredStreams(self.log, table, instance="master"),
+                refused=RefusedFacts(self.log, table, metrics, instance="master"),
             )
         )
         port: Any = self.clock.listenTCP(0, site, interface="127.0.0.1")

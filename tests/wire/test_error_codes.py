@@ -8,13 +8,14 @@ from typing import Final
 
 import pytest
 
-from synrepl.http_api.routes import ROUTES
-from synrepl.replication.roles.messages import CannotPromote, ClaimRefused
+from synrepl.http_api.all_routes import all_routes
 from synrepl.transports.http.api_error import ApiError
-from synrepl.wire.error_codes import ERROR_CODES, REFUSALS
+from synrepl.wire.all_error_codes import all_error_codes
 
 SOURCE: Final = Path(__file__).resolve().parents[2] / "synrepl"
-DECLARING: Final = {SOURCE / "wire/error_codes.py", SOURCE / "http_api/routes.py"}
+DECLARING: Final = {*SOURCE.glob("*/error_codes.py"), SOURCE / "http_api/routes.py"}
+
+ERROR_CODES: Final = all_error_codes()
 
 RAISING: Final = {
     "ApiError": 0,
@@ -70,7 +71,7 @@ def test_every_code_of_the_table_is_used() -> None:
 
 def test_routes_name_codes_of_the_table() -> None:
     """And none twice."""
-    for route in ROUTES:
+    for route in all_routes():
         assert set(route.errors) <= ERROR_CODES.keys(), route.name
 
 
@@ -84,17 +85,3 @@ def test_an_error_has_the_status_and_the_headers_of_its_code(code: str) -> None:
     retry_after = error.headers.get(b"retry-after")
     assert kind.retry_after == (None if retry_after is None else int(retry_after))
     assert (599, {}, {}) == (other.status, other.more, other.headers)
-
-
-@pytest.mark.parametrize("code", REFUSALS)
-def test_the_refusal_of_a_replica_says_whether_to_retry(code: str) -> None:
-    """A replica decides by it."""
-    assert REFUSALS[code].retryable is not None
-
-
-def test_errors_of_roles_take_whether_to_retry_from_the_table() -> None:
-    """Unless they say otherwise."""
-    assert CannotPromote("behind", "why").retryable
-    assert not CannotPromote("files_missing", "why").retryable
-    assert ClaimRefused("not_verified", "why").retryable
-    assert CannotPromote("upstream_away", "why", retryable=True).retryable

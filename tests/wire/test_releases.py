@@ -7,10 +7,9 @@ import pytest
 from synrepl.wire.commands import EpochNotice, Moved, Rewind, declared_commands
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import CommandForm
-from synrepl.wire.native import NATIVE_COMMANDS
 from tests.releases import MINORS, at, facts
 
-OURS = {*NATIVE_COMMANDS, EpochNotice, Moved, Rewind}
+OURS = {EpochNotice, Moved, Rewind}
 """Commands between daemons, which no release has."""
 
 

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.wire.blocks import Payload, encode_block
+from synrepl.errors import LocalProtocolError
 from synrepl.wire.codec import MAX_LENGTH, LineBuffer
 from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
-from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NATIVE, NEWEST, Dialect
+from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, CLIENT, SERVER, Command, Side
 from synrepl.wire.session import (
     AUTO,
@@ -27,12 +26,6 @@ from synrepl.wire.session import (
 )
 
 NO_REQUEST = "no request within 30 seconds: send REPLICATE to follow"
-NOT_AUTHENTICATED = "no valid HELLO came within 30 seconds"
-WELCOME = (
-    b'WELCOME {"history":"h","uuid":"u","instance":"i","server_name":"hs","role":"primary",'
-    b'"position":{"epoch":1,"serial":0,"digest":"e"},"trimmed_upto":0}\n'
-)
-HELLO = b'HELLO {"uuid":"u","name":"n","version":3}'
 
 
 class Time:
@@ -57,18 +50,7 @@ def receive(session: Session, lines: list[bytes]) -> list[Action]:
     return list(session.receive(lines))
 
 
-def read(session: Session, data: bytes) -> list[Action | Payload]:
-    """What the session makes of these bytes, as a driver takes it."""
-    found: list[Action | Payload] = []
-    try:
-        for run in session.split(data):
-            found += [run] if isinstance(run, Payload) else session.receive(run)
-    except RemoteProtocolError as error:
-        found += session.fail(error.why)
-    return found
-
-
-def delivered(actions: Sequence[Action | Payload]) -> list[Command]:
+def delivered(actions: Sequence[Action]) -> list[Command]:
     commands: list[Command] = []
     for action in actions:
         if isinstance(action, Deliver):
@@ -87,51 +69,6 @@ def error_text(actions: list[Action]) -> str:
     assert send.data.endswith(b"\n")
     assert send.data.count(b"\n") == 1
     return send.data[6:-1].decode()
-
-
-class TestBytes:
-    """A driver only moves bytes: what they are is the session's."""
-
-    def native(self) -> Session:
-        return Session(CLIENT, NATIVE, name="replica", seconds=Time())
-
-    @pytest.mark.parametrize("size", [1, 2, 7, 1_000])
-    def test_they_may_end_anywhere(self, size: int) -> None:
-        """A network cuts where it likes, also in the middle of a block."""
-        data = b"PING 1\n" + WELCOME
-        data += encode_block("facts", 1, b"{}\nPING 2\n") + b"PING 3\n"
-        session = self.native()
-        actions: list[Action | Payload] = [
-            action for at in range(0, len(data), size) for action in read(session, data[at : at + size])
-        ]
-
-        blocks = [action.data for action in actions if isinstance(action, Payload)]
-        assert [b"{}\nPING 2\n"] == blocks
-        assert [Ping(text="1"), Ping(text="3")] == [
-            one for one in delivered(actions) if isinstance(one, Ping)
-        ]
-        assert not session.closed
-
-    def test_a_wrong_block_closes_after_what_came_before(self) -> None:
-        """What came before was valid."""
-        session = self.native()
-        data = WELCOME + b"BLOCK facts 1 3 00\n{}\n"
-        *before, send, close = read(session, data)
-
-        assert ["WELCOME"] == [command.NAME for command in delivered(before)]
-        assert isinstance(send, Send)
-        assert isinstance(close, Close)
-        assert session.closed
-        assert [] == read(session, b"PING 2\n")
-
-    def test_nothing_is_read_after_the_end_even_of_the_same_bytes(self) -> None:
-        """The owner closes while it handles the first of two lines."""
-        session = self.native()
-        runs = session.split(WELCOME + b"PING 1\n")
-        next(runs)
-        session.end()
-
-        assert [] == list(runs)
 
 
 class TestGreeting:
@@ -316,13 +253,6 @@ class TestKeepalive:
             (AUTO, [(5, b"REMOTE_SERVER_UP far")], None, ""),
             # Who follows and has sent PING is timed out as ever.
             (AUTO, [(0, b"REPLICATE"), (50, b"PING 1")], 75, "ping timeout"),
-            # A replica has so long for all of its greeting.
-            (NATIVE, [], 30, NOT_AUTHENTICATED),
-            (NATIVE, [(0, b"NAME x"), (0, HELLO)], 30, NOT_AUTHENTICATED),
-            (NATIVE, [(0, HELLO), (1, b"REMOTE_SERVER_UP far")], 30, NOT_AUTHENTICATED),
-            (AUTO, [(0, HELLO)], 30, NOT_AUTHENTICATED),
-            (AUTO, [(t, b"PING 1") for t in range(0, 100, 10)] + [(25, HELLO)], 30, NOT_AUTHENTICATED),
-            (NATIVE, [(t, b"PING 1") for t in range(0, 100, 10)], 30, NOT_AUTHENTICATED),
         ],
     )
     def test_a_connection_without_a_request_is_closed(
@@ -357,32 +287,18 @@ class TestKeepalive:
         assert error_text(session.tick()) == NO_REQUEST
 
     def test_the_time_for_a_request_can_be_set_or_none(self) -> None:
-        """With 0 a person with netcat may think for a day; a replica must authenticate all the same."""
+        """With 0 a person with netcat may think for a day."""
         time = Time()
         patient = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=0))
         quick = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=2))
-        replica = Session(SERVER, AUTO, name="hs", seconds=time, keepalive=Keepalive(request_seconds=0))
-        receive(replica, [HELLO])
         assert quick.deadline() == 1002.0
 
         time.now += 2
         assert "no request within 2 seconds: send REPLICATE to follow" in error_text(quick.tick())
         time.now += 28
-        assert "no valid HELLO came within 30 seconds" in error_text(replica.tick())
         time.now += 100_000
         patient.tick()
         assert not patient.closed
-
-    def test_a_silent_replica_times_out(self) -> None:
-        """It sends PING and ACK. One that never sent either was still listed as idle after a minute."""
-        time = Time()
-        session = server(time=time)
-        receive(session, [HELLO])
-        session.authenticated()
-        time.now += 25
-
-        assert session.deadline() <= time.now
-        assert "ping timeout" == error_text(session.tick())
 
     def test_a_client_does_not_time_out_its_server(self) -> None:
         """A server need not send anything."""

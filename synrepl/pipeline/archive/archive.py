@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base.history import EpochStart, LogPosition
 from synrepl.http_api.routes import STATUS
-from synrepl.pipeline.archive.files import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.archive.optimize import FEWEST, optimize
+from synrepl.pipeline.archive.row_files import WrittenFile, write_files, write_in_tasks
 from synrepl.pipeline.archive.table import ArchiveTable, Batch, Clock, CommitConflict, create_table
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
@@ -27,7 +28,6 @@ from synrepl.pipeline.source.offsets import Offset
 from synrepl.pipeline.source.options import SourceOptions, connection_options, read_options
 from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
 from synrepl.pipeline.store import BadArchive, Store
-from synrepl.ports.history import EpochStart, LogPosition
 from synrepl.streams.positions import VClock
 
 ATTEMPTS: Final = 8

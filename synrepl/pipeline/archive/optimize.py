@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.files import WrittenFile, read_files, write_files, write_in_tasks
+from synrepl.pipeline.archive.row_files import WrittenFile, read_files, write_files, write_in_tasks
 from synrepl.pipeline.archive.table import ArchiveTable, CommitConflict
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.runner import Runner, driver_of

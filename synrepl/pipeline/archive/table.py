@@ -24,11 +24,11 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from synrepl.pipeline.archive.files import WrittenFile
+from synrepl.base.history import EpochStart
+from synrepl.pipeline.archive.row_files import WrittenFile
 from synrepl.pipeline.archive.table_commits import FIELD, LOG, TableCommits
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
-from synrepl.ports.history import EpochStart
 from synrepl.streams.digest import EMPTY
 from synrepl.wire.text import printable
 

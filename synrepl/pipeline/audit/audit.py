@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from synrepl.http_api.routes import DIGESTS
 from synrepl.http_client import BlockingClient
-from synrepl.pipeline.archive.files import map_files, read_files
+from synrepl.pipeline.archive.row_files import map_files, read_files
 from synrepl.pipeline.archive.table import ArchiveTable
-from synrepl.pipeline.audit.comparison import Comparison, compare
+from synrepl.pipeline.audit.archive_comparison import Comparison, compare
+from synrepl.pipeline.audit.audit_findings import AuditFindings, AuditResult
 from synrepl.pipeline.audit.explanation import explain
 from synrepl.pipeline.audit.file_scan import SEEN, rank_files, scan_files
-from synrepl.pipeline.audit.findings import AuditFindings, AuditResult
 from synrepl.pipeline.driver import Driver, Work
 from synrepl.pipeline.jobs import Progress, ignore_progress, retry_late_workers
 from synrepl.pipeline.runner import Runner, driver_of

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.audit.comparison import AuditSpan, Comparison
+from synrepl.pipeline.audit.archive_comparison import AuditSpan, Comparison
+from synrepl.pipeline.audit.audit_findings import ChainBreak
 from synrepl.pipeline.audit.file_scan import lost_facts
-from synrepl.pipeline.audit.findings import ChainBreak
 from synrepl.pipeline.driver import TASK, Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress
 from synrepl.pipeline.source.rows import ROWS

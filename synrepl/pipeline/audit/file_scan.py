@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.files import open_rows
+from synrepl.pipeline.archive.row_files import open_rows
 from synrepl.pipeline.archive.table import sha256_of
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import NotFound, Store

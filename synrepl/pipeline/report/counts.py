@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.files import are_lost
+from synrepl.base.history import EpochStart
+from synrepl.pipeline.archive.row_files import are_lost
 from synrepl.pipeline.driver import Driver, Partitions
 from synrepl.pipeline.exchange import pack, unpack
 from synrepl.pipeline.report.fact_scan import joined
-from synrepl.ports.history import EpochStart
 
 MOST: Final = 200
 
@@ -186,7 +186,7 @@ FROM (
 ) AS shared
 GROUP BY stream
 """
-"""The number of tokens (`TOKENS`) that several writers used, for each stream that has such."""
+"""For each stream with tokens that several writers used: the number of these tokens (from `TOKENS`)."""
 
 
 def count_facts(
@@ -322,7 +322,7 @@ def _size(known: Mapping[tuple[str, str, str], Row], stream: str) -> Row:
 
 
 def _count_shared(driver: Driver, facts: Partitions, totals: Iterable[Row]) -> dict[str, int]:
-    """Return the number of tokens that several writers used, for each stream that has such."""
+    """Return, for each stream with tokens that several writers used, the number of these tokens."""
     writers = defaultdict(list)
     for row in totals:
         if row["rows"]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.caches.vintage import Vintage
-from synrepl.pipeline.archive.files import map_files, read_listed
+from synrepl.pipeline.archive.row_files import map_files, read_listed
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.report.counts import Bins, Row, count_in_tasks, grouped, query
 from synrepl.pipeline.source.rows import row_schema
@@ -115,10 +115,11 @@ def expand_batches(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 class Invalidations(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of invalidations (`meant`): of entries (`keyed`), and of `whole` caches.
+    """How often caches were invalidated, as rows of the report's tables.
 
-    `names` are as announced, `caches` after expansion; `keys` (of one cache) and `subjects` (keys in any
-    cache) are the hottest ones. `minutes` has the counts of each bin.
+    `names` counts by the announced name, `caches` by the cache that it stands for. `keys` has the most
+    frequent keys of one cache, `subjects` those of all caches together, `minutes` the counts of each bin. In
+    each row `keyed` counts invalidations of one entry, `whole` those of a whole cache, and `meant` both.
     """
 
     names: list[Row]
@@ -160,7 +161,8 @@ ORDER BY invalidations DESC, key
 def invalidations(driver: Driver, archive: Store, files: Any, bins: Bins, top: int) -> Invalidations:
     """Count the invalidations by the rows of ``caches`` in these files; `bins` are of whole minutes.
 
-    Executors of Spark need synrepl to expand names.
+    Returns the counts by name, cache, entry, subject and minute; of entries and subjects the `top` most
+    invalidated. Executors of Spark need synrepl to expand names.
     """
     with map_files(driver, files, partial(expand_files, archive), MEANT).kept() as meant:
         tables = count_in_tasks(meant, _count, _merge)

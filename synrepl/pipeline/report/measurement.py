@@ -12,18 +12,24 @@ import msgspec
 import pyarrow.compute as pc
 
 from synrepl.http_api.request_errors import HttpError
-from synrepl.http_api.routes import LEASES, METRICS, STATUS
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import METRICS, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, NotADaemon
 from synrepl.pipeline.archive.table import ArchiveTable, Batch
-from synrepl.pipeline.audit.comparison import compare
+from synrepl.pipeline.audit.archive_comparison import compare
+from synrepl.pipeline.audit.audit_findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.audit.explanation import explain
-from synrepl.pipeline.audit.findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress
 from synrepl.pipeline.report import counts
 from synrepl.pipeline.report.fact_scan import counted_once, facts_of, scan_facts, scans_of
 from synrepl.pipeline.report.invalidations import CACHES, Invalidations, invalidations
 from synrepl.pipeline.store import Store
+
+LEASES: Final = HttpRequest("GET", "/v1/leases", {"leases": [{...: object}]})
+"""What a daemon retains for whom; only one that serves replicas answers it."""
+
+NOT_FOUND: Final = 404
 
 _COUNTER: Final = re.compile(
     r"(?m)^(synrepl_gaps_(?:detected|repaired|lost)_total) (\d+(?:\.\d+)?(?:e\+?\d\d?)?)(?!\S)"
@@ -48,7 +54,7 @@ def ask(
     shown = client.url
     try:
         status = client.json(STATUS.request())
-        leases = client.json(LEASES.request())["leases"]
+        leases = _leases(client)
         response = client.stream(METRICS.request(), accept="text/plain")
         gaps = counters(response.read().decode("utf-8", "replace"))
     except ConnectError as error:
@@ -62,6 +68,17 @@ def ask(
     finally:
         client.close()
     return DaemonStatus(url=shown, status=status, leases=leases, gaps=gaps)
+
+
+def _leases(client: BlockingClient) -> list[dict[str, Any]]:
+    """Request the leases; a daemon that serves no replicas has none."""
+    try:
+        found: list[dict[str, Any]] = client.json(LEASES)["leases"]
+    except HttpError as error:
+        if error.status == NOT_FOUND:
+            return []
+        raise
+    return found
 
 
 def counters(metrics: str) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from synrepl.html.humanize import at, counted, printable, span
-from synrepl.pipeline.audit.findings import CODES, ChainBreak
+from synrepl.pipeline.audit.audit_findings import CODES, ChainBreak
 from synrepl.pipeline.report.counts import WriterLag
 from synrepl.pipeline.report.measurement import Coverage, DaemonStatus, Measurements, lag_seconds
 

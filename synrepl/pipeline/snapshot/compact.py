@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.files import WRITTEN, within
+from synrepl.pipeline.archive.row_files import WRITTEN, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers

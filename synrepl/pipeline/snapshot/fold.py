@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synrepl.base.history import EpochStart
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.files import are_lost, map_files, open_rows
+from synrepl.pipeline.archive.row_files import are_lost, map_files, open_rows
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.exchange import pack, split, unpack
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
-from synrepl.ports.history import EpochStart
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST

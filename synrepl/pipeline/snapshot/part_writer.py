@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from synrepl.pipeline.archive.files import WRITTEN
+from synrepl.pipeline.archive.row_files import WRITTEN
 from synrepl.pipeline.driver import TASK
 from synrepl.pipeline.snapshot.fold import SERIAL_AT, FoldInput, positions_of
 from synrepl.pipeline.snapshot.snapshot import LAST, write_part

@@ -14,10 +14,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.files import RowFile
+from synrepl.base.history import EpochStart, LogPosition
+from synrepl.pipeline.archive.row_files import RowFile
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
-from synrepl.ports.history import EpochStart, LogPosition
 
 SNAPSHOT: Final = "_snapshot.json"
 VERSION: Final = 1

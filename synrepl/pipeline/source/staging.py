@@ -11,15 +11,16 @@ from itertools import count, groupby, islice
 from operator import itemgetter
 from typing import Any
 
-from synrepl.http_api.routes import APPEND_BATCH, PUT_FILE
+from synrepl.http_api.route import HttpRequest
+from synrepl.http_api.routes import APPEND_BATCH
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.source.options import SourceOptions
 
-Fact = tuple[str, str | None, str]
+StagedFact = tuple[str, str | None, str]
 """The stream and the writer of a fact, and its rows as a JSON array."""
 
 
-def build_facts(lines: Iterable[dict[str, Any]], options: SourceOptions) -> Iterator[Fact]:
+def build_facts(lines: Iterable[dict[str, Any]], options: SourceOptions) -> Iterator[StagedFact]:
     """Yield the facts of these lines.
 
     A line with `rows` is a fact. Consecutive lines with a `row` are one fact if they have the same `serial`,
@@ -46,7 +47,7 @@ def build_facts(lines: Iterable[dict[str, Any]], options: SourceOptions) -> Iter
         yield *source(fact[0]), f"[{','.join(line['row'] for line in fact)}]" if rows is None else rows
 
 
-def request_bodies(facts: Iterable[Fact], most: int) -> Iterator[tuple[bytes, int]]:
+def request_bodies(facts: Iterable[StagedFact], most: int) -> Iterator[tuple[bytes, int]]:
     """Yield bodies of requests for ``POST /v1/facts``, and their numbers of facts, at most `most`.
 
     Adjacent facts of one stream and writer are grouped; the order is kept.
@@ -60,13 +61,14 @@ def request_bodies(facts: Iterable[Fact], most: int) -> Iterator[tuple[bytes, in
         yield f'{{"appends": [{",".join(appends)}]}}'.encode(), len(some)
 
 
-def stage_facts(facts: Iterable[Fact], options: SourceOptions) -> list[str]:
+def stage_facts(facts: Iterable[StagedFact], options: SourceOptions) -> list[str]:
     """Upload facts in files of `batch_facts`; return their checksums, in order."""
     daemon = SourceClient(options)
     files = []
     for body, _ in request_bodies(facts, options.batch_facts):
         files.append(hashlib.sha256(body).hexdigest())
-        daemon.send(PUT_FILE.request(files[-1]), body)
+        # The daemon may have files where they are not installed here.
+        daemon.send(HttpRequest("PUT", f"/v1/files/sha256/{files[-1]}"), body)
     return files
 
 

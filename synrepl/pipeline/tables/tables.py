@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from synrepl.pipeline.archive.files import are_lost, map_files, read_listed, within
+from synrepl.base.history import EpochStart
+from synrepl.pipeline.archive.row_files import are_lost, map_files, read_listed, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, is_late_worker, retry_late_workers
@@ -26,7 +27,6 @@ from synrepl.pipeline.source.rows import ROWS, Layout, decode_rows, row_schema
 from synrepl.pipeline.store import MISTAKEN, BadArchive, Store
 from synrepl.pipeline.tables.declarations import TABLES, TableDeclaration
 from synrepl.pipeline.typed import layout_of
-from synrepl.ports.history import EpochStart
 
 MERGED_ROWS: Final = 2_000_000
 """Maximum number of new rows to merge, in the memory of the driver. With more, a table is computed again."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from synrepl.base.interfaces import IClock
 from synrepl.errors import NotConnected
-from synrepl.ports.interfaces import IClock
 
 
 class FollowerClock:

@@ -5,6 +5,7 @@ from synrepl.replication.follower.events import FollowerEvents
 from synrepl.replication.follower.followed_streams import FollowedStreams
 from synrepl.replication.follower.position_saver import PositionSaver
 from synrepl.replication.follower.updates import FollowerEvent
+from synrepl.streams.writer import Writer
 from synrepl.wire.commands import EpochNotice, Rewind
 from synrepl.wire.extension import EpochMark
 
@@ -18,12 +19,12 @@ class ServerEpochs:
         self._streams = streams
         self._saver = saver
         self._events = events
-        self._rewound: set[tuple[str, str]] = set()
+        self._rewound: set[Writer] = set()
         """The streams and writers that the server has compared on this connection."""
 
     def rewind(self, command: Rewind) -> None:
         """Rewind a writer to the token up to which the server has its facts."""
-        self._rewound.add((command.stream, command.instance))
+        self._rewound.add(Writer(command.stream, command.instance))
         executor = self._streams.executors.get(command.stream)
         if executor is not None:
             executor.handle(command)
@@ -37,7 +38,7 @@ class ServerEpochs:
         if known is not None and known.history != mark.history:
             text = (
                 f"the server has another log ({mark.history}) than the one that was followed"
-                f" ({known.history}): facts of the two are told apart by their tokens only"
+                f" ({known.history}): where tokens are equal, its facts count as known"
             )
             self._events.emit(FollowerEvent(kind="error", text=text))
         elif known is not None and known != mark:

@@ -5,9 +5,9 @@ from typing import Final
 
 from twisted.logger import Logger
 
+from synrepl.base.limited_logger import RepeatLimit
+from synrepl.base.metrics import Metrics
 from synrepl.errors import GapError, ReplicationError, RowError
-from synrepl.ports.limited_logger import RepeatLimit
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.updates import FollowerEvent
 
@@ -30,7 +30,7 @@ class FollowerEvents:
     def emit(self, event: FollowerEvent) -> None:
         """Call the subscribers with this event. One that raises is logged."""
         # A problem that lasts is met again at each retry.
-        if event.kind in ("error", "went_back", "moved") and self._logged.allows(event.text):
+        if event.kind in ("error", "went_back", "behind", "moved") and self._logged.allows(event.text):
             self._logger.warn("{text}", text=event.text, stream=event.stream)
         for subscriber in self.subscribers:
             try:

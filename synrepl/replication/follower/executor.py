@@ -5,14 +5,14 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.tasks import Tasks, step_eagerly
+from synrepl.base.time import Backoff, sleep
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Drop
 from synrepl.errors import ReplicationError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.tasks import Tasks, step_eagerly
-from synrepl.ports.time import Backoff, sleep
 from synrepl.replication.follower import states
-from synrepl.replication.follower.gaps import RETRY_SECONDS
+from synrepl.replication.follower.gaps import BACKOFF_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import Batch, BatchSubscriber, MissedFacts, Subscriber, Updates
@@ -33,7 +33,7 @@ class IStreamsOwner(Protocol):
         """The clock of the follower."""
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Fetch missing facts. Raises what `ICatchUp` raises."""
+        """Fetch missing facts from the follower's `ICatchUp`, mostly over HTTP. Raises what that raises."""
 
     def report(self, stream: str, report: Report) -> None:
         """Handle a report of a stream."""
@@ -226,7 +226,7 @@ class StreamExecutor:
 
     async def _retry(self, step: Step, work: Updates[Any] | Batch, error: Exception, turn: int) -> None:
         """Do a step that failed again, until it succeeds, or the turn is over."""
-        backoff, left = Backoff(RETRY_SECONDS), [step]
+        backoff, left = Backoff(BACKOFF_SECONDS), [step]
         while left and turn == self._turn:
             is_subscriber = left[-1] not in (self._invalidate_rows, self._invalidate_again)
             owner = "a subscriber" if is_subscriber else "cache invalidation"
@@ -283,7 +283,7 @@ class StreamExecutor:
         return states.Invalidated()
 
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
-        backoff = Backoff(RETRY_SECONDS)
+        backoff = Backoff(BACKOFF_SECONDS)
         while True:
             self._owner.report_failure(error, self.machine.name, "cache invalidation")
             await sleep(self._owner.clock, backoff.next())

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from synrepl.ports.interfaces import IAllocated, IClock
+from synrepl.base.interfaces import IAllocated, IClock
 from synrepl.replication.connection import Connection
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.epochs import ServerEpochs

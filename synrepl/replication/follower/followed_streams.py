@@ -1,4 +1,4 @@
-"""FollowedStreams: the streams of a follower, and what follows each of them."""
+"""FollowedStreams: the streams of a follower, each with the executor that applies its facts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -7,11 +7,11 @@ from typing import Any, Final, Literal, TypeVar, overload
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IAllocated, IClock, IPositionStore
+from synrepl.base.metrics import Metrics
+from synrepl.base.tasks import Tasks
 from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ConfigError, GapError, NotConnected, WaitTimeout, suggest
-from synrepl.ports.interfaces import IAllocated, IClock, IPositionStore
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.tasks import Tasks
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.events import FollowerEvents
 from synrepl.replication.follower.followed_server import FollowedServer

@@ -11,7 +11,7 @@ from synrepl.replication.follower.history import AppliedPositions, PositionStep
 from synrepl.replication.follower.states import Fetch, Report, Reported
 from synrepl.replication.follower.updates import MissedFacts, NowhereToFetch
 
-RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+BACKOFF_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 MAX_ATTEMPTS: Final = 3
 """Failures in a row to fetch facts that may be gone (of a restart, or a recheck), before they are skipped."""
@@ -71,7 +71,7 @@ class GapRepair:
         self.failures += 1
         if self.failures == self.max_attempts or isinstance(error, NowhereToFetch):
             return None
-        return RETRY_SECONDS[min(self.failures, len(RETRY_SECONDS)) - 1]
+        return BACKOFF_SECONDS[min(self.failures, len(BACKOFF_SECONDS)) - 1]
 
     def error(self, error: Exception) -> GapError:
         """The failure of a request, as a gap."""

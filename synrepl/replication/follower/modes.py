@@ -61,8 +61,8 @@ class Judgement(msgspec.Struct, frozen=True):
     """A `verdict` on a POSITION, and the `token` to reach.
 
     `after`: the token after which to fetch. `is_certain`: no fact at or below `after` is missing.
-    `is_rewound`: the writer's position fell. `void_after`: facts after this token are void, so that equal
-    ones are new.
+    `is_rewound`: the writer's position fell. `is_behind`: it is below what was applied, in the same log.
+    `void_after`: facts after this token are void, so that equal ones are new.
     """
 
     verdict: Verdict
@@ -70,6 +70,7 @@ class Judgement(msgspec.Struct, frozen=True):
     after: int = 0
     is_certain: bool = False
     is_rewound: bool = False
+    is_behind: bool = False
     void_after: int | None = None
 
 
@@ -184,7 +185,8 @@ class Pull(Mode):
             after = known if recheck_after is None else min(recheck_after, known)
             return Judgement(Verdict.GAP, token, after, is_certain)
         if self._history.is_compared:
-            return Judgement(Verdict.STALE, token)  # a copy that lags: REWIND has said what is lost
+            # A copy that lags, as REWIND says what is lost; or a log that was put back, which knows no loss.
+            return Judgement(Verdict.STALE, token, is_behind=is_first and self._policy.monotonic)
         is_rewound = is_first or self._rewinds_any_time
         if not is_rewound and self._policy.monotonic:
             return Judgement(Verdict.STALE, token)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from synrepl.ports.interfaces import IClock, IPositionStore, SaveablePosition
-from synrepl.ports.metrics import Metrics
+from synrepl.base.interfaces import IClock, IPositionStore, SaveablePosition
+from synrepl.base.metrics import Metrics
 from synrepl.replication.follower.updates import BatchSubscriber, Subscriber
 from synrepl.wire.extension import EpochMark
 

@@ -1,8 +1,8 @@
 """StreamReports: what the reports of streams mean for the other parts of a follower."""
 
+from synrepl.base.metrics import Metrics
+from synrepl.base.tasks import Tasks
 from synrepl.errors import GapError, NotConnected, ReplicationError
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.tasks import Tasks
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.followed_server import FollowedServer
 from synrepl.replication.follower.states import ADVANCED, Report, Reported
@@ -68,6 +68,17 @@ class StreamReports:
                 )
                 self._events.emit(
                     FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token, text=text)
+                )
+            case Reported.BEHIND:
+                known = self._executors[stream].machine.positions.tokens.get(writer, token)
+                text = (
+                    f"the server is behind this follower: {writer} is at {token} in {stream}, and this"
+                    f" follower has applied it up to {known}. A replica that lags catches up. If the server's"
+                    " log was restored from an older copy or replaced, the facts that it gives the tokens up"
+                    f" to {known} may be others, and are not delivered: begin anew from an empty state"
+                )
+                self._events.emit(
+                    FollowerEvent(kind="behind", stream=stream, writer=writer, token=token, text=text)
                 )
             case Reported.RESTARTED:
                 self._events.emit(FollowerEvent(kind="restarted", stream=stream, writer=writer))

@@ -112,6 +112,7 @@ class Reported(enum.Enum):
 
     ADVANCED = "positions moved"
     POSITION = "a POSITION was processed: the writer is at the token"
+    BEHIND = "the writer's position is lower than what was applied, in a log that is said to be the same"
     REWOUND = "the writer's position is lower than before: its facts beyond the token are lost"
     RESTARTED = "the writer restarted the stream: its earlier facts are void"
     GAP_DETECTED = "facts are missing"

@@ -297,6 +297,8 @@ class StreamMachine:
             self.history.recent.forget_beyond(judgement.void_after)
         if judgement.is_rewound:
             self._actions.append(Report(Reported.REWOUND, writer, command.token))
+        if judgement.is_behind:
+            self._actions.append(Report(Reported.BEHIND, writer, command.token))
         token, after = judgement.token, judgement.after
         match judgement.verdict:
             case Verdict.CERTAIN:

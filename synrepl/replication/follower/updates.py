@@ -94,6 +94,8 @@ class FollowerEvent(msgspec.Struct, frozen=True):
     * ``restarted``: `writer` restarted `stream`, and its tokens begin again;
     * ``went_back``: the position of `writer` in `stream` fell to `token`: its later facts are lost, although
       they may have been delivered (`text` says so);
+    * ``behind``: the server's `writer` of `stream` is at `token`, below what was applied: a copy that lags,
+      or a log that was put back to an older copy (`text` says what that means);
     * ``lost``: facts of `writer` up to `token` cannot be read or fetched, and are skipped; `error` says which
       ones, and why; `rows` are those of a fact that came and could not be read, as they were sent;
     * ``moved``: the server must not be followed any more, or not now; `text` says why, and where it says that
@@ -105,7 +107,16 @@ class FollowerEvent(msgspec.Struct, frozen=True):
     """
 
     kind: Literal[
-        "connected", "disconnected", "server", "position", "restarted", "went_back", "lost", "moved", "error"
+        "connected",
+        "disconnected",
+        "server",
+        "position",
+        "restarted",
+        "went_back",
+        "behind",
+        "lost",
+        "moved",
+        "error",
     ]
     text: str = ""
     stream: str = ""

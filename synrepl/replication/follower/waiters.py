@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.interfaces import IAllocated
 from synrepl.errors import NeverAllocated, ReplicationError
-from synrepl.ports.interfaces import IAllocated
 
 _SORT_KEY: Final = itemgetter(0, 1)
 """Waiters of a writer are sorted by token, then by number."""

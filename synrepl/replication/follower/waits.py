@@ -5,14 +5,14 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from synrepl.base.interfaces import IAllocated
 from synrepl.errors import NeverAllocated
-from synrepl.ports.interfaces import IAllocated
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.waiters import Allocation, Waiter, Waiters
 
 
 class PositionWaits:
-    """The waits of a follower. `start` runs a coroutine; `allocated` is asked which tokens exist.
+    """The waits of a follower. `start` runs a coroutine; `allocated` says which tokens exist.
 
     The applied positions of the stream are given with each wait: by writer, `applied`.
     """

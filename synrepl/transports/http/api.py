@@ -5,34 +5,28 @@ from functools import lru_cache
 from io import SEEK_END
 from traceback import clear_frames
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET
 
+from synrepl.base.access import Keyring
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.rights import parameter_operation
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.errors import suggest
-from synrepl.http_api.route import BadParameter, Parameter, Route
-from synrepl.http_api.routes import ROUTER
-from synrepl.ports.access import Keyring
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.rights import parameter_operation
-from synrepl.ports.turn_queue import TurnQueue
+from synrepl.http_api.all_routes import all_routes
+from synrepl.http_api.route import BadParameter, Parameter, Route, Router
+from synrepl.missing_rooms import missing_url
 from synrepl.transports.http import (
-    admin_routes,
     append_routes,
     append_stream_routes,
     changelog_routes,
     command_routes,
-    file_routes,
-    homeserver_routes,
-    key_routes,
-    native_routes,
     openapi_routes,
     refused_routes,
-    replica_routes,
     row_routes,
     status_routes,
     stream_routes,
@@ -50,57 +44,52 @@ from synrepl.transports.http.headers import (
     matches_digest,
 )
 from synrepl.transports.http.large_body import LARGE_BYTES
-from synrepl.transports.http.server import ApiSite, Services
+from synrepl.transports.http.server import ApiSite, SiteContext
 from synrepl.transports.http.shared_work import SharedWork
 from synrepl.wire import jsontext
 
 T = TypeVar("T")
 
 ROUTE_MODULES: Final = (
-    admin_routes,
     append_routes,
     append_stream_routes,
     changelog_routes,
     command_routes,
-    file_routes,
-    homeserver_routes,
-    key_routes,
-    native_routes,
     openapi_routes,
     refused_routes,
-    replica_routes,
     row_routes,
     status_routes,
     stream_routes,
 )
-"""The modules whose functions handle the routes."""
+"""The modules whose functions handle the routes of the core."""
 
 UNAUTHORIZED: Final = 401
+NOT_DONE_YET: Final = 1
+"""What a resource of `twisted.web` returns if it answers later: that of `twisted.web.server` (`ApiSite`)."""
 SYNAPSE: Final = b"/_synapse/"
 CLOSED: Final = "/v1/"
 """Routes under this path refuse unknown parameters: a misspelled one would silently do nothing."""
 
 
-class Api(Resource):
+class Api:
     """Handles the requests of all routes.
 
-    Every failure becomes a JSON response without internal details, or aborts a response that has begun.
+    Every failure becomes a JSON response without internal details, or aborts a response that has begun. It
+    can be served as a resource of `twisted.web` too, as treq's fakes do it in tests.
     """
 
     isLeaf = True
     _logger = Logger()
 
-    def __init__(self, services: Services, guard: AccessCheck, queue: TurnQueue) -> None:
-        super().__init__()
+    def __init__(self, context: SiteContext, guard: AccessCheck, queue: TurnQueue, router: Router) -> None:
         self.queue = queue
-        self.services = services
-        self.started_at = services.clock.seconds()
+        self.context = context
+        self.started_at = context.clock.seconds()
         self.endless: IEndlessChangelog | None = None
         """Feeds all readers that follow the changelog; None before the first of them."""
-        self.native_transports: dict[str, Any] = {}
-        """The native connections of replicas, by id."""
-        self.limited_logger = LimitedLogger(self._logger, services.clock)
+        self.limited_logger = LimitedLogger(self._logger, context.clock)
         self._guard = guard
+        self._router = router
         self.shared = SharedWork()
 
     def render(self, request: Any) -> int:
@@ -124,7 +113,7 @@ class Api(Resource):
     async def _serve(self, request: Any) -> bytes | None:
         """Return the body of the response; None if the handler wrote the response itself."""
         method = request.method.decode("ascii")
-        routes, variables = ROUTER.find_path(request.path)
+        routes, variables = self._router.find_path(request.path)
         route = routes.get("GET" if method == "HEAD" else method)
         try:
             if route is None:
@@ -178,11 +167,11 @@ class Api(Resource):
 
         is_large = request.content.seek(0, SEEK_END) > LARGE_BYTES
         request.content.seek(0)
-        return await self.services.thread.run(read) if is_large else read()
+        return await self.context.thread.run(read) if is_large else read()
 
     async def decode_large(self, decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
         """Decode a large JSON body in a thread. Raises `ApiError`."""
-        return await self.services.thread.run(lambda: decode_body(decoder, body))
+        return await self.context.thread.run(lambda: decode_body(decoder, body))
 
     def _check_access(self, call: Call) -> None:
         """Check the peer's rights, and the type of the body. Raises `ApiError`."""
@@ -215,19 +204,20 @@ class Api(Resource):
         return refused
 
 
-def make_site(services: Services, *, keys: Keyring | None = None) -> ApiSite:
-    """Make a site that serves these services.
+def make_site(context: SiteContext, *, keys: Keyring | None = None) -> ApiSite:
+    """Make a site that serves what this context has.
 
     With `keys`, every route with a right needs one of them, as ``Authorization: Bearer`` or as a certificate.
     Without keys, requests for host names of other sites are refused (`AccessCheck`).
     """
     # Waiting requests end when this daemon must not be read any more.
-    services.publisher.holdings.subscribers.append(lambda why: services.publisher.waiters.wake_readers())
+    context.publisher.read_gate.subscribers.append(lambda why: context.publisher.waiters.wake_readers())
     guard = AccessCheck(
-        keys if keys is not None else Keyring(), lambda: services.settings.hosts(services.log.notes)
+        keys if keys is not None else Keyring(), lambda: context.settings.hosts(context.log.notes)
     )
-    queue = TurnQueue(services.clock)
-    return ApiSite(Api(services, guard, queue), services, guard, queue)
+    queue = TurnQueue(context.clock)
+    router = Router(all_routes())
+    return ApiSite(Api(context, guard, queue, router), context, guard, queue, router)
 
 
 def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiError:
@@ -236,7 +226,9 @@ def _url_refusal(request: Any, method: str, allowed: Collection[str]) -> ApiErro
     if not allowed:
         if is_synapse:
             return ApiError("M_UNRECOGNIZED", "Unrecognized request")
-        return ApiError("not_found", "no such URL in this API; GET /v1/openapi.json lists all")
+        parts = [unquote(part) for part in request.path.decode("utf-8", "replace")[1:].split("/")]
+        why = missing_url(parts) or "GET /v1/openapi.json lists all"
+        return ApiError("not_found", f"no such URL in this API; {why}")
     methods = ", ".join(sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])}))
     headers = {b"allow": methods.encode()}
     if is_synapse:

@@ -6,13 +6,11 @@ from typing import Any, Final
 
 from twisted.web.http import RESPONSES
 
+from synrepl.base.response_errors import NotForwarded, OwnResponse
 from synrepl.errors import StorageError, UnknownStream
-from synrepl.files.store import ChecksumMismatch
-from synrepl.ports.response_errors import NotForwarded
-from synrepl.replication.roles.messages import CannotPromote, ClaimRefused, ReadOnlyHere
-from synrepl.storage.append_errors import GivenElsewhere, KeyReused
+from synrepl.storage.append_errors import GivenElsewhere, KeyReused, ReadOnlyHere
 from synrepl.storage.private_files import DiskFull
-from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.all_error_codes import all_error_codes
 from synrepl.wire.jsontext import dumps
 
 MAX_MESSAGE: Final = 1_000
@@ -24,7 +22,7 @@ RETRY_SECONDS: Final = 1
 class ApiError(Exception):
     """An error response, with the status and headers of its code, and a body with the fields of `more`.
 
-    `status` replaces that of the code. It is required for another daemon's code that `ERROR_CODES` lacks.
+    `status` replaces that of the code. It is required for another daemon's code that this one lacks.
     """
 
     def __init__(
@@ -42,8 +40,9 @@ class ApiError(Exception):
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
         self.more = more
         self.headers = dict(headers or {})
-        kind = ERROR_CODES[code] if status is None else ERROR_CODES.get(code)
-        self.status = status or ERROR_CODES[code].status
+        codes = all_error_codes()
+        kind = codes[code] if status is None else codes.get(code)
+        self.status = status or codes[code].status
         if kind is not None and kind.status == self.status:
             if kind.retryable is not None:
                 more.setdefault("retryable", kind.retryable)
@@ -60,19 +59,14 @@ def as_api_error(error: BaseException) -> ApiError | None:
     match error:
         case ApiError():
             return error
+        case OwnResponse():
+            return _own(error)
         case UnknownStream():
             return ApiError("unknown_stream", str(error))
         case ReadOnlyHere():
             retry = {b"retry-after": b"%d" % RETRY_SECONDS}
             more = {"retryable": error.retryable, "moved_to": error.moved_to}
             return ApiError(error.code, str(error), status=503, headers=retry, **more)
-        case CannotPromote():
-            more = dict(error.more)
-            if error.missing:
-                more["missing"] = [list(one) for one in error.missing[:100]]
-            return ApiError(error.code, str(error), status=409, retryable=error.retryable, **more)
-        case ClaimRefused():
-            return ApiError(error.code, str(error), retryable=error.retryable)
         case NotForwarded():
             return ApiError(error.code, str(error), status=error.status, **error.more)
         case GivenElsewhere():
@@ -85,9 +79,6 @@ def as_api_error(error: BaseException) -> ApiError | None:
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             why = "the daemon has no file descriptors left: raise its limit (LimitNOFILE, ulimit -n)"
             return ApiError("out_of_descriptors", why)
-        case ChecksumMismatch():
-            why = f"{error.why}; nothing was kept"
-            return ApiError("checksum_mismatch", why, expected=error.expected, found=error.found)
         case DiskFull():
             return ApiError("disk_full", str(error))
         case StorageError(retryable=True):
@@ -95,6 +86,12 @@ def as_api_error(error: BaseException) -> ApiError | None:
         case StorageError():
             return ApiError("storage_error", str(error), status=500)
     return None
+
+
+def _own(error: OwnResponse) -> ApiError:
+    code, message, status, retry_after, more = error.response()
+    retry = {} if retry_after is None else {b"retry-after": b"%d" % retry_after}
+    return ApiError(code, message, status=status, headers=retry, **more)
 
 
 def api_body(error: ApiError) -> bytes:

@@ -10,27 +10,22 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from twisted.internet.defer import DeferredList
 
+from synrepl.base.history import Appended
+from synrepl.base.response_errors import NotForwarded
+from synrepl.base.rights import NAME_OWNERS, refusal
 from synrepl.errors import RowError
 from synrepl.http_api.route import BAD_WRITER
 from synrepl.http_api.routes import APPEND, APPEND_BATCH
-from synrepl.ports.history import Appended
-from synrepl.ports.response_errors import NotForwarded
-from synrepl.ports.rights import NAME_OWNERS, refusal
-from synrepl.replication.acknowledgements import Source
-from synrepl.replication.write_forwarder import Posted, PostedPart
+from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.storage.group_commit import parts_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
-from synrepl.streams.stream import Stream
+from synrepl.streams.writer import Writer
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.large_body import LARGE_BYTES, MAX_FACTS, too_many_facts
-from synrepl.wire import jsontext
 from synrepl.wire.acks import NO_ACKS, Acks
-from synrepl.wire.dialect import NEWEST
 from synrepl.wire.text import is_name
-
-FILES: Final = "files"
 
 FACTS_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 128 * 1024
@@ -97,31 +92,30 @@ _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 @handles(APPEND)
 async def append(call: Call, body: AppendBody) -> Appended:
     """Append facts of one stream; a replica forwards them to the primary, and waits until it has them."""
-    services, name = call.services, call.path["stream"]
-    stream = services.table[name]  # an unknown stream is refused first
-    forwarder = services.write_forwarder
-    if forwarder is not None and not forwarder.is_active():
-        forwarder = None
+    context, name = call.context, call.path["stream"]
+    stream = context.table[name]  # an unknown stream is refused first
+    forwarding = context.hooks.forwarding
+    is_stored_here = not forwarding.is_active()
     writer, key = checked_names(body.writer, body.idempotency_key)
-    if forwarder is None:
-        check_new_writer(call, name, writer, services.log.positions(name))
+    if is_stored_here:
+        check_new_writer(call, name, writer, context.log.positions(name))
     facts = await read_facts(call, name, body.facts)
-    if forwarder is None:
-        writer = writer or services.settings.instance_name
+    if is_stored_here:
+        writer = writer or context.settings.instance_name
         acks = checked_acks(call, name)
         # Whoever must ask again needs a key.
         key = key or (str(uuid4()) if acks.number else None)
         await promise(call, acks)
-        appended = await services.log.append(name, writer, facts, key=key, owner=_owner(call))
-        await wait_for_acks(call, [(acks, (name, writer), appended)], key)
+        appended = await context.log.append(name, writer, facts, key=key, owner=_owner(call))
+        await wait_for_acks(call, [(acks, Writer(name, writer), appended)], key)
         return appended
     posted = Posted(
         parts=[PostedPart(name, [bytes(fact) for fact in body.facts], writer)],
         key=key,
-        files=_files_of(stream, facts) if call.query["files"] else (),
+        files=context.stored_bytes.named_by(stream, facts) if call.query["files"] else (),
         **_forwarding(call),
     )
-    return await forwarder.forward(posted, services.publisher.waiters)
+    return await forwarding.forward(posted, context.publisher.waiters)
 
 
 @handles(APPEND_BATCH)
@@ -132,24 +126,14 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     append is one part of it: a retry stores only the missing appends. A replica refuses. With `atomic` the
     whole batch is one append, with one key; a replica forwards it.
     """
-    log = call.services.log
+    if not body.atomic:
+        refuse_on_replica(
+            call, "post the batch to the primary, each stream by itself, or the batch as one append (atomic)"
+        )
+    appends, requests, key = await _checked_batch(call, body)
     if body.atomic:
-        return await _append_atomic(call, body)
-    refuse_on_replica(
-        call, "post the batch to the primary, each stream by itself, or the batch as one append (atomic)"
-    )
-    appends, batch_key = body.appends, body.idempotency_key
-    if (appends is UNSET) == (body.staged is UNSET):
-        raise ApiError("bad_request", "a batch needs either appends or staged, not both")
-    if isinstance(body.staged, str):
-        staged = await _read_staged(call, body.staged)
-        appends = (await call.api.decode_large(_batch_decoder, staged)).appends
-    if not isinstance(appends, list):
-        raise ApiError("bad_request", f"the staged file {body.staged} has no appends")
-    if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_FACTS:
-        raise too_many_facts()
-    _, key = checked_names(UNSET, batch_key)
-    requests = await _read_appends(call, appends)
+        return await _append_atomic(call, appends, requests, key or str(uuid4()))
+    log = call.context.log
     all_acks = await _promised_acks(call, requests)
     key = key or (str(uuid4()) if any(acks.number for acks in all_acks) else None)
     # Started together, so that they share a commit.
@@ -170,17 +154,58 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
 
 def refuse_on_replica(call: Call, way_out: str) -> None:
     """Raises `ApiError` if this daemon is a replica, which cannot forward this request."""
-    services = call.services
-    if services.write_forwarder is not None and services.write_forwarder.is_active():
-        if services.roles is not None and (stopped := services.roles.forwarding_refusal("")) is not None:
+    hooks = call.context.hooks
+    if hooks.forwarding.is_active():
+        if (stopped := hooks.forwarding.refusal("")) is not None:
             raise stopped
-        primary = "" if services.roles is None else str(services.roles.primary)
+        primary = str(hooks.role.primary)
         raise ApiError("not_primary", f"this daemon is a replica: {way_out}", moved_to=primary)
+
+
+async def _checked_batch(
+    call: Call, body: BatchBody
+) -> tuple[Sequence[StreamAppend], list[_Append], str | None]:
+    """Check a batch. Return its appends, as they were posted and as they are stored, and its key, if any.
+
+    Raises `ApiError`. An atomic batch cannot be staged, and has limits of its own.
+    """
+    appends = body.appends
+    if body.atomic and (appends is UNSET or body.staged is not UNSET):
+        raise ApiError("bad_request", "an atomic batch needs appends; it cannot be staged")
+    if (appends is UNSET) == (body.staged is UNSET):
+        raise ApiError("bad_request", "a batch needs either appends or staged, not both")
+    if isinstance(body.staged, str):
+        staged = await _read_staged(call, body.staged)
+        appends = (await call.api.decode_large(_batch_decoder, staged)).appends
+    if not isinstance(appends, list):
+        raise ApiError(
+            "bad_request", f"the staged file {body.staged} has no `appends`, a list as in the body of a batch"
+        )
+    count = max(len(appends), sum(len(one.facts) for one in appends))
+    if body.atomic and count > MAX_ATOMIC_FACTS:
+        raise ApiError("too_large", f"an atomic batch may have {MAX_ATOMIC_FACTS} facts")
+    if count > MAX_FACTS:
+        raise too_many_facts()
+    _, key = checked_names(UNSET, body.idempotency_key)
+    requests = await _read_appends(call, appends)
+    if body.atomic:
+        _check_atomic(call, requests)
+    return appends, requests, key
+
+
+def _check_atomic(call: Call, requests: Sequence[_Append]) -> None:
+    """Raises `ApiError` if these appends cannot be one."""
+    for stream, _, _ in requests:
+        if call.context.table[stream].ephemeral:
+            why = f"{stream} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
+            raise ApiError("bad_request", why)
+    if sum(len(rows) for *_, facts in requests for rows in facts) > MAX_ATOMIC_BYTES:
+        raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
 
 
 async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Append]:
     """Return the stream, the writer and the canonical facts of each append. Raises `ApiError`."""
-    instance, log = call.services.settings.instance_name, call.services.log
+    instance, log = call.context.settings.instance_name, call.context.log
     requests: list[_Append] = []
     writers: dict[str, set[str]] = {}
     for one in appends:
@@ -195,29 +220,17 @@ async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Ap
     return requests
 
 
-async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
+async def _append_atomic(
+    call: Call, appends: Sequence[StreamAppend], requests: Sequence[_Append], key: str
+) -> BatchAnswer:
     """Append facts of several streams as one; a replica forwards them, and waits until it has them."""
-    services, appends = call.services, body.appends
-    if not isinstance(appends, list) or body.staged is not UNSET:
-        raise ApiError("bad_request", "an atomic batch needs appends; it cannot be staged")
-    if max(len(appends), sum(len(one.facts) for one in appends)) > MAX_ATOMIC_FACTS:
-        raise ApiError("too_large", f"an atomic batch may have {MAX_ATOMIC_FACTS} facts")
-    requests = await _read_appends(call, appends)
-    table = services.table
-    ephemeral = [stream for stream, _, _ in requests if table[stream].ephemeral]
-    if ephemeral:
-        why = f"{ephemeral[0]} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
-        raise ApiError("bad_request", why)
-    if sum(len(rows) for *_, facts in requests for rows in facts) > MAX_ATOMIC_BYTES:
-        raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
-    _, key = checked_names(UNSET, body.idempotency_key)
-    key = key or str(uuid4())
-    forwarder = services.write_forwarder
-    if forwarder is None or not forwarder.is_active():
+    context, table = call.context, call.context.table
+    forwarding = context.hooks.forwarding
+    if not forwarding.is_active():
         all_acks = await _promised_acks(call, requests)
-        appended = await services.log.append_atomic(requests, key=key, owner=_owner(call))
+        appended = await context.log.append_atomic(requests, key=key, owner=_owner(call))
         await _wait_for_all_acks(call, all_acks, requests, appended, key)
-        return BatchAnswer(services.log.head.epoch, appended)
+        return BatchAnswer(context.log.head.epoch, appended)
     waited = requests if call.query["files"] else ()
     parts = [
         PostedPart(
@@ -231,10 +244,12 @@ async def _append_atomic(call: Call, body: BatchBody) -> BatchAnswer:
         parts=parts,
         is_batch=True,
         key=key,
-        files=frozenset[str]().union(*(_files_of(table[stream], facts) for stream, _, facts in waited)),
+        files=frozenset[str]().union(
+            *(context.stored_bytes.named_by(table[stream], facts) for stream, _, facts in waited)
+        ),
         **_forwarding(call),
     )
-    forwarded = await forwarder.forward(posted, services.publisher.waiters)
+    forwarded = await forwarding.forward(posted, context.publisher.waiters)
     return BatchAnswer(forwarded.epoch, parts_of(forwarded, [len(one.facts) for one in appends]))
 
 
@@ -264,23 +279,21 @@ def checked_acks(call: Call, stream: str) -> Acks:
     The request decides, and without it the setting, which concerns only what is kept.
     """
     asked: Acks | None = call.query["acks"]
-    is_ephemeral = call.services.table[stream].ephemeral
-    relays = call.services.relays
+    is_ephemeral = call.context.table[stream].ephemeral
+    acknowledgements = call.context.hooks.acknowledgements
     if asked is None:
-        asked = NO_ACKS if is_ephemeral or relays is None else relays.settings.acks.get(stream, NO_ACKS)
+        asked = NO_ACKS if is_ephemeral else acknowledgements.default(stream)
     if asked.number:
         if is_ephemeral:
             raise ApiError("bad_request", f"acks: {stream} is ephemeral, and no copy has it on disk")
-        if relays is None:
-            raise ApiError("bad_request", "acks: this daemon has no replicas")
-        relays.acknowledgements.check(asked)
+        acknowledgements.check(asked)
     return asked
 
 
 async def promise(call: Call, acks: Acks) -> None:
     """Note with the log that an append is about to wait for these acknowledgements."""
-    if acks.number and call.services.relays is not None:
-        await call.services.relays.promises.promise(acks)
+    if acks.number:
+        await call.context.hooks.acknowledgements.promise(acks)
 
 
 async def _promised_acks(call: Call, requests: Sequence[_Append]) -> list[Acks]:
@@ -300,22 +313,22 @@ async def _wait_for_all_acks(
 ) -> None:
     waits = zip(all_acks, requests, appended, strict=True)
     await wait_for_acks(
-        call, [(acks, (stream, writer), one) for acks, (stream, writer, _), one in waits], key
+        call, [(acks, Writer(stream, writer), one) for acks, (stream, writer, _), one in waits], key
     )
 
 
 async def wait_for_acks(
-    call: Call, appended: Sequence[tuple[Acks, Source, Appended]], key: str | None
+    call: Call, appended: Sequence[tuple[Acks, Writer, Appended]], key: str | None
 ) -> None:
     """Wait until replicas have these facts. Raises `NotForwarded` at the request's time-out."""
-    relays, clock = call.services.relays, call.services.clock
+    acknowledgements, clock = call.context.hooks.acknowledgements, call.context.clock
     until = clock.seconds() + call.query["timeout"]
-    for acks, source, one in appended:
-        if relays is None or not acks.number or one.first_serial is None:
+    for acks, writer, one in appended:
+        if not acks.number or one.first_serial is None:
             continue
         serial = one.first_serial + len(one.tokens) - 1
         try:
-            await relays.acknowledgements.wait(acks, source, serial, max(until - clock.seconds(), 0.001))
+            await acknowledgements.wait(acks, writer, serial, max(until - clock.seconds(), 0.001))
         except NotForwarded as error:
             error.more["idempotency_key"] = key
             raise
@@ -340,7 +353,7 @@ def check_new_writer(call: Call, stream: str, writer: str | None, known: Collect
 
     `known` are the stream's writers. This daemon's own instance may always write.
     """
-    if writer in (None, call.services.settings.instance_name) or writer in known or len(known) < MAX_WRITERS:
+    if writer in (None, call.context.settings.instance_name) or writer in known or len(known) < MAX_WRITERS:
         return
     why = (
         f"{stream} has {len(known)} writers, the limit is {MAX_WRITERS}, and {writer} would be one more."
@@ -354,7 +367,7 @@ async def read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> li
 
     Raises `ApiError` for the first invalid row, and for a fact that is too large to send to replicas.
     """
-    stream = call.services.table[name]
+    stream = call.context.table[name]
     facts: list[bytes] = []
     waiting = 0
     if len(posted) > MAX_FACTS:
@@ -368,7 +381,7 @@ async def read_facts(call: Call, name: str, posted: Sequence[msgspec.Raw]) -> li
         validate = partial(stream.canonical_fact, bytes(raw))
         try:
             is_large = len(raw) > LARGE_BYTES
-            fact = await call.services.thread.run(validate) if is_large else validate()
+            fact = await call.context.thread.run(validate) if is_large else validate()
         except RowError as error:
             why = f"fact {len(facts)}, row {error.index}: {error.why}"
             raise ApiError("bad_row", why) from error
@@ -386,19 +399,12 @@ def _check_size(index: int, size: int) -> None:
 
 async def _read_staged(call: Call, sha256: str) -> bytes:
     check_checksum(sha256)
-    files = call.services.files
-    file = None if files is None else await files.open(sha256)
-    if files is None or file is None:
+    body = await call.context.stored_bytes.read_stored(sha256, MAX_STAGED_BYTES)
+    if body is None:
         raise ApiError(
             "no_such_file", f"no staged file {sha256}: upload it with PUT /v1/files/sha256/{sha256}"
         )
-    try:
-        if file.size > MAX_STAGED_BYTES:
-            why = f"the staged file is too large: {file.size} bytes; the limit is {MAX_STAGED_BYTES}"
-            raise ApiError("too_large", why)
-        return await files.read(file, 0, file.size)
-    finally:
-        files.release(file)
+    return body
 
 
 def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:
@@ -410,14 +416,3 @@ def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:
         for name, value in parse_qsl(text, keep_blank_values=True, encoding="latin-1")
         if name not in {"timeout", "via", "owner"}
     ]
-
-
-def _files_of(stream: Stream[Any], facts: Collection[bytes]) -> frozenset[str]:
-    """Return the checksums of the files to which these rows refer; those that delete a name refer to none."""
-    if stream.name != FILES and not stream.files:
-        return frozenset()
-    rows: list[Any] = [row for fact in facts for row in stream.decode_many(jsontext.split(fact), NEWEST)]
-    if stream.name == FILES:
-        return frozenset(row.sha256 for row in rows if row.sha256 is not None)
-    files = (getattr(row, column) for row in rows for column in stream.files)
-    return frozenset(file["sha256"] for file in files if file is not None)

@@ -15,10 +15,11 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.base.gate import Gate
+from synrepl.base.history import Appended
+from synrepl.base.time import Timer
 from synrepl.http_api.routes import APPEND_STREAM, NDJSON
-from synrepl.ports.gate import Gate
-from synrepl.ports.history import Appended
-from synrepl.ports.time import Timer
+from synrepl.streams.writer import Writer
 from synrepl.transports.http.api_error import ApiError, api_body
 from synrepl.transports.http.append_routes import (
     MAX_POSTED_FACT,
@@ -87,7 +88,7 @@ class _AppendStream:
         self._is_full = False
         """Whether the client does not read the answers."""
         self._moved = Gate()
-        self._flush_timer = Timer(call.services.clock, self._flush)
+        self._flush_timer = Timer(call.context.clock, self._flush)
 
     async def run(self) -> None:
         """Handle all lines, and answer the last one."""
@@ -150,24 +151,24 @@ class _AppendStream:
         one = await call.api.decode_large(_decoder, line) if is_large else decode_body(_decoder, line)
         call.check_streams(one.stream)
         writer, key = checked_names(one.writer, one.idempotency_key)
-        log, name = call.services.log, call.access.name
+        log, name = call.context.log, call.access.name
         check_new_writer(call, one.stream, writer, log.positions(one.stream))
         acks = checked_acks(call, one.stream)
         facts = await read_facts(call, one.stream, one.facts)
-        writer = writer or call.services.settings.instance_name
+        writer = writer or call.context.settings.instance_name
         if not acks.number:
             return log.append(one.stream, writer, facts, key=key, owner=name)
         # Whoever must ask again needs a key.
         key = key or str(uuid4())
         await promise(call, acks)
         appended = log.append(one.stream, writer, facts, key=key, owner=name)
-        return Deferred.fromCoroutine(self._acknowledged(appended, (one.stream, writer), acks, key))
+        return Deferred.fromCoroutine(self._acknowledged(appended, Writer(one.stream, writer), acks, key))
 
     async def _acknowledged(
-        self, appending: "Deferred[Appended]", source: tuple[str, str], acks: Acks, key: str
+        self, appending: "Deferred[Appended]", writer: Writer, acks: Acks, key: str
     ) -> Appended:
         appended = await appending
-        await wait_for_acks(self._call, [(acks, source, appended)], key)
+        await wait_for_acks(self._call, [(acks, writer, appended)], key)
         return appended
 
     # -- answers -------------------------------------------------------------------------------------------

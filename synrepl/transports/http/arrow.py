@@ -40,7 +40,7 @@ _COLUMNS: Final = {
     "digest": "string",
 }
 
-Run = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+RunInThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 """Runs a function in another thread than the reactor's (in tests: at once)."""
 
 
@@ -55,7 +55,7 @@ class ArrowEncoder(LogEncoder):
     END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
     """Marks the end: a message of length 0. A stream that ends without this marker was truncated."""
 
-    def __init__(self, run: Run, *, checked: bool) -> None:
+    def __init__(self, run: RunInThread, *, checked: bool) -> None:
         self._run = run
         self._checked = checked
 
@@ -115,7 +115,7 @@ def arrow_encoder(request: Any, query: ChangelogQuery, clock: Any) -> ArrowEncod
     if find_spec("pyarrow") is None:
         why = "this daemon has no Arrow support: install pyarrow on it, or accept application/x-ndjson"
         raise ApiError("not_acceptable", why)
-    run: Run = ImmediateThread().run
+    run: RunInThread = ImmediateThread().run
     if hasattr(clock, "getThreadPool"):
         run = partial(deferToThreadPool, clock, clock.getThreadPool())
     return ArrowEncoder(run, checked=query.checked)

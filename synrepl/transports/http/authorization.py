@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from synrepl.base.access import LOCAL, REMOTE, Access, Keyring
+from synrepl.base.rights import Operation, refusal, route_operation
 from synrepl.http_api.route import JSON, Route
-from synrepl.ports.access import LOCAL, REMOTE, Access, Keyring
-from synrepl.ports.rights import Operation, refusal, route_operation
 from synrepl.transports.credentials import certified_name, ip_of, is_local
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.headers import headers

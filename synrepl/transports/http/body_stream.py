@@ -3,8 +3,8 @@
 from collections import deque
 from typing import Final
 
-from synrepl.ports.gate import Gate
-from synrepl.transports.http.channel import ApiChannel
+from synrepl.base.gate import Gate
+from synrepl.transports.http.http_channel import ApiChannel
 
 MAX_BUFFERED_BYTES: Final = 256 * 1024
 """Reading from the connection pauses when more than this many bytes wait for the handler."""
@@ -63,5 +63,5 @@ class BodyStream:
         return b""
 
     def close(self) -> None:
-        """Drop what waits."""
+        """Drop the parts that were not read."""
         self._parts.clear()

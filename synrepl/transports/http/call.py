@@ -10,18 +10,17 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
 
+from synrepl.base.access import Access
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.rights import route_operation
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.http_api.route import Route
-from synrepl.ports.access import Access
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.rights import route_operation
-from synrepl.ports.turn_queue import TurnQueue
-from synrepl.replication.holdings import Holdings, ReadRefusal
+from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.log_waiters import TooManyWaiting
-from synrepl.replication.relay.registry import ReplicaRegistry
-from synrepl.replication.roles.manager import RoleManager
+from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.transports.http.shared_work import SharedWork
 
 T = TypeVar("T")
@@ -39,11 +38,10 @@ class IEndlessChangelog(Protocol):
 class IApi(Protocol):
     """What the handlers of all requests share (`Api`)."""
 
-    services: Services
+    context: SiteContext
     queue: TurnQueue
     started_at: float
     endless: IEndlessChangelog | None
-    native_transports: dict[str, Any]
     limited_logger: LimitedLogger
     shared: SharedWork
 
@@ -63,7 +61,7 @@ class Call:
 
     def __init__(self, api: IApi, route: Route, request: Any, path: Mapping[str, str]) -> None:
         self.api = api
-        self.services = api.services
+        self.context = api.context
         self.route = route
         self.request = request
         self.path = path
@@ -80,55 +78,36 @@ class Call:
         check(self.access, route_operation(self.route), names)
 
     @property
-    def roles(self) -> RoleManager:
-        """The roles. Raises `ApiError` if this daemon serves no replicas."""
-        if self.services.roles is None or self.services.relays is None:
-            raise _no_replication()
-        return self.services.roles
-
-    @property
-    def registry(self) -> ReplicaRegistry:
-        """The replicas of this daemon. Raises `ApiError` if it serves none."""
-        if self.services.relays is None:
-            raise _no_replication()
-        return self.services.relays
-
-    @property
-    def holdings(self) -> Holdings:
+    def read_gate(self) -> ReadGate:
         """The streams and writers that this daemon holds."""
-        return self.services.publisher.holdings
+        return self.context.publisher.read_gate
 
     def check_readable(self) -> None:
         """Raises `ApiError` while this daemon has no complete copy, is fenced, or is a stopped replica."""
-        if (refusal := self.holdings.unreadable()) is not None:
-            raise unreadable_error(refusal, self.holdings)
+        if (refusal := self.read_gate.unreadable()) is not None:
+            raise unreadable_error(refusal, self.read_gate)
 
     def check_fresh(self) -> None:
-        """Raises `ApiError` as `check_readable` does; with `refuse_stale_reads`, also while not ready."""
+        """Raises `ApiError` as `check_readable` does, and if reads are refused while this daemon is stale."""
         self.check_readable()
-        services = self.services
-        if (
-            services.settings.refuse_stale_reads
-            and services.replication is not None
-            and (reasons := [one.text for one in services.replication.problems() if one.not_ready])
-        ):
-            raise ApiError("not_ready", reasons[0])
+        if why := self.context.hooks.role.staleness():
+            raise ApiError("not_ready", why)
 
     def check_held(self, streams: Iterable[str] = (), writers: Iterable[str] = ()) -> None:
         """Raises `ApiError` if one of these streams or writers is not held by this daemon.
 
         An empty response would claim that there are no facts.
         """
-        if why := self.holdings.lacks(streams, writers):
+        if why := self.read_gate.lacks(streams, writers):
             raise self.filtered_error(why)
 
     def filtered_error(self, why: str) -> ApiError:
         """Make the error for a read of facts that the filter of this copy leaves out."""
-        return ApiError("filtered", why, moved_to=self.holdings.primary_address)
+        return ApiError("filtered", why, moved_to=self.read_gate.primary_address)
 
     def set_held_headers(self) -> None:
         """Set headers that list what this copy holds, if it is filtered, of what the peer may see."""
-        held = self.holdings.filter.narrowed(self.access.streams)
+        held = self.read_gate.filter.narrowed(self.access.streams)
         for name, names in (
             (b"synrepl-holds-streams", held.streams),
             (b"synrepl-holds-writers", held.writers),
@@ -141,9 +120,9 @@ class Call:
 
         Raises `ApiError` on timeout, and at the limit of waiters.
         """
-        serial, log = self.query["min_serial"], self.services.log
+        serial, log = self.query["min_serial"], self.context.log
         try:
-            is_here = await self.services.publisher.waiters.wait_for(serial, self.query["timeout"])
+            is_here = await self.context.publisher.waiters.wait_for(serial, self.query["timeout"])
         except TooManyWaiting as error:
             raise ApiError("too_many_waiting", str(error)) from error
         if not is_here:
@@ -178,10 +157,10 @@ class Call:
             request.unregisterProducer()
 
 
-def unreadable_error(refusal: ReadRefusal, holdings: Holdings) -> ApiError:
+def unreadable_error(refusal: ReadRefusal, read_gate: ReadGate) -> ApiError:
     """Make the error for a reader that is not served. Another daemon may serve it."""
     return ApiError(
-        refusal.code, refusal.message, status=503, retryable=True, moved_to=holdings.primary_address
+        refusal.code, refusal.message, status=503, retryable=True, moved_to=read_gate.primary_address
     )
 
 
@@ -189,7 +168,3 @@ def check_checksum(text: str) -> None:
     """Raises `ApiError` unless this is a SHA-256 checksum in hexadecimal."""
     if not _checksum.fullmatch(text):
         raise ApiError("bad_checksum", "invalid checksum: it must be 64 hexadecimal digits, in lower case")
-
-
-def _no_replication() -> ApiError:
-    return ApiError("not_found", "this daemon serves no replicas")

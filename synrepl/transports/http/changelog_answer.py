@@ -1,7 +1,7 @@
 """The changelog as an answer that ends at the head of the log: lines of JSON, or Arrow record batches."""
 
+from synrepl.base.time import Timer
 from synrepl.http_api.routes import NDJSON
-from synrepl.ports.time import Timer
 from synrepl.replication.feed import Stop
 from synrepl.replication.log_waiters import Interest
 from synrepl.replication.sender import Sender
@@ -19,7 +19,7 @@ async def serve_changelog(call: Call, query: ChangelogQuery, arrow: ArrowEncoder
         async with call.streaming(answer.sender):
             stop = await answer.sender.run()
             if stop in (Stop.TRIMMED, Stop.REPLACED):
-                raise stop_error(call.services.log, answer.feed, stop)
+                raise stop_error(call.context.log, answer.feed, stop)
             answer.begin()
             if arrow is not None:
                 answer.write(arrow.END)
@@ -29,7 +29,7 @@ async def serve_changelog(call: Call, query: ChangelogQuery, arrow: ArrowEncoder
 
 def write_head(call: Call, content_type: str, serial: int) -> None:
     """Set the headers that describe this log, and `serial`."""
-    request, log = call.request, call.services.log
+    request, log = call.request, call.context.log
     request.setHeader(b"content-type", content_type.encode())
     request.setHeader(b"synrepl-serial", b"%d" % serial)
     request.setHeader(b"synrepl-epoch", b"%d" % log.head.epoch)
@@ -45,23 +45,23 @@ class _Answer:
     def __init__(
         self, call: Call, query: ChangelogQuery, arrow: ArrowEncoder | None, preamble: bytes
     ) -> None:
-        services = call.services
-        self.feed = query_feed(services.log, query)
+        context = call.context
+        self.feed = query_feed(context.log, query)
         self.sender = Sender(
-            services.log,
+            context.log,
             self.feed,
             arrow or line_encoder(query.filter, checked=query.checked, numbers=query.numbers),
             self,
-            waiters=services.publisher.waiters,
+            waiters=context.publisher.waiters,
             # A receipt can belong to facts that the filter leaves out.
             interest=Interest(None if query.receipts else query.filter, query.upto),
             on_head=self._reach_head,
         )
-        self.timer = Timer(services.clock, self.sender.finish)
+        self.timer = Timer(context.clock, self.sender.finish)
         self._call = call
         self._content_type = NDJSON if arrow is None else arrow.CONTENT_TYPE
         self._preamble = preamble
-        self._until = services.clock.seconds() + query.wait
+        self._until = context.clock.seconds() + query.wait
         self._has_begun = False
 
     def begin(self) -> None:
@@ -82,7 +82,7 @@ class _Answer:
             self._call.request.write(data)
 
     def _reach_head(self) -> bool:
-        left = self._until - self._call.services.clock.seconds()
+        left = self._until - self._call.context.clock.seconds()
         if self._has_begun or left <= 0:
             return False
         self._call.check_readable()

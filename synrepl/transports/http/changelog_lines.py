@@ -10,7 +10,7 @@ from zlib import crc32
 
 import msgspec
 
-from synrepl.ports.history import AppendReceipt, EpochStart
+from synrepl.base.history import AppendReceipt, EpochStart
 from synrepl.replication.encoder import LogEncoder
 from synrepl.replication.feed import EphemeralStep
 from synrepl.replication.text_pages import LineEncoder
@@ -21,7 +21,10 @@ from synrepl.wire.js_numbers import numbers_as_text
 
 
 class HeartbeatLine(msgspec.Struct, frozen=True):
-    """All selected facts up to `serial` were sent (`digest` None: unknown); the log is at `head`."""
+    """All selected facts up to `serial` were sent (`digest` None: unknown); the log is at `head`.
+
+    `now_ms` is the time at this daemon, in Unix milliseconds.
+    """
 
     epoch: int
     serial: int

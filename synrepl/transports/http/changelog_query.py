@@ -63,7 +63,7 @@ def read_query(call: Call) -> ChangelogQuery:
     streams, writers = values.pop("streams"), values.pop("writers")
     named = sorted(streams or ())
     for name in named:
-        _ = call.services.table[name]
+        _ = call.context.table[name]
     call.check_streams(*named)
     call.check_held(streams or (), writers or ())
     origin = values.pop("commands", None)

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
+from synrepl.base.history import LogRange
 from synrepl.http_api.routes import CHANGELOG, DIGESTS, EXTENT, READER_HEADER
-from synrepl.ports.history import LogRange
 from synrepl.replication.feed import Stop
 from synrepl.streams.positions import VClock
 from synrepl.transports.http.arrow import arrow_encoder
@@ -21,7 +21,6 @@ from synrepl.transports.http.changelog_query import (
 )
 from synrepl.transports.http.endless_changelog import EndlessChangelog
 from synrepl.transports.http.handlers import handles
-from synrepl.transports.http.replica_routes import renew_lease
 
 MAX_FACTS: Final = 2**62
 
@@ -65,13 +64,16 @@ async def read(call: Call) -> None:
     limit, the response has every selected fact up to that serial.
     """
     query = read_query(call)
-    arrow = arrow_encoder(call.request, query, call.services.clock)
+    arrow = arrow_encoder(call.request, query, call.context.clock)
     await _prepare(call, query)
     if not query.follow:
         await serve_changelog(call, query, arrow)
         return
     if call.api.endless is None:
-        call.api.endless = EndlessChangelog(call.services)
+        endless = call.api.endless = EndlessChangelog(call.context)
+        publisher = call.context.publisher
+        publisher.broadcast_subscribers.append(endless.on_command)
+        publisher.read_gate.subscribers.append(endless.retire)
     await call.api.endless.serve(call, query)
 
 
@@ -81,7 +83,7 @@ async def extent(call: Call) -> ExtentAnswer:
 
     Raises `ApiError` if the log is replaced meanwhile, or, unless `compacted`, trimmed beyond that serial.
     """
-    query, log = read_query(call), call.services.log
+    query, log = read_query(call), call.context.log
     await _prepare(call, query)
     feed = query_feed(log, query)
     head = feed.head
@@ -123,7 +125,7 @@ async def extent(call: Call) -> ExtentAnswer:
 @handles(DIGESTS)
 async def digests(call: Call) -> DigestsAnswer:
     """Return the digests at some serials (None: unknown), with which a client finds a fork by bisection."""
-    log = call.services.log
+    log = call.context.log
     found = {serial: await log.reads.digest(serial) for serial in sorted(set(call.query["serials"]))}
     return DigestsAnswer(epoch=log.head.epoch, serial=log.head.serial, history=log.history, digests=found)
 
@@ -136,7 +138,6 @@ async def _prepare(call: Call, query: ChangelogQuery) -> None:
     call.check_fresh()
     await call.read_your_writes()
     call.set_held_headers()
-    await check_position(call.services.log, query)
-    reader, registry = call.query[READER_HEADER], call.services.relays
-    if reader is not None and registry is not None:
-        renew_lease(registry, reader, query.since, query.wait, call.access)
+    await check_position(call.context.log, query)
+    if (reader := call.query[READER_HEADER]) is not None:
+        call.context.hooks.leases.renew(reader, query.since, query.wait, call.access)

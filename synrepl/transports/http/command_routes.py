@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base.rights import is_told
 from synrepl.http_api.routes import ACKNOWLEDGE_COMMANDS, COMMANDS, SYNCING
-from synrepl.ports.rights import is_told
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
@@ -46,7 +46,7 @@ class SyncingAnswer(msgspec.Struct, frozen=True):
 @handles(SYNCING)
 async def syncing(call: Call) -> SyncingAnswer:
     """List the users who are syncing, with their devices."""
-    current = call.services.publisher.follower_commands.syncing.current()
+    current = call.context.publisher.follower_commands.syncing.current()
     ordered = sorted(current, key=lambda user: (user[0], user[1] or ""))
     return SyncingAnswer([SyncingDevice(*user) for user in ordered])
 
@@ -57,7 +57,7 @@ async def read(call: Call) -> bytes:
 
     Commands that concern streams which the peer may not see are left out.
     """
-    buffer = call.services.publisher.follower_commands.buffer
+    buffer = call.context.publisher.follower_commands.buffer
     since = buffer.trimmed_upto if call.query["since"] is None else call.query["since"]
     wait = call.query["wait"]
     is_other_life = since > buffer.head or call.query["life"] not in (None, buffer.life)
@@ -77,7 +77,7 @@ async def read(call: Call) -> bytes:
 @handles(ACKNOWLEDGE_COMMANDS)
 async def acknowledge(call: Call, body: AcknowledgedCommands) -> CommandsRange:
     """Acknowledge commands up to a number, so that they are not returned again."""
-    buffer = call.services.publisher.follower_commands.buffer
+    buffer = call.context.publisher.follower_commands.buffer
     if body.life != buffer.life or body.number > buffer.head:
         why = f"cannot acknowledge up to {body.number}: the feed (life {buffer.life}) ends at {buffer.head}"
         raise ApiError("bad_ack", why, retryable=False)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from synrepl.base.rights import is_told
+from synrepl.base.time import Timer
 from synrepl.errors import LocalProtocolError
 from synrepl.http_api.routes import NDJSON
-from synrepl.ports.rights import is_told
-from synrepl.ports.time import Timer
-from synrepl.replication.command_forwarder import line_of
+from synrepl.replication.command_lines import line_of
 from synrepl.replication.feed import Stop
-from synrepl.replication.holdings import ReadRefusal
+from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.log_waiters import Interest
 from synrepl.replication.sender import Sender
 from synrepl.transports.http.call import Call
@@ -16,25 +16,24 @@ from synrepl.transports.http.changelog_answer import write_head
 from synrepl.transports.http.changelog_lines import HeartbeatLine, MovedLine, encode_line, line_encoder
 from synrepl.transports.http.changelog_query import ChangelogQuery, query_feed, stop_error
 from synrepl.transports.http.headers import forbid_buffering
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.wire.grammar import Command
 
 
 class EndlessChangelog:
     """All endless answers of a daemon. Readers with equal filters share lines from the ring."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, context: SiteContext) -> None:
+        self._context = context
         self._answers: set[_EndlessAnswer] = set()
-        services.publisher.broadcast_subscribers.append(self._on_command)
-        services.publisher.holdings.subscribers.append(self._retire)
 
     async def serve(self, call: Call, query: ChangelogQuery) -> None:
         """Answer until the query ends or the client disconnects.
 
-        Raises `ApiError` if the log is replaced, or facts are trimmed that were not sent.
+        Raises `ApiError` if the log is replaced, or facts are trimmed that were not sent. The head is sent by
+        then, so that the client only sees the connection abort.
         """
-        request, log = call.request, self._services.log
+        request, log = call.request, self._context.log
         write_head(call, NDJSON, log.head.serial)
         forbid_buffering(request)
         if request.method == b"HEAD":
@@ -49,14 +48,14 @@ class EndlessChangelog:
         finally:
             self._answers.discard(answer)
 
-    def _retire(self, why: ReadRefusal) -> None:
+    def retire(self, why: ReadRefusal) -> None:
         """End all answers with a line that says why, and where the primary is."""
-        moved = MovedLine(why.code, why.message, self._services.publisher.holdings.primary_address)
+        moved = MovedLine(why.code, why.message, self._context.publisher.read_gate.primary_address)
         for answer in self._answers:
             answer.moved = moved
-        self._services.publisher.waiters.wake_readers()
+        self._context.publisher.waiters.wake_readers()
 
-    def _on_command(self, command: Command, source: object) -> Iterator[None]:
+    def on_command(self, command: Command, source: object) -> Iterator[None]:
         """Forward a command for all processes to the readers that request commands, except to its source."""
         readers = [
             answer
@@ -71,25 +70,25 @@ class EndlessChangelog:
             encoded = b""
         for answer in readers:
             if not encoded or not answer.send_command(encoded):
-                self._services.publisher.metrics.commands_dropped.labels(command.NAME).inc()
+                self._context.publisher.metrics.commands_dropped.labels(command.NAME).inc()
             yield
 
 
 class _EndlessAnswer:
     def __init__(self, call: Call, query: ChangelogQuery, digest: str | None) -> None:
-        services = call.services
+        context = call.context
         self.origin, self.seen = query.origin, query.seen
         self.moved: MovedLine | None = None
         """Why the answer must end: another daemon is to be read."""
-        self._log = services.log
-        self._clock = services.clock
-        self._waiters = services.publisher.waiters
+        self._log = context.log
+        self._clock = context.clock
+        self._waiters = context.publisher.waiters
         self._request = call.request
         self._heartbeat = query.heartbeat
         self._was_at_head = False
         self._is_over = False
-        self._timer = Timer(services.clock, self._tick)
-        self._feed = query_feed(self._log, query, services.publisher.ring)
+        self._timer = Timer(context.clock, self._tick)
+        self._feed = query_feed(self._log, query, context.publisher.ring)
         self.sender = Sender(
             self._log,
             self._feed,

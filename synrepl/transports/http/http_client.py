@@ -10,14 +10,13 @@ from urllib.parse import urlsplit
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectError, ConnectingCancelledError, DNSLookupError
-from twisted.python.url import URL
 
+from synrepl.base.response_errors import NeverSent
+from synrepl.base.time import Timer
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.key_rules import LOCALHOST, localhost_refusal
-from synrepl.ports.response_errors import NeverSent
-from synrepl.ports.time import Timer
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_error, root_cause
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest
@@ -40,19 +39,6 @@ def decode_json(expected: type[T], body: bytes, url: str) -> T:
         return msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"{url} sent an invalid response: {printable(str(error))}") from error
-
-
-def _treq_url(url: str) -> str | URL:
-    """Return the URL for treq, without user and password."""
-    shown = public_url(url)
-    return _AddressUrl.from_text(shown) if "://[" in shown else shown
-
-
-class _AddressUrl(URL):
-    """A URL with an IPv6 address, which treq would try to encode as a name (IDNA)."""
-
-    def to_uri(self) -> URL:
-        return URL.to_uri(self.replace(host="localhost")).replace(host=self.host)
 
 
 @dataclass(eq=False, repr=False)
@@ -148,12 +134,15 @@ class HttpClient:
         return response
 
     async def _send(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> Any:
+        # With the first request, as treq itself.
+        from synrepl.transports.http.treq_url import treq_url
+
         if self.client is None:
             self.client, self._pool = make_client(self.reactor, self._credentials)
         authorization = self._credentials.headers_for(url, is_homeserver=self.is_homeserver)
         return await self.client.request(
             method,
-            _treq_url(url),
+            treq_url(url),
             headers={**authorization, **{name: [value] for name, value in headers.items()}},
             data=body,
             # Redirects are not followed: they would send the secret to another host.

@@ -5,13 +5,15 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base.version import daemon_version
+from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import JSON, Parameter, Route
-from synrepl.http_api.routes import OCTETS, OPENAPI, ROUTES
-from synrepl.ports.version import daemon_version
+from synrepl.http_api.routes import OCTETS, OPENAPI
+from synrepl.rooms import rooms
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import Handler, handler_of, handles
 from synrepl.wire import jsontext
-from synrepl.wire.error_codes import ERROR_CODES
+from synrepl.wire.all_error_codes import all_error_codes
 
 REFERENCE: Final = "#/components/schemas/{name}"
 BINARY: Final = {"type": "string", "format": "binary"}
@@ -37,7 +39,7 @@ class SynapseError(msgspec.Struct):
 @handles(OPENAPI)
 async def describe(call: Call) -> bytes:
     """Return the description; it is made on the first request, in a thread."""
-    return await call.services.thread.run(_encoded_description)
+    return await call.context.thread.run(_encoded_description)
 
 
 @cache
@@ -48,12 +50,14 @@ def _encoded_description() -> bytes:
 @cache
 def build_description() -> dict[str, Any]:
     """Build the OpenAPI document."""
-    handlers = [handler_of(route.name) for route in ROUTES]
+    for room in rooms():
+        room.import_handlers()
+    handlers = [handler_of(route.name) for route in all_routes()]
     kinds = {kind for handler in handlers for kind in (handler.body, handler.answer)} - {None, bytes}
     ordered = [ErrorAnswer, SynapseError, *sorted(kinds, key=lambda kind: kind.__name__)]
     _, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
-    for route, handler in zip(ROUTES, handlers, strict=True):
+    for route, handler in zip(all_routes(), handlers, strict=True):
         paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, handler)
     return {
         "openapi": "3.1.0",
@@ -122,12 +126,13 @@ def _responses(route: Route, answer: Any) -> dict[str, Any]:
         content[other] = {"schema": BINARY}
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
     codes = [*route.errors, *(COMMON_ERRORS if route.right is not None else ())]
+    kinds = all_error_codes()
     by_status: dict[int, list[str]] = {}
     for code in sorted(set(codes)):
-        by_status.setdefault(ERROR_CODES[code].status, []).append(code)
+        by_status.setdefault(kinds[code].status, []).append(code)
     error = _reference(SynapseError if route.path.startswith("/_synapse/") else ErrorAnswer)
     for status, found in sorted(by_status.items()):
-        text = "; ".join(f"{code}: {ERROR_CODES[code].means}" for code in found)
+        text = "; ".join(f"{code}: {kinds[code].means}" for code in found)
         responses[str(status)] = {"description": text, "content": {JSON: {"schema": error}}}
     return responses
 

@@ -7,7 +7,6 @@ import msgspec
 
 from synrepl.http_api.routes import REFUSED, REMOVE_REFUSED, REPLAY_REFUSED
 from synrepl.replication.refused_facts import Key, Outcome, RefusedFacts
-from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 
@@ -53,7 +52,7 @@ class FactNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplayedFact(msgspec.Struct, frozen=True):
-    """What came of the replay of a fact, and why it was not stored."""
+    """The outcome of the replay of a fact, and the reason if it was not stored."""
 
     stream: str
     writer: str
@@ -117,7 +116,4 @@ def _keys(call: Call, body: FactNames) -> list[Key]:
 
 
 def _refused(call: Call) -> RefusedFacts:
-    refused: RefusedFacts | None = call.services.refused
-    if refused is None:
-        raise ApiError("not_found", "this daemon keeps no refused facts")
-    return refused
+    return call.context.refused

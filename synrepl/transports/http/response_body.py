@@ -6,13 +6,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer
 from synrepl.errors import NotConnected, RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.time import Timer
 from synrepl.transports.failures import describe_error
 from synrepl.transports.http.headers import CONTENT_DIGEST, matches_digest
-from synrepl.wire.blocks import MAX_HELD
 from synrepl.wire.codec import LineBuffer
+from synrepl.wire.sizes import MAX_HELD
 
 MAX_BUFFERED_BYTES: Final = 1024 * 1024
 """Reading from the connection pauses while more bytes than this are queued."""

@@ -37,9 +37,9 @@ class AllocatedAnswer(msgspec.Struct, frozen=True):
 async def page(call: Call) -> bytes:
     """Return a page of one writer's rows, in the newest shape."""
     call.check_fresh()
-    query, log, name = call.query, call.services.log, call.path["stream"]
-    stream = call.services.table[name]
-    writer = query["writer"] or call.services.settings.instance_name
+    query, log, name = call.query, call.context.log, call.path["stream"]
+    stream = call.context.table[name]
+    writer = query["writer"] or call.context.settings.instance_name
     call.check_held([name], [writer])
     await call.read_your_writes()
     head = log.positions(name).get(writer, 0)
@@ -60,20 +60,20 @@ async def page(call: Call) -> bytes:
 async def allocated(call: Call) -> AllocatedAnswer:
     """Return the positions of a stream; from memory, as followers request them often."""
     call.check_fresh()
-    services, name = call.services, call.path["stream"]
-    _ = services.table[name]
+    context, name = call.context, call.path["stream"]
+    _ = context.table[name]
     call.check_held([name])
     await call.read_your_writes()
     # Other processes allocate the ids of a table, and clients can wait for ids that this daemon has not
     # seen.
-    is_partial = services.is_followed(name)
-    writers = call.holdings.filter.writers
-    positions = services.log.positions(name)
+    is_partial = context.is_followed(name)
+    writers = call.read_gate.filter.writers
+    positions = context.log.positions(name)
     if writers is not None:
         # Positions of writers that are not held may be ahead of the log.
         is_partial = True
         positions = {writer: token for writer, token in positions.items() if writer in writers}
-    return AllocatedAnswer(name, None if is_partial else services.log.linear_position(name), positions)
+    return AllocatedAnswer(name, None if is_partial else context.log.linear_position(name), positions)
 
 
 @handles(CATCH_UP)
@@ -83,9 +83,9 @@ async def updates(call: Call) -> bytes:
     Unlike Synapse, this ignores the transaction id: a repeated read is harmless.
     """
     call.check_fresh()
-    services, name = call.services, call.path["stream"]
-    stream = services.table.get(name)
-    dialect = services.settings.dialect or _worker_dialect(call.request)
+    context, name = call.context, call.path["stream"]
+    stream = context.table.get(name)
+    dialect = context.settings.dialect or _worker_dialect(call.request)
     if stream is None or (dialect and dialect.release not in stream.span):
         raise ApiError("M_UNKNOWN", "Unknown stream")
     writer = _requested_writer(call, name)
@@ -95,7 +95,7 @@ async def updates(call: Call) -> bytes:
     if dialect is not None:
         texts = lambda rows: stream.project_fact(rows, dialect)  # noqa: E731
     rows = await read_page(
-        services.log,
+        context.log,
         stream,
         writer,
         after=call.query["from_token"],
@@ -103,7 +103,7 @@ async def updates(call: Call) -> bytes:
         limit=CATCH_UP_ROWS,
         texts=texts,
     )
-    services.metrics.catch_up_requests.labels("in").inc()
+    context.metrics.catch_up_requests.labels("in").inc()
     return rows.body(b"upto_token")
 
 
@@ -113,7 +113,7 @@ def _requested_writer(call: Call, stream: str) -> str:
     if named is not None:
         return named
     host: str = call.request.getRequestHostname().decode("utf-8")
-    return host if host in call.services.log.positions(stream) else call.services.settings.instance_name
+    return host if host in call.context.log.positions(stream) else call.context.settings.instance_name
 
 
 def _worker_dialect(request: Any) -> Dialect | None:

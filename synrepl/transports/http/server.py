@@ -3,58 +3,58 @@
 Requests have bounded bodies, and error responses no internal details.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+from twisted.internet.interfaces import IProtocolNegotiationFactory
 from twisted.python.failure import Failure
-from twisted.web.server import Request, Site
+from twisted.web.http import HTTPFactory, Request, datetimeToString
+from zope.interface import implementer
 
-from synrepl.files.files import Files
-from synrepl.http_api.route import Route
-from synrepl.http_api.routes import ROUTER
-from synrepl.ports.access import Access
-from synrepl.ports.interfaces import IClock, IThread
-from synrepl.ports.invalidations import IInvalidator
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
-from synrepl.ports.turn_queue import TurnQueue
+import twisted
+from synrepl.base.access import Access
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
+from synrepl.http_api.route import Route, Router
 from synrepl.replication.declared_streams import DeclaredStreams
+from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.relay.registry import ReplicaRegistry
-from synrepl.replication.roles.manager import RoleManager
-from synrepl.replication.status import FactReceiver, StatusSection
-from synrepl.replication.write_forwarder import WriteForwarder
+from synrepl.replication.status import FactReceiver, NoIngest, RoomPart
+from synrepl.replication.stored_bytes import NO_BYTES, IStoredBytes
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api_error import INTERNAL, ApiError, api_body, encode_response
 from synrepl.transports.http.authorization import AccessCheck, check_route
 from synrepl.transports.http.body_stream import BodyStream
-from synrepl.transports.http.channel import ApiChannel
-from synrepl.transports.http.uploads import Upload, is_upload
+from synrepl.transports.http.handlers import own_body
+from synrepl.transports.http.http_channel import ApiChannel
 from synrepl.transports.settings import ApiSettings
 from synrepl.wire.text import printable
 
 BODY_METHODS: Final = ("POST", "PUT")
+
+SERVER: Final = f"TwistedWeb/{twisted.__version__}".encode()
+"""The header of each answer that names the server, as Twisted's own sites have it."""
 
 LINGER_SECONDS: Final = 10.0
 """Time that a refused client may continue to send before its connection is aborted."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Services:
-    """The parts, around a started log.
+class SiteContext:
+    """What the handlers of a site work with: a started log, and the parts around it.
 
     `ingest` brings facts into the log; `is_followed` tells whether those of a stream come from a table.
-    `replication` makes the daemon a primary or replica. `clock` is the reactor, except in tests. Catch-up has
-    the row shapes of `settings.dialect`; without one, those of the worker's release if it is known, or else
-    the newest. `files` must be started. `write_forwarder` takes facts that are posted to a replica. `thread`
-    does what would keep the reactor for long. `watch` looks at the homeserver, and
-    `invalidator` invalidates its caches.
+    `hooks` answer what concerns other daemons of the log, `rooms` are the parts of rooms by name. `clock` is
+    the reactor, except in tests. Catch-up has the row shapes of `settings.dialect`; without one, those of the
+    worker's release if it is known, or else the newest. `thread` does what would keep the reactor for long.
     """
 
     log: Log
@@ -63,53 +63,63 @@ class Services:
     metrics: Metrics
     clock: IClock
     settings: ApiSettings
-    ingest: FactReceiver | None = None
+    declared: DeclaredStreams
+    refused: RefusedFacts
+    ingest: FactReceiver = field(default_factory=NoIngest)
     is_followed: Callable[[str], bool] = lambda stream: False
-    replication: FactReceiver | None = None
-    files: Files | None = None
-    write_forwarder: WriteForwarder | None = None
-    roles: RoleManager | None = None
-    relays: ReplicaRegistry | None = None
-    declared: DeclaredStreams | None = None
-    refused: RefusedFacts | None = None
+    hooks: Hooks = field(default_factory=Hooks)
     thread: IThread = field(default_factory=ImmediateThread)
-    watch: StatusSection | None = None
-    invalidator: IInvalidator | None = None
+    rooms: Mapping[str, RoomPart] = field(default_factory=dict)
+
+    @property
+    def stored_bytes(self) -> IStoredBytes:
+        """The bytes that requests and facts may name by their checksum."""
+        found = (part.stored_bytes() for part in self.rooms.values())
+        return next((one for one in found if one is not None), NO_BYTES)
 
     def not_ready_reasons(self) -> list[str]:
         """Return the reasons this daemon is not ready: of the log, of its role, then of its sources."""
         is_healthy, why = self.log.healthy
         reasons = [] if is_healthy else [f"log: {why}"]
-        for part in (self.replication, self.ingest):
-            if part is not None:
-                reasons += [problem.text for problem in part.problems() if problem.not_ready]
-        return reasons
+        problems = [problem for part in self.rooms.values() for problem in part.problems()]
+        problems += self.ingest.problems()
+        return reasons + [problem.text for problem in problems if problem.not_ready]
 
 
-class ApiSite(Site):
+@implementer(IProtocolNegotiationFactory)
+class ApiSite(HTTPFactory):
     """A site that bounds bodies, writes no access log and shows no tracebacks.
 
-    `services` has the clock for timeouts, the settings with the limits of bodies and of uploaded files, and
-    the store that uploaded files are streamed to. The requests of all connections take turns in `queue`.
+    `context` has the clock for timeouts, and the settings with the limit of bodies. The requests of all
+    connections take turns in `queue`.
+
+    It is no `twisted.web.server.Site`, whose module brings sessions, templates of pages and remote objects:
+    2 MiB that no request here needs.
     """
 
-    displayTracebacks = False
     noisy = False
     protocol = ApiChannel  # type: ignore[assignment]  # the stubs know only the class that speaks HTTP/2 too
 
-    def __init__(self, resource: Any, services: Services, guard: AccessCheck, queue: TurnQueue) -> None:
-        super().__init__(
-            resource,
-            requestFactory=ApiRequest,
-            reactor=services.clock,
-            parsePOSTFormSubmission=False,
-            logPath=None,
-        )
+    def __init__(
+        self, resource: Any, context: SiteContext, guard: AccessCheck, queue: TurnQueue, router: Router
+    ) -> None:
+        super().__init__(reactor=context.clock)  # type: ignore[arg-type]  # it asks for the time alone
+        self.resource = resource
         self.admitted: set[ApiRequest] = set()
-        self.services = services
-        self.clock = services.clock
+        self.context = context
+        self.clock = context.clock
         self.guard = guard
         self.queue = queue
+        self.router = router
+
+    def buildProtocol(self, addr: Any) -> Any:
+        channel: Any = super().buildProtocol(addr)
+        channel.requestFactory, channel.site = ApiRequest, self
+        return channel
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """The protocols that TLS may negotiate."""
+        return [b"http/1.1"]
 
     def recheck(self) -> None:
         """Abort the requests of peers whose key was revoked."""
@@ -157,6 +167,10 @@ class ApiRequest(Request):
     channel: Any
     content: Any
 
+    def __init__(self, channel: ApiChannel, queued: object) -> None:
+        # Forms would be parsed by Twisted: no route takes one.
+        super().__init__(channel, queued, parsePOSTFormSubmission=False)
+
     def gotLength(self, length: int | None) -> None:
         site: ApiSite = self.channel.site
         # The channel has these already, and sets them only when the request is complete.
@@ -164,9 +178,9 @@ class ApiRequest(Request):
         self.uri, self._version = self.channel._path, self.channel._version
         route, is_welcome = self._admit()
         self._is_dropping = not is_welcome
-        services, settings = site.services, site.services.settings
-        files = services.files if is_upload(self.method, self.channel._path) else None
-        self._limit = settings.max_body_bytes if files is None else settings.max_file_bytes
+        context, settings = site.context, site.context.settings
+        body = own_body(route, context, self.channel._path)
+        self._limit = settings.max_body_bytes if body is None else body.limit
         if route is not None and route.max_body is not None:
             self._limit = min(self._limit, route.max_body)
         self._room = self._limit
@@ -191,16 +205,16 @@ class ApiRequest(Request):
             # Later: the channel may have to send 100 Continue before the answer begins.
             self._begin_timer = Timer(site.clock, self._begin)
             self._begin_timer.start(0)
-        elif files is None or self._is_refused or self._is_dropping:
+        elif body is None or self._is_refused or self._is_dropping:
             super().gotLength(0 if self._is_refused or self._is_dropping else length)
         else:
-            self.content = Upload(files, self.channel, self._upload_failed)
+            self.content = body.begin(self.channel, self._body_failed)
 
     def _admit(self) -> tuple[Route | None, bool]:
         """Return the route of this request, and whether its body may be stored: the peer has the right to."""
         site: ApiSite = self.channel.site
         try:
-            routes, variables = ROUTER.find_path(self.channel._path.partition(b"?")[0])
+            routes, variables = site.router.find_path(self.channel._path.partition(b"?")[0])
             route = routes.get(self.method.decode("ascii"))
         except UnicodeDecodeError:
             route, variables = None, {}
@@ -250,20 +264,21 @@ class ApiRequest(Request):
             unquote_to_bytes(self.path).decode("utf-8")
             _check_host(self.getRequestHostname() or b"")
         except UnicodeError:
-            self.prepath, self.postpath = [], []
-            self.site = self.channel.site
             why = "the method must be ASCII, the path UTF-8, and Host a host name"
             self._answer(ApiError("bad_request", why))
         else:
-            super().process()
+            self.setHeader(b"server", SERVER)
+            self.setHeader(b"date", datetimeToString())
+            site: ApiSite = self.channel.site
+            site.resource.render(self)
 
-    def processingFailed(self, reason: Failure) -> Failure:
+    def processingFailed(self, reason: Failure) -> None:
+        """Report an error that no handler expects: the peer learns that there was one."""
         self._log.failure("a request for {uri} failed", failure=reason, uri=self.uri)
         if not self.startedWriting:
             self._answer(INTERNAL)
         elif self.channel is not None:
             self.channel.transport.abortConnection()
-        return reason
 
     def finish(self) -> None:
         self._admitted.discard(self)
@@ -289,7 +304,7 @@ class ApiRequest(Request):
         self.finish()
 
     def _content_encoding(self) -> str:
-        """What the body is encoded with; empty if it is as it is."""
+        """The encoding of the body, such as gzip; empty without one."""
         values = self.requestHeaders.getRawHeaders(b"content-encoding") or []
         names = ", ".join(value.decode("latin-1") for value in values).strip()
         return "" if names.lower() == "identity" else names
@@ -297,7 +312,7 @@ class ApiRequest(Request):
     def _too_large(self) -> ApiError:
         return ApiError("too_large", f"the body is longer than the limit of {self._limit} bytes")
 
-    def _upload_failed(self, error: ApiError) -> None:
+    def _body_failed(self, error: ApiError) -> None:
         if self.channel is not None and not self._is_complete and not self._is_refused:
             self._refuse_body(error)
 
@@ -312,7 +327,7 @@ class ApiRequest(Request):
         """Drop what arrives, until the client has read the answer and closes."""
         site: ApiSite = self.channel.site
         self._is_refused = True
-        self._linger = Timer(site.services.clock, self.channel.transport.abortConnection)
+        self._linger = Timer(site.context.clock, self.channel.transport.abortConnection)
         self._linger.start(LINGER_SECONDS)
 
 

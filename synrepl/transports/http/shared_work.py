@@ -6,7 +6,7 @@ from twisted.internet.defer import DeferredLock
 
 
 class _Result:
-    """What those who share it wait for."""
+    """A result that several callers wait for."""
 
     body: bytes | None = None
 
@@ -23,7 +23,9 @@ class SharedWork:
         """By kind, the results that are asked for and not begun yet."""
 
     async def run(self, kind: object, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Return a result of this kind that `make` begins now, or once the present one is made."""
+        """Return a result that `make` starts after this call; calls of one `kind` that wait share it.
+
+        `make` starts at once, or when the result that is being made is done."""
         result = self._next.setdefault(kind, _Result())
         async with self._lock:
             if result.body is None:

@@ -6,29 +6,22 @@ from hashlib import sha256
 from typing import Any, Final
 
 from synrepl.html.templates import load_template
-from synrepl.replication.relay.registry import REPLICA_STATES
-from synrepl.replication.relay.states import RelayState
-from synrepl.replication.status import STATES
+from synrepl.replication.status import states
+from synrepl.rooms import rooms
 
-KINDS: Final = {
-    "failing": "bad",
-    "stopped": "bad",
-    "fenced": "bad",
-    "joining": "busy",
-    "stale": "busy",
-    "handing over": "busy",
-    "behind": "busy",
-    "serving": "good",
-}
+KINDS: Final = {word: state.kind for word, state in states().items()}
 """The CSS class of each state, for its color; the word is always shown, too."""
+
+_SECTIONS: Final = {room: section for room in rooms() if (section := room.page_section()) is not None}
 
 TEMPLATE: Final = load_template(
     "synrepl.transports.http",
     "status.html.j2",
+    *(type(room).__module__.rpartition(".")[0] for room in _SECTIONS),
     KINDS=KINDS,
-    STATES=STATES,
-    RELAY_STATES={state.value: state.means for state in RelayState},
-    REPLICA_STATES=REPLICA_STATES,
+    STATES={word: state.means for word, state in states().items()},
+    ROOM_TEMPLATES=[section.template for section in _SECTIONS.values()],
+    **{name: value for section in _SECTIONS.values() for name, value in section.names.items()},
 )
 
 

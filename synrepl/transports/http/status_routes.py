@@ -1,6 +1,5 @@
 """Handlers of status, health and metrics."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import ModuleType
@@ -10,15 +9,14 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from synrepl.base.metrics import OTHERS, POSITION_WRITERS
+from synrepl.base.version import daemon_version
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
-from synrepl.ports.metrics import OTHERS, POSITION_WRITERS, Metrics
-from synrepl.ports.version import daemon_version
-from synrepl.replication.relay.registry import REPLICA_STATES
-from synrepl.replication.status import build_status, recent_facts
+from synrepl.replication.status import Lagging, build_status, recent_facts
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import accepted_type
-from synrepl.transports.http.server import Services
+from synrepl.transports.http.server import SiteContext
 from synrepl.wire import jsontext
 
 
@@ -64,10 +62,10 @@ async def recent(call: Call) -> RecentAnswer:
     call.check_readable()
     streams = call.query["streams"]
     for name in sorted(streams or ()):
-        _ = call.services.table[name]
+        _ = call.context.table[name]
     call.check_streams(*sorted(streams or ()))
     call.check_held(streams or ())
-    found = recent_facts(call.services.publisher, call.access, call.query["limit"], streams)
+    found = recent_facts(call.context.publisher, call.access, call.query["limit"], streams)
     return RecentAnswer([RecentFact(**one) for one in found])
 
 
@@ -77,8 +75,8 @@ async def page(call: Call) -> bytes:
     call.request.setHeader(b"cache-control", b"no-store")
 
     async def make() -> bytes:
-        now, found = call.services.clock.seconds(), msgspec.to_builtins(_status(call))  # a copy
-        rendered: bytes = await call.services.thread.run(lambda: _status_page().page(found, now))
+        now, found = call.context.clock.seconds(), msgspec.to_builtins(_status(call))  # a copy
+        rendered: bytes = await call.context.thread.run(lambda: _status_page().page(found, now))
         return rendered
 
     # In a thread, as metrics: with a thousand writers it takes some ten milliseconds.
@@ -110,7 +108,7 @@ async def livez(call: Call) -> Alive:
 @handles(READYZ)
 async def readyz(call: Call) -> Ready:
     """Report readiness; 503 with the reasons if this daemon is not ready."""
-    reasons = call.services.not_ready_reasons()
+    reasons = call.context.not_ready_reasons()
     if reasons:
         call.request.setResponseCode(503)
     return Ready(not reasons, reasons)
@@ -119,7 +117,7 @@ async def readyz(call: Call) -> Ready:
 @handles(METRICS)
 async def metrics(call: Call) -> bytes:
     """Return the metrics for Prometheus, on request in the form of OpenMetrics."""
-    services = call.services
+    context = call.context
     generate: Callable[[CollectorRegistry], bytes] = generate_latest
     kind = accepted_type(call.request, call.route.other_types)
     call.request.setHeader(b"vary", b"accept")
@@ -128,44 +126,44 @@ async def metrics(call: Call) -> bytes:
         call.request.setHeader(b"content-type", kind.encode())
 
     async def make() -> bytes:
-        _collect(services)
-        return await services.thread.run(lambda: generate(services.metrics.registry))
+        _collect(context)
+        return await context.thread.run(lambda: generate(context.metrics.registry))
 
     # In a thread: with ten thousand writers it takes a tenth of a second.
     return await call.api.shared.run(("metrics", kind), make)
 
 
 def _status(call: Call) -> dict[str, Any]:
-    services = call.services
+    context = call.context
     return build_status(
-        log=services.log,
-        publisher=services.publisher,
-        table=services.table,
-        ingest=services.ingest,
-        replication=services.replication,
-        files=services.files,
-        watch=services.watch,
-        refused=services.refused,
-        clock=services.clock,
-        instance=services.settings.instance_name,
-        server_name=services.settings.server_name_of(services.log.notes),
+        log=context.log,
+        publisher=context.publisher,
+        table=context.table,
+        ingest=context.ingest,
+        hooks=context.hooks,
+        refused=context.refused,
+        rooms=context.rooms,
+        clock=context.clock,
+        instance=context.settings.instance_name,
+        server_name=context.settings.server_name_of(context.log.notes),
         started_at=call.api.started_at,
         version=daemon_version(),
         access=call.access,
     )
 
 
-def _collect(services: Services) -> None:
-    metrics, log, publisher = services.metrics, services.log, services.publisher
+def _collect(context: SiteContext) -> None:
+    metrics, log, publisher = context.metrics, context.log, context.publisher
     for stream, positions in log.positions_by_stream().items():
         for writer, token in _limited(positions):
             metrics.position.labels(stream, writer).set(token)
     senders = [follower.sender for follower in publisher.followers if follower.sender is not None]
-    parts = [part for part in (services.ingest, services.replication) if part is not None]
+    parts: list[Lagging] = [context.hooks.role, context.ingest]
     rows = [part.lag_rows() for part in parts] + [publisher.lag.rows(sender.serial) for sender in senders]
     seconds = [part.lag_seconds() for part in parts] + [
         publisher.lag.seconds(sender.serial) for sender in senders
     ]
+    metrics.role.labels(context.hooks.role.role).set(1)
     metrics.lag_rows.set(max(rows, default=0))
     metrics.lag_seconds.set(max(seconds, default=0.0))
     metrics.readers_behind.set(sum(sender.is_behind for sender in senders))
@@ -177,10 +175,8 @@ def _collect(services: Services) -> None:
         metrics.log_bytes.labels("file").set(usage["log_bytes"] - usage["wal_bytes"])
         metrics.disk_free.set(usage["free_bytes"])
         metrics.wal_held.set(log.checkpoints.held_seconds)
-    if services.replication is not None:
-        _collect_replication(metrics, services.replication.status())
-    if services.files is not None:
-        _collect_files(metrics, services.files.status())
+    for part in context.rooms.values():
+        part.collect()
 
 
 def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -194,23 +190,3 @@ def _limited(positions: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     if len(own) < len(positions):
         shown = frozenset(own)
         yield OTHERS, max(token for writer, token in positions.items() if writer not in shown)
-
-
-def _collect_replication(metrics: Metrics, status: Mapping[str, Any]) -> None:
-    for role in ("primary", "replica", "fenced"):
-        metrics.role.labels(role).set(role == status["role"])
-    states = Counter(entry["state"] for entry in status["replicas"])
-    for state in REPLICA_STATES:
-        metrics.replicas.labels(state).set(states[state])
-    used = [entry["used"] for entry in status["leases"] if entry["ended"] is None]
-    metrics.lease_used.set(max(used, default=0.0))
-    join = (status["upstream"] or {}).get("join")
-    metrics.join_remaining.set(0 if join is None else join["total"] - join["done"])
-
-
-def _collect_files(metrics: Metrics, status: Mapping[str, Any]) -> None:
-    metrics.files_stored.set(status["stored"])
-    metrics.files_stored_bytes.set(status["stored_bytes"])
-    metrics.files_wanted.set(status["wanted"])
-    metrics.files_failing.set(len(status["failing"]))
-    metrics.files_quarantined.set(status["quarantined"])

@@ -4,7 +4,6 @@ import msgspec
 
 from synrepl.errors import ConfigError
 from synrepl.http_api.routes import DECLARE, DECLARED
-from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.streams.declared import StreamBody
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
@@ -27,8 +26,7 @@ class DeclaredStreamsAnswer(msgspec.Struct, frozen=True):
 @handles(DECLARED)
 async def list_all(call: Call) -> DeclaredStreamsAnswer:
     """List the declared streams that the peer may see."""
-    declared = call.services.declared
-    known = [] if declared is None else list(declared.declared.values())
+    known = list(call.context.declared.declared.values())
     return DeclaredStreamsAnswer([StreamBody.of(one) for one in known if call.access.sees(one.name)])
 
 
@@ -36,9 +34,7 @@ async def list_all(call: Call) -> DeclaredStreamsAnswer:
 async def create(call: Call, body: StreamBody) -> DeclaredAnswer:
     """Declare a stream. Raises `ApiError` if the declaration is invalid, or differs from an earlier one."""
     call.check_streams(body.name)
-    declared: DeclaredStreams | None = call.services.declared
-    if declared is None:
-        raise ApiError("not_found", "this daemon supports no declared streams")
+    declared = call.context.declared
     try:
         wanted = body.declaration()
     except ConfigError as error:

@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from synrepl.base.secret import Secret
 from synrepl.errors import ConfigError, suggest
-from synrepl.ports.secret import Secret
 from synrepl.small_files import read_small_file
 
 SCHEMES: Final = ("redis://", "rediss://", "redis+sentinel://", "redis+unix://")

@@ -16,11 +16,11 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.metrics import Metrics
+from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.metrics import Metrics
-from synrepl.ports.time import Timer
-from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.redis.address import URL_WORDS, RedisAddress, RedisWords
 from synrepl.transports.tls import TlsWords, tls_trouble

@@ -13,8 +13,8 @@ from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
+from synrepl.base.time import Backoff, Timer, doubling
 from synrepl.errors import ConfigError
-from synrepl.ports.time import Backoff, Timer, doubling
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import (
     WITHOUT_A_WORD,

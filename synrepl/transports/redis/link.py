@@ -11,11 +11,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import Logger
 
+from synrepl.base.interfaces import IClock
+from synrepl.base.limited_logger import LimitedLogger
+from synrepl.base.metrics import Metrics
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.ports.interfaces import IClock
-from synrepl.ports.limited_logger import LimitedLogger
-from synrepl.ports.metrics import Metrics
-from synrepl.replication.broker.member import ChannelMember
+from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import PublisherConnection, SubscriberConnection
 from synrepl.transports.redis.half_link import HalfLink, query

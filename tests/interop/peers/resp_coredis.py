@@ -19,9 +19,9 @@ async def main():
         found["protocol"] = [one["resp"] for one in await client.client_list()][-1]
         async with client.pubsub() as subscription:
             await subscription.subscribe(channel)
-            await subscription.get_message(timeout=10)
+            await subscription.get_message(timeout=60)
             await client.publish(channel, "REMOTE_SERVER_UP coredis")
-            found["message"] = (await subscription.get_message(timeout=10))["data"]
+            found["message"] = (await subscription.get_message(timeout=60))["data"]
     print(json.dumps(found))
 
 

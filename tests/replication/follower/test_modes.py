@@ -257,3 +257,24 @@ def test_a_page_without_progress_is_an_error() -> None:
     """Or the source would be asked without a pause."""
     with pytest.raises(ReplicationError, match="token 5, not beyond 5"):
         GapRepair("s", W, 5, 9).received(MissedFacts(facts=[], upto=5, limited=True))
+
+
+@pytest.mark.parametrize(
+    ("is_first", "token", "monotonic", "is_behind"),
+    [
+        (FIRST, 4, True, True),
+        (LATER, 4, True, False),  # told once a connection
+        (FIRST, 10, True, False),
+        (FIRST, 12, True, False),
+        (FIRST, 4, False, False),  # its tokens go back
+    ],
+)
+def test_a_server_below_what_was_applied_of_the_same_log_is_told(
+    is_first: bool, token: int, monotonic: bool, is_behind: bool
+) -> None:
+    """A log that was put back to an older copy was followed in silence, and its new facts were left out."""
+    found = mode(PULL, monotonic=monotonic)
+    found._history.is_compared = True
+    command = Position(stream="s", instance=W, prev_token=token, token=token)
+
+    assert found.judge(command, is_first=is_first).is_behind is is_behind

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import CancelledError, Deferred
 
+from synrepl.base.metrics import Metrics
 from synrepl.errors import ConfigError, NotConnected
-from synrepl.ports.metrics import Metrics
 from synrepl.replication.follower.facts import MAX_WAITING_BYTES
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates

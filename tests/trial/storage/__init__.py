@@ -1,1 +1,1 @@
-"""The log, wake-ups and generators of ids on the real reactor, with threads and a real PostgreSQL."""
+"""The log on the real reactor, with threads and a real PostgreSQL."""

@@ -10,8 +10,8 @@ from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, Logger
 from twisted.trial.unittest import TestCase
 
+from synrepl.base.history import Appended
 from synrepl.errors import StorageError
-from synrepl.ports.history import Appended
 from synrepl.storage import postgres
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log

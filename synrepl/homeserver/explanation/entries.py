@@ -1,0 +1,332 @@
+"""The entries of pasted lines: a line, with what belongs to it in the next ones.
+
+A traceback of Python is one entry with the line that logged it, and so is a message over several lines.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from synrepl.homeserver.explanation.pasted_lines import (
+    is_logged,
+    logged_message,
+    split_lines,
+    spread,
+    strings_of_document,
+)
+from synrepl.homeserver.explanation.psql import PsqlOutput
+
+_BEGINS: Final = re.compile(
+    r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):'
+    r"|[\^~]{3,}\s*\Z|(?:/[\w.~-]{1,60}){1,20}\.py:\d{1,6}:[\w<>]{1,80}\s*\Z)"
+)
+_FIRST: Final = "Traceback (most recent call last):"
+_PART: Final = re.compile(
+    r"(?:The above exception was|During handling of|--- <exception caught here>|[\^~][\s\^~]*\Z)"
+)
+_EXCEPTION: Final = re.compile(
+    r"(?:[A-Za-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80}(?:: .*|:?\Z)", re.ASCII | re.DOTALL
+)
+_PLAIN: Final = re.compile(
+    r"(?:\w{1,80}\.){0,10}(?:_?[A-Z][a-z]\w{1,80}: |\w{0,80}(?:Error|Exception|Failed|Failure):?(?: |\Z))",
+    re.ASCII,
+)
+"""An exception where a line of the source might stand."""
+
+_CONTINUED: Final = re.compile(
+    r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
+    r'|in "[^"]{0,200}", line \d'
+    r"|<\w{1,40}Request at|expected <block end>|could not find expected"
+    r"|Process \d+ waits for \w+"
+    r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
+)
+"""Lines that continue an entry: details of an error of PostgreSQL, the end of what Synapse prints of it,
+or a request."""
+
+_UNFINISHED: Final = re.compile(
+    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
+    re.ASCII,
+)
+"""The end of a line whose message goes on in the next line."""
+
+_UNTOLD: Final = re.compile(r"(?:\w{1,80}\.){0,10}[A-Z]\w{1,80}:", re.ASCII)
+"""An exception whose text begins in the next line."""
+
+_CUT_IN_HEADER: Final = re.compile(r" - [\w.]{1,100} - \d{1,6} - [A-Z]{4,8} - [\w@.:/-]{0,100}\w\Z", re.ASCII)
+"""The end of a line that a terminal broke before its message."""
+_REST_OF_HEADER: Final = re.compile(r"[\w@.:/-]{0,100} ?- \S", re.ASCII)
+
+_FRAME: Final = re.compile(
+    r'File "[^"]{0,250}?(?P<file>synapse/(?!synapse/|src/)[\w/]{1,120}\.py)"'
+    r"|/(?P<short>synapse/(?!synapse/|src/)[\w/]{1,120}\.py):\d",
+    re.ASCII,
+)
+
+_REQUEST_CUT: Final = re.compile(r"Processed request: (?!.{0,3000} dbevts\])", re.ASCII)
+"""A request as Synapse logs it, of which a terminal broke the line."""
+
+_GLUED: Final = re.compile(r"\A(\d{1,2}/\d{1,2}/\d{4} \d{1,2}:\d\d:\d\d [AP]M)(?=\S)", re.ASCII)
+"""The time that Rancher puts before a line, without a space."""
+
+_FILE_OF_TAIL: Final = re.compile(r"==> \S.{0,300} <==")
+"""What tail prints before the lines of each file."""
+
+_MAX_EXCEPTIONS: Final = 4
+_MAX_JOINED: Final = 2000
+"""The most characters to which a line that goes on in the next ones is joined."""
+
+_STARS: Final = re.compile(r"[*=#-]{20,}")
+"""The edge of a banner, which Synapse puts around why it does not start."""
+
+_BAR: Final = "\u2502\u2502"
+"""What k9s puts between the lines of a log, at the edges of its window."""
+
+MAX_BEFORE: Final = 200
+"""A document begins within so many characters of a line."""
+
+MAX_BROKEN: Final = 5
+"""Into so many lines a line may be broken."""
+
+_MAX_FRAMES: Final = 100
+_MAX_UNKNOWN: Final = 8
+"""The most lines in a row that are taken for the source in a traceback."""
+
+
+class PastedEntry(msgspec.Struct, frozen=True):
+    """A line and its number, or a line with the traceback after it: `lines` in all, and its `exceptions`.
+
+    Of a traceback that no line logged, the line is the last exception, or "". The `frames` are the files of
+    Synapse in it, each once, the last one last; `is_cut`: the exception is missing. Of a table
+    that psql printed, the line is its first.
+    """
+
+    number: int
+    line: str
+    lines: int = 1
+    exceptions: tuple[str, ...] = ()
+    is_traceback: bool = False
+    frames: tuple[str, ...] = ()
+    table: PsqlOutput | None = None
+    is_cut: bool = False
+
+
+def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
+    """Yield the lines that are not blank, numbered from 1, each with what belongs to it."""
+    held: PastedEntry | None = None
+    trace: _Traceback | None = None
+    for number, shipped in _numbered(lines):
+        if not shipped.strip() or (shipped.startswith("==> ") and _FILE_OF_TAIL.fullmatch(shipped.strip())):
+            continue
+        if held is not None and held.table is not None and held.table.takes(shipped):
+            continue
+        line, exceptions = _unpacked(shipped)
+        if trace is not None:
+            if trace.takes(number, line):
+                continue
+            yield from trace.entries(held)
+            held = trace = None
+        if held is not None and _UNFINISHED.search(held.line, max(0, len(held.line) - 80)) is not None:
+            held = PastedEntry(
+                held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1
+            )
+            continue
+        if held is not None and held.table is None and (table := PsqlOutput.begin(held.line, shipped)):
+            held = PastedEntry(held.number, held.line, table=table)
+            continue
+        begins = not exceptions and _begins(line)
+        if held is not None and held.table is None and not begins and not is_logged(line):
+            if held.lines <= MAX_BROKEN and _is_cut_request(held.line):
+                held = PastedEntry(held.number, f"{held.line}{line}", held.lines + 1)
+                continue
+            header, text = logged_message(line)
+            if _CONTINUED.match(text) is not None:
+                held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
+                continue
+            begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
+            if not begins and not header and held.lines <= MAX_BROKEN and _is_open(held.line):
+                held = PastedEntry(held.number, f"{held.line}{line}", held.lines + 1)
+                continue
+            is_cut = not begins and _REST_OF_HEADER.match(line) is not None
+            if is_cut and _CUT_IN_HEADER.search(held.line.rstrip(), max(0, len(held.line) - 300)):
+                held = PastedEntry(held.number, held.line.rstrip() + line, held.lines + 1)
+                continue
+        if begins and (begun := _Traceback()).takes(number, line):
+            trace = begun
+            continue
+        if held is not None and _is_of_twisted(held.line) and (rest := _rest_of_twisted(line)) is not None:
+            held = PastedEntry(held.number, _joined(held.line, rest) if rest else held.line, held.lines + 1)
+            continue
+        if held is not None:
+            yield held
+            held = None
+        if "****" in line and _STARS.fullmatch(logged_message(line)[1]) is not None:
+            continue
+        # What belongs to a line of Synapse may be in further documents of Docker.
+        is_document = line is not shipped and is_logged(line)
+        held = PastedEntry(number, line if is_document else shipped, exceptions=exceptions)
+    if trace is not None:
+        yield from trace.entries(held)
+    elif held is not None:
+        yield held
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number, which the lines of one JSON document or viewer's row share."""
+    for number, shipped in enumerate(lines, 1):
+        line = _GLUED.sub(r"\1 ", shipped, count=1) if shipped[:1].isdigit() else shipped
+        if '{"' in line[:MAX_BEFORE]:
+            yield from ((number, one) for one in spread(line))
+        else:
+            yield from ((number, one.rstrip(" ") if _BAR in line else one) for one in line.split(_BAR))
+
+
+def _unpacked(line: str) -> tuple[str, tuple[str, ...]]:
+    """Return the line in a JSON document of Docker, or the exceptions in one of Synapse."""
+    if not line.startswith("{") or not line.rstrip().endswith("}"):
+        return line, ()
+    strings = strings_of_document(line)
+    if '"exc_value"' in line:
+        return line, tuple(strings[:1])
+    for text in strings:
+        _, begins, after = text.partition(_FIRST)
+        if after.strip():
+            traced = _Traceback()
+            for number, one in enumerate(split_lines(f"{begins}{after}")):
+                traced.takes(number, one)
+            return line, traced.exceptions
+    return (strings[0].rstrip("\n"), ()) if strings and '"stream":' in line else (line, ())
+
+
+def _joined(before: str, text: str) -> str:
+    return before if len(before) > _MAX_JOINED else f"{before} {text[:_MAX_JOINED]}"
+
+
+def _begins(line: str) -> bool:
+    """Whether a traceback begins, or goes on, in a line."""
+    if 'File "' in line or " call last):" in line or "^^^" in line or "~~~" in line or ".py:" in line:
+        return _BEGINS.search(line[:1000]) is not None
+    return False
+
+
+def _is_cut_request(line: str) -> bool:
+    """Whether a line of a request was broken: within quotes, or before them."""
+    if _REQUEST_CUT.search(line[:4000]) is None:
+        return False
+    quotes = line.count('"')
+    return quotes % 2 == 1 or (not quotes and line.rstrip()[-1:] in ":)(")
+
+
+def _is_open(line: str) -> bool:
+    """Whether a line that was logged ends within brackets: the paste broke it there."""
+    text = logged_message(line)[1]
+    return is_logged(line) and any(text.count(one) > text.count(other) for one, other in ("[]", "()"))
+
+
+def _is_of_twisted(line: str) -> bool:
+    is_named = "twisted" in line[:500]
+    return is_named and logged_message(line)[0].logger == "twisted" and _is_failure(line)
+
+
+def _rest_of_twisted(line: str) -> str | None:
+    """What a line adds to the one before it, as Twisted logs each line of a text by itself.
+
+    It may be nothing: a traceback is logged after its headline, and begins with an empty line.
+    """
+    header, text = logged_message(line)
+    is_rest = header.logger == "twisted" and (not text or _CONTINUED.match(text) is not None)
+    return text if is_rest else None
+
+
+def _is_failure(line: str) -> bool:
+    """Whether a line may be one after which an exception stands, with its traceback or without."""
+    return " ERROR " in line[:500] or " CRITICAL " in line[:500]
+
+
+class _Traceback:
+    """A traceback that is being read."""
+
+    def __init__(self) -> None:
+        self._lines = self._unknown = self._last = 0
+        self._is_frame = self._is_logged = False
+        self._asserted = ""
+        self._exceptions: list[str] = []
+        self._frames: dict[str, None] = {}
+
+    def takes(self, number: int, line: str) -> bool:
+        """Whether a line is of this traceback."""
+        header, text = logged_message(line)
+        if header.logger not in ("", "twisted"):
+            return False
+        if self._lines and not text and not header.logger:
+            # An empty line, of which something wrote the beginning.
+            self._lines += 1
+            return True
+        if not self._lines:
+            # Old releases of Twisted log each line of a traceback by itself.
+            self._is_logged = header.logger != ""
+        if not self._is_of(text, line):
+            return False
+        self._lines += 1
+        self._last = number
+        return True
+
+    def _is_of(self, text: str, line: str) -> bool:
+        if _begins(line) or _PART.match(text) is not None:
+            self._is_frame = 'File "' in line
+            if (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:
+                self._frames.pop(file := found["file"] or found["short"], None)
+                self._frames[file] = None
+            self._unknown = 0
+            return True
+        is_source, self._is_frame = self._is_frame, False
+        if is_source and text.startswith("assert "):
+            self._asserted = text
+        # The words DETAIL and HINT look like names of exceptions.
+        goes_on = bool(self._exceptions) and not is_source and _CONTINUED.match(text) is not None
+        if not goes_on and (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
+            if text.rstrip(":") == "AssertionError" and self._asserted:
+                text = f"AssertionError: {self._asserted[:_MAX_JOINED]}"
+            self._exceptions = [*self._exceptions, text][-_MAX_EXCEPTIONS:]
+            return True
+        if self._exceptions and not is_source:
+            if goes_on or self._goes_on():
+                self._exceptions[-1] = _joined(self._exceptions[-1], text)
+                return True
+            return False
+        self._unknown += 1
+        return is_source or self._unknown <= _MAX_UNKNOWN
+
+    def _goes_on(self) -> bool:
+        """Whether the text of the last exception begins, or goes on, in the next line."""
+        last = self._exceptions[-1].rstrip()
+        return _UNTOLD.fullmatch(last) is not None or _UNFINISHED.search(last[-80:]) is not None
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """The last exceptions, in the order in which they were raised: those that tell something, if any."""
+        return self._telling or tuple(self._exceptions)
+
+    @property
+    def _telling(self) -> tuple[str, ...]:
+        # A StopIteration is how a step of Twisted ends.
+        return tuple(one for one in self._exceptions if not one.startswith("StopIteration"))
+
+    def entries(self, held: PastedEntry | None) -> Iterator[PastedEntry]:
+        """Yield the line before the traceback, with it, or each by itself."""
+        found = self.exceptions
+        if held is not None and not self._is_logged and logged_message(_unpacked(held.line)[0])[0].logger:
+            yield PastedEntry(
+                held.number,
+                held.line,
+                held.lines + self._lines,
+                found,
+                frames=tuple(self._frames),
+                is_cut=not self._telling,
+            )
+            return
+        if held is not None:
+            yield held
+        last = found[-1] if found else ""
+        yield PastedEntry(self._last, last, self._lines, found, is_traceback=True, frames=tuple(self._frames))

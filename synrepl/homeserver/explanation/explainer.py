@@ -1,0 +1,587 @@
+"""The explanation of a pasted text or a whole log: finds what is known in each line, and says what it means.
+
+Lines that say the same are one passage. A message that comes with ever other values is explained for the
+first `MAX_EXAMPLES` of them; when more come, all of them are one passage, with the first as the example. So
+the memory does not depend on the length of a log.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from synrepl.homeserver.explanation.details import (
+    MAX_TEXT,
+    SEVERITIES,
+    explain_message,
+    explain_traceback,
+    of_redis_client,
+    without_secrets,
+)
+from synrepl.homeserver.explanation.entries import PastedEntry, entries
+from synrepl.homeserver.explanation.messages import Match, find_cut, find_message, find_reason
+from synrepl.homeserver.explanation.modules import module_of, program_of
+from synrepl.homeserver.explanation.pasted_lines import (
+    REDIS,
+    Header,
+    LoggedText,
+    read_line,
+    split_lines,
+)
+from synrepl.homeserver.explanation.psql import (
+    ExplainedOutput,
+    Statement,
+    explain_count,
+    explain_statement,
+    explain_table,
+    find_statement,
+    is_footer,
+    progress_sentence,
+)
+from synrepl.homeserver.explanation.redis_clients import RedisClients
+from synrepl.homeserver.explanation.results import (
+    MAX_NUMBERS,
+    NOTHING_KNOWN,
+    Explanation,
+    HomeserverState,
+    Passage,
+)
+from synrepl.homeserver.explanation.samples import (
+    MAX_SAMPLES,
+    Sample,
+    explain_samples,
+    family_of,
+    is_comment,
+    read_samples,
+)
+from synrepl.homeserver.explanation.tokens import (
+    FieldPosition,
+    SyncToken,
+    below_sentences,
+    compare,
+    find_positions,
+    find_room_positions,
+    find_tokens,
+    is_end_of_history,
+    is_of_history,
+    is_older,
+    names_advice,
+    releases,
+    roles_of,
+    token_fields,
+)
+from synrepl.homeserver.explanation.wire_lines import explain_line
+from synrepl.homeserver.streams import POSITION_NAMES
+from synrepl.wire.text import printable
+
+MAX_EXAMPLES: Final = 10
+"""A message is explained for so many different values at most."""
+
+_TELLS_NO_FAILURE: Final = ("DEBUG", "INFO")
+"""Levels of a line that is not known at which the words in it are of no failure."""
+
+_FAILURES: Final = ("ERROR", "CRITICAL")
+"""Levels of a line that is not known at which something failed."""
+
+_REQUESTS: Final = ("request", "proxy_request")
+"""Messages of a request that was answered, by Synapse and by a proxy."""
+
+_WITH_TOKENS: Final = (
+    *_REQUESTS,
+    "request_received",
+    "sync_request",
+    "response_cached",
+    "response_made",
+    "to_device_traced",
+)
+"""Messages of which the token that they have is explained too."""
+
+MAX_COMPARED: Final = 8
+"""The most tokens that are compared with each other."""
+
+KINDS: Final = {
+    "sync_token": "a sync token",
+    "compared_tokens": "several sync tokens",
+    "position": "a position, such as t12-345 or RoomStreamToken(...)",
+    "traceback": "a traceback of Python",
+    "sql_table": "a table of the homeserver's database",
+    "statement": "a statement to the database",
+    "metric": "metrics of a process",
+    "redis_clients": "the connections to Redis",
+    "protocol_line": "a line of the replication protocol (POSITION, RDATA, REPLICATE ...)",
+}
+"""The kinds of passages that are no messages of a log, with a name for each."""
+
+
+def explain(text: str, state: HomeserverState = NOTHING_KNOWN) -> Explanation:
+    """Explain what a text of a homeserver means: tokens, lines of its log, lines of the protocol.
+
+    With the `state` of the homeserver, writers are called by their names, each table has what is stored now,
+    and what is ahead of the database is told.
+    """
+    return explain_lines(split_lines(text), state)
+
+
+def explain_lines(lines: Iterable[str], state: HomeserverState = NOTHING_KNOWN) -> Explanation:
+    """Explain lines as `explain` does a text; the lines may be more than fit into the memory."""
+    explainer = _Explainer(state)
+    for entry in entries(lines):
+        explainer.add(entry)
+    return explainer.result()
+
+
+class _Group:
+    """The lines with one message: the passages of the first ones, and how many there are."""
+
+    def __init__(self) -> None:
+        self.passages: dict[bytes, Passage] = {}
+        self.whole: Passage | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.passages) > MAX_EXAMPLES
+
+    def add(self, passage: Passage, number: int, time: str) -> None:
+        """Count a line that says this."""
+        key = msgspec.json.encode((passage.kind, passage.words, passage.fields))
+        self.passages[key] = _counted(self.passages.get(key), passage, number, time)
+        self.count(passage, number, time)
+
+    def count(self, passage: Passage, number: int, time: str) -> None:
+        """Count a line like the others, without a look at its values."""
+        self.whole = _counted(self.whole, passage, number, time)
+
+    def result(self) -> list[Passage]:
+        assert self.whole is not None
+        return [self.whole] if self.is_full else list(self.passages.values())
+
+
+class _Asked(msgspec.Struct):
+    """How often a token was asked with, and when first and last."""
+
+    first: str
+    last: str
+    count: int = 1
+
+
+def _counted(same: Passage | None, passage: Passage, number: int, time: str) -> Passage:
+    if same is None:
+        return msgspec.structs.replace(passage, lines=[number], first_time=time, last_time=time)
+    if same.lines[-1] == number:
+        return same
+    lines = [*same.lines, number] if len(same.lines) < MAX_NUMBERS else same.lines
+    return msgspec.structs.replace(
+        same,
+        lines=lines,
+        count=same.count + 1,
+        first_time=same.first_time or time,
+        last_time=time or same.last_time,
+    )
+
+
+_NEXT_ROLE: Final = {0: "asked", 1: "gave"}
+"""What is said of a token that was given back, in order."""
+
+
+class _Explainer:
+    """What was found in the lines so far."""
+
+    def __init__(self, state: HomeserverState) -> None:
+        self._state = state
+        self._writers = MappingProxyType(dict(state.writers))
+        self._groups: dict[tuple[str, str], _Group] = {}
+        self._tokens: dict[str, tuple[SyncToken, int, list[str]]] = {}
+        self._asked: dict[str, _Asked] = {}
+        self._roles: dict[str, list[str]] = {}
+        self._lines = 0
+        self._unrecognized: Counter[str] = Counter()
+        self._errors: list[tuple[int, Header, str]] = []
+        self._cut = 0
+        self._statement: Statement | None = None
+        self._redis = RedisClients()
+        self._places: dict[str, list[int]] = {}
+        self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
+
+    def add(self, entry: PastedEntry) -> None:
+        """Explain one line, with the traceback after it, or one table."""
+        if self._add_figures(entry):
+            return
+        self._lines += entry.lines
+        header, texts = read_line(entry.line)
+        match = next((found for text in texts if (found := find_message(text))), None)
+        if match is None:
+            match = next((found for text in texts if (found := find_cut(text))), None)
+            self._cut += match is not None
+        is_told = match is not None and self._add_message(match, entry, header)
+        if match is not None and is_told and match.message.key not in _WITH_TOKENS:
+            return
+        passages = self._explain_texts(texts, entry)
+        if not is_told and all(one.kind in ("sync_token", "position") for one in passages):
+            passages += self._explain_reason(entry, header)
+        if not passages and not header and (changed := explain_statement(entry.line)) is not None:
+            shown = printable(without_secrets(entry.line.strip())[:MAX_TEXT])
+            passages = [msgspec.structs.replace(changed, text=shown)]
+        if not header and (statement := find_statement(entry.line)) is not None:
+            self._statement = statement
+            if statement.verb == "select" and not passages:
+                return
+        is_request = match is not None and match.message.key in _REQUESTS
+        for passage in passages:
+            self._add(passage, entry.number, header.time)
+            if is_request and passage.kind == "sync_token":
+                self._count_request(passage.text, header.time)
+        for token in {one.text for one in passages if one.kind == "sync_token"}:
+            if len(self._roles) <= MAX_EXAMPLES:
+                self._add_roles(token, entry.line)
+        if not passages and not is_told:
+            if header.level in _FAILURES and len(self._errors) <= MAX_EXAMPLES and texts:
+                self._errors.append((entry.number, header, texts[0].text))
+            self._unrecognized[header.logger or program_of(entry.line)] += entry.lines
+
+    def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
+        """Explain the message that a line is; False if its values say that it is none."""
+        message = match.message
+        group = self._groups.get((message.key, message.severity))
+        is_full = message.key not in _WITH_TOKENS and group is not None and group.is_full
+        if is_full and group is not None and group.whole is not None:
+            group.count(group.whole, entry.number, header.time)
+            return True
+        reasons = [] if entry.is_cut else [_reason(text) or text for text in entry.exceptions]
+        passage = explain_message(match, self._writers, reasons, entry.frames, is_cut=entry.is_cut)
+        if passage is not None:
+            self._add(passage, entry.number, header.time)
+        return passage is not None
+
+    def _add_figures(self, entry: PastedEntry) -> bool:
+        """Explain a table of the database, a statement, or a sample of metrics; whether it is one."""
+        table, statement = entry.table, self._statement
+        if table is not None:
+            self._lines += table.lines
+            if (read := explain_table(table, statement)) is None:
+                self._unrecognized[""] += table.lines
+            else:
+                self._add_table(read, entry.number)
+            return True
+        if statement is not None and entry.line.strip().lstrip("-").isdecimal():
+            self._add_table(explain_count(entry.line, statement), entry.number)
+        elif samples := read_samples(entry.line):
+            for sample in samples:
+                self._add_sample(sample, entry.number)
+        elif self._redis.takes(entry.line, entry.number):
+            pass
+        elif not is_comment(entry.line) and not is_footer(entry.line):
+            return False
+        self._lines += entry.lines
+        return True
+
+    def _add_sample(self, sample: Sample, number: int) -> None:
+        samples, lines, count = self._samples.get(family := family_of(sample.name), ([], [], 0))
+        if count <= MAX_SAMPLES:
+            samples.append(sample)
+            lines.append(number)
+        self._samples[family] = (samples, lines, count + 1)
+
+    def _add_table(self, read: ExplainedOutput, number: int) -> None:
+        self._add(read.passage, number, "")
+        self._places.setdefault(read.table, []).extend(read.places)
+        self._statement = None
+
+    def _explain_reason(self, entry: PastedEntry, header: Header) -> list[Passage]:
+        """Explain what is known of a line that says more: an exception, or words of PostgreSQL."""
+        found = next((match for text in entry.exceptions if (match := _reason(text))), None)
+        if header.logger == REDIS:
+            return []
+        if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
+            found = find_reason(entry.line)
+        if found is not None and (passage := explain_message(found, self._writers)) is not None:
+            passage = of_redis_client(passage, header.logger)
+            module = module_of(header.logger)
+            if module is not None and module.is_beside:
+                about = f"{printable(header.logger)} logged it ({module.about.partition(';')[0]}): {BESIDE}"
+                return [msgspec.structs.replace(passage, words=[*passage.words, about])]
+            return [passage]
+        if entry.exceptions or entry.is_traceback:
+            return [explain_traceback(entry.exceptions, header.logger, entry.frames)]
+        return []
+
+    def _add(self, passage: Passage, number: int, time: str) -> None:
+        group = self._groups.setdefault((passage.kind, passage.severity), _Group())
+        group.add(_with_state(passage, self._state), number, time)
+
+    def _add_roles(self, token: str, line: str) -> None:
+        """Keep what is said of a token, until an answer gave back what was asked with.
+
+        The other way round is how a client goes on: an answer gave it, and the next request asks with it.
+        """
+        said = self._roles.setdefault(token, [])
+        for role in roles_of(token, line):
+            if role == _NEXT_ROLE.get(len(said)):
+                said.append(role)
+
+    def _count_request(self, token: str, time: str) -> None:
+        if (same := self._asked.get(token)) is not None:
+            same.count += 1
+            same.last = time
+        elif len(self._asked) <= MAX_EXAMPLES:
+            self._asked[token] = _Asked(time, time)
+
+    def _asked_again(self, passage: Passage) -> Passage:
+        """Say of a token that a client asked with it again: it has received nothing meanwhile."""
+        said = []
+        asked = self._asked.get(passage.text) if passage.kind == "sync_token" else None
+        if asked is not None and asked.first != asked.last:
+            said.append(
+                f"It was asked with {asked.count} times, from {asked.first} to {asked.last}: a client"
+                " that asks again with the same token has received nothing in that time. Where nobody"
+                " wrote anything, that is normal."
+            )
+        if passage.kind == "sync_token" and len(self._roles.get(passage.text, ())) == len(_NEXT_ROLE):
+            said.append(
+                "A request asked with it, and an answer gave it back: its client is no further. After a wait"
+                " of the whole timeout with nothing new that is normal; at once, or with something in the"
+                " answer, the client asks the same again and again."
+            )
+        if not said:
+            return passage
+        return msgspec.structs.replace(
+            passage,
+            words=[*passage.words, *said],
+            advice=[
+                *passage.advice,
+                (
+                    "if something was written meanwhile, this process does not receive it: see which stream"
+                    " it lacks with synrepl inspect, or with --homeserver what is stored now"
+                ),
+            ],
+        )
+
+    def _explain_texts(self, texts: list[LoggedText], entry: PastedEntry) -> list[Passage]:
+        """Explain what is no message: of the texts in a line, the first in which something is known."""
+        for text in texts:
+            # A line that a logger wrote is none of the protocol, whatever it looks like.
+            if not text.header and (found := explain_line(text.text)) is not None:
+                return [found]
+        for text in texts:
+            if tokens := find_tokens(text.text, self._writers):
+                for shown, token in tokens:
+                    is_whole = "(" not in shown or shown.endswith(")")
+                    is_of_sync = is_whole and not is_of_history(shown, entry.line)
+                    if is_of_sync and len(self._tokens) <= MAX_COMPARED:
+                        self._tokens.setdefault(shown, (token, entry.number, roles_of(shown, entry.line)))
+                return [_explain_token(shown, token, entry.line) for shown, token in tokens]
+        for text in texts:
+            if rooms := list(find_room_positions(text.text, self._writers)):
+                return [_explain_position(shown, "Room", position) for shown, position in rooms]
+            if logged := list(find_positions(text.text)):
+                return [_explain_position(*one) for one in logged]
+        return []
+
+    def result(self) -> Explanation:
+        """Return all passages, the worst first."""
+        found = (one for group in self._groups.values() for one in group.result())
+        passages = [self._with_progress(self._asked_again(one)) for one in found]
+        for samples, lines, count in self._samples.values():
+            passage = explain_samples(samples, count)
+            passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
+        if clients := self._redis.passage():
+            passages.append(clients)
+        if compared := self._compared():
+            passages.append(compared)
+        if passages and all(one.severity == "normal" for one in passages) and self._errors:
+            passages.append(_unknown_errors(self._errors))
+        passages.sort(
+            key=lambda one: (SEVERITIES.index(one.severity), one.kind == "sync_token", one.lines[0])
+        )
+        if self._cut and passages:
+            worst = passages[0]
+            passages[0] = msgspec.structs.replace(worst, advice=[*worst.advice, WHOLE])
+        modules = {name: module for name in self._unrecognized if (module := module_of(name))}
+        return Explanation(
+            passages=passages,
+            lines=self._lines,
+            unrecognized=self._unrecognized.total(),
+            other_loggers=dict(self._unrecognized.most_common()),
+            areas={name: module.about for name, module in modules.items()},
+            beside=[name for name, module in modules.items() if module.is_beside],
+            summary=_summary(passages),
+        )
+
+    def _with_progress(self, passage: Passage) -> Passage:
+        """Say of a table that follows the events how far it is from the newest one, if the text has that."""
+        newest = max(self._places.get("events", ()), default=None)
+        if newest is None or passage.kind != "sql_table" or passage.text == "events":
+            return passage
+        said = [progress_sentence(passage.text, one, newest) for one in self._places.get(passage.text, ())]
+        return msgspec.structs.replace(passage, words=[*said, *passage.words])
+
+    def _compared(self) -> Passage | None:
+        """Compare the tokens with each other, if they are few: those of a whole log are of many clients."""
+        tokens = [one for one in self._tokens.values() if one[0].positions["room"].topological is None]
+        if not 2 <= len(tokens) <= MAX_COMPARED:
+            return None
+        order = "in the order in which they are in the text"
+        # Synapse logs a request after what its answer has.
+        is_reversed = tokens[0][2][:1] == ["gave"] and tokens[-1][2][:1] == ["asked"]
+        if is_reversed and all(is_older(after[0], before[0]) for before, after in pairwise(tokens)):
+            order = "from that of a request to that of its answer, which is logged first"
+            tokens.reverse()
+        words, rows = compare([token for token, _, _ in tokens])
+        lines = sorted({number for _, number, _ in tokens})
+        return Passage(
+            kind="compared_tokens",
+            text=f"{len(tokens)} tokens",
+            words=[f"{len(tokens)} tokens, compared {order}.", *words],
+            fields=rows,
+            lines=lines,
+            count=len(lines),
+        )
+
+
+BESIDE: Final = "not about streams."
+"""The end of what is said of a failure in a module that has nothing to do with streams."""
+
+WHOLE: Final = (
+    "lines of this text were cut off at the width of a window: paste them whole, by journalctl --no-pager"
+    " -o cat -u UNIT, docker service ps --no-trunc, or without less -S"
+)
+"""What to do about lines that a pager or a table cut off."""
+
+_STARTS: Final = ("startup_failed", "start_listening_failed")
+"""Messages of a start that failed: without the reason, what was logged before may be it."""
+
+_GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
+"""Messages of a request that did not get what it waited for: another line tells which stream was behind."""
+
+
+def _summary(passages: list[Passage]) -> str:
+    """Say in a sentence what is likely wrong: what the worst message means, and its cause."""
+    told = [one for one in passages if one.severity and not one.words[-1].endswith(BESIDE)]
+    if not told:
+        return ""
+    worst = told[0]
+    if worst.severity == "normal":
+        return "Of what is known here, nothing failed."
+    # One that gives its reason says more than one that only failed.
+    worst = next((one for one in told if one.cause and one.severity == worst.severity), worst)
+    alike = [one for one in told if one.severity == worst.severity and one.kind != worst.kind]
+    # What the system or the database said is nearer to the cause than what failed for it.
+    first = " ".join([worst.words[0], *([worst.cause] if worst.cause else [])])
+    if worst.kind in _GAVE_UP:
+        waits = (one.words[0] for one in told if one.kind == "stream_wait_start" and one.fields)
+        first = " ".join([first, *list(waits)[:1]])
+    if worst.kind in _STARTS and not worst.cause:
+        before = (one.words[0] for one in told if one.severity == "look")
+        first = " ".join([first, *list(before)[:1]])
+    more = f" {len(alike)} more below." if alike else ""
+    return f"{first}{more}"
+
+
+def _unknown_errors(errors: list[tuple[int, Header, str]]) -> Passage:
+    """Tell lines of errors that are not known, where all that is known is normal."""
+    shown = [printable(without_secrets(text[:MAX_TEXT])) for _, _, text in errors]
+    loggers = ", ".join(dict.fromkeys(printable(header.logger) for _, header, _ in errors if header.logger))
+    by = f" of {loggers}" if loggers else ""
+    return Passage(
+        kind="unknown_error",
+        text=shown[0],
+        severity="error",
+        words=[
+            f"Something failed that is not known here: errors{by}, which say: {shown[0]}",
+            *shown[1:MAX_EXAMPLES],
+        ],
+        advice=["read these lines first: what is recognized below is normal, and not why they were logged"],
+        lines=[number for number, _, _ in errors][:MAX_NUMBERS],
+        count=len(errors),
+        first_time=errors[0][1].time,
+        last_time=errors[-1][1].time,
+    )
+
+
+def _reason(text: str) -> Match | None:
+    """Return what is known of an exception's line."""
+    return next((found for one in read_line(text)[1] if (found := find_message(one))), find_reason(text))
+
+
+def _with_state(passage: Passage, state: HomeserverState) -> Passage:
+    """Add what the database has now of the streams in the table."""
+    if not state.positions or not any(row.get("stream") for row in passage.fields):
+        return passage
+    words, rows = list(passage.words), []
+    for row in passage.fields:
+        stream = str(row.get("stream", ""))
+        name = POSITION_NAMES.get(stream, stream)
+        stored = state.positions.get(name, {})
+        rows.append({**row, "stored_now": ", ".join(f"{one} {at}" for one, at in sorted(stored.items()))})
+        said = next((row[key] for key in ("position", "token", "written_up_to") if key in row), None)
+        last = max([state.allocated.get(name, 0), *stored.values()])
+        if stored and isinstance(said, int) and said > last:
+            words.append(
+                f"{row.get('field') or stream} is at {said}, ahead of the database, which has none beyond"
+                f" {last}: it was restored from an older copy, or the text is of another homeserver."
+            )
+    return msgspec.structs.replace(passage, words=list(dict.fromkeys(words)), fields=rows)
+
+
+def _explain_token(text: str, token: SyncToken, line: str) -> Passage:
+    words = []
+    room = token.positions["room"]
+    if room.topological is not None:
+        words.append(
+            f"A token of a room's history: it pages back after depth {room.topological}, event"
+            f" {room.minimum}; only the room counts."
+        )
+    elif is_of_history(text, line):
+        words.append(
+            f"A place in a room's history, as prev_batch: it pages back from event {room.minimum}. It is by"
+            " nature older than the next_batch of the same answer; only the room counts."
+        )
+    else:
+        after = f"after event {room.minimum}, and in each other stream after the position in the table"
+        words.append(f"A sync token: what a client has received ends {after}.")
+    if is_end_of_history(text, line):
+        words.append(
+            "The answer begins and ends with it: in that direction the room has nothing more that this server"
+            " knows."
+        )
+    if token.connection is not None:
+        words.append(f"It is one of sliding sync: {token.connection} is the state of the connection.")
+    words += releases(token)
+    labels = [writer for position in token.positions.values() for writer in position.ahead]
+    return Passage(
+        kind="sync_token",
+        text=printable(text),
+        words=words,
+        advice=names_advice(labels),
+        fields=token_fields(token),
+    )
+
+
+def _explain_position(text: str, kind: str, position: FieldPosition) -> Passage:
+    where = "the stream events" if kind == "Room" else "a stream that several processes write"
+    if position.topological is not None:
+        said = (
+            f"A place in a room's history: it pages back after depth {position.topological}, event"
+            f" {position.minimum}."
+        )
+    elif position.ahead:
+        said = f"A place in {where}: all writers are after {position.minimum}, but these further."
+    else:
+        said = f"A place in {where}: after {'event ' if kind == 'Room' else ''}{position.minimum}."
+    words = [said, *below_sentences("the position", position, is_written=kind == "Room")]
+    if kind == "Room":
+        words.append("A sync token begins with this; here the other fields are missing.")
+        fields = token_fields(SyncToken({"room": position}))
+    else:
+        words.append(
+            "By itself a position does not tell its stream: receipts, device_lists, or another of a sync"
+            " token."
+        )
+        fields = [{"writer": "all others", "position": position.minimum}] + [
+            {"writer": writer, "position": place} for writer, place in position.ahead.items()
+        ]
+    return Passage(
+        kind="position", text=printable(text), words=words, advice=names_advice(position.ahead), fields=fields
+    )

@@ -1,0 +1,264 @@
+"""Tables of a homeserver's database as psql prints them, and the statements before them.
+
+``relations.json`` says what a table of Synapse's is, by its name or its columns. Docs: docs/howto/explain.md.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.homeserver.explanation.results import Passage
+from synrepl.homeserver.streams import WIRE, written_by
+from synrepl.wire.text import printable
+
+MAX_ROWS: Final = 200
+"""The most rows of a table that are read."""
+
+_RULE: Final = re.compile(r"[\s>|]*[-─]{2,}(?:[-─+|┼\s:]*[-─])?[\s|]*", re.ASCII)
+_COLUMN: Final = re.compile(r'["\w*?().]{1,64}(?: \w{1,40})?', re.ASCII)
+_FOOTER: Final = re.compile(r"\(\d{1,9} \w{1,20}\)|(?:UPDATE|DELETE|INSERT 0|SELECT|COPY) \d{1,12}|VACUUM")
+_STATEMENT: Final = re.compile(
+    r"\b(?:(?P<verb>select|delete|insert)\b(?P<what>(?:(?!\b(?:from|into)\b).){0,500}?)\b(?:from|into)"
+    r"|(?P<other>update|truncate)(?: table)?)"
+    r"\s{1,20}(?:public\.)?\"?(?P<table>[a-z]\w{2,63})\b",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
+)
+_LOGGED: Final = re.compile(r"\bSTATEMENT:\s", re.ASCII)
+"""What PostgreSQL's log has before the statement of the line before."""
+_SETVAL: Final = re.compile(r"\bsetval\s?\(\s?'(?P<sequence>\w{1,63})'", re.ASCII | re.IGNORECASE)
+_NUMBER: Final = re.compile(r"-?\d{1,19}", re.ASCII)
+
+
+class KnownRelation(msgspec.Struct, frozen=True):
+    """A table: what it is, what to do next, and what a change by hand does.
+
+    `columns` are those that no other table has, if it can be told by them. `follows` is the stream whose
+    positions it has.
+    """
+
+    table: str
+    columns: list[str]
+    about: str
+    do: str
+    by_hand: str
+    follows: str = ""
+
+
+SEQUENCE: Final = KnownRelation(table="a sequence", columns=[], about="A sequence.", do="", by_hand="")
+
+
+@cache
+def _tables() -> dict[str, KnownRelation]:
+    data = resources.files(__package__).joinpath("relations.json").read_bytes()
+    return {one.table: one for one in msgspec.json.decode(data, type=list[KnownRelation])}
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """A statement about a table that is known, or about a sequence."""
+
+    verb: str
+    what: str
+    table: KnownRelation
+
+
+class PsqlOutput(msgspec.Struct):
+    """A table in a text: its columns, and its rows so far."""
+
+    columns: list[str]
+    rows: list[list[str]] = []
+    lines: int = 2
+    is_closed: bool = False
+
+    @classmethod
+    def begin(cls, header: str, rule: str) -> "PsqlOutput | None":
+        """Return the table that begins with this header, if this is the line below it."""
+        if ("--" not in rule and "──" not in rule) or _RULE.fullmatch(rule[:2000]) is None:
+            return None
+        columns = _cells(header[:2000])
+        if len(columns) != len(_cells(rule)) or not all(_COLUMN.fullmatch(one) for one in columns):
+            return None
+        return cls([one.strip('"') for one in columns])
+
+    def takes(self, line: str) -> bool:
+        """Whether a line is of this table."""
+        if self.is_closed:
+            return False
+        cells = _cells(line[:2000])
+        self.is_closed = is_footer(line)
+        if not self.is_closed:
+            if len(cells) != len(self.columns) or (len(cells) == 1 and " " in cells[0]):
+                return False
+            if len(self.rows) < MAX_ROWS:
+                self.rows = [*self.rows, cells]
+        self.lines += 1
+        return True
+
+
+def _cells(line: str) -> list[str]:
+    line = line.strip().removeprefix("> ").strip()
+    if "-" in line and _RULE.fullmatch(line):
+        line = line.replace("+", "|").replace("┼", "|")
+    return [cell.strip() for cell in line.strip("|").replace("│", "|").split("|")]
+
+
+def find_statement(text: str) -> Statement | None:
+    """Return the statement in a text, if it is about a table that is known."""
+    for found in _STATEMENT.finditer(text[:4000]):
+        name = found["table"].lower()
+        table = SEQUENCE if name.endswith(("_seq", "_sequence")) else _tables().get(name)
+        if table is not None:
+            verb, what = found["verb"] or found["other"], found["what"] or ""
+            return Statement(verb.lower(), " ".join(what.split()), table)
+    return None
+
+
+def is_footer(text: str) -> bool:
+    """Whether a line is what psql says of the end of a statement."""
+    return _FOOTER.fullmatch(text.strip("> \t\r\n")) is not None
+
+
+def explain_statement(text: str) -> Passage | None:
+    """Explain a statement that changes a table of streams, or a sequence."""
+    if _LOGGED.search(text[:400]):
+        return _explain_logged(text)
+    if found := _SETVAL.search(text[:4000]):
+        told = (
+            f"A statement that sets the sequence {found['sequence']}: the next id comes after the number that"
+            " it is set to. It must be no less than any id in use, in tables and in stream_positions."
+        )
+        advice = [
+            "run it only while no process of Synapse runs",
+            "then see whether all sequences fit: synrepl doctor --homeserver HOMESERVER.YAML",
+        ]
+        return Passage(kind="statement", text="a statement", words=[told], advice=advice)
+    statement = find_statement(text)
+    if statement is None or statement.verb == "select":
+        return None
+    table = statement.table
+    words = [f"A statement that changes {table.table}. {table.about}"]
+    advice = [] if statement.verb == "insert" else [table.by_hand]
+    return Passage(kind="statement", text="a statement", words=words, advice=advice)
+
+
+class ExplainedOutput(msgspec.Struct, frozen=True):
+    """A table that was explained. `places` are the positions in it, of the table that it is of."""
+
+    passage: Passage
+    table: str
+    places: Sequence[int] = ()
+
+
+def _explain_logged(text: str) -> Passage | None:
+    """Explain a statement in PostgreSQL's log: a program made it, and nobody is to be told not to."""
+    if (statement := find_statement(text)) is None or statement.verb == "select":
+        return None
+    table = statement.table
+    words = [f"The statement of which PostgreSQL's line before it tells, on {table.table}. {table.about}"]
+    return Passage(kind="statement", text="a statement", words=words, advice=[])
+
+
+def explain_table(table: PsqlOutput, statement: Statement | None) -> ExplainedOutput | None:
+    """Explain a table that psql printed, after a statement if one is known; None if it is no known one."""
+    columns = [one.lower() for one in table.columns]
+    if columns in (["last_value", "is_called"], ["last_value"]):
+        return _explain_sequence(table)
+    known = statement.table if statement is not None else None
+    if known is None:
+        fitting = [one for one in _tables().values() if one.columns and {*one.columns} <= {*columns}]
+        if len(columns) < 2 or not fitting:
+            return None
+        known = max(fitting, key=lambda one: len(one.columns))
+    rows = [dict(zip(columns, row, strict=False)) for row in table.rows]
+    if known.table == "stream_positions" and {"stream_name", "instance_name", "stream_id"} <= {*columns}:
+        return ExplainedOutput(_explain_positions(known, rows), known.table)
+    words = [f"The table {known.table}. {known.about}"]
+    places = []
+    for row in rows:
+        for name in ("stream_ordering", "max", "stream_id"):
+            is_place = known.follows or (known.table == "events" and name == "max")
+            if is_place and row.get("type", "events") == "events" and _NUMBER.fullmatch(row.get(name, "")):
+                places.append(int(row[name]))
+    if len(rows) == 1 and _NUMBER.fullmatch(count := rows[0].get("count", "")):
+        words.append(f"It has {int(count):,} of them.")
+    shown = [{name: printable(row[name][:100]) for name in row} for row in rows[:20]]
+    advice = [known.do] if known.do else []
+    passage = Passage(
+        kind="sql_table",
+        text=known.table,
+        words=words,
+        advice=advice,
+        fields=shown if len({*columns}) == len(columns) else [],
+    )
+    return ExplainedOutput(passage, known.table, places)
+
+
+def explain_count(number: str, statement: Statement) -> ExplainedOutput:
+    """Explain the number that SQLite printed after a statement."""
+    column = "count" if "count" in statement.what.lower() else "max"
+    read = explain_table(PsqlOutput([column], [[number.strip()]]), statement)
+    assert read is not None
+    return read
+
+
+def _explain_sequence(table: PsqlOutput) -> ExplainedOutput:
+    values = [row[0] for row in table.rows if _NUMBER.fullmatch(row[0])]
+    words = ["A sequence: the last id that was given out" + (f" is {values[0]}." if values else ".")]
+    words.append(
+        "PostgreSQL logs 32 values ahead, so that after a crash or a switch-over up to 32 are left out."
+    )
+    advice = [
+        (
+            "it must be no less than max(id) of its table, and than stream_positions of its stream:"
+            " synrepl doctor --homeserver HOMESERVER.YAML compares all"
+        )
+    ]
+    return ExplainedOutput(Passage(kind="sql_table", text="a sequence", words=words, advice=advice), "")
+
+
+def _explain_positions(known: KnownRelation, rows: list[dict[str, str]]) -> Passage:
+    """Explain stored positions: which writer of each stream is the last one."""
+    streams: dict[str, dict[str, int]] = {}
+    for row in rows:
+        if _NUMBER.fullmatch(row["stream_id"]):
+            streams.setdefault(row["stream_name"], {})[row["instance_name"]] = int(row["stream_id"])
+    words = [known.about]
+    fields: list[dict[str, Any]] = []
+    for stream, writers in streams.items():
+        most = max(writers.values())
+        for writer, place in sorted(writers.items(), key=lambda one: one[1]):
+            wire = WIRE.get(stream, "")
+            fields.append(
+                {
+                    "stream": printable(stream),
+                    "writer": printable(writer),
+                    "position": place,
+                    "behind": most - place,
+                    "written_by": written_by(wire) if wire else "",
+                }
+            )
+    several = [name for name, writers in streams.items() if len({*writers.values()}) > 1]
+    if several:
+        words.append(
+            f"The writers of {printable(', '.join(several))} differ: one that has written nothing since is"
+            " behind the others, and that is normal. Its position counts only while it is a writer: a row of"
+            " a process that is none any more holds nothing up, and is removed when a process starts."
+        )
+    return Passage(
+        kind="sql_table", text="stream_positions", words=words, advice=[known.do], fields=fields[:MAX_ROWS]
+    )
+
+
+def progress_sentence(table: str, place: int, newest: int) -> str:
+    """Return a sentence that says how far a table is behind the newest event."""
+    if place > newest:
+        return (
+            f"{table} is at {place}, {place - newest:,} above the newest event ({newest}): nothing is sent"
+            " until events have passed it. That is so after a database was restored or moved without it."
+        )
+    if place == newest:
+        return f"{table} is at the newest event ({newest}): nothing waits."
+    return f"{table} is at {place}, {newest - place:,} behind the newest event ({newest})."

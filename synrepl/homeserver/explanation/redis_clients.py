@@ -1,0 +1,61 @@
+"""The connections to Redis, as ``redis-cli client list`` prints them: who receives, and who only sends.
+
+Docs: docs/howto/explain.md.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+from synrepl.homeserver.explanation.results import MAX_NUMBERS, Passage
+
+_CLIENT: Final = re.compile(
+    r"id=\d{1,20} addr=\S{1,200} .{0,600}\bsub=(?P<sub>\d{1,9}) psub=(?P<psub>\d{1,9}) ", re.ASCII
+)
+
+
+class RedisClients(msgspec.Struct):
+    """The connections in a text so far: how many there are, and how many of them have a subscription."""
+
+    count: int = 0
+    subscribed: int = 0
+    lines: list[int] = []
+
+    def takes(self, line: str, number: int) -> bool:
+        """Whether a line is of a connection."""
+        found = _CLIENT.match(line.strip("> \t"))
+        if found is None:
+            return False
+        self.count += 1
+        self.subscribed += found["sub"] != "0" or found["psub"] != "0"
+        if len(self.lines) < MAX_NUMBERS:
+            self.lines = [*self.lines, number]
+        return True
+
+    def passage(self) -> Passage | None:
+        """Say who receives; None if there is no connection."""
+        if not self.count:
+            return None
+        told = f"{self.count} connections to Redis, of which {self.subscribed} receive (sub of 1 or more);"
+        words = [
+            f"{told} the others only send, or are of other programs. A process of Synapse has one of each."
+        ]
+        advice = ["compare the number that receive with that of the processes: synrepl inspect"]
+        if not self.subscribed:
+            words.insert(0, "No process receives anything over Redis: no connection is subscribed.")
+            advice = [
+                (
+                    "see in the log of each process whether it was subscribed, and restart it; compare"
+                    " redis: in the files of all: synrepl inspect --files"
+                )
+            ]
+        return Passage(
+            kind="redis_clients",
+            text="redis-cli client list",
+            words=words,
+            advice=advice,
+            severity="error" if not self.subscribed else "",
+            lines=self.lines,
+            count=self.count,
+        )

@@ -1,0 +1,446 @@
+"""Finds what is wrong in a homeserver's files alone; without I/O."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from synrepl.errors import suggest
+from synrepl.homeserver.addresses import LOOPBACK
+from synrepl.homeserver.configuration import Homeserver, Process
+from synrepl.homeserver.duties import DUTIES
+from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding, Unseen
+from synrepl.homeserver.merging import MAIN
+from synrepl.homeserver.refusals import Refusal, refused_by
+from synrepl.homeserver.work_findings import find_in_work, find_without_work
+from synrepl.html.humanize import counted, several
+from synrepl.wire.dialect import NEWEST, Release, Span, release_text
+from synrepl.wire.text import printable
+
+
+def find_in_files(
+    homeserver: Homeserver, releases: Collection[Release] | None = (), *, there: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Find what is wrong in the files.
+
+    `releases` are those of the processes, as far as they are known; without any, the one that was given with
+    the files counts, or else the newest. With None, as they are to come, what releases refuse is left out.
+    `there` are processes that were heard or measured.
+    """
+    yield from _read_by_main(homeserver)
+    if releases is not None:
+        asked = releases or [homeserver.release or NEWEST.release]
+        yield from _refused(homeserver, asked)
+        yield from _ignored(homeserver, min(asked))
+    yield from _twice(homeserver)
+    yield from _replaced(homeserver)
+    yield from find_in_work(homeserver)
+    if homeserver.has_workers and not homeserver.has_unknown_names:
+        yield from _nobody(homeserver, there)
+    if not homeserver.has_unknown_names:
+        missing = [name for name in homeserver.named if _is_missing(homeserver, name)]
+        yield from find_without_work(homeserver, missing)
+    yield from _misspelled(homeserver)
+    yield from _wrong_ports(homeserver)
+    yield from _wrong_old_ports(homeserver)
+    yield from _shared_ports(homeserver)
+    yield from _contradictions(homeserver)
+
+
+WITH_KEY: Final = {
+    "worker_app": "from 1.49 on a main process does not start with it",
+    "worker_name": "a main process with it has that name, and then does and writes nothing, or does not"
+    " start",
+}
+"""What a main process does with a key of workers."""
+LEFT_IN: Final = {
+    "worker_app": "if it is the main process', remove `worker_app` and `worker_name`",
+    "worker_name": "if it is the main process', remove `worker_name`",
+}
+"""What to do where the file of the main process has such a key."""
+
+
+def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
+    """Return what cannot be known from the files alone."""
+    found = list(homeserver.unread)
+    is_open = not homeserver.has_workers or homeserver.has_unknown_names
+    keys = homeserver.named.get(MAIN, ())
+    if (keys or homeserver.left_in) and _is_missing(homeserver, MAIN):
+        found.append(
+            Unseen(
+                what=MAIN,
+                why=(
+                    "{} has a `{}`, and is taken for a worker's: {}; {}".format(
+                        *homeserver.left_in, WITH_KEY[homeserver.left_in[1]], LEFT_IN[homeserver.left_in[1]]
+                    )
+                    if homeserver.left_in
+                    else f"no file that was given is of it ({keys[0]}): add it"
+                ),
+            )
+        )
+    found += [
+        Unseen(
+            what=name,
+            why=_not_given(keys),
+        )
+        for name, keys in homeserver.named.items()
+        if is_open and name != MAIN and _is_missing(homeserver, name)
+    ]
+    return found
+
+
+def _not_given(keys: Sequence[str]) -> str:
+    """Say that no file is of a name at these keys. `instance_map` alone leaves it nothing to do."""
+    work = [key for key in keys if not key.startswith("instance_map")]
+    why = f"no file that was given is of it ({(work or keys)[0]}): add it, with --worker FILE for a worker"
+    return f"{why}; if there is no such process, nobody does what that key leaves to it" if work else why
+
+
+# -- what is refused -----------------------------------------------------------------------------------------
+
+
+def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[Finding]:
+    """One finding of each thing that is refused, however many processes have it in their files."""
+    grouped: dict[tuple[str, str], tuple[Refusal, list[Process]]] = {}
+    for process in homeserver.processes:
+        for release in sorted(releases):
+            for one in refused_by(process.refusals, release):
+                _, processes = grouped.setdefault((one.kind, one.why), (one, []))
+                if process not in processes:
+                    processes.append(process)
+    for one, processes in grouped.values():
+        names = [process.name for process in processes]
+        does, it = "do" if len(names) > 1 else "does", "them" if " are no " in one.why else "it"
+        yield Finding(
+            kind=one.kind,
+            stream=one.stream,
+            process=names[0] if len(names) == 1 else "",
+            count=len(names),
+            why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not"
+            " start there",
+            remedy=one.remedy + (_and_listener(homeserver) if one.kind == "no_main" else ""),
+            cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
+        )
+
+
+def _read_by_main(homeserver: Homeserver) -> Iterator[Finding]:
+    """Files of workers in a folder of the main process: it comes first, as nothing runs without that."""
+    for file, key in homeserver.read_by_main:
+        yield Finding(
+            kind="refused_at_start",
+            process=MAIN,
+            why=f"the main process reads {file}, which is a worker's (`{key}`): {WITH_KEY[key]}",
+            remedy=f"move {file} out of what the main process is given; or give it with --worker here, if"
+            " the main process is not given that folder",
+            cost=RESTART_ONE,
+        )
+
+
+def _ignored(homeserver: Homeserver, release: Release) -> Iterator[Finding]:
+    """Keys that this release does not read yet."""
+    for one in homeserver.newer:
+        # What is below a key that is ignored is not told again.
+        if release >= one.since or (one.key != "redis" and "redis." in one.key and release < (1, 13, 0)):
+            continue
+        duty = next((duty for duty in DUTIES if duty.names == one.key and duty.switch), None)
+        yield Finding(
+            kind="ignored_key",
+            why=f"`{one.key}` is of {release_text(one.since)} and newer: {release_text(release)} ignores it"
+            f" in {one.file}, and says nothing",
+            remedy="upgrade, or remove it"
+            + (
+                f" and set `{duty.switch}: false` in the shared file and `worker_app: {duty.app}` in the"
+                " worker's"
+                if duty
+                else ""
+            ),
+            cost=RESTART_ALL,
+        )
+
+
+def _replaced(homeserver: Homeserver) -> Iterator[Finding]:
+    for one in homeserver.replaced:
+        yield Finding(kind="replaced_key", why=one.why, remedy=one.remedy, cost=RESTART_ALL)
+
+
+def _refuse(span: Span) -> str:
+    since = "" if span.since <= (0, 21, 0) else f" from {release_text(span.since)} on"
+    until = "" if span.until is None else f" before {release_text(span.until)}"
+    return f"releases{since}{until} refuse" if since or until else "every release refuses"
+
+
+# -- names and ports -----------------------------------------------------------------------------------------
+
+
+def _is_missing(homeserver: Homeserver, name: str) -> bool:
+    process = homeserver.process(name)
+    return process is None or (not process.file and process.metrics is None)
+
+
+def _nobody(homeserver: Homeserver, there: Collection[str]) -> Iterator[Finding]:
+    """Names of no process. Without the file of any worker they are only not seen."""
+    for name, keys in homeserver.named.items():
+        # The main process is always there.
+        if name == MAIN or name in there or not _is_missing(homeserver, name):
+            continue
+        share = " and".join((", ".join(keys[:-1]), f" {keys[-1]}")) if len(keys) > 1 else keys[0]
+        yield Finding(
+            kind="unknown_process",
+            process=name,
+            count=len(keys),
+            why=f"no file that was given is of {printable(name)}, to which {share}"
+            f" leave{'s' * (len(keys) == 1)} work: if there is no such process, nobody does it"
+            f"{_meant(homeserver, name)}",
+            remedy=f"correct the name, start {printable(name)}, or give its file with --worker",
+            cost=RESTART_ALL,
+        )
+
+
+def _meant(homeserver: Homeserver, name: str) -> str:
+    """What may be meant by a name that no file has."""
+    if name == "main":
+        return f"; the main process is called {MAIN} there"
+    keys = _keys(homeserver, name)
+    # What the same key names besides is no slip of this name.
+    known = [
+        one.name
+        for one in homeserver.processes
+        if one.file and one.name not in homeserver.unnamed and keys.isdisjoint(_keys(homeserver, one.name))
+    ]
+    around = [one for one in known if name in one or one in name]
+    if hint := f"; did you mean {around[0]}?" if len(around) == 1 else suggest(name, known):
+        return hint
+    if unnamed := sum(map(len, homeserver.unnamed.values())):
+        return f"; {_without_name(unnamed)}, and one of them may be meant"
+    if MAIN not in homeserver.instances and "instance_map" in keys:
+        return f"; the main process is called main in instance_map, and {MAIN} elsewhere"
+    return ""
+
+
+def _keys(homeserver: Homeserver, name: str) -> set[str]:
+    """The keys that give a name, without their files."""
+    return {one.partition(" in ")[0] for one in homeserver.named.get(name, ())}
+
+
+def _without_name(count: int) -> str:
+    return f"{counted(count, 'file has', 'files have')} no `worker_name`"
+
+
+def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
+    for key, file, meant in homeserver.misspelled:
+        if not meant:
+            yield Finding(
+                kind="misspelled_key",
+                why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing; it"
+                " starts no worker",
+                remedy="start each worker with a file of its own, which has its `worker_app` and"
+                " `worker_name`, and remove that key",
+                cost=RESTART_ALL,
+            )
+            continue
+        yield Finding(
+            kind="misspelled_key",
+            why=f"`{printable(key)}` in {file} is no setting: Synapse ignores it, and says nothing;"
+            f" did you mean {meant}?",
+            remedy=f"rename it to `{meant}`",
+            cost=RESTART_ALL,
+        )
+
+
+def _and_listener(homeserver: Homeserver) -> str:
+    """What to do besides naming the main process in `instance_map`, if it has no listener for it."""
+    main = homeserver.process(MAIN)
+    if main is None or not main.file or main.listens or (main.listens is None and main.has_listeners):
+        return ""
+    return (
+        f"; and add to `listeners` in {main.file} one of type http with the resource replication: the main"
+        " process has none"
+    )
+
+
+def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
+    """A main process that listens nowhere: it starts, and logs nothing of it. Its file may be shortened."""
+    main = homeserver.process(MAIN)
+    if main is None or not main.file or main.has_listeners:
+        return
+    yield Finding(
+        kind="no_listeners",
+        process=MAIN,
+        why=f"{main.file} has no `listeners`: the main process starts, and serves nobody"
+        + (": neither clients, other servers, nor its workers" if homeserver.has_workers else ""),
+        remedy=f"add `listeners` to {main.file}, one of type http with the resources client and federation"
+        + (
+            ", unless workers serve all of them, and one with the resource replication" + _mapped(homeserver)
+            if homeserver.has_workers
+            else ""
+        )
+        + "; or give the file that has them as well",
+        cost=RESTART_ONE,
+    )
+
+
+def _mapped(homeserver: Homeserver) -> str:
+    """Where `instance_map` has the main process."""
+    where = homeserver.instances.get(MAIN)
+    return "" if where is None else f" at {printable(str(where))}, as instance_map.main has it"
+
+
+def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:
+    for name, where in homeserver.instances.items():
+        process = homeserver.process(name)
+        if process is None or process.listens is None:
+            continue
+        if where in process.listens:
+            yield from _wrong_tls(homeserver, process, where)
+            continue
+        listens = ", ".join(printable(str(one)) for one in process.listens)
+        entry = "main" if name == MAIN else printable(name)
+        yield Finding(
+            kind="wrong_port",
+            process=name,
+            why=f"`instance_map` has {printable(str(where))} for {entry}, and {process.file} has"
+            f" {f'replication at {listens}' if listens else 'no listener with the resource replication'}:"
+            " requests of other processes to it fail",
+            remedy=f"set instance_map.{entry} to {listens} in the shared file"
+            if listens
+            else _at_held_port(process, where, f"it at instance_map.{entry}")
+            or f"add to {process.file} a listener of type http at {printable(str(where))} with the resource"
+            " replication",
+            cost=RESTART_ALL if listens else RESTART_ONE,
+        )
+
+
+def _at_held_port(process: Process, where: int | str, key: str, *, is_http: bool = True) -> str:
+    """What to do where another listener of the process has the port: a second one would not start there."""
+    if where not in process.holds:
+        return ""
+    own = f"give replication a listener of its own, and set {key}"
+    if not (is_http and process.holds[where]):
+        return f"{own} (what has the one now is of another type)"
+    return (
+        f"add `replication` to the resources of the listener at {printable(str(where))} in {process.file}, if"
+        f" no outsider reaches it; or {own}"
+    )
+
+
+def _wrong_tls(homeserver: Homeserver, process: Process, where: int | str) -> Iterator[Finding]:
+    """Of TLS at one end. At another host a proxy may take it off."""
+    listens, calls = where in process.listens_tls, process.name in homeserver.calls_tls
+    if listens == calls or (calls and process.host not in LOOPBACK) or not isinstance(where, int):
+        return
+    entry = "main" if process.name == MAIN else printable(process.name)
+    yield Finding(
+        kind="wrong_port",
+        process=process.name,
+        why=f"the listener of {entry} at {where} speaks {'TLS' if listens else 'no TLS'}, and `instance_map`"
+        f" says {'TLS' if calls else 'nothing of TLS'}: requests of other processes to it fail",
+        remedy=f"set `tls: {str(listens).lower()}` at instance_map.{entry} in the shared file",
+        cost=RESTART_ALL,
+    )
+
+
+def _wrong_old_ports(homeserver: Homeserver) -> Iterator[Finding]:
+    """Ports of the main process by older keys, at which it does not listen."""
+    main = homeserver.process(MAIN)
+    if main is None or not main.file or main.listens is None:
+        return
+    grouped: dict[tuple[str, int], list[str]] = {}
+    for name, key, port in homeserver.old_ports:
+        if port not in (main.listens if "http" in key else main.listens_tcp):
+            grouped.setdefault((key, port), []).append(name)
+    for (key, port), names in grouped.items():
+        is_http = "http" in key
+        listens = ", ".join(printable(str(one)) for one in (main.listens if is_http else main.listens_tcp))
+        what = "the resource replication" if is_http else "the type replication"
+        yield Finding(
+            kind="wrong_port",
+            process=names[0] if len(names) == 1 else "",
+            count=len(names),
+            why=f"`{key}` is {port} for {several([*map(printable, names)])}, and {main.file} has"
+            + (f" {what} at {listens}" if listens else f" no listener with {what}")
+            + ": the main process is not reached",
+            remedy=f"set `{key}: {listens}`"
+            if listens
+            else _at_held_port(main, port, f"`{key}` to its port", is_http=is_http)
+            or f"add to `listeners` in {main.file}: {{port: {port}, type: "
+            + ("http, resources: [{names: [replication]}]}" if is_http else "replication}"),
+            cost=RESTART_ALL,
+        )
+
+
+def _shared_ports(homeserver: Homeserver) -> Iterator[Finding]:
+    for port, first, second, file in homeserver.shared_ports:
+        if first == second:
+            yield Finding(
+                kind="port_twice",
+                process=second,
+                why=f"{file} has two listeners of {printable(second)} at {port}: the second cannot listen"
+                " there, and the process does not start",
+                remedy="put their resources into one, if both are of type http; else give one a port of its"
+                " own",
+                cost=RESTART_ONE,
+            )
+            continue
+        yield Finding(
+            kind="port_twice",
+            process=second,
+            why=f"{printable(first)} and {printable(second)} both listen at {port} of one machine: the"
+            " one that starts later does not start",
+            remedy=f"give the listener in {file} a port of its own, and the proxy that port",
+            cost=RESTART_ONE,
+        )
+
+
+# -- what files contradict each other in -----------------------------------------------------------------
+
+
+def _twice(homeserver: Homeserver) -> Iterator[Finding]:
+    for name, files in sorted(homeserver.twice.items()):
+        shown, remedy = printable(name), "give each worker a worker_name of its own"
+        why = f"{several([*map(printable, files)])} have the name {shown}"
+        if files == homeserver.unnamed.get(name):
+            calls = f"Synapse calls each by its `worker_app`, {shown}"
+            why = f"{_without_name(len(files))}, and {calls}: {several([*map(printable, files)])}"
+            remedy += "; if an image or a script adds it, give the files as the processes have them"
+        yield Finding(
+            kind="name_twice", process=name, count=len(files), why=why, remedy=remedy, cost=RESTART_ONE
+        )
+
+
+def _contradictions(homeserver: Homeserver) -> Iterator[Finding]:
+    configured = [one for one in homeserver.processes if one.file]
+    marks: dict[str, list[str]] = {}
+    for process in configured:
+        if process.secret_mark is not None:
+            marks.setdefault(process.secret_mark, []).append(process.name)
+    if len(marks) > 1:
+        groups = sorted(marks.values(), key=len)
+        odd = [name for group in groups[:-1] for name in group]
+        yield Finding(
+            kind="different_secrets",
+            process=odd[0] if len(odd) == 1 else "",
+            count=len(odd),
+            why=f"worker_replication_secret of {', '.join(odd)} is not that of {', '.join(groups[-1])}:"
+            " their requests to each other are refused",
+            remedy="give all processes the same worker_replication_secret, and restart them",
+            cost=RESTART_ALL,
+        )
+    different = [one for one in configured if one.writers != configured[0].writers]
+    if different:
+        yield Finding(
+            kind="different_writers",
+            process=different[0].name if len(different) == 1 else "",
+            count=len(different),
+            why=f"stream_writers of {several([printable(one.name) for one in different])} is not that of the"
+            f" other {counted(len(configured) - len(different), 'process', 'processes')}: a key at the top of"
+            " a file replaces the shared one whole",
+            remedy=f"remove `stream_writers` from {different[0].file}, and keep it in the shared file",
+            cost=RESTART_ONE,
+        )
+    for process in configured if homeserver.redis is not None else ():
+        if not process.has_redis:
+            yield Finding(
+                kind="no_redis",
+                process=process.name,
+                why=f"{process.file} switches Redis off for {process.name}: it hears of nothing",
+                remedy=f"remove `redis` from {process.file}: a key at the top replaces the shared one",
+                cost=RESTART_ONE,
+            )

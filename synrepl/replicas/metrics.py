@@ -1,0 +1,41 @@
+"""The metrics of replicas, leases and claims."""
+
+from collections import Counter as Counts
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from synrepl.replicas.relay.replica_registry import REPLICA_STATES
+
+
+class ReplicasMetrics:
+    """The metrics of the room."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, namespace="synrepl", registry=registry)
+        gauge = partial(Gauge, namespace="synrepl", registry=registry)
+        self.claims_refused = counter(
+            "claims_refused", "Refused claims of other daemons to be primary.", ["code"]
+        )
+        self.later_epochs = counter(
+            "later_epochs", "Refusals of replicas that know a later epoch than this primary."
+        )
+        self.replicas = gauge("replicas", "Known replicas, by state.", ["state"])
+        self.lease_used = gauge("lease_used_ratio", "Used share of the fullest lease; at 1 it ends.")
+        self.join_remaining = gauge("catchup_remaining_rows", "Facts that this replica lacks while joining.")
+
+    def collect(
+        self,
+        replicas: Sequence[Mapping[str, Any]],
+        leases: Sequence[Mapping[str, Any]],
+        join: Mapping[str, Any] | None,
+    ) -> None:
+        """Set the gauges by these descriptions of replicas and leases, and of a join that is under way."""
+        states = Counts(one["state"] for one in replicas)
+        for state in REPLICA_STATES:
+            self.replicas.labels(state).set(states[state])
+        used = [one["used"] for one in leases if one["ended"] is None]
+        self.lease_used.set(max(used, default=0.0))
+        self.join_remaining.set(0 if join is None else join["total"] - join["done"])

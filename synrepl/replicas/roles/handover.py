@@ -1,0 +1,298 @@
+"""Hand-over: the primary refuses facts while a replica catches up and becomes primary."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final
+
+import msgspec
+from twisted.logger import Logger
+
+from synrepl.base.history import LogPosition
+from synrepl.base.interfaces import IClock
+from synrepl.base.time import Timer, sleep
+from synrepl.errors import ReplicationError
+from synrepl.replicas.roles.asking import ask
+from synrepl.replicas.roles.messages import (
+    PRIMARY,
+    REPLICA,
+    CannotPromote,
+    ClaimRefused,
+    HandOver,
+    IPeerClient,
+    parse_peer_address,
+)
+from synrepl.replication.addresses import Address
+from synrepl.storage.log import Log
+from synrepl.wire.text import printable
+
+HANDOVER_SECONDS: Final = 15.0
+"""How long a candidate asks the primary to refuse writes. The candidate renews the request; if it dies, the
+primary accepts writes again after this long."""
+
+MAX_HANDOVER_SECONDS: Final = 30.0
+"""The longest hand-over in seconds that one request can ask for."""
+
+RENEW_SECONDS: Final = 5.0
+"""A candidate renews its hand-over request after this long, and once more before it starts the epoch."""
+
+CATCH_UP_SECONDS: Final = 30.0
+"""How long a promotion waits for the last facts of the old primary."""
+
+MAX_SEALED_SECONDS: Final = 60.0
+"""The longest hand-over to an unauthenticated peer in total, however often the peer extends it."""
+
+REST_SHARE: Final = 3.0
+"""After a hand-over to an unauthenticated peer, such peers wait for this many times its length."""
+
+
+class HandOverRecord(msgspec.Struct, frozen=True):
+    """The last hand-over, for the log: its end in Unix seconds, and the candidate's uuid.
+
+    `address` is where the candidate has confirmed it; empty if it needed not.
+    """
+
+    until: float
+    uuid: str
+    address: str = ""
+
+
+@dataclass(eq=False, repr=False)
+class HandOverPrimary:
+    """The primary's side: handles requests of replicas, and refuses facts during a hand-over.
+
+    For unauthenticated peers, writes are stopped for at most a quarter of the time.
+    `role` returns this daemon's role. `find_replica` returns where the replica with a uuid can be asked,
+    which has told the given address; None if it has no lease here and is not listed. `on_change` is called
+    when a hand-over begins, is renewed, or ends without a takeover.
+    """
+
+    _logger = Logger()
+    log: Log
+    clock: IClock
+    peers: IPeerClient
+    _: KW_ONLY
+    role: Callable[[], str]
+    find_replica: Callable[[str, Address], Address | None]
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._began: float | None = None
+        """When the hand-over of an unauthenticated peer began; None without one."""
+        self._not_before = 0.0
+        self._timer = Timer(self.clock, self._end)
+        self._candidate = ""
+        self._confirmed_at = Address()
+
+    def confirmed_at(self, uuid: str) -> Address:
+        """Where the candidate with this uuid has confirmed the last hand-over; empty for any other daemon.
+
+        It counts until the candidate ends the hand-over itself: its epoch may have begun before that was
+        over.
+        """
+        return self._confirmed_at if uuid and uuid == self._candidate else Address()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this primary refuses facts because another daemon may take over."""
+        return self.role() == PRIMARY and self._timer.is_active
+
+    def resume(self) -> None:
+        """Continue a hand-over from before a restart, if it is not over: its candidate may be primary now."""
+        text = self.log.notes.get("handover")
+        if text is None:
+            return
+        try:
+            record = msgspec.json.decode(text, type=HandOverRecord)
+        except msgspec.DecodeError:
+            return  # of an earlier version, and so over: it lasts for seconds
+        left = record.until - self.clock.seconds()
+        self._candidate, self._confirmed_at = record.uuid, Address.parse(record.address)
+        if self.role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
+            self._begin(left)
+
+    def stop(self) -> None:
+        """End the hand-over without calling `on_change`: another daemon is primary, or this one stops."""
+        self._timer.stop()
+        if self._began is not None:
+            now = self.clock.seconds()
+            self._not_before = now + REST_SHARE * (now - self._began)
+            self._began = None
+
+    async def handle(self, request: HandOver, *, trusted: bool) -> LogPosition:
+        """Refuse facts for `request.seconds`; 0 ends that. Returns the log's position once it is durable.
+
+        Unless the peer is `trusted`, the replica itself must confirm that it is being promoted, or with 0
+        that it is not. Raises `CannotPromote`, `ClaimRefused` and `StorageError`.
+        """
+        self._check(request)
+        where = Address()
+        if not trusted and (request.seconds > 0 or self.is_active):
+            where = await self._verify(request)
+            self._check(request)
+        if request.seconds > 0:
+            if not trusted:
+                self._check_budget(request.seconds)
+            self._candidate, self._confirmed_at = request.uuid, where
+            self._begin(request.seconds)
+            # Saved, so that facts stay refused after a restart: the candidate may have started its epoch.
+            until = round(self.clock.seconds() + request.seconds, 3)
+            record = HandOverRecord(until, request.uuid, str(where) if where else "")
+            await self.log.note(handover=msgspec.json.encode(record).decode())
+        elif self.is_active:
+            self._end()
+            self._candidate = ""
+            await self.log.note(handover=None)
+        await self.log.flush()
+        return self.log.position
+
+    def _check(self, request: HandOver) -> None:
+        if self.role() != PRIMARY:
+            raise CannotPromote("not_primary", f"this daemon is {self.role()}; only a primary can hand over")
+        if self.is_active and self._candidate and request.uuid and self._candidate != request.uuid:
+            why = f"this daemon is already handing over to the daemon {printable(self._candidate)}"
+            raise CannotPromote("handing_over", why)
+
+    def _check_budget(self, seconds: float) -> None:
+        now = self.clock.seconds()
+        if self._began is None:
+            if now < self._not_before:
+                left = self._not_before - now
+                why = (
+                    "the last hand-over of this daemon ended without a takeover;"
+                    f" the next one may begin in {left:.0f} s: try again then"
+                )
+                raise CannotPromote("handed_over_lately", why)
+            self._began = now
+        elif now + seconds > self._began + MAX_SEALED_SECONDS:
+            why = (
+                f"a hand-over takes {MAX_SEALED_SECONDS:g} seconds at most, and this one would take longer:"
+                " try again after it has ended"
+            )
+            raise CannotPromote("handed_over_lately", why)
+
+    async def _verify(self, request: HandOver) -> Address:
+        """Return where the replica confirms that it is being promoted. Raises `ClaimRefused`.
+
+        To end the hand-over it must confirm that it is not being promoted. It is asked where its lease says
+        that it can be reached, or where it is listed; a stranger is asked nothing.
+        """
+        address = parse_peer_address(request.address)
+        if not request.uuid or not address:
+            raise ClaimRefused("bad_request", "a hand-over needs the uuid and the address of the replica")
+        where = self.find_replica(request.uuid, address)
+        if not where:
+            why = (
+                f"{printable(request.address)} is not a replica of this daemon: it has no lease with an"
+                " address here, and is not in --upstream; promote a replica of this daemon"
+            )
+            raise ClaimRefused("unknown_replica", why)
+        try:
+            status = await ask(self.peers, self.clock, where)
+        except ReplicationError as error:
+            raise _unconfirmed(printable(str(error), limit=500)) from error
+        at = printable(str(where))
+        if status.history != self.log.history:
+            raise ClaimRefused("other_history", f"{at} has another log, {printable(status.history)}")
+        if status.uuid != request.uuid:
+            raise _unconfirmed(f"{at} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}")
+        if status.role != REPLICA:
+            raise _unconfirmed(f"{at} is {printable(status.role)}, not a replica")
+        if status.promoting != (request.seconds > 0):
+            raise _unconfirmed(f"{at} is {'still' if status.promoting else 'not'} being promoted")
+        return where
+
+    def _begin(self, seconds: float) -> None:
+        self._timer.restart(seconds)
+        self.on_change()
+
+    def _end(self) -> None:
+        self.stop()
+        if self.role() == PRIMARY:
+            self._logger.warn("hand-over ended: no daemon took over; this primary accepts facts again")
+            self.on_change()
+
+
+def _unconfirmed(why: str) -> ClaimRefused:
+    return ClaimRefused("not_verified", f"the replica does not confirm the hand-over: {why}")
+
+
+@dataclass(eq=False, repr=False)
+class HandOverCandidate:
+    """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
+
+    `missing_files` returns the files that this daemon lacks up to a serial, `keys` the digest of the
+    issued keys that the primary has sent. `is_requesting`: the promotion under way needs the hand-over to
+    continue.
+    """
+
+    log: Log
+    clock: IClock
+    peers: IPeerClient
+    _: KW_ONLY
+    address: Callable[[], Address]
+    missing_files: Callable[[int], Awaitable[Sequence[Any]]]
+    keys: Callable[[], str]
+    is_requesting: bool = False
+
+    async def catch_up(self, primary: Address) -> None:
+        """Return once this log equals that of the primary, which refuses facts, and no file is missing.
+
+        Raises `CannotPromote`.
+        """
+        if not primary:
+            raise CannotPromote(
+                "upstream_away",
+                "the primary's address is unknown; use force to promote without a hand-over",
+                retryable=True,
+            )
+        until = self.clock.seconds() + CATCH_UP_SECONDS
+        self.is_requesting = True
+        try:
+            while not await self._has_caught_up(primary, until):
+                pass
+        except ReplicationError as error:
+            # The primary checks that this daemon is no longer being promoted.
+            self.is_requesting = False
+            # End the hand-over: the primary may have received the request even if its response was lost.
+            with suppress(ReplicationError):
+                await self._request(primary, 0)
+            if isinstance(error, CannotPromote):
+                raise
+            raise CannotPromote(
+                "upstream_away",
+                f"the primary did not hand over: {error}; use force to promote without a hand-over",
+            ) from error
+
+    async def _request(self, primary: Address, seconds: float) -> LogPosition:
+        request = HandOver(seconds=seconds, uuid=self.log.uuid, address=str(self.address()))
+        return await self.peers.hand_over(primary, request)
+
+    async def _has_caught_up(self, primary: Address, until: float) -> bool:
+        """Whether this log equals that of the primary; if not, the hand-over request must be renewed."""
+        requested_at = self.clock.seconds()
+        position = await self._request(primary, HANDOVER_SECONDS)
+        while self.log.position != position:
+            self._check_time(
+                until, f"this copy is at serial {self.log.head.serial}, the primary at {position.serial}"
+            )
+            if self.clock.seconds() - requested_at >= RENEW_SECONDS:
+                return False
+            await sleep(self.clock, 0.05)
+        if (await self.peers.describe(primary)).keys != self.keys():
+            # Sent before the hand-over, and on its way. The request is renewed until it is here.
+            await sleep(self.clock, 0.05)
+            return self._check_time(until, "the issued keys of the primary have not come")
+        missing = await self.missing_files(self.log.head.serial)
+        if missing:
+            why = f"files missing from this copy: {len(missing)}; use force to leave them behind"
+            raise CannotPromote("files_missing", why, missing=missing)
+        self._check_time(until, "the files were looked through")
+        # The hand-over may have ended meanwhile, and the primary accepted facts: compare again.
+        return await self._request(primary, HANDOVER_SECONDS) == self.log.position
+
+    def _check_time(self, until: float, at: str) -> bool:
+        """Raises `CannotPromote` once it is too late; `at` says what lasts. Else False: try again."""
+        if self.clock.seconds() >= until:
+            raise CannotPromote("behind", f"catching up took more than {CATCH_UP_SECONDS:g} seconds: {at}")
+        return False

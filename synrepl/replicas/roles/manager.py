@@ -1,0 +1,669 @@
+"""Roles of a daemon: primary, replica or fenced, and the transitions between them."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.logger import Logger
+
+from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.interfaces import IClock
+from synrepl.base.tasks import Tasks
+from synrepl.base.time import sleep
+from synrepl.errors import ReplicationError, StorageError
+from synrepl.replicas.replica.replica_states import ReplicaState
+from synrepl.replicas.roles.asking import ask
+from synrepl.replicas.roles.handover import HandOverCandidate, HandOverPrimary
+from synrepl.replicas.roles.judgement import ClaimVerdict, RoleState, judge
+from synrepl.replicas.roles.messages import (
+    FENCED,
+    PRIMARY,
+    REPLICA,
+    CannotPromote,
+    Claim,
+    ClaimRefused,
+    HandOver,
+    IPeerClient,
+    PeerStatus,
+    parse_peer_address,
+    plausible_epoch,
+)
+from synrepl.replicas.roles.notifier import PrimaryNotifier
+from synrepl.replicas.roles.owner import IRoleOwner
+from synrepl.replicas.roles.record import RoleRecord, RoleStore
+from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
+from synrepl.replicas.roles.role_states import TRANSITIONS, Role, RoleEvent
+from synrepl.replicas.roles.trust import claim_of, doubt_of_claim
+from synrepl.replicas.roles.unreadiness import Unreadiness, replica_unreadiness
+from synrepl.replication.addresses import Address
+from synrepl.replication.hooks import ReadRefusal
+from synrepl.replication.machine import Machine
+from synrepl.storage.append_errors import ReadOnlyHere
+from synrepl.storage.log import Log
+from synrepl.wire.text import identity_error, printable
+
+if TYPE_CHECKING:
+    from synrepl.replicas.replica.replica import Replica
+    from synrepl.replicas.roles.promise_check import PromiseCheck
+
+WAYS_OUT: Final = (
+    "synrepl resync makes this daemon a replica of the other one (with an unknown address: restart with"
+    " --upstream); if the other is not primary, synrepl promote --force makes this one primary again"
+)
+"""What an operator can do with a fenced daemon."""
+
+
+@dataclass(eq=False, repr=False)
+class RoleManager:
+    """The role of this daemon, and its transitions: promotion, hand-over, fencing (`role_states.py`).
+
+    `owner` is the daemon, `has_upstream` tells whether its settings name an upstream. A copy that is older
+    than `stale_seconds` is stale, and with `refuses_stale_reads` refuses reads.
+    """
+
+    _logger = Logger()
+    log: Log
+    clock: IClock
+    _: KW_ONLY
+    name: str
+    has_upstream: bool
+    stale_seconds: float
+    refuses_stale_reads: bool = False
+    owner: IRoleOwner
+    peers: IPeerClient
+
+    def __post_init__(self) -> None:
+        self._machine = Machine("role", TRANSITIONS, Role.PRIMARY)
+        self.why = ""
+        self.changed: list[Callable[[], object]] = []
+        self.since = self.clock.seconds()
+        self.replica: Replica | None = None
+        self._primary = Address()
+        self._store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
+        self._tasks = Tasks(self._logger, "roles")
+        self.rivals = Rivals(
+            self,
+            self.log,
+            self.clock,
+            self.peers,
+            self._tasks,
+            count_refused=self.owner.claim_refused,
+            count_later_epoch=self.owner.later_epoch_reported,
+        )
+        self.notifier = PrimaryNotifier(
+            self.clock,
+            self.peers,
+            self._tasks,
+            claim=self._current_claim,
+            complete=self._store.complete,
+            save=self._save_unnotified,
+            on_superseded=self.rivals.superseded,
+        )
+        self.handover = HandOverPrimary(
+            self.log,
+            self.clock,
+            self.peers,
+            role=lambda: self.role,
+            find_replica=self._find_replica,
+            on_change=self._update_gate,
+        )
+        self.candidate = HandOverCandidate(
+            self.log,
+            self.clock,
+            self.peers,
+            address=self.address,
+            missing_files=self.owner.missing_files,
+            keys=self.owner.keys_digest,
+        )
+        self._is_stopped = False
+        self._is_promoting = False
+        self._changing = DeferredLock()
+
+    @cached_property
+    def _promise_check(self) -> "PromiseCheck":
+        # Imported on use: for a promotion by force alone.
+        from synrepl.replicas.roles.promise_check import PromiseCheck
+
+        return PromiseCheck(
+            self.log,
+            self.clock,
+            self.peers,
+            known=self.owner.known_daemons,
+            take_revoked=self.owner.take_revoked,
+        )
+
+    @property
+    def role(self) -> Role:
+        """The role of this daemon."""
+        return self._machine.state
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this daemon is the primary."""
+        return self.role == PRIMARY
+
+    def staleness(self) -> str:
+        """Return why reads are refused until this daemon is up to date; empty if they are not."""
+        unreadiness = self.unreadiness() if self.refuses_stale_reads else None
+        return "" if unreadiness is None else f"{unreadiness.state}: {unreadiness.why}"
+
+    def state(self) -> str:
+        """Return which of the states of the room this daemon is in; empty if in none."""
+        if self.role != FENCED and self.handover.is_active:
+            return "handing over"
+        unreadiness = self.unreadiness()
+        return "" if unreadiness is None else unreadiness.state
+
+    def unreadiness(self) -> Unreadiness | None:
+        """Return why this daemon may lack facts; None if it lacks none that it knows of."""
+        if self.role == FENCED:
+            return Unreadiness("fenced", self.why, self.since)
+        if self.replica is None:
+            return None
+        return replica_unreadiness(self.replica, stale_seconds=self.stale_seconds, now=self.clock.seconds())
+
+    def lag_seconds(self) -> float:
+        """Return the seconds since this copy was last caught up; 0 if this daemon is no replica."""
+        return self.replica.lag_seconds() if self.replica is not None else 0.0
+
+    def lag_rows(self) -> int:
+        """Return the number of facts that this copy is known to lack; 0 if this daemon is no replica."""
+        return self.replica.freshness.lag_rows() if self.replica is not None else 0
+
+    def address(self) -> Address:
+        """Where other daemons reach this one."""
+        return self.owner.own_address()
+
+    @property
+    def primary(self) -> Address:
+        """The primary's address; empty if this daemon does not know it."""
+        if self.role == PRIMARY:
+            return self.address()
+        upstream_primary = self.replica.primary if self.replica is not None else None
+        return upstream_primary or self._primary
+
+    @property
+    def is_whole(self) -> bool:
+        """False for a replica that has no complete copy yet; else True."""
+        return self.replica is None or self.replica.is_whole
+
+    # -- start and stop ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Assume the role that the log remembers, or else that of the settings: an upstream, or none.
+
+        A fenced daemon with an upstream in its settings becomes a replica. A replica whose primary is
+        unknown, or that is started without its upstream, is fenced.
+        A primary refuses facts until the daemons that it lists had time to say that they are primary
+        (`started`).
+        """
+        record, notes = self._store.load(), self.log.notes
+        epoch = self.log.head.epoch
+        if self.has_upstream and record is not None and record.role == PRIMARY:
+            self._logger.warn(
+                "this daemon was promoted in epoch {epoch}, and stays primary: the upstream in its settings"
+                " is not followed",
+                epoch=record.epoch,
+            )
+            self._become_primary(RoleEvent.START)
+        elif record is not None and record.role == FENCED and record.epoch >= epoch and not self.has_upstream:
+            # Also in the same epoch: of two primaries the one with the higher uuid stayed primary.
+            self._become_fenced(RoleEvent.START, record)
+        elif self.has_upstream or (record is not None and record.role == REPLICA and record.address):
+            self._become_replica(RoleEvent.START, self._store.primary)
+        elif record is not None and record.role == REPLICA:
+            # It was a replica, and nobody says of whom: to be primary it takes a promotion.
+            self._become_fenced(RoleEvent.START, record)
+        elif record is None and (copied := notes.get("primary_at") or notes.get("upstream_at")):
+            # A copy, started without its upstream: as a primary it would write serials that another one has.
+            self._become_fenced(RoleEvent.START, RoleRecord(FENCED, epoch, address=copied))
+        else:
+            self._become_primary(RoleEvent.START)
+        self.handover.resume()
+        unnotified = [Address.parse(text) for text in record.unnotified] if record is not None else []
+        self.notifier.unnotified = unnotified
+        self.rivals.start()
+        self._update_gate()
+        self.notifier.notify(self._store.others(unnotified))
+
+    async def started(self) -> None:
+        """Return once the inquiry of a starting primary has ended; at once in another role."""
+        await self.rivals.asked()
+
+    def stop(self) -> None:
+        """Stop following, notifying and asking."""
+        self._is_stopped = True
+        self.rivals.stop()
+        self._tasks.cancel_all()
+        self.handover.stop()
+        self._stop_replica()
+
+    def _stop_replica(self) -> None:
+        replica, self.replica = self.replica, None
+        if replica is not None:
+            replica.stop()
+
+    def _become_primary(self, event: RoleEvent) -> None:
+        self._machine.move(event, Role.PRIMARY)
+        self._stop_replica()
+        self.why = ""
+        self.rivals.clear()
+        self._update_gate()
+
+    def _update_gate(self) -> None:
+        """Accept facts as a primary, unless another daemon may be one."""
+        if self.role != PRIMARY:
+            return
+        if self.handover.is_active or self.rivals.is_asking:
+            self.log.gate.close(self._write_refusal)
+        else:
+            self.log.gate.open()
+        self.owner.role_changed()
+
+    def _become_replica(self, event: RoleEvent, where: Address | None) -> "Replica":
+        self._machine.move(event, Role.REPLICA)
+        self._stop_replica()
+        self.why = ""
+        self._primary = where or Address()
+        self.log.gate.close(self._write_refusal)
+        replica = self.replica = self.owner.follow(where)
+        if not self._is_stopped:
+            replica.start()
+        self.owner.role_changed()
+        return replica
+
+    def _become_fenced(self, event: RoleEvent, record: RoleRecord) -> None:
+        self._machine.move(event, Role.FENCED)
+        self._stop_replica()
+        self.handover.stop()
+        self._primary = Address.parse(record.address)
+        self.since = self.clock.seconds()
+        where = str(self.primary) if self.primary else "its address is unknown"
+        self.why = f"another daemon is primary since epoch {record.epoch}: {where}"
+        self.log.gate.close(self._write_refusal)
+        self._logger.warn("fenced: {why}; {ways_out}", why=self.why, ways_out=WAYS_OUT)
+        self.owner.role_changed()
+
+    def forwarding_refusal(self, stream: str) -> ReadOnlyHere | None:
+        """Return why this replica forwards no facts to its primary; None if it does, or is no replica.
+
+        A stopped replica may follow the wrong primary, and would never receive the facts that it forwarded.
+        """
+        replica = self.replica
+        if replica is None or replica.state is not ReplicaState.STOPPED:
+            return None
+        why = f"nothing was stored: this replica has stopped: {replica.why}"
+        return ReadOnlyHere("stopped", why, stream=stream, moved_to=str(self.primary), retryable=False)
+
+    def reading_refusal(self) -> ReadRefusal | None:
+        """Return why no reader is served; None if readers are.
+
+        The facts of a fenced daemon or a stopped replica may be lost: its readers must read from the primary.
+        """
+        if self.role == FENCED:
+            return ReadRefusal("fenced", f"this daemon is fenced: {self.why}")
+        if self.replica is not None and self.replica.state is ReplicaState.STOPPED:
+            return ReadRefusal("stopped", f"this replica has stopped: {self.replica.why}")
+        return None
+
+    def file_refusal(self) -> ReadOnlyHere | None:
+        """Return why this daemon accepts no file upload; None if it does.
+
+        A replica forwards uploads to its primary.
+        """
+        return self._write_refusal("files") if self.role == FENCED else self.forwarding_refusal("files")
+
+    def _write_refusal(self, stream: str) -> ReadOnlyHere:
+        if self.role == PRIMARY:
+            if self.handover.is_active:
+                return ReadOnlyHere(
+                    "handing_over", "another daemon is about to become primary: try again", stream=stream
+                )
+            why = (
+                "this primary has just started, and asks the daemons in --upstream which one is primary;"
+                f" that takes {INQUIRY_SECONDS:g} seconds at most: try again"
+            )
+            return ReadOnlyHere("starting", why, stream=stream)
+        moved_to = str(self.primary)
+        if self.role == FENCED:
+            why = f"{self.why}; {WAYS_OUT}"
+            return ReadOnlyHere("fenced", why, stream=stream, moved_to=moved_to, retryable=False)
+        why = "this daemon is a replica: write to the primary"
+        stopped = self.forwarding_refusal(stream)
+        return stopped or ReadOnlyHere("replica", why, stream=stream, moved_to=moved_to)
+
+    # -- promotion -----------------------------------------------------------------------------------------
+
+    async def promote(
+        self,
+        *,
+        force: bool = False,
+        lose_acknowledged: bool = False,
+        believed: Collection[str] | None = None,
+    ) -> EpochStart:
+        """Become primary, in a new epoch. Raises `CannotPromote`, and `StorageError` if it cannot be saved.
+
+        A replica must have a complete copy without a filter. Without `force`, the old primary first stops
+        accepting facts, and this daemon must have all facts and files of the old primary. With `force` the
+        old primary is not asked, and missing facts and files are left behind; when it returns, it is fenced,
+        and its `resync` writes the facts that only it has to a file. With `force` a fenced daemon becomes
+        primary too: the operator asserts that there is no other primary.
+
+        With `force` no fact is left behind that replicas acknowledged to an append (`PromiseCheck`), unless
+        `lose_acknowledged`. If several writers promised, and only one of them can have been primary, those
+        that are `believed` count (`PromiseCheck.prove`).
+        """
+        if self.role == FENCED:
+            if not force:
+                raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
+            async with self._changing:
+                if self.role != FENCED:
+                    raise CannotPromote("promoting", f"this daemon is {self.role} now, no longer fenced")
+                if not lose_acknowledged:
+                    await self._promise_check.check(await self._promise_check.prove(believed))
+                return await self._begin_as_primary([self._primary])
+        replica = self.replica
+        if self.role != REPLICA or replica is None:
+            raise CannotPromote(
+                "not_a_replica", f"this daemon is {self.role}; only a replica can be promoted"
+            )
+        if self._is_promoting:
+            raise CannotPromote("promoting", "a promotion is in progress")
+        if self.log.notes.get("filter") is not None:
+            raise CannotPromote("filtered", "this copy has only some streams or writers: a primary needs all")
+        if not replica.is_whole:
+            raise CannotPromote("not_whole", "this copy was never complete: wait until it has joined")
+        self._is_promoting = True
+        try:
+            old, followed = replica.primary, replica.upstream.where
+            promise = None if lose_acknowledged else await self._promise_check.prove(believed)
+            if not force:
+                await self.candidate.catch_up(old)
+            elif not lose_acknowledged:
+                await self._promise_check.check(promise)
+            async with self._changing:
+                if self.replica is not replica and not force:
+                    raise CannotPromote("moved", "this replica began to follow another daemon meanwhile")
+                return await self._begin_as_primary([old, followed])
+        finally:
+            # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
+            self._is_promoting = self.candidate.is_requesting = False
+
+    async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
+        # From here on no fact of the old history is accepted.
+        record, was_fenced = self._store.load(), self.role == FENCED
+        self._stop_replica()
+        try:
+            if record is not None and not plausible_epoch(record.epoch):
+                self._logger.warn(
+                    "ignoring the stored epoch {epoch}: an epoch must be from 1 to 2**53", epoch=record.epoch
+                )
+            epoch = self._store.seen_epoch + 1
+            others = self._store.all(*before, *self.notifier.unnotified)
+            unnotified = tuple(map(str, others))
+            knows = self._store.to_remember(others)
+            new_record = RoleRecord(PRIMARY, epoch, self.log.uuid, "", unnotified, knows)
+            at_ms = int(self.clock.seconds() * 1000)
+            # Save first: a kill between the two steps would leave an epoch without a primary.
+            await self._store.save_promotion(new_record, at_ms)
+            epoch_start = await self.log.copies.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
+            await self._store.save(new_record)
+        except Exception:
+            if not was_fenced:
+                self._become_replica(RoleEvent.FOLLOW, self._store.primary)
+            raise
+        self._logger.info(
+            "promoted: primary in epoch {epoch}, which begins after serial {serial}",
+            epoch=epoch_start.epoch,
+            serial=epoch_start.serial,
+        )
+        self._become_primary(RoleEvent.PROMOTE)
+        self.notifier.notify(others)
+        return epoch_start
+
+    async def _save_unnotified(self, unnotified: Sequence[Address]) -> None:
+        try:
+            await self._store.save_unnotified(unnotified)
+        except StorageError as error:
+            text = f"cannot save which daemons know the new epoch: {error}"
+            self._logger.warn("{text}; after a restart all are notified again", text=text)
+        self.owner.role_changed()
+
+    def _current_claim(self) -> Claim | None:
+        """The claim of the primary that this daemon knows; None if its address is unknown."""
+        if self.role == PRIMARY:
+            epoch, uuid, address = self.log.head.epoch, self.log.uuid, str(self.address())
+        elif (
+            (record := self._store.load()) is not None
+            and record.role != PRIMARY
+            and record.uuid
+            and record.address
+        ):
+            epoch, uuid, address = record.epoch, record.uuid, record.address
+        else:
+            return None
+        return Claim(epoch=epoch, uuid=uuid, address=address, history=self.log.history, name=self.name)
+
+    # -- requests and claims of peers ----------------------------------------------------------------------
+
+    def hand_over(self, request: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
+        """Refuse facts for a while, as a replica is about to become primary; or end that (0 seconds).
+
+        Fires with this log's position once all accepted facts are durable. Fails as `HandOverPrimary.handle`
+        does, which says what a peer that is not `trusted` must confirm.
+        """
+        return Deferred.fromCoroutine(self.handover.handle(request, trusted=trusted))
+
+    async def on_claim(self, claim: Claim, *, trusted: bool = False) -> None:
+        """Handle a peer's claim that a daemon is primary.
+
+        A lower epoch changes no role; of two primaries in the same epoch the one with the higher uuid stays.
+        `trusted` says that the peer proved a key or certificate that may administer. Raises `ClaimRefused` if
+        the claim is invalid or not believed (`trust.py`), or if a later primary is known here.
+        """
+        try:
+            await self._check_claim(claim, trusted=trusted)
+        except ClaimRefused as error:
+            self.rivals.claim_refused(claim, error)
+            raise
+
+    async def _check_claim(self, claim: Claim, *, trusted: bool) -> None:
+        if not claim.history:
+            raise ClaimRefused("bad_request", "the claim names no history; it must name that of its log")
+        if why := identity_error(claim.uuid, ""):
+            raise ClaimRefused("bad_request", why)
+        parse_peer_address(claim.address)
+        if claim.uuid == self.log.uuid:
+            return
+        if claim.history != self.log.history:
+            if self.replica is not None and not self.replica.is_whole:
+                # The claimant retries: this log may be a copy of that history by then.
+                raise ClaimRefused("not_whole", "this daemon has no complete copy yet")
+            why = f"the claim is about the log {printable(claim.history)}, not about that of this daemon"
+            raise ClaimRefused("other_history", why)
+        if not plausible_epoch(claim.epoch):
+            why = f"the claim names epoch {claim.epoch}; an epoch must be from 1 to 2**53"
+            raise ClaimRefused("epoch_too_far", why)
+        if self._is_followed(claim):
+            return
+        doubt = doubt_of_claim(claim, is_proven=trusted, seen_epoch=self._store.seen_epoch)
+        if doubt is not None:
+            await self._ask_about(claim)
+            record = self._store.load()
+            is_followed = record is not None and (record.epoch, record.uuid) == (claim.epoch, claim.uuid)
+            if self.role != PRIMARY and is_followed:
+                return  # it has confirmed this itself, or had done so before
+            if judge(claim, self._state()) is ClaimVerdict.SUPERSEDED:
+                raise self._superseded()
+            raise doubt
+        async with self._changing:
+            await self._apply_claim(claim)
+
+    async def _ask_about(self, claim: Claim) -> None:
+        """Verify a claim that came from a third party: ask the daemons that are believed about themselves."""
+        await self.rivals.look(claim.uuid)
+        where = self.handover.confirmed_at(claim.uuid)
+        if not where or self._is_followed(claim):
+            return
+        try:
+            status = await ask(self.peers, self.clock, where)
+        except ReplicationError:
+            return
+        said = claim_of(status, where, self.log.history)
+        if said is not None and (said.uuid, said.epoch) == (claim.uuid, claim.epoch):
+            await self.consider(said, about=claim.uuid)
+
+    def _is_followed(self, claim: Claim) -> bool:
+        """Whether a claim is no news: this daemon follows, or is fenced by, the primary that it names."""
+        is_known = judge(claim, self._state()) is ClaimVerdict.KNOWN
+        return is_known and (self.role == FENCED or bool(claim.address))
+
+    def _state(self) -> RoleState:
+        return RoleState(self.role, self.log.head.epoch, self.log.uuid, self.primary, self._store.load())
+
+    async def consider(self, claim: Claim, *, about: str) -> None:
+        """Compare this daemon with a primary that is believed: of two primaries, the lower one is fenced.
+
+        Only a primary considers others than the one with the uuid `about`.
+        """
+        async with self._changing:
+            if claim.uuid != self.log.uuid and (self.role == PRIMARY or claim.uuid == about):
+                try:
+                    await self._apply_claim(claim)
+                except ClaimRefused:
+                    pass  # the later primary is known
+                except StorageError as error:
+                    self._logger.warn("cannot save who is primary: {why}", why=str(error))
+
+    def listed(self) -> Sequence[Address]:
+        """The daemons that the operator has listed, as far as they can be asked."""
+        return self._store.others(self.owner.listed_daemons())
+
+    def notify_again(self, address: Address, status: PeerStatus) -> None:
+        """Notify a listed daemon that has not heard of this primary's epoch, unless it follows this one."""
+        named = address if status.role == PRIMARY else Address.parse(status.primary)
+        if self.address() and not named.is_same(self.address()):
+            self.notifier.add(address)
+
+    def inquiry_ended(self) -> None:
+        """Accept facts, if this is a primary: no other one was found in time."""
+        self._update_gate()
+
+    def _find_replica(self, uuid: str, told: Address) -> Address | None:
+        """Where a replica can be asked: by its lease, or where it is listed, if that is what it has told."""
+        return self.owner.replica_address(uuid) or next(
+            (one for one in self.listed() if told.is_same(one)), None
+        )
+
+    async def _apply_claim(self, claim: Claim) -> None:
+        """Change the role as the claim requires. Raises `ClaimRefused` if a later primary is known."""
+        match judge(claim, self._state()):
+            case ClaimVerdict.OWN | ClaimVerdict.KNOWN:
+                pass
+            case ClaimVerdict.SUPERSEDED:
+                await self._contest_claim(claim)
+                if self.role != PRIMARY:
+                    raise self._superseded()
+            case ClaimVerdict.FOLLOW:
+                where, others = Address.parse(claim.address), self._previous_primaries(claim)
+                self._logger.info(
+                    "the primary is {where} since epoch {epoch}", where=str(where), epoch=claim.epoch
+                )
+                await self._store.save(self._record_of(claim, REPLICA, others))
+                self._become_replica(RoleEvent.FOLLOW, where)
+                self.notifier.notify(others)
+            case ClaimVerdict.ADDRESS:
+                record = self._record_of(claim, FENCED, self._previous_primaries(claim))
+                await self._store.save(record)
+                self._become_fenced(RoleEvent.FENCE, record)
+            case ClaimVerdict.FENCE:
+                # Notify also its own replicas: one that joined just now is unknown to the new primary.
+                previous = self._previous_primaries(claim)
+                others = self._store.all(*previous, primary=Address.parse(claim.address))
+                record = self._record_of(claim, FENCED, others)
+                # Fence first: no fact may be accepted while the record is being saved.
+                self._become_fenced(RoleEvent.FENCE, record)
+                await self._store.save(record)
+                self.notifier.notify(others)
+
+    def _superseded(self) -> ClaimRefused:
+        where, epoch = self.primary or "address unknown", self._store.seen_epoch
+        why = f"this {self.role} daemon knows a later primary ({where}) of epoch {epoch}"
+        return ClaimRefused("superseded", why)
+
+    def _previous_primaries(self, claim: Claim) -> list[Address]:
+        """The daemons that may have been primary: the claimed one may not reach them."""
+        followed = [] if self.replica is None else [self.replica.upstream.where]
+        known = [*self.notifier.unnotified, self.primary, *followed, *self._store.remembered()]
+        return self._store.others(known, primary=Address.parse(claim.address))
+
+    def _record_of(self, claim: Claim, role: str, others: Sequence[Address]) -> RoleRecord:
+        knows = self._store.to_remember([*others, Address.parse(claim.address)])
+        return RoleRecord(role, claim.epoch, claim.uuid, claim.address, tuple(map(str, others)), knows)
+
+    async def _contest_claim(self, claim: Claim) -> None:
+        """Notify the claimant of the real primary, until it acknowledges that."""
+        where, ours = Address.parse(claim.address), self._current_claim()
+        if (
+            not where
+            or where in self.notifier.unnotified
+            or ours is None
+            or (ours.epoch, ours.uuid) < (claim.epoch, claim.uuid)
+        ):
+            return
+        self._logger.warn(
+            "{where} claims to be primary in epoch {epoch}, but {primary} is a later one: notifying {where}",
+            where=str(where),
+            epoch=claim.epoch,
+            primary=ours.address,
+        )
+        # Saved first: the claimant treats a claim without an objection as accepted.
+        others = [*self.notifier.unnotified, where]
+        await self._store.save_unnotified(others)
+        self.notifier.notify(others)
+
+    def on_primary_moved(self, address: str) -> None:
+        """If this daemon is a replica, follow the primary at this address, which its upstream sent."""
+        where = Address.parse(address)
+        is_other = where and not where.is_same(self.address())
+        if self.role == REPLICA and is_other and self.owner.may_follow(where):
+            self._tasks.start(self._follow_primary(where), "following the primary")
+
+    async def _follow_primary(self, where: Address) -> None:
+        await sleep(self.clock, 0)
+        replica = self.replica
+        if self.role == REPLICA and replica is not None and not where.is_same(replica.upstream.where):
+            self._logger.info("the upstream reports that the primary is {where}", where=str(where))
+            self._become_replica(RoleEvent.FOLLOW, where)
+
+    async def resync(self) -> bool:
+        """Give up the facts that only this copy has, on an operator's request.
+
+        A fenced daemon becomes a replica of the primary that it knows, else of its configured upstream. False
+        if the daemon is neither fenced nor a stopped replica. Raises `CannotPromote` if both are unknown.
+        """
+        # A fencing under way must be saved first: the record names the primary to follow.
+        async with self._changing:
+            if self.role == FENCED:
+                await self._follow_again()
+                return True
+        return self.replica.resync() if self.replica is not None else False
+
+    async def _follow_again(self) -> None:
+        where = self.primary
+        if not where and not self.has_upstream:
+            raise CannotPromote(
+                "primary_unknown", "the primary's address is unknown; restart with --upstream"
+            )
+        if not self.has_upstream and not self.owner.may_follow(where):
+            at = where.native or where.http
+            why = f"only a peer has told the address of the primary: restart with --upstream {at}"
+            raise CannotPromote("primary_unknown", why)
+        # Facts accepted before the fencing may exist only in this copy.
+        await self.log.flush()
+        if (record := self._store.load()) is not None:
+            await self._store.save(msgspec.structs.replace(record, role=REPLICA))
+        self._become_replica(RoleEvent.RESYNC, where or None).resync()

@@ -1,0 +1,1 @@
+"""The native dialect: what only two synrepl daemons say to each other."""

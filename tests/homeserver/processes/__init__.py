@@ -1,0 +1,1 @@
+"""Daemons that follow tables, writers of these tables, and a homeserver that is looked at: in processes."""

@@ -1,0 +1,1 @@
+"""Writers over one database and a daemon, through seeded bad luck."""

@@ -1,0 +1,224 @@
+"""Lines that windows cut off, starts that Synapse refuses, the log of a Redis server: what is said."""
+
+import pytest
+
+from synrepl.homeserver.explanation import explain
+
+HEAD = "2026-11-02 10:00:00,000 - {} - 1 - {} - main - "
+SEQUENCE = HEAD.format("synapse.storage.util.sequence", "WARNING")
+NORMAL = HEAD.format("synapse.storage.prepare_database", "INFO") + "Upgrading schema to v43"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        # The logger is known: few letters are enough.
+        (SEQUENCE + "Postgres sequence presence_stream_s>", "sequence_behind"),
+        (
+            "Nov  2 10:00:00 host synapse[1]: " + SEQUENCE + "Postgres sequence events_str\u2026",
+            "sequence_behind",
+        ),
+        (HEAD.format("synapse.storage.util.sequence", "WARNING") + "Postgres sequen>", "sequence_behind"),
+        (HEAD.format("synapse.handlers.sync", "WARNING") + "Timed out waiting for wor>", "sync_empty"),
+        # Without one, as much as tells one message from all others.
+        ("Found users in database not nat>", "start_other_users"),
+        ('"You have enabled open registration wi\u2026"', "start_registration_open"),
+        ('could not translate host name "db" to addre...', "db_no_host"),
+    ],
+)
+def test_a_line_that_a_window_cut_off_is_told_by_its_beginning(text: str, kind: str) -> None:
+    [passage] = explain(text).passages
+
+    assert passage.kind == kind
+    assert "journalctl --no-pager" in passage.advice[-1]
+    assert not any(word.startswith("Logged by") for word in passage.words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Timed out wai>",  # too short
+        "Waiting for worker>",
+        HEAD.format("synapse.storage.util.sequence", "WARNING") + "Post>",
+        HEAD.format("synapse.x", "WARNING") + "Nothing that is known here, and long enough>",
+        "an object <Request at 0x7f>",
+        "In the log of the day ...",
+    ],
+)
+def test_a_beginning_that_tells_no_message_from_others_is_not_told(text: str) -> None:
+    assert explain(text).passages == []
+
+
+def test_a_start_whose_traceback_was_cut_off_is_told_by_what_came_before() -> None:
+    found = explain(
+        f"{SEQUENCE}Postgres sequence presence_stream_s>\n"
+        f"{HEAD.format('synapse.app._base', 'ERROR')}Exception during startup\n"
+        "Traceback (most recent call last):\n"
+        '  File "/x/synapse/app/homeserver.py", line 363, in setup\n'
+        "    hs.se>"
+    )
+
+    assert "could not start" in found.summary
+    assert "sequence of the database is behind" in found.summary
+    assert "journalctl --no-pager" in found.passages[0].advice[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Exception: Found users in database not native to b.example!", "start_other_users"),
+        ("You cannot change a synapse server_name after it's been configured", "start_other_users"),
+        ("You have enabled open registration without any verification.", "start_registration_open"),
+        ("Synapse 1.99.0 needs Twisted>=18.9.0, but got Twisted==17.1", "start_requirement"),
+        ("Synapse 1.99.0 needs psycopg2, but it is not installed", "start_requirement"),
+        ("Synapse requires Python 3.10 or above.", "start_python"),
+        ("Exception: No 'state' database configured", "start_data_store"),
+        ("Please opt in or out of reporting homeserver usage statistics, by", "start_report_stats"),
+        ("Error during initialisation:", "start_refused"),
+    ],
+)
+def test_what_synapse_says_when_it_refuses_to_start_is_told(text: str, kind: str) -> None:
+    [passage] = explain(text).passages
+
+    assert (passage.kind, passage.severity) == (kind, "error")
+
+
+def test_a_banner_is_told_by_what_is_in_it() -> None:
+    twisted = HEAD.format("twisted", "ERROR")
+    found = explain(
+        "\n".join(
+            (
+                NORMAL,
+                twisted + "*" * 40,
+                twisted + " Found users in database not native to b.example!",
+                twisted + " You cannot changed a synapse server_name after it's been configured",
+                twisted + "*" * 40,
+            )
+        )
+    )
+
+    assert [(one.kind, one.count) for one in found.passages] == [
+        ("start_other_users", 2),
+        ("db_new_schema", 1),
+    ]
+    assert found.unrecognized == 0
+
+
+def test_errors_that_are_not_known_come_before_what_is_normal() -> None:
+    critical = HEAD.format("synapse.app.homeserver", "CRITICAL")
+    found = explain(f"{NORMAL}\n{critical}The moon is too close to start")
+
+    first, second = found.passages
+    assert (first.kind, first.severity, first.lines) == ("unknown_error", "error", [2])
+    assert "The moon is too close" in found.summary
+    assert "synapse.app.homeserver" in first.words[0]
+    assert second.severity == "normal"
+
+
+def test_an_unknown_error_beside_a_known_one_is_counted_alone() -> None:
+    known = HEAD.format("synapse.app._base", "ERROR") + "Exception during startup"
+    unknown = HEAD.format("synapse.app.homeserver", "ERROR") + "The moon is too close to start"
+
+    assert [one.kind for one in explain(f"{known}\n{unknown}").passages] == ["startup_failed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("RuntimeError: Synapse requires PostgreSQL 14 or above.", "SELECT version()"),
+        ("RuntimeError: Synapse requires PostgreSQL 14 or above.", "pg_lsclusters"),
+        ("RuntimeError: Synapse requires sqlite 3.27 or above.", "sqlite3.sqlite_version"),
+        ("Database has incorrect collation of 'en_US.UTF-8'. Should be 'C'", "pg_database"),
+        ("cannot execute INSERT in a read-only transaction", "pg_is_in_recovery()"),
+        ("Found users in database not native to b.example!", "split_part(name"),
+        ("Synapse requires Python 3.10 or above.", "python3 --version"),
+    ],
+)
+def test_what_a_server_is_is_asked_before_anything_is_changed(text: str, asks: str) -> None:
+    [passage] = explain(text).passages
+
+    assert asks in passage.advice[0]
+
+
+REDIS = "1:{} 02 Nov 2026 10:00:00.000 {} "
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "kind", "says"),
+    [
+        ("S", "Connecting to MASTER 192.0.2.7:27000", "redis_follows", "REPLICAOF NO ONE"),
+        ("S", "MASTER <-> REPLICA sync started", "redis_follows", "requirepass"),
+        (
+            "S",
+            "REPLICAOF 192.0.2.7:1 enabled (user request from 'id=3')",
+            "redis_made_replica",
+            "requirepass",
+        ),
+        (
+            "S",
+            "Error reply to PING from master: '-Reading from master: reset'",
+            "redis_follows",
+            "none of yours",
+        ),
+        ("S", "MASTER aborted replication with an error: NOAUTH Auth", "redis_master_password", "masterauth"),
+        ("S", "Unexpected reply to PSYNC from master: -NOAUTH A", "redis_master_password", "masterauth"),
+        (
+            "S",
+            "(Non critical) Master does not understand REPLCONF capa: -NOAUTH Authentication required.",
+            "redis_master_password",
+            "masterauth",
+        ),
+        ("M", "Possible SECURITY ATTACK detected. It looks like", "redis_attack", "close the port"),
+        ("M", "Background saving error", "redis_save_failed", "save"),
+        (
+            "C",
+            "Failed opening the RDB file crontab (in server root dir /etc)",
+            "redis_save_failed",
+            "crontab",
+        ),
+        ("M", "Out Of Memory allocating 64 bytes!", "redis_memory", "maxmemory"),
+        ("X", "+switch-master mymaster 192.0.2.7 6379 192.0.2.8 6379", "redis_sentinel", "master"),
+        ("M", "Ready to accept connections tcp", "redis_runs", ""),
+        # What it says in answers is told as before, and of the client that it names.
+        (
+            "M",
+            "Client id=7 scheduled to be closed ASAP for overcoming of output buffer limits.",
+            "redis_too_slow",
+            "",
+        ),
+    ],
+)
+def test_the_log_of_a_redis_server_is_its_own(role: str, text: str, kind: str, says: str) -> None:
+    [passage] = explain(REDIS.format(role, "*") + text).passages
+
+    assert passage.kind == kind
+    assert says in " ".join(passage.advice)
+    assert "Logged by Synapse" not in " ".join(passage.words)
+    assert "redis: password (and username" not in " ".join(passage.advice)
+
+
+@pytest.mark.parametrize(
+    "text", ["Something NOAUTH Authentication required", "connection refused: Connection refused"]
+)
+def test_what_is_not_known_of_redis_is_never_explained_as_if_synapse_had_logged_it(text: str) -> None:
+    found = explain(REDIS.format("S", "#") + text)
+
+    assert found.passages == []
+    assert found.other_loggers == {"redis.own": 1}
+    assert found.areas == {"redis.own": "the log of the Redis server itself"}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("sync", "sync_response_cache_duration"),
+        ("remote_room_list", "30 seconds"),
+        ("room_list", "while it is made"),
+    ],
+)
+def test_an_answer_that_was_kept_is_told_with_how_long(name: str, says: str) -> None:
+    header = HEAD.format("synapse.util.caches.response_cache", "INFO")
+    [passage] = explain(f"{header}[{name}]: using completed cached result for [('x',)]").passages
+
+    assert says in " ".join(passage.words)
+    assert "This is normal." in passage.words

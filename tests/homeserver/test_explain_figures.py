@@ -1,0 +1,246 @@
+"""Tables of the database, statements and metrics, as people paste them."""
+
+import time
+
+import pytest
+
+from synrepl.homeserver.explanation import Passage, explain
+
+BEHIND = """\
+synapse=# select max(stream_ordering) from events;
+    max
+-----------
+ 806649123
+(1 row)
+
+synapse=# select * from appservice_stream_position;
+ lock | stream_ordering
+------+-----------------
+ X    |       806639937
+(1 row)
+"""
+AHEAD = """\
+> select * from federation_stream_position;
+>     type    | stream_id
+> ------------+-----------
+>  federation |        -1
+>  events     |    101244
+> (2 lignes)
+SELECT max(stream_ordering) FROM events
+| max    |
+|--------|
+| 101000 |
+"""
+SEQUENCE = """\
+select last_value, is_called from events_stream_seq;
+ last_value | is_called
+------------+-----------
+        420 | t
+(1 row)"""
+DROPPED = """\
+ stream_id |  cache_func   | keys   | invalidation_ts
+-----------+---------------+--------+-----------------
+ 558594235 | cs_cache_fake | {!a:b} |   1552393420347"""
+
+
+def only(text: str, kind: str) -> list[Passage]:
+    return [one for one in explain(text).passages if one.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BEHIND, "appservice_stream_position is at 806639937, 9,186 behind the newest event (806649123)."),
+        (
+            AHEAD,
+            "federation_stream_position is at 101244, 244 above the newest event (101000): nothing is sent",
+        ),
+        (BEHIND.replace("806639937", "806649123"), "is at the newest event (806649123): nothing waits."),
+    ],
+)
+def test_positions_of_those_who_follow_the_events_are_compared_with_the_newest(text: str, said: str) -> None:
+    found = explain(text)
+
+    assert any(said in word for one in found.passages for word in one.words)
+    assert (0, len([line for line in text.splitlines() if line])) == (found.unrecognized, found.lines)
+
+
+def test_stored_positions_are_told_by_stream_and_writer() -> None:
+    [passage] = only(
+        "   stream_name    | instance_name | stream_id\n"
+        "------------------+---------------+-----------\n"
+        " events           | persister1    |        15\n"
+        " events           | persister2    |        17\n"
+        " receipts_fancy   | persister2    |         7\n"
+        "(3 rows)\n",
+        "sql_table",
+    )
+
+    assert [("events", "persister1", 15, 2), ("events", "persister2", 17, 0)] == [
+        (one["stream"], one["writer"], one["position"], one["behind"]) for one in passage.fields[:2]
+    ]
+    assert any("The writers of events differ" in word for word in passage.words)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sqlite> select count(*) from device_federation_outbox;\n4", "It has 4 of them."),
+        ("SELECT COUNT(*) FROM device_inbox;\n count \n-------\n 1204\n(1 row)", "It has 1,204 of them."),
+        (
+            SEQUENCE,
+            "A sequence: the last id that was given out is 420.",
+        ),
+        (
+            DROPPED,
+            "The table cache_invalidation_stream. What was dropped from caches",
+        ),
+    ],
+)
+def test_other_tables_say_what_they_are(text: str, said: str) -> None:
+    found = explain(text)
+
+    assert said in " ".join(word for one in found.passages for word in one.words)
+    assert 0 == found.unrecognized
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Heading\n-------\ntext",
+        "select * from places;\n name | town\n------+------\n a | b\n(1 row)",
+        "a | b\n--+--+--\n1 | 2",
+        "delete everything from here",
+        "4",
+        "select count(*) from people;\n4",
+        "the events that I select come from events like these, 4 of them",
+    ],
+)
+def test_tables_of_others_are_none(text: str) -> None:
+    assert not [one for one in explain(text).passages if one.kind == "sql_table"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "SELECT setval('receipts_sequence', (SELECT MAX(stream_id) FROM receipts_linearized));",
+            "run it only while no process of Synapse runs",
+        ),
+        (
+            "psql -d synapse -c 'DELETE FROM cache_invalidation_stream_by_instance'",
+            "While a process runs, it may lack what was deleted",
+        ),
+        ("update appservice_stream_position set stream_ordering = 5;", "never get the events in between"),
+        ("DELETE FROM stream_positions WHERE stream_name = 'events';", "leaves sequences behind"),
+    ],
+)
+def test_a_statement_that_changes_streams_says_what_it_does(text: str, said: str) -> None:
+    [passage] = only(text, "statement")
+
+    assert said in " ".join(passage.advice)
+
+
+def test_a_statement_that_postgresql_logged_is_nobodys_fault() -> None:
+    [passage] = only(
+        "Jul 09 19:32:19 host postgres[28]: [24-2] 2020-07-09 14:02:19.105 UTC [33] STATEMENT:  DELETE FROM"
+        " device_lists_stream WHERE stream_id < 7",
+        "statement",
+    )
+
+    assert (passage.advice, passage.severity) == ([], "")
+    assert "PostgreSQL's line before it tells, on device_lists_stream" in passage.words[0]
+    assert not explain("STATEMENT:  DELETE FROM unknown_here").passages
+
+
+def test_metrics_are_told_by_family() -> None:
+    found = explain(
+        "# HELP synapse_util_caches_cache_hits\n"
+        '# TYPE synapse_util_caches_cache_hits gauge\nsynapse_util_caches_cache:hits{name="a"} 7.43447e+05\n'
+        'synapse_util_caches_cache_size{name="a"} 387\nsynapse_util_caches_cache:hits{name="a"} 9\n'
+        'synapse_replication_tcp_command_queue{stream_name="events",name="w1"} 12\n'
+        "synapse_notifier_users 0.0\n"
+    )
+
+    caches, queue, users = found.passages
+    assert 0 == found.unrecognized
+    assert (["metric"] * 3, 3) == ([one.kind for one in found.passages], caches.count)
+    assert {"metric": "synapse_util_caches_cache_size", "labels": 'name="a"', "value": "387"} in caches.fields
+    assert "Some stand there more than once" in caches.words[1]
+    assert "cannot keep up" in queue.words[0]
+    assert "only processes that answer /sync count any" in users.words[0]
+
+
+def test_metrics_without_end_are_counted() -> None:
+    text = "\n".join(f'synapse_util_caches_cache_size{{name="c{number}"}} 1' for number in range(100))
+
+    [passage] = explain(text).passages
+
+    assert (100, 30) == (passage.count, len(passage.fields))
+    assert "The first 30 of 100." in passage.words
+
+
+@pytest.mark.parametrize(
+    "text", ["node_load1 0.5", "go_threads 9", "synapse_x", "the synapse_notifier_users 0"]
+)
+def test_metrics_of_others_are_none(text: str) -> None:
+    assert not only(text, "metric")
+
+
+CLIENT = (
+    "id=96 addr=127.0.0.1:33322 laddr=127.0.0.1:6379 fd=37 name= age=125 idle=5 flags={} db=0 sub={} psub=0"
+    " ssub=0 multi=-1 qbuf=0 events=r cmd={} user=default redir=-1 resp=2"
+)
+
+
+def test_connections_to_redis_tell_who_receives() -> None:
+    """Where none did, nothing arrived (matrix-org/synapse#16093)."""
+    sends, receives = CLIENT.format("N", 0, "ping"), CLIENT.format("P", 1, "subscribe")
+
+    [none] = explain(f"{sends}\n{sends}").passages
+    [one] = explain(f"$ redis-cli client list\n{sends}\n{receives}").passages
+
+    assert ("error", 2) == (none.severity, none.count)
+    assert none.words[0].startswith("No process receives anything over Redis")
+    assert one.words[0].startswith("2 connections to Redis, of which 1 receive")
+
+
+def test_an_answer_of_prometheus_has_samples() -> None:
+    queue = '{{"metric":{{"__name__":"synapse_replication_tcp_command_queue","name":"{}"}},"value":[16,"5"]}}'
+    results = ",".join(queue.format(name) for name in ("w1", "w2"))
+
+    [passage] = explain(f'{{"status":"success","data":{{"result":[{results}]}}}}').passages
+
+    assert ['name="w1"', 'name="w2"'] == [row["labels"] for row in passage.fields]
+    assert not explain('{"metric":{"__name__":"node_load1"},"value":[1,"5"]}').passages
+
+
+def test_a_password_in_a_statement_is_not_shown() -> None:
+    [passage] = only("psql postgresql://u:hunter2@h/s -c 'DELETE FROM stream_positions'", "statement")
+
+    assert "hunter2" not in str(passage)
+    assert "DELETE FROM stream_positions" in passage.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select " * 9_000,
+        "select count(*) from " * 3_000,
+        "delete" + " " * 60_000 + "from",
+        "-" * 60_000,
+        "a|" * 30_000 + "\n" + "-+" * 30_000,
+        "synapse_" * 8_000,
+        "synapse_x{" + "a" * 60_000,
+        "id=1 addr=x " + "sub=1 " * 10_000,
+        '{"a":' * 10_000 + "}" * 10_000,
+        "/a" * 30_000 + ".py:1:x",
+        'Processed request: "' * 3_000,
+        "prev_batch " * 6_000 + "s1_2_3_4_5_6_7_8",
+    ],
+)
+def test_a_hostile_text_of_figures_takes_no_long_time(text: str) -> None:
+    began = time.process_time()
+    explain(f"{text}\n{text}")
+
+    assert time.process_time() - began < 5

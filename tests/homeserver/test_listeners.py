@@ -1,0 +1,163 @@
+"""``inspect --files``: listeners of a process: the ports at which others look for it, and who holds them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.homeserver.test_files import UNWELL, WELL, WHOLE, kinds, run, write
+from tests.homeserver.test_work import listener, one, worker
+
+MAIN = {"host": "synapse", "port": 8008}
+
+
+@pytest.mark.parametrize("where", [{"port": 8009}, {"path": "/run/w1.sock", "port": None}])
+def test_a_port_that_another_listener_of_the_process_holds(tmp_path: Path, where: dict[str, Any]) -> None:
+    """A guide leads `instance_map` to the port of clients: a second listener would not start there."""
+    held = {key: value for key, value in {**listener("client"), **where}.items() if value is not None}
+    address = {"host": "w1", "port": 8009} if "path" not in where else {"path": where["path"]}
+    shared = {**WHOLE, "instance_map": {**WHOLE["instance_map"], "w1": address}}
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", held))
+
+    found = one(run(*files, code=UNWELL), "wrong_port")
+
+    at = where.get("path") or where["port"]
+    assert (
+        f"add `replication` to the resources of the listener at {at} in {files[-1]}, if no outsider reaches"
+        in found["remedy"]
+    )
+    assert "or give replication a listener of its own, and set it at instance_map.w1" in found["remedy"]
+
+
+def test_the_port_of_clients_in_place_of_that_of_the_main_process(tmp_path: Path) -> None:
+    shared = {**WHOLE, "instance_map": {"main": MAIN}, "listeners": [listener("client", port=8008)]}
+    found = one(run(*write(tmp_path, homeserver=shared), code=UNWELL), "wrong_port")
+
+    assert "the listener at 8008" in found["remedy"]
+    assert "instance_map.main" in found["remedy"]
+
+
+def test_what_is_not_of_type_http_takes_no_resource(tmp_path: Path) -> None:
+    """The port of metrics."""
+    metrics = {"type": "metrics", "port": 8008}
+    shared = {**WHOLE, "instance_map": {"main": MAIN}, "listeners": [metrics]}
+    found = one(run(*write(tmp_path, homeserver=shared), code=UNWELL), "wrong_port")
+
+    assert "to the resources" not in found["remedy"]
+    assert "give replication a listener of its own" in found["remedy"]
+    assert "8008" not in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("key", "release", "adds"),
+    [("worker_replication_http_port", "1.50", True), ("worker_replication_port", "1.12", False)],
+)
+def test_an_older_key_with_the_port_of_clients(tmp_path: Path, key: str, release: str, adds: bool) -> None:
+    """Replication over TCP has a listener of its own type, which takes no resource."""
+    shared = {"server_name": "x", "listeners": [listener("client", port=8008)]}
+    old: dict[str, Any] = {
+        "worker_replication_host": "synapse",
+        "worker_replication_http_port": 8008,
+        key: 8008,
+    }
+    if not adds:
+        del old["worker_replication_http_port"]
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", **old))
+
+    found = one(run(*files, "--synapse", release, code=UNWELL), "wrong_port")
+
+    assert adds == ("add `replication` to the resources of the listener at 8008" in found["remedy"])
+    assert f"of its own, and set `{key}` to its port" in found["remedy"]
+    assert "port: 8008" not in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_found"),
+    [
+        ({}, {}, True),
+        ({"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["0.0.0.0"]}, True),
+        ({"bind_addresses": ["127.0.0.1"]}, {"bind_addresses": ["::1"]}, False),
+        ({}, {"port": 8010}, False),
+        # Both at no port: they have paths.
+        ({"path": "/a", "port": 0}, {"path": "/b", "port": 0}, False),
+    ],
+)
+def test_two_listeners_of_one_process_at_one_port(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], is_found: bool
+) -> None:
+    """Whatever the hosts are: it is one process."""
+    shared = {**WHOLE, "instance_map": {"main": {"host": "synapse", "port": 9093}}}
+    own = [listener("client", **{"port": 8009, **first}), listener("media", **{"port": 8009, **second})]
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", *own))
+
+    found = run(*files, code=UNWELL if is_found else WELL)
+
+    assert ([("port_twice", "w1")] if is_found else []) == kinds(found)
+    if is_found:
+        assert f"{files[-1]} has two listeners of w1 at 8009" in one(found, "port_twice")["why"]
+        assert "into one" in one(found, "port_twice")["remedy"]
+
+
+# -- none ----------------------------------------------------------------------------------------------------
+
+
+def note(found: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The one note of this kind."""
+    noted: list[dict[str, Any]] = [one for one in found["notes"] if one["kind"] == kind]
+    assert len(noted) == 1
+    return noted[0]
+
+
+@pytest.mark.parametrize(("listeners", "code"), [(None, WELL), ([], UNWELL)])
+def test_a_main_process_without_listeners(tmp_path: Path, listeners: Any, code: int) -> None:
+    """A generator of manifests has `port: 8008` at the top, which is no setting. It starts, and is deaf."""
+    shared = {**WHOLE, "port": 8008} | ({} if listeners is None else {"listeners": listeners})
+    alone = note(run(*write(tmp_path, homeserver=shared), code=code), "no_listeners")
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", listener("client")))
+    found = note(run(*files, code=code), "no_listeners")
+
+    assert "master" == alone["process"] == found["process"]
+    assert f"{files[1]} has no `listeners`" in found["why"]
+    assert "client and federation" in alone["remedy"]
+    assert "replication" not in alone["remedy"]
+    assert "replication at 9093, as instance_map.main has it" in found["remedy"]
+
+
+def test_a_port_by_an_older_key_is_a_listener(tmp_path: Path) -> None:
+    assert [] == kinds(run(*write(tmp_path, homeserver={**WHOLE, "bind_port": 8448}), code=WELL))
+
+
+@pytest.mark.parametrize("listeners", [None, [listener("client", port=8008)], [listener("replication")]])
+def test_the_cure_of_a_missing_main_has_the_listener_too(tmp_path: Path, listeners: Any) -> None:
+    shared = {"server_name": "x", "redis": {"enabled": True}} | (
+        {"listeners": listeners} if listeners else {}
+    )
+    files = write(tmp_path, homeserver=shared, w1=worker("w1", listener("client")))
+    found = one(run(*files, code=UNWELL), "no_main")
+
+    is_there = listeners == [listener("replication")]
+    assert is_there != (f"add to `listeners` in {files[1]} one of type http" in found["remedy"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_found"),
+    [
+        ("worker_list", [{"worker_name": "w1", "worker_type": "generic_worker"}], True),
+        ("workers", {"w1": {"port": 8083}}, True),
+        ("workers", ["w1"], True),
+        ("generic_workers", [{"name": "w1"}], True),
+        ("pods", [{"worker_name": "w1"}], True),
+        ("workers", [], False),
+        ("x-workers", {"w1": {"worker_app": "y"}}, False),
+        ("modules", [{"module": "a.b", "config": {"worker_x": 1}}], False),
+    ],
+)
+def test_a_list_of_workers_is_no_setting(tmp_path: Path, key: str, value: Any, is_found: bool) -> None:
+    """It starts none. No setting is meant by it."""
+    files = write(tmp_path, homeserver={**WHOLE, key: value})
+    found = run(*files, code=UNWELL if is_found else WELL)
+
+    assert ([("misspelled_key", "")] if is_found else []) == kinds(found)
+    if is_found:
+        assert f"`{key}` in {files[1]} is no setting" in found["findings"][0]["why"]
+        assert "did you mean" not in str(found)

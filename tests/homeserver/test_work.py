@@ -1,0 +1,264 @@
+"""``inspect --files``: work that nobody does, that several do, and processes that do nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, kinds, run, write
+
+
+def listener(*names: str, port: int = 8083, kind: str = "http", **more: Any) -> dict[str, Any]:
+    """A listener with these resources."""
+    return {"type": kind, "port": port, "resources": [{"names": list(names)}], **more}
+
+
+def worker(name: str, *listeners: dict[str, Any], app: str = "generic_worker", **keys: Any) -> dict[str, Any]:
+    """The file of a worker."""
+    return {
+        "worker_app": f"synapse.app.{app}",
+        "worker_name": name,
+        "worker_listeners": list(listeners),
+        **keys,
+    }
+
+
+def one(found: dict[str, Any], kind: str, where: str = "findings") -> dict[str, Any]:
+    """The only finding, or note, of this kind."""
+    [found_one] = [one for one in found[where] if one["kind"] == kind]
+    return dict(found_one)
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("federation_sender1", "federation_sender_instances: [federation_sender1]"),
+        ("matrix-synapse-worker-pusher-0", "pusher_instances: [matrix-synapse-worker-pusher-0]"),
+        ("event_persister1", "stream_writers: {events: event_persister1}"),
+        ("typing_stream_writer", "stream_writers: {typing: typing_stream_writer}"),
+        ("background_worker", "run_background_tasks_on: background_worker"),
+        ("user_dir1", "update_user_directory_from_worker: user_dir1"),
+    ],
+)
+def test_a_worker_named_for_work_that_no_key_leaves_to_it(tmp_path: Path, name: str, cure: str) -> None:
+    """As NixOS' module writes it, when only `workers` is set: it starts, and does nothing."""
+    files = write(tmp_path, homeserver=WHOLE, w=worker(name, listener("replication")))
+    found = one(run(*files, code=UNWELL), "does_nothing")
+
+    assert name == found["process"]
+    assert "no key leaves it" in found["why"]
+    assert cure in found["remedy"]
+    assert "instance_map" in found["remedy"] or "stream_writers" not in cure
+
+
+def test_the_cure_keeps_the_writers_that_are_there(tmp_path: Path) -> None:
+    """A playbook named one of four (spantaleev/matrix-docker-ansible-deploy#2224)."""
+    names = [f"stream-writer-{number}-events" for number in range(3)]
+    ports = {name: {"host": "localhost", "port": 9100 + at} for at, name in enumerate(names)}
+    shared = {
+        **WHOLE,
+        "instance_map": {**WHOLE["instance_map"], **ports},
+        "stream_writers": {"events": [names[2]]},
+    }
+    own = {f"w{at}": worker(name, listener("replication", port=9100 + at)) for at, name in enumerate(names)}
+    found = one(run(*write(tmp_path, homeserver=shared, **own), code=UNWELL), "does_nothing")
+
+    assert 2 == found["count"]
+    assert f"stream_writers: {{events: [{names[2]}, {names[0]}, {names[1]}]}}" in found["remedy"]
+
+
+@pytest.mark.parametrize(("release", "app"), [("1.18", "federation_sender"), ("1.40", "pusher")])
+def test_an_older_release_knows_work_by_the_app(tmp_path: Path, release: str, app: str) -> None:
+    """(matrix-org/synapse#8015: started as a generic worker)"""
+    shared = {"server_name": "x", "redis": {"enabled": True}, "send_federation": False}
+    files = write(tmp_path, homeserver=shared, w=worker(f"{app}1"))
+    found = one(run(*files, "--synapse", release, code=UNWELL), "does_nothing")
+
+    if release == "1.18":
+        assert "worker_app: synapse.app.federation_sender" in found["remedy"]
+        assert "send_federation" not in found["remedy"]  # it is false already
+    else:
+        assert "pusher_instances: [pusher1]" in found["remedy"]
+
+
+def test_a_worker_of_which_nothing_is_known_is_noted(tmp_path: Path) -> None:
+    """It may be a file that was shortened. What serves requests, or talks to other servers, has work."""
+    found = run(*write(tmp_path, homeserver=WHOLE, w1=WORKER), code=WELL)
+    assert "w1" == one(found, "does_nothing", "notes")["process"]
+
+    serves = run(
+        *write(tmp_path, homeserver=WHOLE, w=worker("federation_sender1", listener("client"))), code=WELL
+    )
+    assert [] == [one for one in serves["notes"] if one["kind"] == "does_nothing"]
+
+
+@pytest.mark.parametrize("release", ["1.25", "1.66", "1.163"])
+def test_two_senders_that_share_nothing(tmp_path: Path, release: str) -> None:
+    """Each sends everything (spantaleev/matrix-docker-ansible-deploy#931)."""
+    shared = {**WHOLE, "send_federation": False}
+    own = {f"s{at}": worker(f"sender-{at}", app="federation_sender") for at in (0, 1)}
+    found = one(
+        run(*write(tmp_path, homeserver=shared, **own), "--synapse", release, code=UNWELL), "done_twice"
+    )
+
+    assert "each of sender-0 and sender-1 sends federation" in found["why"]
+    assert "federation_sender_instances: [sender-0, sender-1]" in found["remedy"]
+
+    shared["federation_sender_instances"] = ["sender-0", "sender-1"]
+    assert [] == kinds(run(*write(tmp_path, homeserver=shared, **own), "--synapse", release, code=WELL))
+
+
+def test_a_name_that_is_spelled_otherwise_is_the_cause(tmp_path: Path) -> None:
+    """Then it is told which name nobody has, and no other key is proposed."""
+    shared = {**WHOLE, "federation_sender_instances": ["federation-sender-1"]}
+    found = run(*write(tmp_path, homeserver=shared, w=worker("federation_sender1")), code=UNWELL)
+    assert [("unknown_process", "federation-sender-1")] == kinds(found)
+
+
+def test_a_sender_that_does_not_start_sends_nothing_twice(tmp_path: Path) -> None:
+    found = run(*write(tmp_path, homeserver=WHOLE, s=worker("s1", app="federation_sender")), code=UNWELL)
+    assert [("refused_key", "s1")] == kinds(found)
+
+
+def test_a_process_for_background_jobs_of_media_serves_none(tmp_path: Path) -> None:
+    """(code-tool/matrix-stack) Another one serves media."""
+    shared = {
+        **WHOLE,
+        "enable_media_repo": False,
+        "media_instance_running_background_jobs": "jobs",
+    }
+    own = {
+        "a": worker("jobs", app="media_repository"),
+        "b": worker("media1", listener("media"), app="media_repository"),
+    }
+    assert [] == run(*write(tmp_path, homeserver=shared, **own), code=WELL)["findings"]
+
+
+def test_background_jobs_of_media_in_two_processes(tmp_path: Path) -> None:
+    """A note: nothing is lost by it."""
+    shared = {**WHOLE, "listeners": [listener("client", "replication", port=9093)]}
+    media = worker("media_repo", listener("media", "client"))
+    found = one(run(*write(tmp_path, homeserver=shared, m=media), code=WELL), "media_jobs_twice", "notes")
+    assert "master and media_repo" in found["why"]
+    assert "media_instance_running_background_jobs" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "said"),
+    [
+        # matrix-org/synapse#6518: the manual said client.
+        (
+            {"enable_media_repo": False},
+            worker("m1", listener("client"), app="media_repository"),
+            "no listener",
+        ),
+        ({"enable_media_repo": False}, worker("w1", listener("client", "media")), "enable_media_repo: true"),
+    ],
+)
+def test_media_that_is_not_served(
+    tmp_path: Path, shared: dict[str, Any], own: dict[str, Any], said: str
+) -> None:
+    files = write(tmp_path, homeserver={**WHOLE, **shared}, w=own)
+    found = one(run(*files, code=UNWELL), "media_not_served")
+    assert own["worker_name"] == found["process"]
+    assert said in found["why"] + found["remedy"]
+
+
+def test_media_of_another_program_is_noted(tmp_path: Path) -> None:
+    files = write(
+        tmp_path, homeserver={**WHOLE, "enable_media_repo": False}, w=worker("w1", listener("client"))
+    )
+    assert "enable_media_repo" in one(run(*files, code=WELL), "media_not_served", "notes")["why"]
+
+
+@pytest.mark.parametrize(
+    ("shared", "app", "work", "cure"),
+    [
+        ({"send_federation": False}, "federation_sender", "sends federation", "federation_sender_instances"),
+        (
+            {"federation_sender_instances": ["s"]},
+            "generic_worker",
+            "sends federation",
+            "federation_sender_instances",
+        ),
+        ({"run_background_tasks_on": "s"}, "generic_worker", "background tasks", "run_background_tasks_on"),
+    ],
+)
+def test_processes_of_one_name_do_its_work_each(
+    tmp_path: Path, shared: dict[str, Any], app: str, work: str, cure: str
+) -> None:
+    """A playbook gave both senders one name (spantaleev/matrix-docker-ansible-deploy#931)."""
+    files = write(tmp_path, homeserver={**WHOLE, **shared}, a=worker("s", app=app), b=worker("s", app=app))
+    found = run(*files, code=UNWELL)
+
+    assert [("done_twice", ""), ("name_twice", "s")] == kinds(found)
+    told = one(found, "done_twice")
+    assert 2 == told["count"]
+    assert f"each of s ({files[3]}) and s ({files[5]})" in told["why"]
+    assert work in told["why"]
+    assert told["remedy"].startswith("give each worker a worker_name of its own, and ")
+    assert f"`{cure}`" in told["remedy"]
+
+
+def test_of_one_name_only_who_has_the_work_does_it(tmp_path: Path) -> None:
+    """The other is of another kind, which sends nothing."""
+    shared = {**WHOLE, "send_federation": False}
+    own = {"a": worker("s", app="federation_sender"), "b": worker("s", listener("client"))}
+    assert [("name_twice", "s")] == kinds(run(*write(tmp_path, homeserver=shared, **own), code=UNWELL))
+
+
+def test_a_third_of_another_name_is_counted_too(tmp_path: Path) -> None:
+    shared = {**WHOLE, "send_federation": False}
+    own = {key: worker("s" if key < "c" else "t", app="federation_sender") for key in "abc"}
+    told = one(run(*write(tmp_path, homeserver=shared, **own), code=UNWELL), "done_twice")
+    assert 3 == told["count"]
+
+
+@pytest.mark.parametrize(
+    ("key", "listeners", "is_wrong"),
+    [
+        ("typing", [listener("replication", port=9100)], True),
+        ("receipts", [listener("replication", port=9100), listener("federation")], True),
+        ("to_device", [listener("replication", port=9100)], True),
+        ("typing", [listener("replication", port=9100), listener("client")], False),
+        ("typing", [listener("replication", "client", port=9100)], False),
+        # Other processes ask these for what clients send.
+        ("events", [listener("replication", port=9100)], False),
+        ("account_data", [listener("replication", port=9100)], False),
+        ("presence", [listener("replication", port=9100)], False),
+    ],
+)
+def test_a_writer_that_no_client_can_reach(
+    tmp_path: Path, key: str, listeners: list[dict[str, Any]], is_wrong: bool
+) -> None:
+    """Any other process answers these requests with 500 (element-hq/synapse#17243)."""
+    shared = {
+        **WHOLE,
+        "stream_writers": {key: "w1"},
+        "instance_map": {**WHOLE["instance_map"], "w1": {"host": "localhost", "port": 9100}},
+    }
+    found = run(
+        *write(tmp_path, homeserver=shared, w=worker("w1", *listeners)), code=UNWELL if is_wrong else WELL
+    )
+
+    assert is_wrong == (("writer_not_served", "w1") in kinds(found))
+    if is_wrong:
+        assert f"what clients send of {key}" in one(found, "writer_not_served")["why"]
+
+
+def test_one_writer_of_two_is_enough_for_clients(tmp_path: Path) -> None:
+    """The proxy may send all to it."""
+    ports = {name: {"host": "localhost", "port": 9100 + at} for at, name in enumerate(("w1", "w2"))}
+    shared = {
+        **WHOLE,
+        "stream_writers": {"receipts": ["w1", "w2"]},
+        "instance_map": {**WHOLE["instance_map"], **ports},
+    }
+    files = write(
+        tmp_path,
+        homeserver=shared,
+        w1=worker("w1", listener("replication", port=9100)),
+        w2=worker("w2", listener("replication", port=9101), listener("client", port=8084)),
+    )
+
+    assert [] == run(*files, code=WELL)["findings"]

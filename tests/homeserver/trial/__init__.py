@@ -1,0 +1,1 @@
+"""The wake-ups of PostgreSQL on the real reactor."""

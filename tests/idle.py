@@ -1,0 +1,62 @@
+"""What a daemon with default settings has imported when it is ready, and nobody has asked it for anything."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+_CODE = """
+import json, sys
+
+importers = {}
+
+class Watcher:
+    def find_spec(self, name, path=None, target=None):
+        frame = sys._getframe(1)
+        while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        importers[name] = frame.f_globals.get("__name__", "")
+
+sys.meta_path.insert(0, Watcher())
+
+from synrepl.tap import Options, makeService
+from twisted.internet import reactor
+
+options = Options()
+local = "tcp:0:interface=127.0.0.1"
+options.parseOptions(["--listen", local, "--http", local, "--database", "sqlite:" + sys.argv[1]])
+daemon = makeService(options)
+ended = lambda _: reactor.stop()
+daemon.ready.addCallback(lambda _: print(json.dumps({name: importers.get(name, "") for name in sys.modules})))
+daemon.ready.addCallback(lambda _: daemon.stopService()).addBoth(ended)
+reactor.callWhenRunning(daemon.startService)
+reactor.run()
+"""
+
+
+@cache
+def imported_by_an_idle_daemon() -> Mapping[str, str]:
+    """The modules of such a daemon, each with the one that imported it first."""
+    with tempfile.TemporaryDirectory(prefix="synrepl-idle-") as folder:
+        ended = subprocess.run(
+            [sys.executable, "-c", _CODE, f"{folder}/synrepl.db"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    found: dict[str, str] = json.loads(ended.stdout.splitlines()[0])
+    return found
+
+
+def unwanted(packages: Iterable[str], but: Iterable[str] = ()) -> dict[str, str]:
+    """Those of these modules and of what is in them, except `but`, which an idle daemon has: by importer."""
+    left = {*but}
+    inside = tuple(f"{package}." for package in packages)
+    return {
+        name: importer
+        for name, importer in imported_by_an_idle_daemon().items()
+        if (name in {*packages} or name.startswith(inside)) and name not in left
+    }

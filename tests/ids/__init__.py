@@ -1,0 +1,1 @@
+"""The room of ids: generators, writers and their invalidations."""

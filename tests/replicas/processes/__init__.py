@@ -1,0 +1,1 @@
+"""Replicas as real processes."""

@@ -1,0 +1,1 @@
+"""Daemons with and without an upstream, as processes."""

@@ -1,0 +1,10 @@
+"""Simulated worlds of replicas."""
+
+from typing import Final
+
+WORLDS: Final = {
+    "replicas": "tests.replicas.simulation.replicas:ReplicaSimulation",
+    "acks": "tests.replicas.simulation.acks:AcksSimulation",
+    "forgers": "tests.replicas.simulation.forgers:ForgerySimulation",
+}
+"""What scripts/simulate runs: the module and class of each world."""

@@ -1,0 +1,1 @@
+"""The tables of a homeserver in which ids come from sequences."""

@@ -1,1 +1,0 @@
-"""Generators of ids as a homeserver has them."""
