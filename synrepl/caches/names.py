@@ -18,7 +18,7 @@ import msgspec
 
 from synrepl.caches.unreachable import kept_answer, why_unreachable
 from synrepl.errors import ConfigError, suggest
-from synrepl.wire.dialect import NEWEST, Dialect, Span, span
+from synrepl.wire.dialect import NEWEST, Dialect, Span, span, whole_release
 
 Release = tuple[int, ...]
 """A release as far as its caches depend on it: without the patch number, unless a patch changed a key."""
@@ -141,14 +141,10 @@ def _changed_by_patches() -> frozenset[Release]:
     return frozenset(one for span in spans for one in (span.since, span.until) if one and one[2])
 
 
-def _whole(release: Release) -> Release:
-    return (*release, 0)[:3]
-
-
 @cache
 def names_of(release: Release) -> Mapping[str, CacheName]:
     """The names of a release, without functions of modules."""
-    at = _whole(release)
+    at = whole_release(release)
     found = {name: one for name, forms in all_names().items() for one in forms if at in one.span}
     return MappingProxyType(found)
 
@@ -162,7 +158,7 @@ def find_name(name: str, release: Release) -> CacheName:
     if kept_answer(name):
         raise ConfigError(why_unreachable(name, release))
     if _FUNCTION.fullmatch(name):
-        if _whole(release) not in OF_MODULES:
+        if whole_release(release) not in OF_MODULES:
             raise ConfigError(f"Synapse {which} drops no caches of modules such as {name}: 1.69 and newer do")
         return CacheName(name=name, span=OF_MODULES, is_of_module=True)
     if forms := all_names().get(name):

@@ -7,7 +7,7 @@ rows have are in `synrepl.caches.names`.
 import re
 from typing import Final, NamedTuple
 
-from synrepl.wire.dialect import Span, span
+from synrepl.wire.dialect import Span, span, whole_release
 
 
 class _Kept(NamedTuple):
@@ -163,8 +163,7 @@ def why_unreachable(name: str, release: tuple[int, ...]) -> str:
     if said := kept_answer(name):
         return f"no row drops {name} of Synapse {which}: it is {said}"
     if (kept := _ELSEWHERE.get(name)) is not None:
-        whole = (*release, 0)
-        at = (whole[0], whole[1], whole[2])
+        at = whole_release(release)
         if not any(at in one for one in kept.spans):
             has = " and ".join(map(str, kept.spans))
             return f"Synapse {which} does not have {name} ({has}), and no row drops it in any release"

@@ -16,7 +16,12 @@ Release = tuple[int, int, int]
 
 def parse_release(text: str) -> Release:
     """Return the release with this number, as ``1.13`` or ``1.13.2``."""
-    major, minor, *patch = (int(part) for part in text.split("."))
+    return whole_release(tuple(int(part) for part in text.split(".")))
+
+
+def whole_release(release: tuple[int, ...]) -> Release:
+    """Return a release with its patch number, 0 if it was left out: only whole ones are in a `Span`."""
+    major, minor, *patch = release
     return (major, minor, patch[0] if patch else 0)
 
 

@@ -25,7 +25,6 @@ from synrepl.transports.redis.address import RedisAddress
 if TYPE_CHECKING:
     from tests.channel.simulation import ChannelSimulation
 
-Source = tuple[str, str]
 
 RETRY_SECONDS: Final = 0.3
 LONGEST_LINE: Final = 200

@@ -6,6 +6,7 @@ known to be another one rules a form out, unless the form is so long that no oth
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from typing import Final, Literal
@@ -276,6 +277,13 @@ class _Patterns:
             if one.message.key.startswith("redis_") and one.message.key != "redis_password"
         ]
 
+    def of_family(self, logger: str) -> Iterator[_Pattern]:
+        """Yield the patterns of a logger, then those of the loggers that stand for it in other releases."""
+        # Before 1.12 each kind of worker was a module of its own.
+        family = [other for start, other in _FAMILIES if logger.startswith(start)]
+        for name in dict.fromkeys([logger, *family]):
+            yield from self.by_logger.get(name, ())
+
 
 @cache
 def _patterns() -> _Patterns:
@@ -298,12 +306,9 @@ def find_message(logged: LoggedText) -> Match | None:
         said = next((Match(one, text, found.groups(), "", REDIS) for one, found in own if found), None)
         return said or _find_anywhere(text, patterns.of_redis)
     if header.logger and text:
-        # Before 1.12 each kind of worker was a module of its own.
-        family = [other for start, other in _FAMILIES if header.logger.startswith(start)]
-        for logger in dict.fromkeys([header.logger, *family]):
-            for pattern in patterns.by_logger.get(logger, ()):
-                if found := pattern.match(text):
-                    return Match(pattern, logged.text, found.groups(), header.level, header.logger)
+        for pattern in patterns.of_family(header.logger):
+            if found := pattern.match(text):
+                return Match(pattern, logged.text, found.groups(), header.level, header.logger)
         for pattern in patterns.by_logger.get(header.logger, ()):
             if (values := pattern.match_cut(text)) is not None:
                 return Match(pattern, logged.text, values, header.level, header.logger)
@@ -328,8 +333,7 @@ def find_cut(logged: LoggedText) -> Match | None:
     if not text:
         return None
     patterns, logger = _patterns(), logged.header.logger
-    family = [other for start, other in _FAMILIES if logger.startswith(start)]
-    named = [one for name in (logger, *family) if name for one in patterns.by_logger.get(name, ())]
+    named = list(patterns.of_family(logger)) if logger else []
     # What a logger says in a line of its own is no exception's text.
     said = [one for one in named if not one.is_raised]
     for found, least in ((said, TELLING), (named, TELLING), (patterns.all, CUT)):
