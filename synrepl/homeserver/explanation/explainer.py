@@ -198,7 +198,7 @@ class _Explainer:
         self._roles: dict[str, list[str]] = {}
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
-        self._errors: list[tuple[int, Header, str]] = []
+        self._errors = _UnknownErrors()
         self._cut = 0
         self._statement: Statement | None = None
         self._redis = RedisClients()
@@ -237,8 +237,8 @@ class _Explainer:
             if len(self._roles) <= MAX_EXAMPLES:
                 self._add_roles(token, entry.line)
         if not passages and not is_told:
-            if header.level in _FAILURES and len(self._errors) <= MAX_EXAMPLES and texts:
-                self._errors.append((entry.number, header, texts[0].text))
+            if header.level in _FAILURES and texts:
+                self._errors.add(entry.number, header, texts[0].text)
             self._unrecognized[header.logger or program_of(entry.line)] += entry.lines
 
     def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
@@ -390,8 +390,8 @@ class _Explainer:
             passages.append(clients)
         if compared := self._compared():
             passages.append(compared)
-        if passages and all(one.severity == "normal" for one in passages) and self._errors:
-            passages.append(_unknown_errors(self._errors))
+        if passages and all(one.severity == "normal" for one in passages) and self._errors.count:
+            passages.append(self._errors.passage())
         passages.sort(
             key=lambda one: (SEVERITIES.index(one.severity), one.kind == "sync_token", one.lines[0])
         )
@@ -479,25 +479,47 @@ def _summary(passages: list[Passage]) -> str:
     return f"{first}{more}"
 
 
-def _unknown_errors(errors: list[tuple[int, Header, str]]) -> Passage:
-    """Tell lines of errors that are not known, where all that is known is normal."""
-    shown = [printable(without_secrets(text[:MAX_TEXT])) for _, _, text in errors]
-    loggers = ", ".join(dict.fromkeys(printable(header.logger) for _, header, _ in errors if header.logger))
-    by = f" of {loggers}" if loggers else ""
-    return Passage(
-        kind="unknown_error",
-        text=shown[0],
-        severity="error",
-        words=[
-            f"Something failed that is not known here: errors{by}, which say: {shown[0]}",
-            *shown[1:MAX_EXAMPLES],
-        ],
-        advice=["read these lines first: what is recognized below is normal, and not why they were logged"],
-        lines=[number for number, _, _ in errors][:MAX_NUMBERS],
-        count=len(errors),
-        first_time=errors[0][1].time,
-        last_time=errors[-1][1].time,
-    )
+class _UnknownErrors:
+    """Lines of errors that are not known: all are counted, the first ones are kept."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._shown: dict[str, None] = {}
+        self._loggers: dict[str, None] = {}
+        self._lines: list[int] = []
+        self._times = ("", "")
+
+    def add(self, number: int, header: Header, text: str) -> None:
+        """Count a line of an error."""
+        self.count += 1
+        first, last = self._times
+        self._times = (first or header.time, header.time or last)
+        for kept, one in (
+            (self._shown, printable(without_secrets(text[:MAX_TEXT]))),
+            (self._loggers, printable(header.logger)),
+        ):
+            if one and len(kept) < MAX_EXAMPLES:
+                kept.setdefault(one)
+        if len(self._lines) < MAX_NUMBERS:
+            self._lines.append(number)
+
+    def passage(self) -> Passage:
+        """Tell them, where all that is known is normal."""
+        first, *others = self._shown
+        by = f" of {', '.join(self._loggers)}" if self._loggers else ""
+        return Passage(
+            kind="unknown_error",
+            text=first,
+            severity="error",
+            words=[f"Something failed that is not known here: errors{by}, which say: {first}", *others],
+            advice=[
+                "read these lines first: what is recognized below is normal, and not why they were logged"
+            ],
+            lines=self._lines,
+            count=self.count,
+            first_time=self._times[0],
+            last_time=self._times[1],
+        )
 
 
 def _reason(text: str) -> Match | None:
