@@ -15,6 +15,7 @@ import msgspec
 
 from synrepl.homeserver.explanation.details import (
     MAX_TEXT,
+    NOT_BY_DATA,
     SEVERITIES,
     explain_message,
     explain_traceback,
@@ -48,6 +49,7 @@ from synrepl.homeserver.explanation.results import (
     Explanation,
     HomeserverState,
     Passage,
+    UnknownLine,
 )
 from synrepl.homeserver.explanation.samples import (
     MAX_SAMPLES,
@@ -85,6 +87,12 @@ _TELLS_NO_FAILURE: Final = ("DEBUG", "INFO")
 
 _FAILURES: Final = ("ERROR", "CRITICAL")
 """Levels of a line that is not known at which something failed."""
+
+_LOUD: Final = {"CRITICAL": 0, "ERROR": 0, "WARNING": 1}
+"""Levels in the order in which lines that are not known are shown; the others come after."""
+
+MAX_UNKNOWN: Final = 3
+"""The most lines that are not known that are shown as they are."""
 
 _REQUESTS: Final = ("request", "proxy_request")
 """Messages of a request that was answered, by Synapse and by a proxy."""
@@ -199,6 +207,7 @@ class _Explainer:
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
         self._errors = _UnknownErrors()
+        self._unknown: dict[int, list[UnknownLine]] = {}
         self._cut = 0
         self._statement: Statement | None = None
         self._redis = RedisClients()
@@ -237,9 +246,26 @@ class _Explainer:
             if len(self._roles) <= MAX_EXAMPLES:
                 self._add_roles(token, entry.line)
         if not passages and not is_told:
-            if header.level in _FAILURES and texts:
-                self._errors.add(entry.number, header, texts[0].text)
+            if header and texts:
+                self._keep_unknown(entry.number, texts[0])
             self._unrecognized[header.logger or program_of(entry.line)] += entry.lines
+
+    def _keep_unknown(self, number: int, text: LoggedText) -> None:
+        """Keep the first lines of each level that something logged and that are not known."""
+        header = text.header
+        if header.level in _FAILURES:
+            self._errors.add(number, header, text.text)
+        kept = self._unknown.setdefault(_LOUD.get(header.level, len(_LOUD)), [])
+        if len(kept) < MAX_UNKNOWN:
+            kept.append(
+                UnknownLine(
+                    line=number,
+                    text=printable(without_secrets(" ".join(text.text[:MAX_TEXT].split()))),
+                    level=printable(header.level),
+                    logger=printable(header.logger),
+                    request=printable(header.request),
+                )
+            )
 
     def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
         """Explain the message that a line is; False if its values say that it is none."""
@@ -296,7 +322,10 @@ class _Explainer:
             return []
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
-        if found is not None and (passage := explain_message(found, self._writers)) is not None:
+        if (
+            found is not None
+            and (passage := explain_message(found, self._writers, frames=entry.frames)) is not None
+        ):
             passage = of_redis_client(passage, header.logger)
             module = module_of(header.logger)
             if module is not None and module.is_beside:
@@ -406,6 +435,7 @@ class _Explainer:
             other_loggers=dict(self._unrecognized.most_common()),
             areas={name: module.about for name, module in modules.items()},
             beside=[name for name, module in modules.items() if module.is_beside],
+            unknown=[one for _, kept in sorted(self._unknown.items()) for one in kept][:MAX_UNKNOWN],
             summary=_summary(passages),
         )
 
@@ -524,7 +554,12 @@ class _UnknownErrors:
 
 def _reason(text: str) -> Match | None:
     """Return what is known of an exception's line."""
-    return next((found for one in read_line(text)[1] if (found := find_message(one))), find_reason(text))
+    for one in read_line(text)[1]:
+        found = find_message(one)
+        # A name may be that of a stream, or of anything else.
+        if found is not None and (found.message.key not in NOT_BY_DATA or explain_message(found, {})):
+            return found
+    return find_reason(text)
 
 
 def _with_state(passage: Passage, state: HomeserverState) -> Passage:

@@ -68,7 +68,7 @@ _HEADER: Final = re.compile(
 """One part of a header: a time, a logger, a level, a container, a program, the number of a line."""
 
 _REQUEST: Final = re.compile(
-    r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\] |[\w.-]{1,100}-\d{1,9} )", re.ASCII
+    r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[(?P<other>[^\]]{0,200})\] |[\w.-]{1,100}-\d{1,9} )", re.ASCII
 )
 """The request on whose behalf a line was logged: between the header and the message."""
 
@@ -89,17 +89,22 @@ _HEADER_KEYS: Final = {
     "time": ("time", "timestamp", "@timestamp", "ts"),
     "logger": ("namespace", "logger", "logger_name", "name"),
     "level": ("level", "levelname", "severity"),
+    "request": ("request",),
 }
 _MAX_STRINGS: Final = 20
 """The most strings of a JSON document that are looked at."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What stood before a message; "" is unknown. `logger` is a module's name, `level` as ``WARNING``."""
+    """What stood before a message; "" is unknown. `logger` is a module's name, `level` as ``WARNING``.
+
+    The `request` is that on whose behalf it was logged, as ``GET-12``.
+    """
 
     time: str = ""
     logger: str = ""
     level: str = ""
+    request: str = ""
 
     def __bool__(self) -> bool:
         return self.logger != "" or self.level != ""
@@ -124,7 +129,7 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
     if redis := _read_redis(line):
         return redis.header, [redis]
     if found := _DEFAULT.fullmatch(line):
-        header = Header(found["time"], found["logger"], found["level"])
+        header = Header(found["time"], found["logger"], found["level"], found["request"])
         message = found["message"].strip()
         texts = [LoggedText(message, header)]
         if " " in message and not _may_wrap(message):
@@ -274,7 +279,8 @@ def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
     header, rest = _beheaded(text, outer)
     if header or rest != text:
         if (found := _REQUEST.match(rest)) and header:
-            yield LoggedText(rest[found.end() :].strip(), header)
+            named = msgspec.structs.replace(header, request=found["name"] or found["other"] or "")
+            yield LoggedText(rest[found.end() :].strip(), named)
         yield LoggedText(rest, header)
     if found := _EXCEPTION.match(rest) or _INNER_EXCEPTION.search(rest[:500]):
         yield LoggedText(rest[found.end() :].strip(), header, found["name"])
@@ -296,7 +302,7 @@ def _beheaded(text: str, outer: Header) -> tuple[Header, str]:
         if found["logger"] and found["level"]:
             # What follows may be the message.
             break
-    return Header(**found), text[place:].strip()
+    return Header(**found, request=outer.request), text[place:].strip()
 
 
 def _header_of(document: dict[str, Any], outer: Header) -> Header:
@@ -308,7 +314,10 @@ def _header_of(document: dict[str, Any], outer: Header) -> Header:
     if not found["logger"].startswith("synapse"):
         found["logger"] = ""
     return Header(
-        found["time"] or outer.time, found["logger"] or outer.logger, found["level"].upper() or outer.level
+        found["time"] or outer.time,
+        found["logger"] or outer.logger,
+        found["level"].upper() or outer.level,
+        found["request"] or outer.request,
     )
 
 
