@@ -97,7 +97,7 @@ REASONS: Final = [
     ("redis_gone", "txredisapi.ConnectionError: Lost connection"),
     ("port_identity", 'psycopg2.errors.GeneratedAlways: cannot insert a non-DEFAULT value into column "key"'),
     ("process_exited", "   Main PID: 414731 (code=exited, status=1/FAILURE)"),
-    ("redis_full", "txredisapi.ResponseError: LOADING Redis is loading the dataset in memory"),
+    ("redis_loading", "txredisapi.ResponseError: LOADING Redis is loading the dataset in memory"),
 ]
 """Last lines of tracebacks, and words of PostgreSQL and of the system, of public reports."""
 
@@ -389,7 +389,7 @@ def test_a_request_is_explained_by_its_answer(seconds: str, code: str, request_l
                 ' connecting to upstream, client: 10.0.0.1, request: "PUT /_matrix/client/r0/sync HTTP/2.0",'
                 ' upstream: "http://127.0.0.1:8083/_matrix/client/r0/sync"'
             ),
-            "at 127.0.0.1:8083, to which a proxy passes requests, did not answer.",
+            "Nothing listens at 127.0.0.1:8083, to which a proxy, or a bridge, passes requests.",
         ),
     ],
 )

@@ -11,9 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.caches.unreachable import kept_answer
-from synrepl.homeserver.explanation.messages import Match, find_reason
+from synrepl.homeserver.explanation.duplicates import IN_AN_UPDATE, UPDATES, told_of_duplicate
+from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
 from synrepl.homeserver.explanation.modules import module_of
-from synrepl.homeserver.explanation.pasted_lines import REDIS
+from synrepl.homeserver.explanation.pasted_lines import REDIS, Header, LoggedText
+from synrepl.homeserver.explanation.proxies import told_of_proxy
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.homeserver.explanation.tokens import (
     NUMBERED,
@@ -354,60 +356,21 @@ def _fetching(match: Match, writers: Writers) -> Passage:
     return _passage(match, words, [step], [row])
 
 
-_UPSTREAM: Final = re.compile(
-    r'upstream: "(?:https?://)?(?P<where>[^"/\s]{1,200}|unix:[^":\s]{1,200})'
-    r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
-    r"|Server (?P<server>\S{1,200}) is DOWN|backend '?(?P<backend>[^\s']{1,200})'? has no server",
-    re.ASCII,
-)
-"""The process that a proxy asked: as nginx, programs in Go (Caddy, Traefik), and HAProxy name it."""
-
-
 def _upstream(match: Match, writers: Writers) -> Passage | None:
-    """Explain that a proxy got no answer: of whom."""
-    found = _UPSTREAM.search(match.text)
-    if found is None:
-        return None
-    where = printable(found[found.lastgroup or 0])
-    what = "did not answer in time" if "time" in match.text.partition("upstream:")[0] else "did not answer"
-    words = [f"The process of Synapse at {where}, to which a proxy passes requests, {what}."]
-    if "no such host" in match.text:
-        words = [f"A proxy passes requests to {where}, a name that has no address in its network."]
-    if "no live upstreams" in match.text or found["backend"]:
-        words = [
-            (
-                f"The proxy holds all processes of its upstream {where} for down, and asks none for"
-                " a while: requests before this one were refused, or took too long."
-            )
-        ]
-    return _passage(match, words, [match.message.do], [])
-
-
-_SEQUENCES: Final[Mapping[str, str]] = {
-    "events_stream_ordering": "events_stream_seq",
-    "state_groups_pkey": "state_group_id_seq",
-    "event_auth_chains_c_seq_index": "event_auth_chain_id",
-    "application_services_txns_as_id_txn_id_key": "application_services_txn_id_seq",
-}
-"""Sequences of which a taken id tells, by the name of the constraint."""
+    """Explain that a proxy got no answer: of whom, and where on the way it failed."""
+    told = told_of_proxy(match.text)
+    return _passage(match, *told, []) if told is not None else None
 
 
 def _id_twice(match: Match, writers: Writers) -> Passage | None:
     """Explain a row that is there already: by a sequence, or because it was stored twice."""
-    name = match.values[-1].split()[0].strip("\"'")
-    if name in _SEQUENCES:
-        told = f"The sequence {_SEQUENCES[name]} gives out ids that are in use: it is behind its table."
-        return _passage(match, [told], [match.message.do], [])
-    if "event_id" not in name and "Key (event_id)=" not in match.text:
+    told = told_of_duplicate(match.text, match.values[-1])
+    if told is None:
         return None
-    words = [
-        (
-            f"The database has this event already ({printable(name)}): it was stored twice at once, or"
-            " the tables of events do not agree about it. No sequence is at fault."
-        )
-    ]
-    advice = ["once: nothing to do. For the same event again and again: see which tables of events have it"]
-    return _passage(match, words, advice, [])
+    # In PostgreSQL's own log there is no exception: Synapse may have done without the row.
+    is_own = told.is_harmless and "Error" not in match.text and "Violation" not in match.text
+    passage = _passage(match, told.words, told.advice or [match.message.do], [])
+    return msgspec.structs.replace(passage, severity="look" if is_own else passage.severity)
 
 
 def _sql(match: Match, writers: Writers) -> Passage | None:
@@ -512,6 +475,75 @@ def _received(match: Match, writers: Writers) -> Passage | None:
         if name != "timeout"
     ]
     return _passage(match, words, [], fields)
+
+
+def _no_row(match: Match, writers: Writers) -> Passage | None:
+    """Explain a row that is missing by its table."""
+    if match.values[-1] != "pushers":
+        return None
+    words = [
+        (
+            "The pusher was deleted while it was at work: its user logged out, or its telephone registered a"
+            " new one. Nothing is lost."
+        )
+    ]
+    return msgspec.structs.replace(_passage(match, words, [], []), severity="look")
+
+
+_OPTION: Final = re.compile(r"Error in configuration at '(?P<path>[^']{1,200})':\s*(?P<told>.*)", re.DOTALL)
+
+
+def _option(match: Match, writers: Writers) -> Passage | None:
+    """Explain an option that is wrong by its name, and by what Synapse says of it."""
+    found = _OPTION.search(match.text)
+    if found is None or not found["told"]:
+        return None
+    option, told = printable(found["path"]), _shown(found["told"])
+    words = f"Synapse refuses to start: the option {option} of its configuration is wrong: {told}"
+    return _passage(match, [words], [match.message.do], [])
+
+
+def _tool_unreachable(match: Match, writers: Writers) -> Passage | None:
+    """Explain an address that a script did not reach by the protocol."""
+    if re.search("WRONG_VERSION_NUMBER|wrong version number|UNKNOWN_PROTOCOL", match.text) is None:
+        return None
+    words = ["A script speaks TLS (https://) to a port of the homeserver that does not."]
+    advice = ["write http:// in place of https:// for that port: behind a proxy Synapse itself has no TLS"]
+    return _passage(match, words, advice, [])
+
+
+_RAISED: Final = re.compile(
+    r"\b\w{0,80}(?:Exception|Error)\(u?(?P<quote>['\"])(?P<text>.{1,500}?)(?P=quote)", re.ASCII
+)
+"""An exception as Python shows it within a text."""
+
+
+def _remote_error(match: Match, writers: Writers) -> Passage | None:
+    """Explain an error of replication over TCP by its text."""
+    raised = _RAISED.search(match.text)
+    reason = find_message(LoggedText(raised["text"], Header())) if raised else None
+    inner = _explained(reason, writers) if reason is not None else None
+    if inner is None:
+        return None
+    return _passage(match, [match.message.means, *inner.words], inner.advice, [])
+
+
+_ANSWERED: Final = re.compile(
+    r"(?:CodeMessageException|HttpResponseException)[:(] ?['\"]?(?P<code>\d{3})", re.ASCII
+)
+
+
+def _not_pushed(passage: Passage, reasons: Sequence["Match | str"]) -> Passage:
+    """Explain a push that was refused by the answer, where the exception has it."""
+    said = " ".join(one if isinstance(one, str) else one.text for one in reasons)
+    found = _ANSWERED.search(f"{passage.text} {said}")
+    if found is None:
+        return passage
+    told = f"The gateway was reached, and answered {found['code']}"
+    if re.search(r"<!DOCTYPE|<html", said, re.IGNORECASE):
+        told += " with a page for people: a proxy before it (as Cloudflare) refused, and not itself"
+    step = "nothing is to be done here unless the gateway is your own: then see its log"
+    return msgspec.structs.replace(passage, words=[*passage.words, f"{told}."], advice=[step])
 
 
 def _connecting(match: Match, writers: Writers) -> Passage | None:
@@ -942,6 +974,10 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "start_name": _instance,
     "proxy_upstream": _upstream,
     "id_twice": _id_twice,
+    "no_row": _no_row,
+    "cfg_error": _option,
+    "tool_unreachable": _tool_unreachable,
+    "tcp_remote_error": _remote_error,
     "sql_debug": _sql,
     "sync_span": _sync_span,
     "pg_duration": _pg_duration,
@@ -951,6 +987,18 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "response_cached": _kept_answer,
 }
 """What explains a message by its values; None: what the data says is all."""
+
+
+def _in_place(passage: Passage, frames: Sequence[str], key: str = "") -> Passage:
+    """Say what a reason means where it ended an update of the database in the background."""
+    told = IN_AN_UPDATE.get(passage.kind)
+    if told is None or not (key == "update_failed" or UPDATES in frames):
+        return passage
+    return msgspec.structs.replace(passage, words=[told[0]], advice=[told[1]])
+
+
+_SAYS_WRITERS: Final = frozenset(("not_writer", "wrong_role"))
+"""Reasons that tell of a request that came to a process which does not write its stream."""
 
 
 def explain_message(
@@ -969,8 +1017,13 @@ def explain_message(
     passage = _explained(match, writers)
     if passage is None:
         return None
+    passage = _in_place(passage, frames)
+    if passage.kind == "client_write_failed" and _is_of_no_writer(reasons):
+        passage = msgspec.structs.replace(passage, words=[REQUEST_FAILED], advice=[])
     if passage.severity != "normal":
-        passage = _with_reasons(passage, match, writers, reasons)
+        passage = _with_reasons(passage, match, writers, reasons, frames)
+        if passage.kind == "push_unreachable":
+            passage = _not_pushed(passage, reasons)
         if not passage.cause:
             passage = _with_frames(passage, frames, is_cut=is_cut)
     words = list(passage.words)
@@ -979,6 +1032,17 @@ def explain_message(
     if match.spans and not match.is_cut:
         words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
     return msgspec.structs.replace(passage, words=words)
+
+
+REQUEST_FAILED: Final = (
+    "A request failed in this process with an exception, and was answered with an error 500."
+)
+
+
+def _is_of_no_writer(reasons: Sequence[Match | str]) -> bool:
+    """Whether the reasons are known, and none is that this process does not write the stream."""
+    known = [one.message.key for one in reasons if isinstance(one, Match)]
+    return bool(known) and not _SAYS_WRITERS.intersection(known)
 
 
 def _explained(match: Match, writers: Writers) -> Passage | None:
@@ -997,7 +1061,11 @@ _TOLD_WHOLE: Final = ("sequence_table", "sequence_position")
 
 
 def _with_reasons(
-    passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
+    passage: Passage,
+    match: Match,
+    writers: Writers,
+    reasons: Sequence[Match | str],
+    frames: Sequence[str] = (),
 ) -> Passage:
     """Add what the exceptions of a message mean, or the last of them as it is."""
     if (
@@ -1010,7 +1078,8 @@ def _with_reasons(
     for one in reasons:
         found = _explained(one, writers) if isinstance(one, Match) else None
         if found is not None and found.kind != match.message.key:
-            known.setdefault(found.kind, of_redis_client(found, match.message.logger))
+            found = _in_place(of_redis_client(found, match.message.logger), frames, match.message.key)
+            known.setdefault(found.kind, found)
     if not known:
         words = [
             f"The exception: {_shown(one if isinstance(one, str) else one.text)}"

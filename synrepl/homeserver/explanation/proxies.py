@@ -1,0 +1,121 @@
+"""What a proxy, or a bridge, logs of a process that it asked: which one, and where on the way it failed."""
+
+import re
+from typing import Final
+
+from synrepl.wire.text import printable
+
+_UPSTREAM: Final = re.compile(
+    r'upstream: "(?:https?://)?(?P<where>unix:[^":\s]{1,200}|[^"/\s]{1,200})'
+    r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
+    r"|Server (?P<server>\S{1,200}) is DOWN|backend '?(?P<backend>[^\s']{1,200})'? has no server"
+    r"|(?:^|[\s\"])(?P<named>[\w.-]{1,200})\"? could not be resolved"
+    r'|host not found in upstream "(?P<unfound>[^"]{1,200})|attempt to connect to (?P<tried>\S{1,200})'
+    r"|(?:remote server|returned by|connection to backend:?) (?P<asked>[\w.:\[\]-]{1,200})"
+    r"|read tcp [^\s>]{1,100}->(?P<read>[^\s\"]{1,100}?): ",
+    re.ASCII,
+)
+"""The process that a proxy asked: as nginx, programs in Go (Caddy, Traefik), HAProxy and Apache name it."""
+
+_SEE_ADDRESS: Final = (
+    "see whether that process runs, and listens at that address and port (for a socket: at that path, and the"
+    " proxy's user may use it)"
+)
+_SEE_LOG: Final = "see the log of that process, and of the system, at that time"
+_LOOPBACK: Final = (
+    "[::1] is what localhost may mean: if Synapse listens at 127.0.0.1 alone, write 127.0.0.1 into the"
+    " proxy's configuration in place of localhost"
+)
+
+_ON_THE_WAY: Final = (
+    (r"is DOWN", "A check of the proxy finds {} down.", f"{_SEE_ADDRESS}; the reason is in the line"),
+    (
+        r"no such host|[Hh]ost not found|server misbehaving|resolved \(\d+: Operation timed out",
+        "A proxy passes requests to {}, a name that has no address in its network.",
+        (
+            "see whether the container of that name runs, and is in the same network as the proxy (docker"
+            " network inspect); nginx looks names up at its start: reload it afterwards"
+        ),
+    ),
+    (
+        r"no live upstreams|has no server available",
+        (
+            "The proxy holds all processes of its upstream {} for down, and asks none for a while: requests"
+            " before this one were refused, or took too long."
+        ),
+        (
+            "the lines before tell which, and why. A /sync waits as long as its client wants, 30 s and more:"
+            " the proxy must wait longer (nginx: proxy_read_timeout 600s), else it holds a sound process for"
+            " down"
+        ),
+    ),
+    (
+        r"SSL_do_handshake|SSL handshak",
+        "A proxy speaks TLS to {}, which does not, or not as it likes.",
+        "pass requests on by http:// unless that listener of Synapse has tls: true",
+    ),
+    (
+        r"\b13: Permission denied|connect: permission denied",
+        "The proxy's user may not use {}.",
+        (
+            "for a socket: its mode and group, and those of its folder; with SELinux: setsebool"
+            " httpd_can_network_connect 1"
+        ),
+    ),
+    (
+        r"refused|No such file or directory|connect: no such file|AH01114|AH01079|failed to make connection",
+        "Nothing listens at {}, to which a proxy, or a bridge, passes requests.",
+        _SEE_ADDRESS,
+    ),
+    (
+        (
+            r"timed? ?out.{0,40}while connecting|dial tcp \S+ (?:i/o timeout|connect: connection timed out)"
+            r"|no route to host|network is unreachable|No route to host"
+            r"|attempt to connect to \S+ .{0,60}failed"
+        ),
+        "A connection to {}, to which a proxy passes requests, could not be made: no answer came from there.",
+        (
+            "see whether both are in one network (in Docker: the container may be in several, and the proxy"
+            " takes the address of another: traefik.docker.network names it), and whether a firewall is"
+            " between"
+        ),
+    ),
+    (
+        (
+            r"prematurely closed|reset by peer|Broken pipe|EOF|AH01102|AH00898|error reading status line"
+            r"|reading from remote"
+        ),
+        "{}, to which a proxy passed a request, closed the connection before its answer was there, or whole.",
+        (
+            f"it was restarted, killed (memory) or ended the request: {_SEE_LOG}. A few at a restart are"
+            " normal; clients ask again. Always for one path: the request itself fails there"
+        ),
+    ),
+    (
+        r"too big header|invalid header",
+        "The answer of {} begins in a way that the proxy does not take.",
+        "raise proxy_buffer_size; if the header is invalid: the port is that of another protocol, or of TLS",
+    ),
+    (
+        r"timed? ?out|i/o timeout",
+        "{}, to which a proxy passed a request, did not answer in the time that the proxy waits.",
+        (
+            "a /sync waits as long as its client wants, 30 s and more: proxy_read_timeout must be longer"
+            " (600s). Others: look at the load of that process, and what it waits for: its log has the"
+            " request when it ends (Processed request: 75.0sec)"
+        ),
+    ),
+)
+"""What failed between a proxy and a process: a pattern, what it tells of the address, and what to do."""
+
+
+def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
+    """Return what is said of a request that a proxy could not pass on, and what to do; None if it is none."""
+    told = next((one for one in _ON_THE_WAY if re.search(one[0], text, re.ASCII)), None)
+    if told is None:
+        return None
+    found = _UPSTREAM.search(text)
+    where = printable(found[found.lastgroup or 0].rstrip(":.")) if found else "the process"
+    words = told[1].format(where)
+    advice = [told[2], *([_LOOPBACK] if where.startswith("[::1]") and told[2] == _SEE_ADDRESS else [])]
+    return [f"{words[0].upper()}{words[1:]}"], advice

@@ -1,0 +1,448 @@
+"""What reports have around streams: databases, proxies, scripts, systems that end a process."""
+
+import pytest
+
+from synrepl.homeserver.explanation import Passage, explain
+
+HEAD = "2026-11-02 10:00:00,000 - {} - 1 - {} - x - "
+UPDATE = (
+    "Traceback (most recent call last):\n"
+    '  File "/x/synapse/storage/background_updates.py", line 107, in run_background_updates\n'
+    "    result = await self.do_next_background_update(\n"
+)
+
+
+def told(text: str) -> Passage:
+    """Return what is said first of a text."""
+    return explain(text).passages[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "severity", "said"),
+    [
+        # What was to be made is there (element-hq/synapse#15484).
+        (
+            'psycopg2.errors.DuplicateTable: relation "background_updates" already exists',
+            "db_there_already",
+            "error",
+            "one main process alone",
+        ),
+        # Values that only SQLite takes (matrix-org/synapse#7654, #15225).
+        (
+            'insert or update on table "a" violates foreign key constraint "a_b_fkey"',
+            "db_reference",
+            "error",
+            "that one is not there",
+        ),
+        ('invalid input syntax for type bigint: "1.0"', "db_value", "error", "SQLite keeps any value"),
+        ("A string literal cannot contain NUL (0x00) characters.", "db_value", "error", "SQLite"),
+        # Rights, versions, ends of PostgreSQL.
+        ("permission denied for table schema_version", "db_rights", "error", "OWNER TO"),
+        ("ERROR:  permission denied for schema public", "db_rights", "error", "PostgreSQL 15"),
+        (
+            "current transaction is aborted, commands ignored until end of transaction block",
+            "db_aborted",
+            "look",
+            "first error",
+        ),
+        ("FATAL:  database files are incompatible with server", "db_files", "error", "version of before"),
+        (
+            'WARNING:  database "synapse" has a collation version mismatch',
+            "db_collation_version",
+            "look",
+            "REINDEX",
+        ),
+        (
+            "LOG:  database system was not properly shut down; automatic recovery in progress",
+            "db_recovered",
+            "look",
+            "oom-kill",
+        ),
+        (
+            "LOG:  unexpected EOF on client connection with an open transaction",
+            "db_client_gone",
+            "look",
+            "killed or restarted",
+        ),
+        (
+            "psycopg2.OperationalError: SCRAM authentication requires libpq version 10 or above",
+            "db_library",
+            "error",
+            "psycopg2-binary",
+        ),
+        ("psycopg2.InterfaceError: cursor already closed", "db_lost", "look", "PostgreSQL"),
+        # A collation over several lines, and within brackets (e#16915, m#14566).
+        (
+            (
+                f"x.IncorrectDatabaseSetup: Database is incorrectly configured:{' ' * 60}\n{' ' * 90}\n"
+                f"{' ' * 9}- 'COLLATE' is set to 'c'. Should be 'C'{' ' * 40}"
+            ),
+            "db_collation",
+            "error",
+            "allow_unsafe_locale",
+        ),
+        (
+            (
+                "x.IncorrectDatabaseSetup: (\"Database has incorrect collation of 'en_US.utf8'. Should be"
+                " 'C'\", '')"
+            ),
+            "db_collation",
+            "error",
+            "LC_COLLATE",
+        ),
+        # Redis says precisely what it lacks.
+        ("AUTH failed: ERR max number of clients reached", "redis_clients_full", "error", "CLIENT LIST"),
+        (
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "redis_memory_full",
+            "error",
+            "maxmemory",
+        ),
+        ("READONLY You can't write against a read only replica.", "redis_replica", "error", "the master"),
+        ("txredisapi.ResponseError: NOPERM this user has no permissions", "redis_rights", "error", "ACL"),
+        ("txredisapi.ResponseError: MOVED 7365 10.0.0.1:6379", "redis_cluster", "error", "single Redis"),
+        # Locks (element-hq/synapse#18221, #19315).
+        (
+            "Lock timeout is getting excessive: 640s. There may be a deadlock.",
+            "lock_slow",
+            "look",
+            "worker_read_write_locks",
+        ),
+        (
+            "ValueError: Exceeds the limit (4300 digits) for integer string conversion",
+            "lock_number",
+            "error",
+            "1.153",
+        ),
+        # The system around it.
+        (
+            HEAD.format("twisted", "INFO") + "Received SIGTERM, shutting down.",
+            "process_stops",
+            "normal",
+            "asked to end",
+        ),
+        (
+            "a.service: Scheduled restart job, restart counter is at 15.",
+            "process_restarted",
+            "look",
+            "why it ended",
+        ),
+        (
+            "  Warning  Unhealthy  5s kubelet  Liveness probe failed: HTTP probe failed",
+            "probe_failed",
+            "look",
+            "health",
+        ),
+        ("State 'stop-sigterm' timed out. Killing.", "stop_timeout", "look", "TimeoutStopSec"),
+        ("Out of memory: Killed process 812 (python)", "process_killed", "error", "memory"),
+        ("Reason:       OOMKilled", "process_killed", "error", "memory"),
+        (
+            "Couldn't listen on ::1:8008: [Errno 99] Cannot assign requested address.",
+            "address_not_here",
+            "error",
+            "IPv6",
+        ),
+        (
+            "twisted: [] socket.gaierror: [Errno -9] Address family for hostname not supported",
+            "address_not_here",
+            "error",
+            "bind_addresses",
+        ),
+        ("KeyError: 'request'", "log_filter", "look", "filters: [context]"),
+        ("ValueError: Formatting field not found in record: 'request'", "log_filter", "look", "log"),
+        # Scripts.
+        (
+            (
+                "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='::1', port=8448): Max retries"
+                " exceeded with url: /_synapse/admin/v1/register (Caused by NewConnectionError('refused'))"
+            ),
+            "tool_unreachable",
+            "error",
+            "http://127.0.0.1:8008",
+        ),
+        (
+            (
+                "requests.exceptions.SSLError: HTTPSConnectionPool(host='127.0.0.1', port=8008): Max retries"
+                " exceeded with url: /x (Caused by SSLError(SSLError(1, '[SSL: WRONG_VERSION_NUMBER] wrong"
+                " version number')))"
+            ),
+            "tool_unreachable",
+            "error",
+            "write http://",
+        ),
+        (
+            HEAD.format("synapse_port_db", "INFO")
+            + 'Failed to create port table: relation "x" already exists',
+            "port_again",
+            "normal",
+            "run before",
+        ),
+        ("Malformed database config: no 'name'", "port_config", "error", "--postgres-config"),
+        # Replication over TCP.
+        (
+            HEAD.format("synapse.replication.tcp.protocol", "ERROR")
+            + "[anon-a] Remote reported error: u\"failed: Exception('stream receipts has fallen behined',)\"",
+            "tcp_remote_error",
+            "error",
+            "more rows than the main process gives at once",
+        ),
+        (
+            HEAD.format("synapse.replication.tcp.protocol", "INFO") + "[a-b] Pause producing",
+            "tcp_paused",
+            "look",
+            "reads slower",
+        ),
+        # A pusher that is gone, and one that another program answered (matrix-org/synapse#5101, #3207).
+        ("synapse.api.errors.StoreError: 404: No row found (pushers)", "no_row", "look", "Nothing is lost"),
+        (
+            HEAD.format("synapse.push.httppusher", "WARNING")
+            + "Failed to send badge count to @a:b\nTraceback (most recent call last):\n"
+            + '  File "/x/synapse/http/client.py", line 200, in post_json_get_json\n'
+            + "    raise x\nCodeMessageException: 403: <!DOCTYPE html>",
+            "push_unreachable",
+            "look",
+            "answered 403 with a page",
+        ),
+        # Options, with what is printed below them.
+        (
+            " Error in configuration at 'listeners.<item 0>.port':\n   must be a number of a port",
+            "cfg_error",
+            "error",
+            "the option listeners.<item 0>.port of its configuration is wrong: must be a number of a port",
+        ),
+        (
+            "Cannot reuse as_token across application services: irc (files: a, b)",
+            "cfg_error",
+            "error",
+            "line",
+        ),
+    ],
+)
+def test_what_a_kind_of_report_has_is_told(text: str, kind: str, severity: str, said: str) -> None:
+    passage = told(text)
+
+    assert (passage.kind, passage.severity) == (kind, severity)
+    assert said in " ".join([*passage.words, *passage.advice])
+
+
+@pytest.mark.parametrize(
+    ("failed", "where", "said"),
+    [
+        (
+            (
+                "connect() failed (111: Connection refused) while connecting to upstream, upstream:"
+                ' "http://[::1]:8008/x"'
+            ),
+            "[::1]:8008",
+            "write 127.0.0.1",
+        ),
+        (
+            (
+                "connect() failed (111: Connection refused) while connecting to upstream, upstream:"
+                ' "http://10.0.0.1:81/x"'
+            ),
+            "10.0.0.1:81",
+            "that address and port",
+        ),
+        (
+            (
+                "upstream timed out (110: Connection timed out) while connecting to upstream, upstream:"
+                ' "http://10.0.0.1:81/x"'
+            ),
+            "10.0.0.1:81",
+            "in one network",
+        ),
+        (
+            (
+                "upstream timed out (110: Connection timed out) while reading response header from"
+                ' upstream, upstream: "http://10.0.0.1:81/x"'
+            ),
+            "10.0.0.1:81",
+            "proxy_read_timeout",
+        ),
+        (
+            (
+                "upstream prematurely closed connection while reading response header from upstream,"
+                ' upstream: "http://10.0.0.1:81/x"'
+            ),
+            "10.0.0.1:81",
+            "restarted, killed",
+        ),
+        (
+            (
+                "recv() failed (104: Connection reset by peer) while reading response header from upstream,"
+                ' upstream: "http://10.0.0.1:81/x"'
+            ),
+            "10.0.0.1:81",
+            "restarted, killed",
+        ),
+        (
+            (
+                "SSL_do_handshake() failed (SSL: wrong version number) while SSL handshaking to upstream,"
+                ' upstream: "https://10.0.0.1:81/x"'
+            ),
+            "10.0.0.1:81",
+            "http://",
+        ),
+        (
+            (
+                "connect() to unix:/run/a.sock failed (13: Permission denied) while connecting to upstream,"
+                ' upstream: "http://unix:/run/a.sock:/x"'
+            ),
+            "unix:/run/a.sock",
+            "mode and group",
+        ),
+        ('host not found in upstream "synapse" in /etc/nginx/nginx.conf:8', "synapse", "no address"),
+        (
+            "level=debug msg=\"'504 Gateway Timeout' caused by: dial tcp 172.20.0.3:8008: i/o timeout\"",
+            "172.20.0.3:8008",
+            "traefik.docker.network",
+        ),
+        (
+            "'502 Bad Gateway' caused by: dial tcp: lookup synapse on 127.0.0.11:53: no such host",
+            "synapse",
+            "no address",
+        ),
+        (
+            "(111)Connection refused: AH00957: HTTP: attempt to connect to 127.0.0.1:8008 (127.0.0.1) failed",
+            "127.0.0.1:8008",
+            "that address and port",
+        ),
+        (
+            "AH01102: error reading status line from remote server 127.0.0.1:8008",
+            "127.0.0.1:8008",
+            "restarted, killed",
+        ),
+    ],
+)
+def test_a_proxy_that_got_no_answer_is_told_by_where_it_failed(failed: str, where: str, said: str) -> None:
+    passage = told(failed)
+
+    assert passage.kind == "proxy_upstream"
+    assert where in passage.words[0]
+    assert said in " ".join([*passage.words, *passage.advice]).replace(
+        "holds a sound process for down", "held for down"
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "said", "never"),
+    [
+        (
+            (
+                'psycopg2.errors.UniqueViolation: could not create unique index "e2e_idx"\nDETAIL:  Key'
+                " (stream_id)=(3547) is duplicated."
+            ),
+            "Synapse serves all the same",
+            "do not start the homeserver",
+        ),
+        (
+            (
+                "psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint"
+                ' "a_index2"\nDETAIL:  Key (user_id, room_id)=(@a:b, !c:d) already exists.'
+            ),
+            "it fails again at each try",
+            "see whether sequences and tables fit",
+        ),
+        (
+            "synapse.api.errors.StoreError: 404: No row found",
+            "another process did it meanwhile",
+            "federation",
+        ),
+    ],
+)
+def test_what_ended_an_update_of_the_database_is_told_as_that(last: str, said: str, never: str) -> None:
+    """With the line that logged it, and without."""
+    for before in (HEAD.format("synapse.storage.background_updates", "ERROR") + "Error doing update\n", ""):
+        passage = told(f"{before}{UPDATE}{last}")
+
+        all_said = " ".join([*passage.words, *passage.advice])
+        assert said in all_said
+        assert never not in all_said
+
+
+@pytest.mark.parametrize(
+    ("line", "severity", "said"),
+    [
+        (
+            '2019-09-02 UTC ERROR:  duplicate key value violates unique constraint "device_uniqueness"',
+            "look",
+            "no trouble",
+        ),
+        (
+            (
+                "UniqueViolation: duplicate key value violates unique constraint"
+                ' "event_push_summary_unique_index"'
+            ),
+            "error",
+            "notifications",
+        ),
+        (
+            "sqlite3.IntegrityError: UNIQUE constraint failed: event_push_summary.user_id",
+            "error",
+            "notifications",
+        ),
+        (
+            (
+                "psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint"
+                ' "state_groups_pkey"'
+            ),
+            "error",
+            "state_group_id_seq",
+        ),
+        (
+            (
+                "psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint"
+                ' "x_pkey"\nDETAIL:  Key (id)=(12) already exists.'
+            ),
+            "error",
+            "sequence",
+        ),
+    ],
+)
+def test_a_row_that_is_there_is_told_by_its_key(line: str, severity: str, said: str) -> None:
+    passage = told(line)
+
+    assert (passage.kind, passage.severity) == ("id_twice", severity)
+    assert said in " ".join(passage.words)
+
+
+def test_a_known_reason_of_a_write_that_failed_is_not_put_down_to_the_proxy() -> None:
+    line = (
+        HEAD.format("synapse.http.server", "ERROR") + "Failed handle request via 'PushRuleRestServlet': <X>\n"
+    )
+    trace = (
+        'Traceback (most recent call last):\n  File "/x/synapse/http/server.py", line 81, in w\n    await h\n'
+    )
+
+    collided = told(f"{line}{trace}psycopg2.errors.SerializationFailure: could not serialize access due to x")
+    not_writer = told(f"{line}{trace}AssertionError")
+
+    assert "stream_writers" not in " ".join([*collided.words, *collided.advice])
+    assert "stream_writers" in " ".join(not_writer.advice)
+
+
+def test_an_exception_with_its_frames_below_it_is_one() -> None:
+    """As Sentry shows it."""
+    found = explain(
+        "SerializationFailure: could not serialize access due to concurrent update\n\n"
+        '  File "synapse/appservice/scheduler.py", line 324, in send\n'
+        "    await txn.complete(self.store)\n"
+    )
+
+    [passage] = found.passages
+    assert passage.kind == "serialization"
+    assert "What failed is what application services are sent." in passage.words
+
+
+def test_a_statement_below_an_error_of_postgresql_is_no_change_by_hand() -> None:
+    found = explain(
+        "2022-10-16 06:41:55.897 CDT [7116] ERROR:  could not serialize access due to concurrent delete\n"
+        "2022-10-16 06:41:55.897 CDT [7116] STATEMENT:\n"
+        "            DELETE FROM stream_positions\n"
+        "            WHERE\n"
+        "                stream_name = 'account_data'\n"
+    )
+
+    assert found.unrecognized == 0
+    assert not any("doctor instead" in step for one in found.passages for step in one.advice)
