@@ -25,7 +25,7 @@ def told(text: str) -> Passage:
             'psycopg2.errors.DuplicateTable: relation "background_updates" already exists',
             "db_there_already",
             "error",
-            "one main process alone",
+            "start the main process alone",
         ),
         # Values that only SQLite takes (matrix-org/synapse#7654, #15225).
         (
@@ -36,6 +36,27 @@ def told(text: str) -> Passage:
         ),
         ('invalid input syntax for type bigint: "1.0"', "db_value", "error", "SQLite keeps any value"),
         ("A string literal cannot contain NUL (0x00) characters.", "db_value", "error", "SQLite"),
+        # SQLite.
+        (
+            "sqlite3.OperationalError: unable to open database file",
+            "sqlite_file",
+            "error",
+            "--sqlite-database",
+        ),
+        ("sqlite3.DatabaseError: database disk image is malformed", "sqlite_broken", "error", "damaged"),
+        ('sqlite3.OperationalError: near "WHERE": syntax error', "sqlite_old", "error", "too old"),
+        (
+            "sqlite3.OperationalError: table receipts_linearized_new already exists",
+            "db_there_already",
+            "error",
+            "broken off",
+        ),
+        (
+            '2019-06-02 CEST [1] ERROR:  relation "event_search_fts_idx" already exists',
+            "db_there_already",
+            "look",
+            "no trouble",
+        ),
         # Rights, versions, ends of PostgreSQL.
         ("permission denied for table schema_version", "db_rights", "error", "OWNER TO"),
         ("ERROR:  permission denied for schema public", "db_rights", "error", "PostgreSQL 15"),
@@ -150,6 +171,44 @@ def told(text: str) -> Passage:
         ),
         ("KeyError: 'request'", "log_filter", "look", "filters: [context]"),
         ("ValueError: Formatting field not found in record: 'request'", "log_filter", "look", "log"),
+        ("synapse_1 exited with code 139", "process_crashed", "error", "segmentation fault"),
+        # Tasks in the background.
+        (
+            HEAD.format("synapse.metrics.background_process_metrics", "ERROR")
+            + "Background process 'stats.notify_new_event' threw an exception",
+            "background_task_failed",
+            "look",
+            "Statistics stand still",
+        ),
+        (
+            HEAD.format("synapse.metrics.background_process_metrics", "ERROR")
+            + "Background process 'fetch_events' threw an exception",
+            "background_task_failed",
+            "error",
+            "reads events from the database",
+        ),
+        # Others who were asked, or answer for the server.
+        (
+            HEAD.format("synapse.http.client", "INFO")
+            + "Received response to POST http://push/_matrix/push/v1/notify: 502",
+            "http_request",
+            "look",
+            "an error, 502",
+        ),
+        (
+            HEAD.format("synapse.http.client", "INFO") + "Sending request PUT http://bridge/transactions/1",
+            "http_request",
+            "normal",
+            "application service",
+        ),
+        (
+            HEAD.format("synapse.appservice.api", "WARNING")
+            + "push_bulk to http://b:9005/transactions/88 received 504",
+            "as_push_failed",
+            "look",
+            "none in time",
+        ),
+        ("error code: 524", "proxy_cloudflare", "look", "100 s"),
         # Scripts.
         (
             (
@@ -446,3 +505,53 @@ def test_a_statement_below_an_error_of_postgresql_is_no_change_by_hand() -> None
 
     assert found.unrecognized == 0
     assert not any("doctor instead" in step for one in found.passages for step in one.advice)
+
+
+def test_rows_that_are_twice_end_an_upgrade_of_the_schema() -> None:
+    frames = UPDATE.replace("background_updates.py", "prepare_database.py")
+    passage = told(f"{frames}sqlite3.IntegrityError: UNIQUE constraint failed: receipts_linearized.room_id")
+
+    assert passage.kind == "id_twice"
+    assert "Synapse does not start" in passage.words[0]
+
+
+def test_what_other_homeservers_do_is_not_the_summary() -> None:
+    """Many of them cannot be reached at all times."""
+    found = explain(
+        HEAD.format("synapse.http.federation.matrix_federation_agent", "INFO")
+        + "Failed to connect to b.example:8448: User timeout caused connection failure.\n"
+        + HEAD.format("synapse.replication.tcp.handler", "WARNING")
+        + "Dropping command as not connected: 'USER_IP'"
+    )
+
+    assert found.summary.startswith("This process is not connected to Redis")
+
+
+def test_a_program_that_syslog_names_is_no_part_of_an_exception() -> None:
+    """Its lines have lost their indentation."""
+    [passage] = explain(
+        "\n".join(
+            f"Jan 27 22:14:49 hs bridged: {line}"
+            for line in (
+                'File "/x/txredisapi.py", line 400, in handle_reply',
+                "raise r",
+                (
+                    "txredisapi.ResponseError: MISCONF Redis is configured to save RDB snapshots, but is"
+                    " not able to"
+                ),
+            )
+        )
+    ).passages
+
+    assert passage.kind == "redis_cannot_save"
+
+
+def test_details_of_an_error_of_postgresql_belong_to_it() -> None:
+    found = explain(
+        "2023-05-12 10:34:27.145 UTC [matrix event_persister5] ERROR:  deadlock detected\n"
+        "2023-05-12 10:34:27.145 UTC [matrix event_persister5] DETAIL:  Process 9 waits for ShareLock on x;\n"
+        "        Process 8 waits for AccessExclusiveLock on relation 87 of database 16.\n"
+        "2023-05-12 10:34:27.145 UTC [matrix event_persister5] STATEMENT:  SELECT 1"
+    )
+
+    assert ([one.kind for one in found.passages], found.unrecognized) == (["deadlock"], 0)

@@ -11,7 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.caches.unreachable import kept_answer
-from synrepl.homeserver.explanation.duplicates import IN_AN_UPDATE, UPDATES, told_of_duplicate
+from synrepl.homeserver.explanation.background_tasks import background_task
+from synrepl.homeserver.explanation.duplicates import (
+    IN_AN_UPDATE,
+    IN_AN_UPGRADE,
+    UPDATES,
+    UPGRADES,
+    told_of_duplicate,
+)
 from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
 from synrepl.homeserver.explanation.modules import module_of
 from synrepl.homeserver.explanation.pasted_lines import REDIS, Header, LoggedText
@@ -626,6 +633,38 @@ def of_redis_client(passage: Passage, logger: str) -> Passage:
     return msgspec.structs.replace(passage, words=[words], advice=[step])
 
 
+def _asked(match: Match, writers: Writers) -> Passage | None:
+    """Explain an answer that is an error, of whoever was asked."""
+    code = match.values[-1]
+    if not code.isdigit() or int(code) < HTTPStatus.BAD_REQUEST:
+        return None
+    words = [f"Who was asked, at the address in the line, answered with an error, {code}."]
+    advice = ["see the log of that service at that time; for 502 to 504, of the proxy before it"]
+    return msgspec.structs.replace(_passage(match, words, advice, []), severity="look")
+
+
+def _task(match: Match, writers: Writers) -> Passage | None:
+    """Explain a task in the background that failed by what it does."""
+    task = background_task(match.values[0])
+    if task is None:
+        return None
+    name = printable(match.values[0])
+    words = [f"A task in the background failed: {name}, which {task.does}. {task.missing}"]
+    severity = "look" if task.is_minor else match.message.severity
+    return msgspec.structs.replace(_passage(match, words, [match.message.do], []), severity=severity)
+
+
+def _there_already(match: Match, writers: Writers) -> Passage | None:
+    """Explain what is there already by who says so."""
+    if "Error" in match.text or "Duplicate" in match.text:
+        return None
+    words = [
+        match.message.means,
+        "In PostgreSQL's own log alone, while Synapse starts and serves, that is no trouble.",
+    ]
+    return msgspec.structs.replace(_passage(match, words, [match.message.do], []), severity="look")
+
+
 def _answered(match: Match, writers: Writers) -> Passage | None:
     """Explain an answer that is an error."""
     code = int(match.values[-1])
@@ -712,7 +751,18 @@ def _invalid_command(match: Match, writers: Writers) -> Passage | None:
     return None
 
 
+_NO_ANSWER: Final = (
+    "A proxy before it got no answer of the service, or none in time.",
+    (
+        "see whether the service runs, its load, and its log at that time; events wait and come in order"
+        " afterwards"
+    ),
+)
+
 AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
+    HTTPStatus.BAD_GATEWAY: _NO_ANSWER,
+    HTTPStatus.SERVICE_UNAVAILABLE: _NO_ANSWER,
+    HTTPStatus.GATEWAY_TIMEOUT: _NO_ANSWER,
     HTTPStatus.UNAUTHORIZED: (
         "It does not accept who asks.",
         "compare hs_token in its file and in Synapse's",
@@ -958,6 +1008,9 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "db_old_worker": _schema,
     "tcp_client_connect": _connecting,
     "http_answered": _answered,
+    "http_request": _asked,
+    "background_task_failed": _task,
+    "db_there_already": _there_already,
     "http_failed": _not_sent,
     "url_invalid": _url,
     "client_write_failed": _write_failed,
@@ -990,9 +1043,13 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
 
 
 def _in_place(passage: Passage, frames: Sequence[str], key: str = "") -> Passage:
-    """Say what a reason means where it ended an update of the database in the background."""
-    told = IN_AN_UPDATE.get(passage.kind)
-    if told is None or not (key == "update_failed" or UPDATES in frames):
+    """Say what a reason means where it ended an update of the database, at the start or in the background."""
+    told = None
+    if key == "update_failed" or UPDATES in frames:
+        told = IN_AN_UPDATE.get(passage.kind)
+    elif UPGRADES.intersection(frames):
+        told = IN_AN_UPGRADE.get(passage.kind)
+    if told is None:
         return passage
     return msgspec.structs.replace(passage, words=[told[0]], advice=[told[1]])
 

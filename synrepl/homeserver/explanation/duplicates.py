@@ -24,6 +24,16 @@ UPDATES: Final = "synapse/storage/background_updates.py"
 """The file that runs the updates of the database in the background."""
 
 
+UPGRADES: Final = frozenset(
+    (
+        "synapse/storage/prepare_database.py",
+        "synapse/storage/engines/postgres.py",
+        "synapse/storage/engines/sqlite.py",
+    )
+)
+"""The files that bring the schema of the database up to date at a start."""
+
+
 class Duplicate(NamedTuple):
     """What is said of a row that is there already. `is_harmless`: Synapse may do without it."""
 
@@ -121,3 +131,21 @@ IN_AN_UPDATE: Final[Mapping[str, tuple[str, str]]] = {
     ),
 }
 """What a reason means where it ended an update of the database in the background, and what to do."""
+
+_TWICE_AT_A_START: Final = (
+    (
+        "A step that brings the schema of the database up to date could not be done, as rows are in a table"
+        " twice that must be there once: Synapse does not start."
+    ),
+    (
+        "keep a copy of the database, remove the rows that are there twice (SELECT the columns in the line,"
+        " count(*) ... GROUP BY ... HAVING count(*) > 1 finds them), and start the main process again; or"
+        " start the release of before, and look whether a newer one does it better"
+    ),
+)
+
+IN_AN_UPGRADE: Final[Mapping[str, tuple[str, str]]] = {
+    "db_index_not_made": _TWICE_AT_A_START,
+    "id_twice": _TWICE_AT_A_START,
+}
+"""What a reason means where it ended an upgrade of the schema at a start, and what to do."""

@@ -37,7 +37,8 @@ _PLAIN: Final = re.compile(
 """An exception where a line of the source might stand."""
 
 _CONTINUED: Final = re.compile(
-    r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
+    r"(?:\[[^\]\s]{1,80}(?: [^\]\s]{1,80})?\] )?(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):"
+    r"|\^|\d/\d\Z|This probably means the server|before or while proc"
     r'|in "[^"]{0,200}", line \d'
     r"|<\w{1,40}Request at|expected <block end>|could not find expected"
     r"|Process \d+ waits for \w+"
@@ -237,9 +238,11 @@ def _is_cut_request(line: str) -> bool:
 
 
 def _is_open(line: str) -> bool:
-    """Whether a line that was logged ends within brackets: the paste broke it there."""
+    """Whether a line that was logged, or an exception, ends within brackets: it goes on in the next."""
     text = logged_message(line)[1]
-    return is_logged(line) and any(text.count(one) > text.count(other) for one, other in ("[]", "()"))
+    return (is_logged(line) or _is_bare_exception(line)) and any(
+        text.count(one) > text.count(other) for one, other in ("[]", "()")
+    )
 
 
 def _is_of_twisted(line: str) -> bool:

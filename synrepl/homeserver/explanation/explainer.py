@@ -40,6 +40,7 @@ from synrepl.homeserver.explanation.psql import (
     explain_table,
     find_statement,
     is_footer,
+    is_logged_statement,
     progress_sentence,
 )
 from synrepl.homeserver.explanation.redis_clients import RedisClients
@@ -245,7 +246,7 @@ class _Explainer:
         for token in {one.text for one in passages if one.kind == "sync_token"}:
             if len(self._roles) <= MAX_EXAMPLES:
                 self._add_roles(token, entry.line)
-        if not passages and not is_told:
+        if not passages and not is_told and not is_logged_statement(entry.line):
             if header and texts:
                 self._keep_unknown(entry.number, texts[0])
             self._unrecognized[header.logger or program_of(entry.line)] += entry.lines
@@ -482,6 +483,9 @@ WHOLE: Final = (
 _STARTS: Final = ("startup_failed", "start_listening_failed")
 """Messages of a start that failed: without the reason, what was logged before may be it."""
 
+_OF_OTHERS: Final = ("fed_", "key_lookup", "device_resync")
+"""Beginnings of the keys of messages about other homeservers, of which many fail at all times."""
+
 _GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
 """Messages of a request that did not get what it waited for: another line tells which stream was behind."""
 
@@ -494,8 +498,10 @@ def _summary(passages: list[Passage]) -> str:
     worst = told[0]
     if worst.severity == "normal":
         return "Of what is known here, nothing failed."
-    # One that gives its reason says more than one that only failed.
-    worst = next((one for one in told if one.cause and one.severity == worst.severity), worst)
+    # One that gives its reason says more than one that only failed, and one of this server more than others'.
+    found = [one for one in told if one.severity == worst.severity]
+    found = [one for one in found if not one.kind.startswith(_OF_OTHERS)] or found
+    worst = next((one for one in found if one.cause), found[0])
     alike = [one for one in told if one.severity == worst.severity and one.kind != worst.kind]
     # What the system or the database said is nearer to the cause than what failed for it.
     first = " ".join([worst.words[0], *([worst.cause] if worst.cause else [])])

@@ -44,6 +44,9 @@ _MAX_SHIPPED: Final = 200
 
 _HEADER: Final = re.compile(
     r"""(?:
+      (?P<at>[A-Z][a-z]{2}\ [\ \d]\d\ \d\d:\d\d:\d\d)
+          \ (?![A-Z]{4,8}\b)[\w.-]{1,80}\ [a-z][\w./@-]{1,80}:(?=\ )
+    |
       (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?
           (?:Z|\ ?[+-]\d\d:?\d\d|\ (?:UTC|[A-Z]{1,3}T)(?=\ ))?
         | \d{4}/\d\d/\d\d\ \d\d:\d\d:\d\d
@@ -299,6 +302,7 @@ def _beheaded(text: str, outer: Header) -> tuple[Header, str]:
             break
         place = part.end()
         found |= {name: part[name] for name in found if part[name]}
+        found["time"] = part["at"] or found["time"]
         if found["logger"] and found["level"]:
             # What follows may be the message.
             break

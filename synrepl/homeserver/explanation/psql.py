@@ -123,7 +123,7 @@ def is_footer(text: str) -> bool:
 
 def explain_statement(text: str) -> Passage | None:
     """Explain a statement that changes a table of streams, or a sequence."""
-    if _LOGGED.search(text[:400]):
+    if is_logged_statement(text):
         return _explain_logged(text)
     if found := _SETVAL.search(text[:4000]):
         told = (
@@ -142,6 +142,11 @@ def explain_statement(text: str) -> Passage | None:
     words = [f"A statement that changes {table.table}. {table.about}"]
     advice = [] if statement.verb == "insert" else [table.by_hand]
     return Passage(kind="statement", text="a statement", words=words, advice=advice)
+
+
+def is_logged_statement(text: str) -> bool:
+    """Whether a line is the statement of the line before it, as PostgreSQL logs it."""
+    return _LOGGED.search(text[:400]) is not None
 
 
 class ExplainedOutput(msgspec.Struct, frozen=True):
