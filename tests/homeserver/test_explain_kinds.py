@@ -36,6 +36,42 @@ def told(text: str) -> Passage:
         ),
         ('invalid input syntax for type bigint: "1.0"', "db_value", "error", "SQLite keeps any value"),
         ("A string literal cannot contain NUL (0x00) characters.", "db_value", "error", "SQLite"),
+        # Tables that updates fill (matrix-org/synapse#8209, #6808).
+        (
+            'psycopg2.errors.UndefinedTable: relation "_temp_populate_user_directory_users" does not exist',
+            "update_temp_table",
+            "error",
+            "start_job",
+        ),
+        (
+            (
+                "synapse.api.errors.StoreError: 500: More than one row matched"
+                " (_temp_populate_user_directory_rooms)"
+            ),
+            "row_twice",
+            "error",
+            "there were several",
+        ),
+        # Containers with several processes (matrix-org/synapse#14194).
+        (
+            (
+                "2022-10-14 23:59:25,368 INFO success: generic_worker1 entered RUNNING state, process has"
+                " stayed up"
+            ),
+            "supervisor",
+            "normal",
+            "This is normal",
+        ),
+        (
+            (
+                "2022-10-14 23:59:25,368 INFO gave up: generic_worker1 entered FATAL state, too many start"
+                " retries"
+            ),
+            "process_exited",
+            "error",
+            "The process ended by itself",
+        ),
+        ("Generating log config file /data/log.config", "image_start", "normal", "start script"),
         # SQLite.
         (
             "sqlite3.OperationalError: unable to open database file",
@@ -555,3 +591,31 @@ def test_details_of_an_error_of_postgresql_belong_to_it() -> None:
     )
 
     assert ([one.kind for one in found.passages], found.unrecognized) == (["deadlock"], 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [("nobody knows of it", "It said: nobody knows of it"), ("-", "synapse.handlers.x logged it")],
+)
+def test_a_traceback_that_was_cut_off_is_told_behind_a_line_that_is_not_known(said: str, shown: str) -> None:
+    """Who logged it, what it said, and where it came from (matrix-org/synapse#8753)."""
+    line = HEAD.format("synapse.handlers.x", "ERROR") + said
+    passage = told(f"{line}\n{UPDATE}")
+    assert passage.kind == "traceback"
+    assert shown in " ".join(passage.words)
+    assert "The last file of Synapse in it is synapse/storage/background_updates.py." in passage.words
+    assert passage.advice == ["paste the whole traceback"]
+
+
+def test_what_a_logger_said_is_told_with_an_exception_that_is_not_known() -> None:
+    """The words of the line, beside those of the exception."""
+    line = HEAD.format("synapse.handlers.x", "ERROR") + "nobody knows of it"
+    assert "It said: nobody knows of it" in told(f"{line}\n{UPDATE}ValueError: neither of this").words
+
+
+def test_a_level_may_stand_before_the_logger() -> None:
+    """The number of the line in the module is no part of the message then (matrix-org/synapse#12147)."""
+    line = "2022-03-03 11:45:22,390 - ERROR - synapse.storage.background_updates - 282 - b-0 - {}"
+    assert told(line.format("Error doing update")).kind == "update_failed"
+    (unknown,) = explain(line.format("12 - 13 of them failed")).unknown
+    assert (unknown.request, unknown.text) == ("b-0", "12 - 13 of them failed")

@@ -1215,9 +1215,13 @@ _OF_ALL: Final = frozenset(
 """Modules by way of which everything goes."""
 
 
-def explain_traceback(exceptions: Sequence[str], logger: str, frames: Sequence[str] = ()) -> Passage:
-    """Explain a traceback of which no exception is known, nor the line that its `logger` wrote."""
+def explain_traceback(
+    exceptions: Sequence[str], logger: str, frames: Sequence[str] = (), said: str = ""
+) -> Passage:
+    """Explain a traceback of which no exception is known, nor what its `logger` `said`."""
     place, part = _places(frames), _part(frames)
+    if logger and any(map(str.isalpha, said)):
+        place.insert(0, f"It said: {_shown(said)}")
     if exceptions:
         text = _shown(exceptions[-1])
         where = (
@@ -1232,9 +1236,10 @@ def explain_traceback(exceptions: Sequence[str], logger: str, frames: Sequence[s
         text = "Traceback"
         words = [
             "A traceback that was cut off: its last line, which names the exception, is missing.",
+            *([f"The module {printable(logger)} logged it."] if logger else []),
             *place,
         ]
-        advice = ["paste the whole traceback, with the line of the log before it"]
+        advice = ["paste the whole traceback" + ("" if logger else ", with the line of the log before it")]
     return Passage(kind="traceback", severity="error", text=text, words=words, advice=advice)
 
 

@@ -230,7 +230,7 @@ class _Explainer:
             return
         passages = self._explain_texts(texts, entry)
         if not is_told and all(one.kind in ("sync_token", "position") for one in passages):
-            passages += self._explain_reason(entry, header)
+            passages += self._explain_reason(entry, header, texts[0].text if header and texts else "")
         if not passages and not header and (changed := explain_statement(entry.line)) is not None:
             shown = printable(without_secrets(entry.line.strip())[:MAX_TEXT])
             passages = [msgspec.structs.replace(changed, text=shown)]
@@ -316,8 +316,11 @@ class _Explainer:
         self._places.setdefault(read.table, []).extend(read.places)
         self._statement = None
 
-    def _explain_reason(self, entry: PastedEntry, header: Header) -> list[Passage]:
-        """Explain what is known of a line that says more: an exception, or words of PostgreSQL."""
+    def _explain_reason(self, entry: PastedEntry, header: Header, said: str) -> list[Passage]:
+        """Explain what is known of a line that says more: an exception, or words of PostgreSQL.
+
+        `said` is the message of a logger, which is not known.
+        """
         found = next((match for text in entry.exceptions if (match := _reason(text))), None)
         if header.logger == REDIS:
             return []
@@ -333,8 +336,8 @@ class _Explainer:
                 about = f"{printable(header.logger)} logged it ({module.about.partition(';')[0]}): {BESIDE}"
                 return [msgspec.structs.replace(passage, words=[*passage.words, about])]
             return [passage]
-        if entry.exceptions or entry.is_traceback:
-            return [explain_traceback(entry.exceptions, header.logger, entry.frames)]
+        if entry.exceptions or entry.is_traceback or entry.is_cut:
+            return [explain_traceback(entry.exceptions, header.logger, entry.frames, said)]
         return []
 
     def _add(self, passage: Passage, number: int, time: str) -> None:

@@ -75,6 +75,9 @@ _REQUEST: Final = re.compile(
 )
 """The request on whose behalf a line was logged: between the header and the message."""
 
+_NUMBER: Final = re.compile(r"\d{1,6} - (?=\S{0,200} ?- )", re.ASCII)
+"""The number of the line in the module, where the level was written before the logger."""
+
 _EXCEPTION: Final = re.compile(r"(?:\w{1,80}\.){0,10}(?P<name>[A-Z]\w{1,80}): ", re.ASCII)
 _INNER_EXCEPTION: Final = re.compile(r"(?<!\w)(?P<name>\w{0,80}(?:Error|Exception|Setup)): ", re.ASCII)
 _CAPTURED: Final = re.compile(
@@ -305,6 +308,8 @@ def _beheaded(text: str, outer: Header) -> tuple[Header, str]:
         found["time"] = part["at"] or found["time"]
         if found["logger"] and found["level"]:
             # What follows may be the message.
+            number = _NUMBER.match(text, place) if part["logger"] else None
+            place = number.end() if number else place
             break
     return Header(**found, request=outer.request), text[place:].strip()
 

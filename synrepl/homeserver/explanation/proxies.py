@@ -88,7 +88,8 @@ _ON_THE_WAY: Final = (
         "{}, to which a proxy passed a request, closed the connection before its answer was there, or whole.",
         (
             f"it was restarted, killed (memory) or ended the request: {_SEE_LOG}. A few at a restart are"
-            " normal; clients ask again. Always for one path: the request itself fails there"
+            " normal; clients ask again. Always for one path: the request itself fails there. Always for all:"
+            " that port speaks TLS and the proxy http://, so take the listener with tls: false"
         ),
     ),
     (
