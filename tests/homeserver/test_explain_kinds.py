@@ -72,6 +72,81 @@ def told(text: str) -> Passage:
             "The process ended by itself",
         ),
         ("Generating log config file /data/log.config", "image_start", "normal", "start script"),
+        # Who was asked is down (matrix-org/synapse#3729, #5086, #14372).
+        (
+            HEAD.format("synapse.http.server", "ERROR")
+            + "Failed handle request via 'ClientDirectoryServer': <SynapseRequest at 0x7f>\n"
+            + "Traceback (most recent call last):\n"
+            + '  File "/x/synapse/http/server.py", line 78, in wrapped_request_handler\n'
+            + "    yield h(self, request)\nHttpResponseException: 502: Bad Gateway",
+            "client_request_failed",
+            "error",
+            "Another server that was asked for this answered with 502 to 504",
+        ),
+        (
+            HEAD.format("synapse.http.matrixfederationclient", "WARNING")
+            + "{GET-O-3} [b.org] Request failed: GET matrix://b.org/x: HttpResponseException(\"502: b'x'\",)",
+            "fed_request_failed",
+            "look",
+            "answered with 502: it, or what is behind its proxy, is down",
+        ),
+        (
+            HEAD.format("synapse.http.matrixfederationclient", "WARNING")
+            + "{GET-O-3} [b.org] Request failed: GET matrix://b.org/x: HttpResponseException('404: x')",
+            "fed_request_failed",
+            "look",
+            "does not have what it was asked for",
+        ),
+        # What was read is broken (matrix-org/synapse#7349).
+        (
+            (
+                "simplejson.errors.JSONDecodeError: Expecting ',' delimiter or '}': line 1 column 1025 (char"
+                " 1024)"
+            ),
+            "no_json",
+            "error",
+            "no valid JSON",
+        ),
+        # What only the main process can do (matrix-org/synapse#13604).
+        (
+            (
+                '{"log":"[purge] failed","namespace":"synapse.handlers.pagination","level":"ERROR",'
+                '"request":"_purge_history-0","exc_type":"AttributeError",'
+                "\"exc_value\":\"'GenericWorkerSlavedStore' object has no attribute 'purge_history'\"}"
+            ),
+            "worker_lacks",
+            "error",
+            "only the main process can",
+        ),
+        # Tokens of bridges (matrix-org/matrix-appservice-discord#873, benkuly/matrix-sms-bridge#18).
+        ("Error: M_UNKNOWN_TOKEN: Unknown token", "unknown_token", "look", "compare as_token"),
+        (
+            HEAD.format("synapse.appservice.api", "WARNING")
+            + "push_bulk to http://10.0.0.34:8080 received code=401 msg=Unauthorized",
+            "as_push_failed",
+            "look",
+            "use_appservice_legacy_authorization",
+        ),
+        # Files, and what ended a process (AVENTER-UG/docker-matrix#57, hassio-addons/addon-matrix#32,
+        # matrix-org/synapse#3234).
+        (
+            "/start.sh: line 14: /data/turnserver.conf: Permission denied",
+            "file_forbidden",
+            "error",
+            "chown -R 991:991",
+        ),
+        (
+            "Error accessing file '/data/a.signing.key' (config for signing_key): No such file or directory",
+            "cfg_file",
+            "error",
+            "cannot be read",
+        ),
+        (
+            "Apr 06 16:25:46 a systemd[1]: b.service: Main process exited, code=exited, status=137/n/a",
+            "process_killed",
+            "error",
+            "signal 9",
+        ),
         # SQLite.
         (
             "sqlite3.OperationalError: unable to open database file",
@@ -619,3 +694,37 @@ def test_a_level_may_stand_before_the_logger() -> None:
     assert told(line.format("Error doing update")).kind == "update_failed"
     (unknown,) = explain(line.format("12 - 13 of them failed")).unknown
     assert (unknown.request, unknown.text) == ("b-0", "12 - 13 of them failed")
+
+
+def test_what_a_schema_lacks_is_told_where_it_ends_an_upgrade() -> None:
+    """The main process itself found it: to start it first is no remedy (matrix-org/synapse#14377)."""
+    passage = told(
+        HEAD.format("synapse.app._base", "ERROR")
+        + "Exception during startup\nTraceback (most recent call last):\n"
+        + '  File "/x/synapse/storage/prepare_database.py", line 150, in prepare_database\n'
+        + "    _upgrade_existing_database(\n"
+        + 'psycopg2.errors.UndefinedObject: constraint "a" of relation "receipts_graph" does not exist'
+    )
+    assert "did not find what it changes" in " ".join(passage.words)
+    assert "make by hand what the line names" in " ".join(passage.advice)
+    assert not any("first, alone" in step for step in passage.advice)
+
+
+def test_databases_are_told_by_their_locale() -> None:
+    """What psql -l prints (matrix-org/synapse#6831)."""
+    rows = (
+        "   Name    |  Owner   | Encoding |   Collate   |    Ctype    |   Access privileges\n"
+        "-----------+----------+----------+-------------+-------------+-----------------------\n"
+        " postgres  | postgres | UTF8     | en_US.UTF-8 | en_US.UTF-8 | \n"
+        " right     | ada      | UTF8     | C           | C           | \n"
+        " synapse   | postgres | UTF8     | en_US.UTF-8 | en_US.UTF-8 | =Tc/postgres         +\n"
+        "           |          |          |             |             | synapse=CTc/postgres\n"
+        "(3 rows)"
+    )
+    passage = told(rows)
+    assert passage.text == "databases"
+    assert passage.words[1:] == [
+        "synapse has encoding UTF8, collate en_US.UTF-8, ctype en_US.UTF-8: Synapse refuses to start on it."
+    ]
+    assert [row["name"] for row in passage.fields] == ["right", "synapse"]
+    assert "--locale=C" in passage.advice[0]

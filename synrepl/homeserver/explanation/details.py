@@ -429,9 +429,29 @@ def _sync_span(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, [told], [], [])
 
 
+_DOWN: Final = frozenset(("502", "503", "504", "520", "521", "522", "523", "524", "530"))
+"""Answers of a proxy whose server is down (those from 520 on of Cloudflare)."""
+
+
 def _fed_refused(match: Match, writers: Writers) -> Passage | None:
-    """Explain a request that another homeserver refused."""
+    """Explain a request that another homeserver refused, or that is down there."""
     found = re.search(r"HttpResponseException\([\"'](\d{3})", match.text, re.ASCII)
+    if found is not None and found[1] in _DOWN:
+        words = [
+            (
+                f"Another homeserver (the name in brackets) answered with {found[1]}: it, or what is behind"
+                " its proxy, is down or too slow. It is asked again later."
+            )
+        ]
+        return _passage(match, words, ["nothing is to be done here"], [])
+    if found is not None and found[1] == "404":
+        words = [
+            (
+                "Another homeserver (the name in brackets) does not have what it was asked for, as a user or"
+                " a room that is gone, or answers nothing of Matrix any more."
+            )
+        ]
+        return _passage(match, words, ["nothing is to be done here"], [])
     if found is None or found[1] not in ("401", "403"):
         return None
     words = [
@@ -759,15 +779,20 @@ _NO_ANSWER: Final = (
     ),
 )
 
+_NOT_ACCEPTED: Final = (
+    "It does not accept who asks.",
+    (
+        "compare hs_token in its file and in Synapse's. If they are the same: services that look for it in"
+        " the URL alone need use_appservice_legacy_authorization: true, since 1.90"
+    ),
+)
+
 AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
     HTTPStatus.BAD_GATEWAY: _NO_ANSWER,
     HTTPStatus.SERVICE_UNAVAILABLE: _NO_ANSWER,
     HTTPStatus.GATEWAY_TIMEOUT: _NO_ANSWER,
-    HTTPStatus.UNAUTHORIZED: (
-        "It does not accept who asks.",
-        "compare hs_token in its file and in Synapse's",
-    ),
-    HTTPStatus.FORBIDDEN: ("It does not accept who asks.", "compare hs_token in its file and in Synapse's"),
+    HTTPStatus.UNAUTHORIZED: _NOT_ACCEPTED,
+    HTTPStatus.FORBIDDEN: _NOT_ACCEPTED,
     HTTPStatus.NOT_FOUND: (
         "Who answers there does not know the path: another server, perhaps Synapse itself, or an old one.",
         "see whether url in the registration is that of the service and not of Synapse",

@@ -147,5 +147,16 @@ _TWICE_AT_A_START: Final = (
 IN_AN_UPGRADE: Final[Mapping[str, tuple[str, str]]] = {
     "db_index_not_made": _TWICE_AT_A_START,
     "id_twice": _TWICE_AT_A_START,
+    "db_no_column": (
+        (
+            "A step that brings the schema of the database up to date did not find what it changes: the"
+            " database was restored in part, or changed by hand, or is another one."
+        ),
+        (
+            "see that it is the right database (SELECT current_database(), count(*) FROM events). Keep a"
+            " copy, make by hand what the line names, as the release of before had it, and start the main"
+            " process again; or restore anew, and whole"
+        ),
+    ),
 }
 """What a reason means where it ended an upgrade of the schema at a start, and what to do."""

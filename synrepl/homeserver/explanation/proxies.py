@@ -8,7 +8,8 @@ from synrepl.wire.text import printable
 _UPSTREAM: Final = re.compile(
     r'upstream: "(?:https?://)?(?P<where>unix:[^":\s]{1,200}|[^"/\s]{1,200})'
     r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
-    r"|Server (?P<server>\S{1,200}) is DOWN|backend '?(?P<backend>[^\s']{1,200})'? has no server"
+    r"|[Ss]erver (?P<server>\S{1,200}) (?:is DOWN|failed, reason)"
+    r"|backend '?(?P<backend>[^\s']{1,200})'? has no server"
     r"|(?:^|[\s\"])(?P<named>[\w.-]{1,200})\"? could not be resolved"
     r'|host not found in upstream "(?P<unfound>[^"]{1,200})|attempt to connect to (?P<tried>\S{1,200})'
     r"|(?:remote server|returned by|connection to backend:?) (?P<asked>[\w.:\[\]-]{1,200})"
@@ -28,7 +29,11 @@ _LOOPBACK: Final = (
 )
 
 _ON_THE_WAY: Final = (
-    (r"is DOWN", "A check of the proxy finds {} down.", f"{_SEE_ADDRESS}; the reason is in the line"),
+    (
+        r"is DOWN|Health check for server",
+        "A check of the proxy finds {} down.",
+        f"{_SEE_ADDRESS}; the reason is in the line",
+    ),
     (
         r"no such host|[Hh]ost not found|server misbehaving|resolved \(\d+: Operation timed out",
         "A proxy passes requests to {}, a name that has no address in its network.",
