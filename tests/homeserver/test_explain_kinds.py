@@ -728,3 +728,32 @@ def test_databases_are_told_by_their_locale() -> None:
     ]
     assert [row["name"] for row in passage.fields] == ["right", "synapse"]
     assert "--locale=C" in passage.advice[0]
+
+
+def test_a_deadlock_with_a_change_of_a_table_is_told_as_that() -> None:
+    """The lock tells it, or where it ended the start (matrix-org/synapse#15580)."""
+    detail = (
+        "ERROR:  deadlock detected\nDETAIL:  Process 1 waits for AccessShareLock on relation 2 of database 3;"
+        " blocked by process 4.\nProcess 4 waits for {} on relation 2 of database 3; blocked by process 1."
+    )
+    changing = told(detail.format("AccessExclusiveLock"))
+    assert "One of the two wants a table for itself alone" in changing.words[1]
+    assert "end all workers" in changing.advice[0]
+    assert told(detail.format("ShareLock")).words == changing.words[:1]
+    at_start = told(
+        HEAD.format("synapse.app._base", "ERROR")
+        + "Exception during startup\nTraceback (most recent call last):\n"
+        + '  File "/x/synapse/storage/prepare_database.py", line 150, in prepare_database\n'
+        + "    _upgrade_existing_database(\npsycopg2.errors.DeadlockDetected: deadlock detected"
+    )
+    assert "start the main process alone" in " ".join(at_start.advice)
+
+
+def test_a_traceback_that_was_cut_off_comes_after_what_is_known() -> None:
+    """It says less (matrix-org/synapse#8753)."""
+    behind = HEAD.format("synapse.storage.util.sequence", "WARNING") + (
+        "Postgres sequence events_stream_seq is behind table events: 1 < 127"
+    )
+    found = explain(f"{HEAD.format('synapse.handlers.x', 'ERROR')}nobody knows it\n{UPDATE}{behind}")
+    assert [one.kind for one in found.passages] == ["sequence_behind", "traceback"]
+    assert found.summary.startswith("The sequence events_stream_seq is 126 behind")

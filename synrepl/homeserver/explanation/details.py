@@ -517,6 +517,23 @@ def _no_row(match: Match, writers: Writers) -> Passage | None:
     return msgspec.structs.replace(_passage(match, words, [], []), severity="look")
 
 
+def _deadlock(match: Match, writers: Writers) -> Passage | None:
+    """Explain a deadlock with a change of a table, of which the lock tells."""
+    if "AccessExclusiveLock" not in match.text:
+        return None
+    words = [
+        match.message.means,
+        (
+            "One of the two wants a table for itself alone (AccessExclusiveLock), as to change it: an"
+            " upgrade of the schema at the start of the main process, or an operator, while others used it."
+        ),
+    ]
+    advice = [
+        "end all workers while the main process of a new release starts; it upgrades the database first"
+    ]
+    return _passage(match, words, advice, [])
+
+
 _OPTION: Final = re.compile(r"Error in configuration at '(?P<path>[^']{1,200})':\s*(?P<told>.*)", re.DOTALL)
 
 
@@ -1059,6 +1076,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "sql_debug": _sql,
     "sync_span": _sync_span,
     "pg_duration": _pg_duration,
+    "deadlock": _deadlock,
     "fed_request_failed": _fed_refused,
     "client_fetch": _fetched,
     "request_received": _received,
@@ -1240,6 +1258,10 @@ _OF_ALL: Final = frozenset(
 """Modules by way of which everything goes."""
 
 
+CUT_TRACEBACK: Final = "Traceback"
+"""The text of a passage of a traceback of which the end is missing."""
+
+
 def explain_traceback(
     exceptions: Sequence[str], logger: str, frames: Sequence[str] = (), said: str = ""
 ) -> Passage:
@@ -1258,7 +1280,7 @@ def explain_traceback(
             advice.insert(0, "see which stream stands still, and at which process: synrepl inspect")
         advice.append("if it comes again and again: search for its last line, and update Synapse and modules")
     else:
-        text = "Traceback"
+        text = CUT_TRACEBACK
         words = [
             "A traceback that was cut off: its last line, which names the exception, is missing.",
             *([f"The module {printable(logger)} logged it."] if logger else []),

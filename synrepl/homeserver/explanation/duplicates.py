@@ -147,6 +147,16 @@ _TWICE_AT_A_START: Final = (
 IN_AN_UPGRADE: Final[Mapping[str, tuple[str, str]]] = {
     "db_index_not_made": _TWICE_AT_A_START,
     "id_twice": _TWICE_AT_A_START,
+    "deadlock": (
+        (
+            "A step that brings the schema of the database up to date, and another process that used the same"
+            " table, waited for each other: PostgreSQL ended one of them, and the start."
+        ),
+        (
+            "end all workers, and what else has the database open, and start the main process alone; then the"
+            " workers"
+        ),
+    ),
     "db_no_column": (
         (
             "A step that brings the schema of the database up to date did not find what it changes: the"

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from synrepl.homeserver.explanation.details import (
+    CUT_TRACEBACK,
     MAX_TEXT,
     NOT_BY_DATA,
     SEVERITIES,
@@ -425,9 +426,7 @@ class _Explainer:
             passages.append(compared)
         if passages and all(one.severity == "normal" for one in passages) and self._errors.count:
             passages.append(self._errors.passage())
-        passages.sort(
-            key=lambda one: (SEVERITIES.index(one.severity), one.kind == "sync_token", one.lines[0])
-        )
+        passages.sort(key=lambda one: (_rank(one), one.kind == "sync_token", one.lines[0]))
         if self._cut and passages:
             worst = passages[0]
             passages[0] = msgspec.structs.replace(worst, advice=[*worst.advice, WHOLE])
@@ -491,6 +490,13 @@ _OF_OTHERS: Final = ("fed_", "key_lookup", "device_resync")
 
 _GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
 """Messages of a request that did not get what it waited for: another line tells which stream was behind."""
+
+
+def _rank(passage: Passage) -> float:
+    """How far below a passage is told: a traceback without its end says less than what is known."""
+    rank = SEVERITIES.index(passage.severity)
+    is_cut = passage.kind == "traceback" and passage.text == CUT_TRACEBACK
+    return SEVERITIES.index("look") + 0.5 if is_cut else rank
 
 
 def _summary(passages: list[Passage]) -> str:
