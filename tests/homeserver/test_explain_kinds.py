@@ -757,3 +757,84 @@ def test_a_traceback_that_was_cut_off_comes_after_what_is_known() -> None:
     found = explain(f"{HEAD.format('synapse.handlers.x', 'ERROR')}nobody knows it\n{UPDATE}{behind}")
     assert [one.kind for one in found.passages] == ["sequence_behind", "traceback"]
     assert found.summary.startswith("The sequence events_stream_seq is 126 behind")
+
+
+@pytest.mark.parametrize(
+    ("refused", "said", "step"),
+    [
+        (
+            'no pg_hba.conf entry for host "::1", user "ada", database "b", SSL on',
+            "lets ada from ::1 into the database b",
+            "host b ada ::1/128 scram-sha-256",
+        ),
+        (
+            'no pg_hba.conf entry for host "172.18.0.3", user "ada", database "b", no encryption',
+            "lets ada from 172.18.0.3 into the database b",
+            "hostssl",
+        ),
+        ('Peer authentication failed for user "ada"', "does not run as ada", "host: 127.0.0.1"),
+        ('Ident authentication failed for user "ada"', "it did not say ada", "in place of ident"),
+        ('password authentication failed for user "ada"', "The password of ada", "POSTGRES_PASSWORD"),
+        ('role "ada" does not exist', "no role ada", "createuser ada"),
+        ('database "b" does not exist', "no database b", "--owner=USER b"),
+        ("fe_sendauth: no password supplied", "this process has none", "set password"),
+    ],
+)
+def test_a_login_that_postgresql_refuses_is_told_by_its_words(refused: str, said: str, step: str) -> None:
+    """Who asked, and which line or option to change (YunoHost-Apps/synapse_ynh#61)."""
+    passage = told(f"psycopg2.OperationalError: FATAL:  {refused}")
+    assert passage.kind == "db_password"
+    assert said in passage.words[0]
+    assert step in " / ".join(passage.advice)
+    assert ("::1 is what localhost may mean" in " / ".join(passage.advice)) == ("::1" in refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "step"),
+    [
+        ("synapse", "has no Synapse", "make the environment anew"),
+        ("synapse.synapse_rust", "compiled part", "install Rust"),
+        ("synapse.app.room_reader", "no module synapse.app.room_reader", "synapse.app.generic_worker"),
+        ("systemd", "systemd's journal", "matrix-synapse[systemd]"),
+        ("systemd.journal", "systemd's journal", "matrix-synapse[systemd]"),
+        ("txredisapi", "The Python module txredisapi", "matrix-synapse[redis]"),
+        ("my_module", "a module of modules:", "workers too"),
+    ],
+)
+def test_a_module_that_is_missing_is_told_by_its_name(name: str, said: str, step: str) -> None:
+    """What needs it, and where it comes from (matrix-org/synapse#12631, #14966)."""
+    passage = told(f"ModuleNotFoundError: No module named '{name}'")
+    assert passage.kind == "module_missing"
+    assert said in passage.words[0]
+    assert step in passage.advice[0]
+
+
+def test_a_name_that_cannot_be_imported_is_told_of_all_modules() -> None:
+    """It is no module."""
+    assert "a module of modules:" in told("ImportError: cannot import name 'x' from 'y'").words[0]
+
+
+def test_redis_is_lost_where_the_process_ends() -> None:
+    """That is no failure; far from the end it is one (matrix-org/synapse#16464)."""
+    lost = HEAD.format("synapse.replication.tcp.redis", "INFO") + "Lost connection to redis"
+    end = HEAD.format("synapse.app._base", "INFO") + "Shutting down..."
+    found = explain(f"{end}\n{lost}")
+    assert {one.severity for one in found.passages} == {"normal"}
+    assert "asked to end at that time" in found.passages[1].words[0]
+    far = explain("\n".join([lost, *["x"] * 6, end]))
+    assert far.passages[0].kind == "redis_lost"
+    assert far.passages[0].severity == "look"
+    assert explain(lost).passages[0].severity == "look"
+
+
+def test_a_traceback_of_old_releases_may_have_no_time() -> None:
+    """The request is empty there (matrix-org/synapse#2503)."""
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/x/synapse/app/_base.py", line 113, in quit_with_error',
+        "    sys.stderr.write(x)",
+        "NameError: global name 'sys' is not defined",
+    )
+    passage = told("\n".join(f"twisted - 131 - ERROR - - {line}" for line in lines))
+    assert passage.kind == "does_not_fit"
+    assert "synapse/app/_base.py" in " ".join(passage.words)

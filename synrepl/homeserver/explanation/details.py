@@ -20,9 +20,11 @@ from synrepl.homeserver.explanation.duplicates import (
     told_of_duplicate,
 )
 from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
+from synrepl.homeserver.explanation.missing_modules import told_of_module
 from synrepl.homeserver.explanation.modules import module_of
 from synrepl.homeserver.explanation.pasted_lines import REDIS, Header, LoggedText
 from synrepl.homeserver.explanation.proxies import told_of_proxy
+from synrepl.homeserver.explanation.refused_logins import told_of_login
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.homeserver.explanation.tokens import (
     NUMBERED,
@@ -515,6 +517,18 @@ def _no_row(match: Match, writers: Writers) -> Passage | None:
         )
     ]
     return msgspec.structs.replace(_passage(match, words, [], []), severity="look")
+
+
+def _login(match: Match, writers: Writers) -> Passage | None:
+    """Explain a login that PostgreSQL refused by its words."""
+    told = told_of_login(match.text)
+    return None if told is None else _passage(match, *told, [])
+
+
+def _module(match: Match, writers: Writers) -> Passage | None:
+    """Explain a module that Python does not find by its name."""
+    told = told_of_module(match.text)
+    return None if told is None else _passage(match, *told, [])
 
 
 def _deadlock(match: Match, writers: Writers) -> Passage | None:
@@ -1077,6 +1091,8 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "sync_span": _sync_span,
     "pg_duration": _pg_duration,
     "deadlock": _deadlock,
+    "db_password": _login,
+    "module_missing": _module,
     "fed_request_failed": _fed_refused,
     "client_fetch": _fetched,
     "request_received": _received,

@@ -426,6 +426,7 @@ class _Explainer:
             passages.append(compared)
         if passages and all(one.severity == "normal" for one in passages) and self._errors.count:
             passages.append(self._errors.passage())
+        passages = _with_end(passages)
         passages.sort(key=lambda one: (_rank(one), one.kind == "sync_token", one.lines[0]))
         if self._cut and passages:
             worst = passages[0]
@@ -490,6 +491,35 @@ _OF_OTHERS: Final = ("fed_", "key_lookup", "device_resync")
 
 _GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
 """Messages of a request that did not get what it waited for: another line tells which stream was behind."""
+
+
+_ENDS: Final = ("app_ends", "process_stops")
+"""Messages of a process that was asked to end."""
+
+_BROKEN_OFF: Final = ("redis_lost",)
+"""Messages that are part of that."""
+
+_NEAR_END: Final = 6
+"""Within so many lines of it."""
+
+
+def _with_end(passages: list[Passage]) -> list[Passage]:
+    """Say of connections that were lost while the process ended that this is part of it."""
+    ends = [line for one in passages if one.kind in _ENDS for line in one.lines]
+
+    def told(one: Passage) -> Passage:
+        is_near = one.count <= len(one.lines) and all(
+            any(abs(line - end) <= _NEAR_END for end in ends) for line in one.lines
+        )
+        if one.kind not in _BROKEN_OFF or not is_near:
+            return one
+        words = [
+            "The process was asked to end at that time, and its connection to Redis ended with it.",
+            "This is normal.",
+        ]
+        return msgspec.structs.replace(one, severity="normal", words=words, advice=[], cause="")
+
+    return [told(one) for one in passages] if ends else passages
 
 
 def _rank(passage: Passage) -> float:

@@ -219,7 +219,9 @@ def logged_message(line: str) -> tuple[Header, str]:
         return Header(found["time"], found["logger"], found["level"]), found["message"].strip()
     if redis := _read_redis(line):
         return redis.header, redis.text
-    return _beheaded(_MARKS.sub("", line.strip()), Header())
+    header, text = _beheaded(_MARKS.sub("", line.strip()), Header())
+    # Old releases log no request of what is of none.
+    return header, text.removeprefix("- ") if header.logger and header.level else text
 
 
 def _as_logged(line: str) -> str:
