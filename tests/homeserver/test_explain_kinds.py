@@ -838,3 +838,46 @@ def test_a_traceback_of_old_releases_may_have_no_time() -> None:
     passage = told("\n".join(f"twisted - 131 - ERROR - - {line}" for line in lines))
     assert passage.kind == "does_not_fit"
     assert "synapse/app/_base.py" in " ".join(passage.words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error doing update\n" + UPDATE + "KeyError: 'event_store_labels'",
+        "Error doing update: 'event_store_labels'\n" + UPDATE + "KeyError: 'event_store_labels'",
+        "Error doing update: 'event_store_labels'",
+    ],
+)
+def test_an_update_that_a_release_does_not_know_is_told_as_that(text: str) -> None:
+    """It was added by a newer one (matrix-org/synapse#6404, element-hq/synapse#18546)."""
+    passage = told(HEAD.format("synapse.storage.background_updates", "ERROR") + text)
+    assert "event_store_labels, that this release does not know" in passage.words[0]
+    assert "start the newer release again" in passage.advice[0]
+
+
+def test_a_key_that_an_update_misses_elsewhere_is_no_update() -> None:
+    """The last file is another one."""
+    frames = UPDATE + '  File "/x/synapse/storage/databases/main/events.py", line 1, in x\n    y\n'
+    line = HEAD.format("synapse.storage.background_updates", "ERROR") + "Error doing update"
+    assert "does not know" not in " ".join(told(f"{line}\n{frames}KeyError: 'event_store_labels'").words)
+
+
+def test_a_container_may_be_named_synapse() -> None:
+    """It is no logger: a traceback goes on behind it (element-hq/synapse#17508)."""
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/usr/local/lib/python3.11/site-packages/synapse/app/homeserver.py", line 362, in setup',
+        "    hs.setup()",
+        'psycopg2.OperationalError: connection to server at "10.0.0.1", port 5432 failed: Connection refused',
+    )
+    found = explain("\n".join(f"2024-07-31T14:11:18.545Z [synapse] {line}" for line in lines))
+    assert [one.kind for one in found.passages] == ["db_unreachable"]
+    assert found.unrecognized == 0
+
+
+def test_an_event_that_cannot_be_checked_is_of_another_homeserver() -> None:
+    """Its key is not to be had (matrix-org/synapse#11908)."""
+    line = HEAD.format("synapse.federation.federation_base", "WARNING")
+    passage = told(f"{line}Signature check failed for $a: 403: event id $a: unable to verify signature")
+    assert passage.kind == "fed_event_signature"
+    assert passage.advice[0].startswith("nothing is to be done here")

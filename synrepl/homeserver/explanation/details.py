@@ -1134,6 +1134,8 @@ def explain_message(
     if passage is None:
         return None
     passage = _in_place(passage, frames)
+    if passage.kind == "update_failed" and (update := _unknown_update(match.text, reasons, frames)):
+        return _not_known(passage, update)
     if passage.kind == "client_write_failed" and _is_of_no_writer(reasons):
         passage = msgspec.structs.replace(passage, words=[REQUEST_FAILED], advice=[])
     if passage.severity != "normal":
@@ -1148,6 +1150,33 @@ def explain_message(
     if match.spans and not match.is_cut:
         words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
     return msgspec.structs.replace(passage, words=words)
+
+
+_NO_UPDATE: Final = re.compile(r"(?:Error doing update|KeyError): '(?P<name>\w{3,100})'\Z", re.ASCII)
+
+
+def _unknown_update(text: str, reasons: Sequence[Match | str], frames: Sequence[str]) -> str:
+    """Return the name of an update that the release does not have, if that is why it failed; else ""."""
+    told = [text] if not reasons else [one if isinstance(one, str) else one.text for one in reasons[-1:]]
+    found = _NO_UPDATE.fullmatch(told[0].strip()) if list(frames[-1:]) in ([], [UPDATES]) else None
+    return found["name"] if found else ""
+
+
+def _not_known(passage: Passage, update: str) -> Passage:
+    words = [
+        (
+            f"The table background_updates has an update, {update}, that this release does not know: a newer"
+            " one put it there, and an older one was started again; or the name was put there by hand. The"
+            " updates after it wait."
+        )
+    ]
+    advice = [
+        (
+            "start the newer release again, which ends it. If that is not to be, or the name is wrong: delete"
+            " its row while Synapse is down"
+        )
+    ]
+    return msgspec.structs.replace(passage, words=words, advice=advice)
 
 
 REQUEST_FAILED: Final = (

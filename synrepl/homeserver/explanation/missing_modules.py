@@ -37,8 +37,8 @@ _TOLD: Final = {
         "The Python that was started has no Synapse.",
         (
             "start that of Synapse's virtual environment. After an upgrade of the system its Python is"
-            " another, and what was installed for the one before is not found: make the environment anew, and install"
-            " Synapse with its extras and modules"
+            " another, and what was installed for the one before is not found: make the environment anew, and"
+            " install Synapse with its extras and modules"
         ),
     ),
     "systemd": (

@@ -306,7 +306,8 @@ def _beheaded(text: str, outer: Header) -> tuple[Header, str]:
         if part is None or part.end() == place:
             break
         place = part.end()
-        found |= {name: part[name] for name in found if part[name]}
+        # No logger is named so: it is the name of a container.
+        found |= {name: part[name] for name in found if part[name] and part[name] != "synapse"}
         found["time"] = part["at"] or found["time"]
         if found["logger"] and found["level"]:
             # What follows may be the message.
