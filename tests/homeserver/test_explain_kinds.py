@@ -881,3 +881,113 @@ def test_an_event_that_cannot_be_checked_is_of_another_homeserver() -> None:
     passage = told(f"{line}Signature check failed for $a: 403: event id $a: unable to verify signature")
     assert passage.kind == "fed_event_signature"
     assert passage.advice[0].startswith("nothing is to be done here")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "severity"),
+    [
+        # PostgreSQL's own log.
+        ("ERROR:  canceling autovacuum task", "db_chores", "normal"),
+        ('ERROR:  index "a" contains unexpected zero page at block 0', "db_broken", "error"),
+        ("PANIC:  could not locate a valid checkpoint record", "db_broken", "error"),
+        (
+            'ERROR:  could not resize shared memory segment "/P.1" to 8388608 bytes: No space left on device',
+            "db_shared_memory",
+            "error",
+        ),
+        (
+            'FATAL:  data directory "/var/lib/postgresql/data" has invalid permissions',
+            "db_not_started",
+            "error",
+        ),
+        ('WARNING:  database "a" must be vacuumed within 10000000 transactions', "db_wraparound", "error"),
+        (
+            "psycopg2.OperationalError: SSL error: decryption failed or bad record mac",
+            "db_tls_broken",
+            "error",
+        ),
+        # Python, and what work was given up.
+        ("RecursionError: maximum recursion depth exceeded while calling", "too_deep", "error"),
+        ("twisted.internet.defer.CancelledError", "given_up", "look"),
+        (
+            "pkg_resources.DistributionNotFound: The 'attrs' distribution was not found",
+            "start_requirement",
+            "error",
+        ),
+        ("MemoryError", "no_memory", "error"),
+        ("synapse.config._base.ConfigError: Must specify 'presence'", "cfg_error", "error"),
+        # What starts and ends processes.
+        ("0/3 nodes are available: 3 Insufficient memory.", "not_scheduled", "error"),
+        ("Error response from daemon: network matrix not found", "not_scheduled", "error"),
+        ("The node was low on resource: memory. Threshold quantity: 100Mi", "pod_evicted", "error"),
+        ("a.service: Main process exited, code=exited, status=203/EXEC", "unit_wrong", "error"),
+        ("a.service: Watchdog timeout (limit 10s)!", "watchdog", "error"),
+        (
+            "Config file '/data/homeserver.yaml' does not exist. You should either create",
+            "image_no_config",
+            "error",
+        ),
+        ("Bind for 0.0.0.0:8008 failed: port is already allocated", "address_in_use", "error"),
+        # Proxies by themselves.
+        ("2023/01/01 10:00:00 [alert] 7#7: 768 worker_connections are not enough", "proxy_limits", "error"),
+        (
+            '[emerg] 7#7: cannot load certificate "/etc/ssl/x.pem": BIO_new_file() failed',
+            "proxy_files",
+            "error",
+        ),
+        (
+            "[warn] 7#7: *1 an upstream response is buffered to a temporary file /x",
+            "proxy_buffered",
+            "normal",
+        ),
+    ],
+)
+def test_what_runs_beside_synapse_is_known(line: str, kind: str, severity: str) -> None:
+    """Databases, Python, systemd, Kubernetes, proxies."""
+    passage = told(line)
+    assert (passage.kind, passage.severity) == (kind, severity)
+
+
+@pytest.mark.parametrize(
+    ("server", "state", "severity", "said"),
+    [
+        ("w1", "SC--", "look", "HAProxy did not reach synapse/w1"),
+        ("w1", "sC--", "look", "could not connect to synapse/w1 in time"),
+        ("w1", "sQ--", "look", "no free place at synapse/w1"),
+        ("w1", "sH--", "look", "synapse/w1 did not answer in the time"),
+        ("w1", "SD--", "look", "synapse/w1 closed the connection"),
+        ("w1", "PR--", "look", "HAProxy itself refused"),
+        ("w1", "CH--", "normal", "went away before the answer"),
+        ("<NOSRV>", "SC--", "look", "all of synapse are down"),
+        ("w1", "----", "look", "answered with 503"),
+        ("w1", "XX--", "look", "answered with 503"),
+    ],
+)
+def test_a_request_is_told_by_how_haproxy_ended_it(server: str, state: str, severity: str, said: str) -> None:
+    """Two letters tell it."""
+    passage = told(
+        f"haproxy[1]: 10.0.0.1:1234 [01/Jan/2023:10:00:00.000] https synapse/{server} 0/0/-1/-1/3003 503 217"
+        f' - - {state} 1/1/0/0/3 0/0 "GET /_matrix/client/v3/sync HTTP/1.1"'
+    )
+    assert passage.severity == severity
+    assert said in passage.words[0]
+    assert bool(passage.advice) == (severity == "look")
+
+
+def test_traefik_finds_no_address_of_a_container() -> None:
+    """The network is another one."""
+    passage = told(
+        'level=error msg="service \\"a\\" error: unable to find the IP address for the container'
+        ' \\"/synapse\\": the server is ignored"'
+    )
+    assert passage.words == [
+        "Traefik finds no address of synapse in the network that it uses: it asks it nothing."
+    ]
+
+
+def test_a_socket_is_told_without_the_upstream() -> None:
+    """It is in the line too."""
+    line = (
+        "connect() to unix:/run/main.sock failed (2: No such file or directory) while connecting to upstream"
+    )
+    assert told(line).words[0].startswith("Nothing listens at unix:/run/main.sock")

@@ -23,7 +23,7 @@ from synrepl.homeserver.explanation.messages import Match, find_message, find_re
 from synrepl.homeserver.explanation.missing_modules import told_of_module
 from synrepl.homeserver.explanation.modules import module_of
 from synrepl.homeserver.explanation.pasted_lines import REDIS, Header, LoggedText
-from synrepl.homeserver.explanation.proxies import told_of_proxy
+from synrepl.homeserver.explanation.proxies import told_of_proxy, told_of_state
 from synrepl.homeserver.explanation.refused_logins import told_of_login
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.homeserver.explanation.tokens import (
@@ -919,7 +919,12 @@ def _proxied(match: Match, writers: Writers) -> Passage | None:
     found = re.search(
         r'"(?P<method>[A-Z]{1,10}) (?P<path>/_(?:matrix|synapse)/[^\s?"]{0,500})', match.text, re.ASCII
     )
-    code = match.values[-1] if match.pattern.literals[0] else match.values[0]
+    if (state := told_of_state(match.text)) is not None:
+        words, advice, is_minor = state
+        passage = _passage(match, words, advice, [])
+        return msgspec.structs.replace(passage, severity="normal") if is_minor else passage
+    said = re.search(r"(?:\A|\s)(-?\d{1,3}) \+?\d{1,12} - - ", match.text, re.ASCII)
+    code = said[1] if said else match.values[-1] if match.pattern.literals[0] else match.values[0]
     return _answer(match, int(code), found["method"], found["path"], 0.0) if found is not None else None
 
 

@@ -7,12 +7,14 @@ from synrepl.wire.text import printable
 
 _UPSTREAM: Final = re.compile(
     r'upstream: "(?:https?://)?(?P<where>unix:[^":\s]{1,200}|[^"/\s]{1,200})'
+    r"|connect\(\) to (?P<socket>unix:[^\s:]{1,200}) failed"
     r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
     r"|[Ss]erver (?P<server>\S{1,200}) (?:is DOWN|failed, reason)"
     r"|backend '?(?P<backend>[^\s']{1,200})'? has no server"
     r"|(?:^|[\s\"])(?P<named>[\w.-]{1,200})\"? could not be resolved"
     r'|host not found in upstream "(?P<unfound>[^"]{1,200})|attempt to connect to (?P<tried>\S{1,200})'
     r"|(?:remote server|returned by|connection to backend:?) (?P<asked>[\w.:\[\]-]{1,200})"
+    r'|address for the container \\?"/?(?P<container>[\w.-]{1,100})'
     r"|read tcp [^\s>]{1,100}->(?P<read>[^\s\"]{1,100}?): ",
     re.ASCII,
 )
@@ -40,6 +42,14 @@ _ON_THE_WAY: Final = (
         (
             "see whether the container of that name runs, and is in the same network as the proxy (docker"
             " network inspect); nginx looks names up at its start: reload it afterwards"
+        ),
+    ),
+    (
+        r"unable to find the IP address for the container",
+        "Traefik finds no address of {} in the network that it uses: it asks it nothing.",
+        (
+            "have both in one network; if the container is in several, the label traefik.docker.network names"
+            " the one to take. A container that has just stopped is found so too"
         ),
     ),
     (
@@ -113,6 +123,74 @@ _ON_THE_WAY: Final = (
     ),
 )
 """What failed between a proxy and a process: a pattern, what it tells of the address, and what to do."""
+
+
+_STATE: Final = re.compile(
+    r" (?P<server>[\w.-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9} -?\d{1,3} "
+    r"\+?\d{1,12} \S{1,200} \S{1,200} (?P<state>[A-Za-z-]{2})[A-Za-z-]{2} ",
+    re.ASCII,
+)
+"""What HAProxy logs of a request: the server that was asked, and how it ended."""
+
+_STATES: Final = (
+    (
+        "S[CQ]|-C",
+        "HAProxy did not reach {}: nothing listens there, or it refused.",
+        _SEE_ADDRESS,
+    ),
+    (
+        "sC",
+        "HAProxy could not connect to {} in time.",
+        "see whether both are in one network, and the load of that process",
+    ),
+    ("sQ", "HAProxy had no free place at {} in time.", "raise maxconn of that server: each /sync takes one"),
+    (
+        "sH|sD",
+        "{} did not answer in the time that HAProxy waits.",
+        (
+            "timeout server must be longer than a /sync waits (30 s and more): 600s. Others: look at the load"
+            " of that process"
+        ),
+    ),
+    (
+        "SH|SD",
+        "{} closed the connection before its answer was there, or whole.",
+        f"{_SEE_LOG}: it was restarted or killed",
+    ),
+    (
+        "P.",
+        "HAProxy itself refused the request, by a rule or a limit of its configuration.",
+        "look at its rules",
+    ),
+)
+"""How a request ended, by HAProxy's first two letters, and what to do."""
+
+_LEFT: Final = re.compile("[Cc][A-Z]")
+
+
+def told_of_state(text: str) -> tuple[list[str], list[str], bool] | None:
+    """Return what HAProxy says of how a request ended, and what to do; None if it ended as it should.
+
+    The last is whether it is no trouble.
+    """
+    found = _STATE.search(text)
+    if found is None:
+        return None
+    server = printable(found["server"])
+    if "<NOSRV>" in server:
+        words = f"HAProxy has no server for it: all of {server.partition('/')[0]} are down, or no rule fits."
+        return (
+            [words],
+            ["its lines before tell which server is DOWN, and why; else see where the path is sent"],
+            False,
+        )
+    if _LEFT.match(found["state"]):
+        return ["Who asked went away before the answer was there, or whole: common for a /sync."], [], True
+    told = next((one for one in _STATES if re.fullmatch(one[0], found["state"])), None)
+    if told is None:
+        return None
+    words = told[1].format(server)
+    return [words], [told[2]], False
 
 
 def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
