@@ -981,6 +981,38 @@ def test_a_candidate_is_believed_where_it_confirmed_the_hand_over() -> None:
     assert ["fenced", "primary"] == roles(a, b)
 
 
+def test_a_candidate_is_believed_about_the_primary_that_it_follows_since() -> None:
+    """The old primary knows nobody else: the next one has no lease of it, and does not know it."""
+    parted = Parted()
+    cluster = FakeCluster(reaches=parted.reaches)
+    a, b, c = (
+        cluster.node(name, *upstream, can_reach=parted.reaches)
+        for name, *upstream in (("a",), ("b", "a"), ("c", "b"))
+    )
+    cluster.pass_(3)
+    b.roles.candidate.is_requesting = True
+    hand_over(cluster, a, b, 15)
+    b.roles.candidate.is_requesting = False
+    cluster.promote(b)
+    parted.part(cluster, "a")
+    cluster.pass_(20)
+    cluster.promote(c)
+    cluster.pass_(5)
+    cluster.done(Deferred.fromCoroutine(b.roles.resync()))
+    cluster.pass_(5)
+    assert ["primary", "replica", "primary"] == roles(a, b, c)
+    forged = Claim(epoch=3, uuid="forged", address="c -", history=a.log.history)
+    parted.part(cluster)
+    with pytest.raises(ClaimRefused, match="without a key"):
+        cluster.done(Deferred.fromCoroutine(a.roles.on_claim(forged)))
+    cluster.pass_(70)
+
+    assert ["fenced", "replica", "primary"] == roles(a, b, c)
+    record = a.roles._store.load()
+    assert record is not None
+    assert (3, c.log.uuid) == (record.epoch, record.uuid)
+
+
 def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None:
     """Otherwise the epoch would have none: the old primary is told of it, and gives way."""
     cluster = FakeCluster()

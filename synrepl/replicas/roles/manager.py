@@ -13,9 +13,8 @@ from synrepl.base.history import EpochStart, LogPosition
 from synrepl.base.interfaces import IClock
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.errors import StorageError
 from synrepl.replicas.replica.replica_states import ReplicaState
-from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.handover import HandOverCandidate, HandOverPrimary
 from synrepl.replicas.roles.judgement import ClaimVerdict, RoleState, judge
 from synrepl.replicas.roles.messages import (
@@ -36,7 +35,7 @@ from synrepl.replicas.roles.owner import IRoleOwner
 from synrepl.replicas.roles.record import RoleRecord, RoleStore
 from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
 from synrepl.replicas.roles.role_states import TRANSITIONS, Role, RoleEvent
-from synrepl.replicas.roles.trust import claim_of, doubt_of_claim
+from synrepl.replicas.roles.trust import claim_of_candidate, doubt_of_claim
 from synrepl.replicas.roles.unreadiness import Unreadiness, replica_unreadiness
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import ReadRefusal
@@ -97,7 +96,7 @@ class RoleManager:
             self.clock,
             self.peers,
             self._tasks,
-            claim=self._current_claim,
+            claim=self.current_claim,
             complete=self._store.complete,
             save=self._save_unnotified,
             on_superseded=self.rivals.superseded,
@@ -432,7 +431,7 @@ class RoleManager:
             self._logger.warn("{text}; after a restart all are notified again", text=text)
         self.owner.role_changed()
 
-    def _current_claim(self) -> Claim | None:
+    def current_claim(self) -> Claim | None:
         """The claim of the primary that this daemon knows; None if its address is unknown."""
         if self.role == PRIMARY:
             epoch, uuid, address = self.log.head.epoch, self.log.uuid, str(self.address())
@@ -505,15 +504,15 @@ class RoleManager:
     async def _ask_about(self, claim: Claim) -> None:
         """Verify a claim that came from a third party: ask the daemons that are believed about themselves."""
         await self.rivals.look(claim.uuid)
-        where = self.handover.confirmed_at(claim.uuid)
-        if not where or self._is_followed(claim):
+        candidate = self.handover.confirmed
+        if candidate is None or self._is_followed(claim):
             return
-        try:
-            status = await ask(self.peers, self.clock, where)
-        except ReplicationError:
+        uuid, where = candidate
+        status = await self.rivals.status_of(where)
+        if status is None or status.uuid != uuid:
             return
-        said = claim_of(status, where, self.log.history)
-        if said is not None and (said.uuid, said.epoch) == (claim.uuid, claim.epoch):
+        said = claim_of_candidate(status, where, self.log.history)
+        if said is not None:
             await self.consider(said, about=claim.uuid)
 
     def _is_followed(self, claim: Claim) -> bool:
@@ -606,7 +605,7 @@ class RoleManager:
 
     async def _contest_claim(self, claim: Claim) -> None:
         """Notify the claimant of the real primary, until it acknowledges that."""
-        where, ours = Address.parse(claim.address), self._current_claim()
+        where, ours = Address.parse(claim.address), self.current_claim()
         if (
             not where
             or where in self.notifier.unnotified

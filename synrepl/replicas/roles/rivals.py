@@ -165,7 +165,7 @@ class Rivals:
                 waiter.callback(None)
 
     async def _ask(self, address: Address, about: str) -> None:
-        status = await self._status(address)
+        status = await self.status_of(address)
         if status is None or status.history != self._log.history or status.uuid == self._log.uuid:
             return
         claim = claim_of(status, address, self._log.history)
@@ -180,7 +180,7 @@ class Rivals:
             # It lost the notification of this epoch, perhaps with its disk, or follows one that did.
             self._owner.notify_again(address, status)
 
-    async def _status(self, address: Address) -> PeerStatus | None:
+    async def status_of(self, address: Address) -> PeerStatus | None:
         """Return what a daemon says of itself; None without an answer. One request is under way at a time."""
         others = self._asked.get(address)
         if others is not None:

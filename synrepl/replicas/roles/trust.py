@@ -8,8 +8,9 @@ A daemon is believed in three cases, and nobody else ever changes a role:
 * A daemon that the operator has listed (`--upstream`) says of itself, when this one asks it there, that it is
   primary of this history. The operator chose the address, so that any plausible epoch counts.
 * Without keys: the replica to which this primary has agreed to hand over (`handover.py`) says so of itself,
-  where it confirmed the hand-over. Any plausible epoch counts: several may have begun there meanwhile, one
-  with each loss of ephemeral facts.
+  where it confirmed the hand-over, or names the primary to which it has given way since: the two need not
+  know each other. Any plausible epoch counts: several may have begun there meanwhile, one with each loss of
+  ephemeral facts.
 
 Any other sign of another primary is reported to the operator, and makes this daemon ask those that are listed
 (`rivals.py`). Addresses that peers have told are told who is primary (`notifier.py`), and never asked.
@@ -41,3 +42,12 @@ def claim_of(status: PeerStatus, where: Address, history: str) -> Claim | None:
     if status.role != PRIMARY or status.history != history or not epoch:
         return None
     return Claim(epoch=epoch, uuid=status.uuid, address=str(where), history=history)
+
+
+def claim_of_candidate(status: PeerStatus, where: Address, history: str) -> Claim | None:
+    """Return what the candidate of a hand-over claims: of itself, or of the primary that it knows since."""
+    own = claim_of(status, where, history)
+    if own is not None or status.history != history:
+        return own
+    known = status.claim
+    return known if known is not None and plausible_epoch(known.epoch) and known.history == history else None
