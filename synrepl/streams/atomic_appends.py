@@ -4,7 +4,7 @@ The fact is of the stream ``atomic_appends``. It is part of what it opens: a rea
 facts after it too, or reads on. `storage/whole_appends.py` finds where such an append ends, and these keep
 it whole:
 
-* The writer: `Log.append_atomic` is one request, which `Committer` never divides; one transaction stores it.
+* The writer: `Log.append_atomic` is one request, which `Committer` never divides; one transaction.
 * Trimming (`SQLEngine.trim`) stops before an append, or after it.
 * Pages of the log, with more rows than were asked for if need be (`FactPages` in `storage/fact_pages.py`): the
   changelog, and so archives and Spark.
