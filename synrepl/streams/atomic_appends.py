@@ -6,8 +6,8 @@ it whole:
 
 * The writer: `Log.append_atomic` is one request, which `Committer` never divides; one transaction.
 * Trimming (`SQLEngine.trim`) stops before an append, or after it.
-* Pages of the log, with more rows than were asked for if need be (`FactPages` in `storage/fact_pages.py`): the
-  changelog, and so archives and Spark.
+* Pages of the log (`storage/fact_pages.py`), with more rows than were asked for if need be: so the changelog,
+  archives and Spark.
 * Replicas of all streams: `FactBatcher` (`replicas/replica/join.py`) commits it once it has all of it.
 
 Followers by lines do not get it as a whole: each stream has its own tokens there, and is fetched by itself,
