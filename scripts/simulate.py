@@ -4,8 +4,8 @@ The worlds are those of `tests/simulation`, such as `workers` (a daemon and its 
 (daemons among Synapse's processes on a Redis), and those of `simulation` below the tests of each room. Exit
 code 1 if a seed broke a guarantee.
 
-With --continue each world goes on behind its last seed in the table `tests/simulation/tried.jsonl`, in pieces.
-Each piece that was run to its end is a line there, with the commit and the CPU seconds.
+With --continue each world goes on behind its last seed in the table `tests/simulation/tried.jsonl`. Each
+piece that was run to its end is a line there, with the commit and the CPU seconds.
 """
 
 import argparse
