@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, IStreamServerEndpoint
 
+from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.errors import ConfigError
 from synrepl.http_api.route import public_url
@@ -151,7 +151,7 @@ def connect(
     >>> service = connect(MemoryReactorClock(), "tcp:master:9092", follower, http="http://master:9093")
     >>> service.startService()  # or service.setServiceParent(application)
     """
-    metrics = metrics or Metrics(CollectorRegistry())
+    metrics = metrics or Metrics(Registry())
     given: list[Any] = list(endpoint) if isinstance(endpoint, (list, tuple)) else [endpoint]
     is_redis = [isinstance(one, str) and one.startswith(SCHEMES) for one in given]
     if any(is_redis) and len(given) > 1:

@@ -183,8 +183,8 @@ class LinkContract(Contract):
 
         self.assertEqual(told, member.told)
         self.assertEqual((1, ""), (state.reconnects, state.why))
-        self.assertEqual(1, link.metrics.registry.get_sample_value("synrepl_reconnects_total"))
-        self.assertEqual(0, link.metrics.registry.get_sample_value("synrepl_connections"))
+        self.assertEqual(1, link.metrics.reconnects.value)
+        self.assertEqual(0, link.metrics.connections.value)
 
     @setup
     async def test_a_killed_redis_is_found_again(self, world: World) -> None:

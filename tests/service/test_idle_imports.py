@@ -18,6 +18,7 @@ UNUSED = {
         "twisted.web.template",
         "twisted.spread",
     ),
+    "nobody has asked for metrics": ("prometheus_client", "http.server", "wsgiref"),
     "nobody has asked for the status page": ("jinja2", "synrepl.transports.http.status_page"),
     "no room has got a request": ("synrepl.files.handlers", "synrepl.replicas.http.admin_handlers"),
     "it has no replica and no upstream": (

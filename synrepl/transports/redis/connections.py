@@ -164,7 +164,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self.on_lost(self)
 
     def dataReceived(self, data: bytes) -> None:
-        self._metrics.bytes.counts["in"] += len(data)
+        self._metrics.bytes_in.value += len(data)
         self.received_at = self._clock.seconds()
         self._has_received = True
         try:
@@ -212,7 +212,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
 
     def send_bytes(self, data: bytes) -> None:
         """Write, and count the bytes."""
-        self._metrics.bytes.counts["out"] += len(data)
+        self._metrics.bytes_out.value += len(data)
         self.transport.write(data)
 
     def end(self, why: str) -> None:
