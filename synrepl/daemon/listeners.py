@@ -20,7 +20,8 @@ from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.api_error import ApiError, encode_response
-from synrepl.transports.http.server import ApiSite, SiteContext
+from synrepl.transports.http.server import ApiSite
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.transports.limits import LimitedFactory, connection_limit
 from synrepl.transports.send_buffer import unsent_bytes
 from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory

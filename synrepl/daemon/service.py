@@ -39,7 +39,7 @@ from synrepl.streams.catalog import FEDERATION
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.wire.dialect import NEWEST
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})

@@ -14,7 +14,7 @@ from synrepl.replication.status import Lagging, build_status, recent_facts
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import accepted_type
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.wire import jsontext
 
 
