@@ -21,12 +21,12 @@ from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.site_context import SiteContext
 from synrepl.transports.late_factory import LateFactory
-from synrepl.transports.limits import LimitedFactory, connection_limit
+from synrepl.transports.limits import MAX_CONNECTIONS, LimitedFactory, connection_limit
 from synrepl.transports.send_buffer import unsent_bytes
-from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 
 if TYPE_CHECKING:
     from synrepl.transports.http.server import ApiSite
+    from synrepl.transports.tcp import PublisherFactory
     from synrepl.transports.tls import ServerTls
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
@@ -80,23 +80,10 @@ class Listeners:
         self._hello = context.hooks.hello
         most = connection_limit(len(settings.listen) + len(self._others) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
-            factory = PublisherFactory(
-                context.publisher,
-                server_name=lambda: settings.server_name_of(context.log.notes),
-                dialect=settings.dialect,
-                clock=self._reactor,
-                metrics=context.metrics,
-                keepalive=settings.keepalive,
-                hello=self._hello,
-                keys=keys,
-                max_connections=most,
-                queue=self._queue,
-            )
-            self._factories.append(factory)
-            self._read_gate.subscribers.append(factory.retire)
+            followers = LateFactory("followers", partial(self._make_publisher, context, keys, most))
             self._logger.info(
                 "followers: listening at {address}, dialect {dialect}",
-                address=_endpoint_of(await self._listen(description, factory, self.ports)),
+                address=_endpoint_of(await self._listen(description, followers, self.ports)),
                 dialect=settings.dialect.name if settings.dialect is not None else "auto",
             )
         http = LateFactory("http", partial(self._make_site, context, keys, most))
@@ -106,6 +93,27 @@ class Listeners:
             limited = LimitedFactory(other.factory, most, self._reactor, last_words=other.last_words(most))
             port = await self._listen(other.endpoint, limited, self._other_ports)
             self._logger.info("{name}: listening at {address}", name=other.name, address=_endpoint_of(port))
+
+    def _make_publisher(self, context: SiteContext, keys: Keyring, most: int) -> IProtocolFactory:
+        # Imported on use: 0.3 MiB.
+        from synrepl.transports.tcp import PublisherFactory
+
+        settings, publisher = self._settings, context.publisher
+        factory = PublisherFactory(
+            publisher,
+            server_name=lambda: settings.server_name_of(context.log.notes),
+            dialect=settings.dialect,
+            clock=self._reactor,
+            metrics=context.metrics,
+            keepalive=settings.keepalive,
+            hello=self._hello,
+            keys=keys,
+            max_connections=most,
+            queue=self._queue,
+        )
+        self._factories.append(factory)
+        publisher.read_gate.subscribers.append(factory.retire)
+        return factory
 
     def _make_site(self, context: SiteContext, keys: Keyring, most: int) -> IProtocolFactory:
         # Imported on use, with Twisted's HTTP server: 1.2 MiB.

@@ -13,6 +13,11 @@ UNUSED = {
         "synrepl.transports.http.http_client",
     ),
     "nobody has asked for metrics": ("prometheus_client", "http.server", "wsgiref"),
+    "nobody has connected to its port for followers": (
+        "twisted.protocols.basic",
+        "synrepl.transports.tcp",
+        "synrepl.transports.connection",
+    ),
     "nobody has connected to its HTTP port": (
         "twisted.web",
         "synrepl.transports.http.api",
