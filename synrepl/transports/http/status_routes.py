@@ -10,7 +10,8 @@ import msgspec
 from synrepl.base.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.base.version import daemon_version
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
-from synrepl.replication.status import Lagging, build_status, recent_facts
+from synrepl.replication.status import build_status, recent_facts
+from synrepl.replication.status_parts import Lagging
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import accepted_type
