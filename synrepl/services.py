@@ -23,7 +23,8 @@ from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.redis.address import SCHEMES, RedisAddress
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, Dialect
-from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive
+from synrepl.wire.keepalive import KEEPALIVE, Keepalive
+from synrepl.wire.session import AUTO
 
 
 @dataclass(eq=False, repr=False)

@@ -32,8 +32,9 @@ from synrepl.wire.commands import Error, Moved, Name, Ping, Replicate
 from synrepl.wire.dialect import NATIVE, Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import CLIENT, SERVER, Command
+from synrepl.wire.keepalive import KEEPALIVE, Keepalive
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import KEEPALIVE, Keepalive, Session
+from synrepl.wire.session import Session
 from synrepl.wire.text import MAX_ADDRESS, printable
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import FederationAck, UserIp
 from synrepl.wire.grammar import Command
+from synrepl.wire.keepalive import Keepalive
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import Keepalive
 from tests.redis.worlds import SERVER, FakeWorld, Recorder, Setup, World, rdata, refusal, stopped
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.redis.address import URL_WORDS, RedisAddress, RedisWords
 from synrepl.transports.tls import TlsWords, tls_trouble
+from synrepl.wire.keepalive import Keepalive
 from synrepl.wire.reply_heads import ReplyHeads
-from synrepl.wire.session import Keepalive
 from synrepl.wire.text import printable
 
 Lost: Final = txredisapi.ConnectionError
