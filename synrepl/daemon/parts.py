@@ -4,9 +4,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from synrepl.base.access import LOCAL, Access, Keyring
+from synrepl.base.metric_values import IRegistry
 from synrepl.base.metrics import Metrics
 from synrepl.base.problems import Notice, Problem
 from synrepl.base.time import ExpiryClock
@@ -81,7 +80,7 @@ class DaemonParts:
     settings: Settings
     reactor: Any
     table: DaemonStreams
-    registry: CollectorRegistry
+    registry: IRegistry
     """Where a room registers its metrics."""
     metrics: Metrics
     keyring: Keyring

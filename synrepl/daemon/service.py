@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, disable_created_metrics
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.base.settings import UNNAMED
 from synrepl.base.tasks import Tasks
@@ -39,7 +39,7 @@ from synrepl.streams.catalog import FEDERATION
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.wire.dialect import NEWEST
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
@@ -74,9 +74,7 @@ class Daemon(Service):
         )
         self.keyring = settings.keyring()
         self.credentials = settings.credentials()
-        # When a counter began is a series for each: more than all others together, and asked for by nobody.
-        disable_created_metrics()
-        self.metrics = Metrics(CollectorRegistry())
+        self.metrics = Metrics(Registry())
         self.listeners = Listeners(settings, reactor)
         self.ready: Deferred[None] = Deferred()
         self.failure = ""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.base.tasks import shielded
 from synrepl.caches.changes import Changes
@@ -236,7 +236,7 @@ class Announcer(ChannelMember):
             self,
             server_name=homeserver.server_name,
             instance=INSTANCE,
-            metrics=Metrics(CollectorRegistry()),
+            metrics=Metrics(Registry()),
             hears=("",),
         )
 

@@ -42,7 +42,8 @@ from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire import jsontext
-from synrepl.wire.session import AUTO, Keepalive
+from synrepl.wire.keepalive import Keepalive
+from synrepl.wire.session import AUTO
 from tests.memory_engine import FaultyEngine
 
 __all__ = ["FakeNode"]

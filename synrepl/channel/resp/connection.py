@@ -128,7 +128,7 @@ class RespConnection(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self.client.is_closing:
             return
-        self._server.metrics.bytes.counts["in"] += len(data)
+        self._server.metrics.bytes_in.value += len(data)
         self.client.active_at = self._server.clock.seconds()
         self._parser.feed(data)
         self._has_requests = True
@@ -270,12 +270,12 @@ class RespConnection(Protocol):
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._server.metrics.bytes.counts["out"] += len(data)
+            self._server.metrics.bytes_out.value += len(data)
             self.transport.write(data)
 
     def _write_message(self, data: bytes) -> None:
         if not self.client.is_closing:
-            self._server.metrics.bytes.counts["out"] += len(data)
+            self._server.metrics.bytes_out.value += len(data)
             self._send(data)
 
     def _disconnect(self) -> None:

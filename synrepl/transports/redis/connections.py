@@ -24,8 +24,8 @@ from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.redis.address import URL_WORDS, RedisAddress, RedisWords
 from synrepl.transports.tls import TlsWords, tls_trouble
+from synrepl.wire.keepalive import Keepalive
 from synrepl.wire.reply_heads import ReplyHeads
-from synrepl.wire.session import Keepalive
 from synrepl.wire.text import printable
 
 Lost: Final = txredisapi.ConnectionError
@@ -164,7 +164,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self.on_lost(self)
 
     def dataReceived(self, data: bytes) -> None:
-        self._metrics.bytes.counts["in"] += len(data)
+        self._metrics.bytes_in.value += len(data)
         self.received_at = self._clock.seconds()
         self._has_received = True
         try:
@@ -212,7 +212,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
 
     def send_bytes(self, data: bytes) -> None:
         """Write, and count the bytes."""
-        self._metrics.bytes.counts["out"] += len(data)
+        self._metrics.bytes_out.value += len(data)
         self.transport.write(data)
 
     def end(self, why: str) -> None:
