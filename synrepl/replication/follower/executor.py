@@ -16,6 +16,7 @@ from synrepl.replication.follower.gaps import BACKOFF_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
 from synrepl.replication.follower.updates import Batch, BatchSubscriber, MissedFacts, Subscriber, Updates
+from synrepl.streams.stream import Stream
 
 Waiting = Coroutine[Any, Any, StreamEvent]
 
@@ -24,13 +25,16 @@ Step = Callable[[Any], Awaitable[None] | None]
 
 
 class IStreamsOwner(Protocol):
-    """What an executor needs of its follower."""
+    """What the streams and their executors need of the server that is followed."""
 
     tasks: Tasks
 
     @property
     def clock(self) -> IClock:
         """The clock of the follower."""
+
+    def stream_added(self, stream: Stream[Any], executor: "StreamExecutor", *, asks: bool) -> None:
+        """Begin to follow a stream, perhaps in the middle of a connection. `asks`: request it then."""
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         """Fetch missing facts from the follower's `ICatchUp`, mostly over HTTP. Raises what that raises."""

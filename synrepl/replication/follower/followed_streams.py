@@ -32,8 +32,7 @@ class FollowedStreams:
     """Makes an executor for each stream that has a subscriber, a waiter or caches.
 
     The arguments are those of `follower.Follower`, some under other names. `own` starts the work: before it
-    no stream is followed. `added` is called with each stream that is followed from then on, its executor, and
-    whether it must be requested.
+    no stream is followed.
     """
 
     table: StreamTable
@@ -58,13 +57,12 @@ class FollowedStreams:
         self.table = StreamTable(stream for stream in self.table if not self._is_closed(stream.name))
         self.executors: dict[str, StreamExecutor] = {}
         self.batches: Batches[bytes] = Batches()
-        self.added: Callable[[Stream[Any], StreamExecutor, bool], None] | None = None
         self._owner: IStreamsOwner | None = None
         self._subscribers: list[Subscriber] = []
         self._unknown: set[str] = set()
 
     def own(self, owner: IStreamsOwner) -> None:
-        """Let the executors report to `owner`, and follow the streams that invalidate caches."""
+        """Let `owner` serve the executors, and follow the streams that invalidate caches."""
         self._owner = owner
         self.follow_caches()
 
@@ -100,13 +98,12 @@ class FollowedStreams:
             return found
         if stream.name not in self.table:
             self.table = self.table | {stream}
-        made = self.executors[stream.name] = self._make_executor(stream)
-        if self.added is not None:
-            self.added(stream, made, asks)
+        assert self._owner is not None
+        made = self.executors[stream.name] = self._make_executor(stream, self._owner)
+        self._owner.stream_added(stream, made, asks=asks)
         return made
 
-    def _make_executor(self, stream: Stream[Any]) -> StreamExecutor:
-        assert self._owner is not None
+    def _make_executor(self, stream: Stream[Any], owner: IStreamsOwner) -> StreamExecutor:
         name, external = stream.name, self.external_position
         policy = ApplyPolicy(
             ordered=stream.ordered,
@@ -120,7 +117,7 @@ class FollowedStreams:
         history = StreamHistory(policy, AppliedPositions(self.saver.saved.get(name, {})))
         machine = StreamMachine(name, history, self.batches, seconds=self.clock.seconds)
         has_caches = self.caches is not None and name in self.caches.streams
-        return StreamExecutor(machine, self._owner, self.caches if has_caches else None)
+        return StreamExecutor(machine, owner, self.caches if has_caches else None)
 
     def connected_event(self, stream: Stream[Any], dialect: Dialect, strategy: FollowStrategy) -> Connected:
         """Return the event that begins a connection for the executor of this stream."""
