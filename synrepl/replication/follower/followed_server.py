@@ -73,7 +73,7 @@ class FollowedServer:
         self._established = False
         self._full_streams: set[str] = set()
         """The streams that have no room for more: meanwhile nothing is read from the connection."""
-        streams.own(self)
+        streams.follow(self)
 
     def complete(
         self, clock: IClock, catch_up: ICatchUp | None = None, allocated: IAllocated | None = None
