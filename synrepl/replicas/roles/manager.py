@@ -142,6 +142,17 @@ class RoleManager:
         """Whether this daemon is the primary."""
         return self.role == PRIMARY
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another daemon is primary, and this one serves nobody."""
+        return self.role == FENCED
+
+    @property
+    def has_met_upstream(self) -> bool:
+        """Whether this daemon is a replica with a complete copy, or one whose upstream has said who it is."""
+        replica = self.replica
+        return replica is not None and (replica.is_whole or replica.welcome is not None)
+
     def staleness(self) -> str:
         """Return why reads are refused until this daemon is up to date; empty if they are not."""
         unreadiness = self.unreadiness() if self.refuses_stale_reads else None
