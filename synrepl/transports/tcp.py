@@ -266,11 +266,10 @@ class _ClientSide(ConnectionOwner):
         self._follower.server.connected(self._protocol, dialect)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        self._factory.greeted()
-        self._has_received = True
-        # From now on without this method.
-        self.received = self._follower.server.received  # type: ignore[method-assign]
-        self.received(commands)
+        if not self._has_received:
+            self._has_received = True
+            self._factory.greeted()
+        self._follower.server.received(commands)
 
     def lost(self, why: str) -> None:
         if why == PEER_CLOSED and not self._has_received and not self._protocol.is_encrypted:

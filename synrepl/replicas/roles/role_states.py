@@ -8,7 +8,7 @@ nobody else has: it is *fenced*, serves nobody, and waits for an operator. A rep
 follows the later primary at once.
 
 A primary learns in three ways that another daemon is primary. A claim comes, from that daemon or from one
-that follows it, and is believed (`trust.py`) and judged (`judgement.py`). It asks the daemons that its
+that follows it, and is believed and judged (`claims.py`). It asks the daemons that its
 operator has listed, at its start, each minute, and at each sign of another one (`rivals.py`). Or it has
 handed over itself: then it has taken no fact since before the other one began (`handover.py`).
 
