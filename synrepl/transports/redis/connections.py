@@ -21,7 +21,6 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.transports.failures import describe_failure
 from synrepl.transports.redis.address import URL_WORDS, RedisWords
 from synrepl.transports.tls import TlsWords, tls_trouble
-from synrepl.wire.keepalive import Keepalive
 from synrepl.wire.reply_heads import ReplyHeads
 from synrepl.wire.text import printable
 
