@@ -22,10 +22,12 @@ from synrepl.caches.names import (
     ROOM_ALIASES,
     CacheName,
     Release,
+    all_names,
     find_name,
     names_of,
     parse_release,
 )
+from synrepl.caches.relations import said_of
 from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.errors import ConfigError, LocalProtocolError
 from synrepl.homeserver.channel_monitor import announcements, redis_address
@@ -173,6 +175,8 @@ def make_plan(
 
 def _forms(name: str, newest_first: Sequence[Release]) -> dict[Release, CacheName]:
     """What the name is in each release that has it. Raises `ConfigError` if none has."""
+    if name not in all_names() and (said := said_of(name, newest_first[0])):
+        raise ConfigError(said)
     found, refused = {}, list[ConfigError]()
     for release in newest_first:
         try:

@@ -119,6 +119,16 @@ def test_keys_that_mean_something_else_in_an_older_release() -> None:
     assert plan.notes[0].startswith(note)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_column_is_answered_with_the_caches_that_have_it(whole: bool) -> None:
+    """ "UPDATE users SET admin = 1" is not believed until a restart (element-hq/synapse#18814)."""
+    name = "users.admin"
+    request = InvalidationRequest(all=[name]) if whole else InvalidationRequest(name=name, key=["@a:hs"])
+
+    with pytest.raises(ConfigError, match=r"until these are dropped: get_user_by_id USER_ID"):
+        make_plan(request, [NEW])
+
+
 def test_a_cache_beside_a_memory_is_told() -> None:
     """The presence of a deactivated user stayed (matrix-org/synapse#15623)."""
     plan = make_plan(InvalidationRequest(name="_get_presence_for_user", key=["@a:hs"]), [NEW])
