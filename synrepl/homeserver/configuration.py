@@ -273,6 +273,9 @@ class _ConfigurationLoader:
             self._note(
                 "ignored_file", f"{file} holds no settings, and Synapse ignores it", "look what it is for"
             )
+        for file in self._merged.passed_over:
+            why = f"{file} ends with .yml, and of a folder Synapse reads files that end with .yaml alone"
+            self._note("ignored_file", why, "rename it, if it has settings of Synapse")
         for one in self._merged.unfilled:
             self._miss(
                 "configuration",

@@ -124,7 +124,7 @@ def with_cost(finding: Finding) -> Finding:
 
 NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "ignored_file": "a file that holds no settings, which Synapse ignores",
+        "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",

@@ -706,7 +706,7 @@ def test_a_template_that_is_no_yaml(tmp_path: Path, line: str) -> None:
     result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(file)])
 
     assert WRONG == result.exit_code
-    assert "marks of a template" in result.stderr
+    assert "template" in result.stderr
 
 
 # -- where metrics are ---------------------------------------------------------------------------------------
