@@ -133,7 +133,7 @@ _ITEM: Final = re.compile(
 )
 
 
-class RedisChannels(msgspec.Struct):
+class RedisNumsub(msgspec.Struct):
     """The channels in the output of PUBSUB NUMSUB so far, each with the number of its subscribers."""
 
     counts: dict[str, int] = {}
@@ -279,7 +279,7 @@ class RedisOutput:
     """Whatever redis-cli printed in a text."""
 
     def __init__(self) -> None:
-        self._kinds = (RedisClients(), RedisCommands(), RedisChannels(), RedisInfo())
+        self._kinds = (RedisClients(), RedisCommands(), RedisNumsub(), RedisInfo())
 
     def takes(self, line: str, number: int) -> bool:
         """Whether a line is of any output, and needs no other explanation."""
