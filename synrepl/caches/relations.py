@@ -1,9 +1,10 @@
 """What Synapse keeps of the tables of its database: for those who have changed a row by SQL.
 
-``relations.txt`` has a line for each table with its columns, and below it, indented, one for each cache whose
-function reads the table, by itself or through other cached functions, with the columns that it reads. It was
-made from the wheels of 1.30, 1.46, 1.66, 1.79, 1.98, 1.107, 1.120, 1.135, 1.150 and 1.163: a span such as
-``1.79..`` stands where some of them read the table and others do not, and its ends may be some releases off.
+``relations.txt`` has a line for each table with its columns, and below it, indented, lines for each cache
+whose function reads the table, by itself or through other cached functions, with the columns that it reads.
+It was made from the wheels of 1.30, 1.46, 1.66, 1.79, 1.98, 1.107, 1.120, 1.135, 1.150 and 1.163: a span such
+as ``1.79..`` stands where some of them read the columns and others do not, and its ends may be some releases
+off.
 """
 
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ _EVENTS: Final = (
     "events are in a cache that no row names one by one: --room ROOM drops all of it since 1.86, before that"
     " a restart of each process does; clients and other servers keep what they were sent"
 )
+_MEDIA: Final = "browsers and proxies keep a file for a day (Cache-Control), and other servers for good"
 _GROUPS: Final = "groups of states never change, and no row drops them: restart each process"
 
 _BESIDES: Final = {
@@ -55,12 +57,15 @@ _BESIDES: Final = {
     "delayed_events_stream_pos": _POSITION,
     "event_json": _EVENTS,
     "events": _EVENTS,
+    "local_media_repository": _MEDIA,
+    "local_media_repository_url_cache": "the process that makes previews keeps each for an hour",
     "presence_stream": "what users see is in the memory of the process that writes presence: restart it",
     "profiles": "rooms show the member events, which have their own copy of name and avatar: a change by the"
     " API sends new ones, a change by SQL does not",
     "pushers": "the process that pushes has each pusher in its memory: restart it, or change it by the API",
     "redactions": _EVENTS,
     "rejections": _EVENTS,
+    "remote_media_cache": _MEDIA,
     "room_forgetter_stream_pos": _POSITION,
     "state_group_edges": _GROUPS,
     "state_groups": _GROUPS,
@@ -117,11 +122,12 @@ def _said(name: str, release: tuple[int, ...]) -> str:
     table, _, column = name.partition(".")
     names, at = names_of(release), whole_release(release)
     which = ".".join(map(str, release))
-    found = [
-        names[one.cache]
+    copies = dict.fromkeys(
+        one.cache
         for one in _relations()[table].copies
         if one.cache in names and at in one.span and (not column or column in one.columns)
-    ]
+    )
+    found = [names[cache] for cache in copies]
     besides = [*filter(None, (_BESIDES.get(table), _STREAM if table in _SENT else ""))]
     what = f"{name} is a {'column' if column else 'table'} of the database, and no cache"
     if not found:

@@ -5,7 +5,7 @@ is restarted, and none is asked (docs/howto/invalidate.md).
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -28,6 +28,7 @@ from synrepl.caches.names import (
     parse_release,
 )
 from synrepl.caches.relations import said_of
+from synrepl.caches.rules import later_sources
 from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.errors import ConfigError, LocalProtocolError
 from synrepl.homeserver.channel_monitor import announcements, redis_address
@@ -42,10 +43,12 @@ from synrepl.homeserver.invalidation_requests import (
 )
 from synrepl.homeserver.looks import MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
+from synrepl.html.humanize import listed
 from synrepl.replication.membership.member import ChannelMember
 from synrepl.streams.catalog import CACHES, CacheInvalidation
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.dialect import release_text, whole_release
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
@@ -70,6 +73,13 @@ NOT_ALL: Final = {
     " is what it reads of users that it does not have there: a restart of that process reads all anew",
 }
 """Caches that are not all that keeps an answer."""
+
+CHANGES: Final = {
+    "cs_cache_fake": "changes of the state of a room",
+    "dr_cache_fake": "rooms that are deleted",
+    "ph_cache_fake": "rooms whose history is purged",
+}
+"""What an alias stands for."""
 
 T = TypeVar("T")
 
@@ -154,6 +164,7 @@ def make_plan(
             )
         if why := NOT_ALL.get(found.name):
             notes.append(f"{found.name}: {why}")
+        notes += _left_by(found.name, newest_first[-1])
         for row in _rows(found, key, now_ms):
             rows[row.cache_func, None if row.keys is None else tuple(row.keys)] = row
             for release, form in forms.items():
@@ -171,6 +182,19 @@ def make_plan(
         drops={release: list(found) for release, found in drops.items()},
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _left_by(name: str, release: Release) -> Iterator[str]:
+    """Say what a release changes without dropping this cache, as newer ones do."""
+    what = [
+        f"{CHANGES.get(source, f'rows of {source}')} ({release_text(since)})"
+        for source, since in later_sources(name, whole_release(release)).items()
+    ]
+    if what:
+        yield (
+            f"Synapse {_text(release)} does not drop {name} for {listed(what)}, as the releases in brackets"
+            " and newer ones do: it grows stale again with the next of them, until the upgrade"
+        )
 
 
 def _forms(name: str, newest_first: Sequence[Release]) -> dict[Release, CacheName]:

@@ -12,6 +12,9 @@ SAID = [
     # 1.135.0 kept the user as an object, which no row can name.
     ("users.admin", "1.135.0", ["--all is_server_admin"], ["is_server_admin USER"]),
     ("users.shadow_banned", "1.98", ["--all get_user_by_access_token", "get_user_by_id"], []),
+    # A column that a release does not read any more.
+    ("users.password_hash", "1.66", ["get_user_by_id USER_ID"], []),
+    ("users.password_hash", "1.120", ["nothing of it in a cache"], ["get_user_by_id"]),
     ("access_tokens", "1.98", ["--all get_user_by_access_token"], ["get_user_by_access_token TOKEN"]),
     ("admin", "1.120", ["users.admin is a column", "get_user_by_id"], []),
     ("users", "1.120", ["users is a table", "get_user_locked_status USER_ID"], ["device"]),

@@ -129,6 +129,26 @@ def test_a_column_is_answered_with_the_caches_that_have_it(whole: bool) -> None:
         make_plan(request, [NEW])
 
 
+@pytest.mark.parametrize(
+    ("name", "release", "note"),
+    [
+        # A room that was forgotten and joined again stayed forgotten (matrix-org/synapse#13262).
+        ("get_forgotten_rooms_for_user", (1, 62), "rows of events (1.87) and rows of backfill (1.87)"),
+        ("get_forgotten_rooms_for_user", (1, 87), ""),
+        ("is_host_invited", (1, 80), "changes of the state of a room (1.86)"),
+        ("is_host_invited", (1, 86), ""),
+        ("get_user_by_id", (1, 62), ""),
+    ],
+)
+def test_a_cache_that_newer_releases_drop_more_often(name: str, release: Release, note: str) -> None:
+    """What is made right by hand grows stale again: the release has the bug."""
+    plan = make_plan(InvalidationRequest(all=[name]), [release])
+    told = [one for one in plan.notes if "does not drop" in one]
+
+    assert (1 if note else 0) == len(told)
+    assert all(note in one for one in told)
+
+
 def test_a_cache_beside_a_memory_is_told() -> None:
     """The presence of a deactivated user stayed (matrix-org/synapse#15623)."""
     plan = make_plan(InvalidationRequest(name="_get_presence_for_user", key=["@a:hs"]), [NEW])
