@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.base.secret import Secret
+from synrepl.caches.names import all_names, names_of, plain_name
 from synrepl.config.config_files import read_yaml
 from synrepl.errors import ConfigError, suggest
 from synrepl.homeserver.addresses import (
@@ -56,7 +57,7 @@ from synrepl.homeserver.merging import (
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
 from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
-from synrepl.wire.dialect import NEWEST, Release, span
+from synrepl.wire.dialect import NEWEST, Release, release_text, span
 from synrepl.wire.text import printable
 
 MAX_PROCESSES: Final = 500
@@ -66,7 +67,7 @@ SCALARS: Final = (str, int, float)
 KEYS: Final = (
     *("server_name", "worker_app", "worker_name", "listeners", "worker_listeners", "enable_metrics"),
     *("metrics_port", "metrics_bind_host", "database", "databases", "database_path", "redis", "instance_map"),
-    *("stream_writers", "app_service_config_files", "worker_replication_secret"),
+    *("stream_writers", "caches", "app_service_config_files", "worker_replication_secret"),
     *("worker_replication_secret_path", "worker_replication_host", "worker_replication_http_port"),
     *("outbound_federation_restricted_to",),
     *(key for duty in DUTIES for key in (duty.names, duty.switch) if key),
@@ -276,6 +277,7 @@ class _ConfigurationLoader:
         for file in self._merged.passed_over:
             why = f"{file} ends with .yml, and of a folder Synapse reads files that end with .yaml alone"
             self._note("ignored_file", why, "rename it, if it has settings of Synapse")
+        self._say_which_factors_have_no_cache()
         for one in self._merged.unfilled:
             self._miss(
                 "configuration",
@@ -616,6 +618,24 @@ class _ConfigurationLoader:
                     " that are started with this file have one name",
                     "give each process a file with a `worker_name` of its own",
                     process=app,
+                )
+
+    def _say_which_factors_have_no_cache(self) -> None:
+        """Name the factors of caches that other releases have."""
+        at = {plain_name(name) for name in names_of(self._release)}
+        others = {plain_name(name): name for name in all_names()}
+        for file, name in dict.fromkeys(
+            (config.origin("caches"), str(name))
+            for config in self._configs
+            for name in as_mapping(config.mapping("caches").get("per_cache_factors"))
+        ):
+            if (known := others.get(plain_name(name))) is not None and known not in at:
+                has = " and ".join(map(str, dict.fromkeys(one.span for one in all_names()[known])))
+                self._note(
+                    "ignored_key",
+                    f"`caches: per_cache_factors: {printable(name)}` in {file}: Synapse"
+                    f" {release_text(self._release)} has no such cache ({has}), and the factor no effect",
+                    "remove it, or name the cache that has come in its place",
                 )
 
     def _say_what_is_not_reached(self) -> None:

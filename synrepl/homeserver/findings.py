@@ -129,7 +129,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
         "loopback_only": "a process listens for replication at loopback, and others go to another host",
-        "ignored_key": "a key of workers, where there is none",
+        "ignored_key": "a key of workers, where there is none, or a factor of a cache that is not there",
         "no_name": "the file of a worker has no name: what is started with it has one name",
         "no_main_port": "a worker of before 1.84 has no port of the main process",
         "does_nothing": "a process has no duty, no stream, and no listener for requests",

@@ -187,6 +187,12 @@ def test_metrics_of_others_are_none(text: str) -> None:
     assert not only(text, "metric")
 
 
+def test_memory_as_jemalloc_counts_it_is_of_a_process() -> None:
+    [passage] = only('jemalloc_stats_app_memory_bytes{type="allocated"} 2.3e+09', "metric")
+
+    assert "max_cache_memory_usage" in passage.words[0]
+
+
 CLIENT = (
     "id=96 addr=127.0.0.1:33322 laddr=127.0.0.1:6379 fd=37 name= age=125 idle=5 flags={} db=0 sub={} psub=0"
     " ssub=0 multi=-1 qbuf=0 events=r cmd={} user=default redir=-1 resp=2"

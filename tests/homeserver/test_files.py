@@ -245,6 +245,32 @@ def test_redis_enabled_as_text() -> None:
     assert "redis.example.org" == case("redis-enabled-as-text", code=WELL)["redis"]["host"]
 
 
+@pytest.mark.parametrize(
+    ("name", "release", "told"),
+    [
+        ("get_current_state_ids", "1.116", "has no such cache (until 1.61)"),
+        ("get_current_state_ids", "1.60", ""),
+        # As Synapse compares them: without case and other signs.
+        ("*Get_Current_State_IDs*", "1.116", "has no such cache (until 1.61)"),
+        ("get_users_in_room", "1.116", ""),
+        # Not of the store, so that it is not known which releases have it.
+        ("*stateGroupCache*", "1.116", ""),
+        ("my_own", "1.116", ""),
+    ],
+)
+def test_a_factor_of_a_cache_that_the_release_lacks(
+    tmp_path: Path, name: str, release: str, told: str
+) -> None:
+    """It has no effect, and no message says so (element-hq/synapse#17791 has two)."""
+    file = tmp_path / "homeserver.yaml"
+    file.write_text(json.dumps({**WHOLE, "caches": {"per_cache_factors": {name: 5}}}))
+    found = run("--homeserver", file, "--synapse", release, code=WELL)
+    notes = [one["why"] for one in found["notes"] if one["kind"] == "ignored_key"]
+
+    assert bool(told) == bool(notes)
+    assert all(told in one for one in notes)
+
+
 def test_a_file_that_synapse_ignores() -> None:
     found = case("ignored-file", code=WELL)
 
@@ -325,6 +351,14 @@ SENDER = "worker_app: synapse.app.federation_sender"
         ("worker_listeners: [{type: replication, port: 1}]", "1.67", "refused_key"),
         ("stream_writers: {thread_subscriptions: w1}", "1.134", "refused_key"),
         ("instance_map:", "1.163", "refused_key"),
+        ("caches: {global_factor: '0.5'}", "1.163", "refused_key"),
+        ("caches: {global_factor: 2, per_cache_factors: {get_users_in_room: 0.5}}", "1.163", None),
+        ("caches: {per_cache_factors: {get_users_in_room: '5'}}", "1.30", "refused_key"),
+        ("caches: {per_cache_factors: [get_users_in_room]}", "1.163", "refused_key"),
+        ("caches: {per_cache_factors: }", "1.163", None),
+        # All three, or the process does not start.
+        ("caches: {cache_autotuning: {max_cache_memory_usage: 2048M}}", "1.60", "refused_key"),
+        ("caches: {cache_autotuning: {max_cache_memory_usage: 2048M}}", "1.59", None),
         # The worker ended itself before federation_sender_instances said who sends.
         (f"{SENDER}\nfederation_sender_instances: [w1]", "1.24", "refused_at_start"),
         (f"{SENDER}\nsend_federation: false", "1.24", None),
