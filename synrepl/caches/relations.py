@@ -46,6 +46,10 @@ _EVENTS: Final = (
     "events are in a cache that no row names one by one: --room ROOM drops all of it since 1.86, before that"
     " a restart of each process does; clients and other servers keep what they were sent"
 )
+_REMOTE_DEVICES: Final = (
+    "it is a copy of what another server says: a row in device_lists_remote_resync has it fetched anew within"
+    " half a minute"
+)
 _MEDIA: Final = "browsers and proxies keep a file for a day (Cache-Control), and other servers for good"
 _GROUPS: Final = "groups of states never change, and no row drops them: restart each process"
 
@@ -55,6 +59,8 @@ _BESIDES: Final = {
     "cache_invalidation_stream_by_instance": "it is the stream of invalidations itself; releases from 1.98 at"
     " the latest remove its rows after a week; a process that was cut off misses what was removed",
     "delayed_events_stream_pos": _POSITION,
+    "device_lists_remote_cache": _REMOTE_DEVICES,
+    "device_lists_remote_extremeties": _REMOTE_DEVICES,
     "event_json": _EVENTS,
     "events": _EVENTS,
     "local_media_repository": _MEDIA,

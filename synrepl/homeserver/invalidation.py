@@ -81,6 +81,10 @@ CHANGES: Final = {
 }
 """What an alias stands for."""
 
+OF_CLIENTS: Final = (
+    "clients keep what they were sent: one that shows a room which was deleted has to clear its own cache"
+)
+
 T = TypeVar("T")
 
 
@@ -152,6 +156,8 @@ def make_plan(
             if alias != ROOM_ALIASES[0]:
                 notes.append(f"{alias} is all that Synapse {_text(release)} has: only the state of the room")
             entries.append((alias, (room,)))
+    if wanted.rooms:
+        notes.append(OF_CLIENTS)
     rows: dict[tuple[str, tuple[str, ...] | None], CacheInvalidation] = {}
     drops: dict[Release, dict[Invalidation, None]] = {release: {} for release in reversed(newest_first)}
     for name, key in dict.fromkeys(entries):
