@@ -219,10 +219,11 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
     if not any(isinstance(one.get("server_name"), str) for one in processes):
         names = ", ".join(str(path) for path in given)
         if around:
-            render = f" (of a chart: {RENDER})" if any(kind.endswith(OF_HELM) for _, kind in around) else ""
+            made = dict.fromkeys(how for _, kind in around for mark, how in _MADE_BY if mark in kind)
+            how = f": {'; '.join(made)}" if made else ""
             raise ConfigError(
                 "; ".join(f"{file} is {kind}" for file, kind in around)
-                + f": give the files that Synapse gets, with server_name in one{render}"
+                + f": give the files that Synapse gets, with server_name in one{how}"
             )
         without = f" ({', '.join(ignored)} has no settings at its top)" if ignored else ""
         raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver{without}")
@@ -289,6 +290,22 @@ def _says(key: str, value: Any) -> bool:
 
 OF_KUBERNETES: Final = "a manifest of Kubernetes"
 OF_HELM: Final = "Helm chart"
+OF_COMPOSE: Final = "a file of Docker Compose"
+
+
+_MADE_BY: Final = (
+    (OF_HELM, f"of a chart {RENDER}"),
+    ("(HelmRelease)", f"of a chart {RENDER}"),
+    ("(Application)", f"of a chart {RENDER}"),
+    ("(Kustomization)", "what `kubectl kustomize FOLDER` writes"),
+    ("Secret)", "what `kubectl get secret NAME -o yaml` writes, if it is sealed or kept elsewhere"),
+    (OF_COMPOSE, "those of a container by `docker compose cp SERVICE:/data FOLDER`"),
+)
+"""What makes the files of Synapse from such a file, by a part of its kind."""
+_CAMEL: Final = re.compile(r"[a-z]+[A-Z]\w*", re.ASCII)
+"""A key as charts have them, and other programs: no setting of Synapse is written so."""
+_PARTS: Final = frozenset({"config", "extraConfig", "ingress", "postgresql", "redis", "service", "workers"})
+"""Keys that charts of Synapse have at the top."""
 
 
 def _kind_around(content: Mapping[Any, Any]) -> str:
@@ -302,11 +319,12 @@ def _kind_around(content: Mapping[Any, Any]) -> str:
         inside = f", with {printable(', '.join(names), limit=200)} in it" if names else ""
         return f"{OF_KUBERNETES} ({printable(kind)}){inside}"
     if isinstance(content.get("services"), dict):
-        return "a file of Docker Compose"
+        return OF_COMPOSE
     if {"apiVersion", "name", "version"} <= {*content}:
         return f"the description of a {OF_HELM}"
     of_chart = ("replicaCount", "image", "ingress", "synapse", "fullnameOverride")
-    if any(isinstance(content.get(key), dict | int) for key in of_chart):
+    is_of_chart = any(_CAMEL.fullmatch(str(key)) for key in content) and not _PARTS.isdisjoint(content)
+    if is_of_chart or any(isinstance(content.get(key), dict | int) for key in of_chart):
         return f"values of a {OF_HELM}"
     of_role = [key for key in content if str(key).startswith(("matrix_", "synapse_"))]
     return "variables of Ansible" if len(of_role) > 1 else ""

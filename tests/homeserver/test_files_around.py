@@ -19,6 +19,7 @@ AROUND = [
     ({"services": {"synapse": {}}}, "a file of Docker Compose"),
     ({"replicaCount": 1, "image": {"tag": "v1"}}, "values of a Helm chart"),
     ({"synapse": {"workers": {"pusher": {"enabled": True}}}, "redis": {}}, "values of a Helm chart"),
+    ({"serverName": "x", "workers": {}, "extraConfig": {}}, "values of a Helm chart"),
     ({"apiVersion": "v2", "name": "matrix-synapse", "version": "1.0.0"}, "the description of a Helm chart"),
     ({"matrix_domain": "x", "matrix_synapse_workers_enabled": True}, "variables of Ansible"),
     ({"synapse_server_name": "x", "synapse_workers": []}, "variables of Ansible"),
@@ -90,11 +91,28 @@ def test_a_template_of_helm_is_to_be_rendered(tmp_path: Path, text: str) -> None
     assert "expected" not in said
 
 
+@pytest.mark.parametrize(
+    ("content", "how"),
+    [
+        ({"apiVersion": "helm.toolkit.fluxcd.io/v2", "kind": "HelmRelease"}, "`helm template NAME CHART"),
+        ({"apiVersion": "kustomize.config.k8s.io/v1", "kind": "Kustomization"}, "`kubectl kustomize FOLDER`"),
+        ({"apiVersion": "bitnami.com/v1alpha1", "kind": "SealedSecret"}, "`kubectl get secret NAME -o yaml`"),
+        ({"services": {"synapse": {}}}, "`docker compose cp SERVICE:/data FOLDER`"),
+        ({"apiVersion": "apps/v1", "kind": "Deployment"}, "with server_name in one; see"),
+        ({"passFile": "passkey.pem", "bridge": {}}, "this is not the configuration of a homeserver"),
+    ],
+)
+def test_what_makes_the_files_is_told(tmp_path: Path, content: Any, how: str) -> None:
+    (tmp_path / "around.yaml").write_text(json.dumps(content))
+
+    assert how in refusal(tmp_path / "around.yaml")
+
+
 def test_values_of_a_chart_are_to_be_rendered(tmp_path: Path) -> None:
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: matrix-synapse\nversion: 1.0.0\n")
     (tmp_path / "values.yaml").write_text("replicaCount: 1\nimage: {tag: v1}\n")
 
-    assert "of a chart: what `helm template NAME CHART -f VALUES` writes" in refusal(tmp_path)
+    assert "of a chart what `helm template NAME CHART -f VALUES` writes" in refusal(tmp_path)
 
 
 def test_a_template_of_jinja(tmp_path: Path) -> None:
