@@ -309,6 +309,43 @@ def test_an_answer_of_prometheus_has_samples() -> None:
     assert not explain('{"metric":{"__name__":"node_load1"},"value":[1,"5"]}').passages
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        # Not believed until a restart (element-hq/synapse#18814).
+        ("UPDATE users SET admin = 1 WHERE name = '@user:hs';", ["users.admin", "get_user_by_id USER_ID"]),
+        (
+            "synapse=# update users set shadow_banned = true, user_type='bot, admin = 1' where name='@a:hs'",
+            ["users.shadow_banned", "--all get_user_by_access_token", "users.user_type", "is_support_user"],
+        ),
+        ("update public.profiles set displayname='x' where user_id='bob'", ["member events"]),
+        ("DELETE FROM access_tokens WHERE user_id = '@a:hs';", ["--all get_user_by_access_token"]),
+        ("delete from pushers where user_name = '@a:hs'", ["each pusher in its memory"]),
+        ("INSERT INTO registration_tokens (token) VALUES ('x');", ["seen at the next read"]),
+    ],
+)
+def test_a_row_changed_by_hand_is_followed_to_the_caches(text: str, says: list[str]) -> None:
+    [passage] = only(text, "statement")
+
+    assert [one for one in says if one not in " ".join(passage.words)] == []
+    assert "synrepl invalidate" in passage.advice[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "UPDATE users SET password = 'x' WHERE id = 1;",
+        "UPDATE customers SET admin = 1;",
+        "SELECT admin FROM users;",
+        "update the users",
+        "we have to update users some day",
+        "2024-01-01 10:00:00,000 - synapse.storage.SQL - 469 - DEBUG - P-1 - UPDATE users SET admin = 1",
+    ],
+)
+def test_statements_that_change_no_known_column_are_none(text: str) -> None:
+    assert not only(text, "statement")
+
+
 def test_a_password_in_a_statement_is_not_shown() -> None:
     [passage] = only("psql postgresql://u:hunter2@h/s -c 'DELETE FROM stream_positions'", "statement")
 
