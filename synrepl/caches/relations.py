@@ -35,6 +35,9 @@ MAX_TABLES: Final = 3
 """A column of more tables than this says nothing without its table."""
 MAX_ONE_BY_ONE: Final = 3
 """More caches of a room than this are dropped with all that is of the room."""
+MAX_LIKE: Final = 4
+_FILLING: Final = frozenset({"", "get", "is", "for", "from", "by", "of", "set", "cache", "user", "room"})
+"""Words of methods that tell little."""
 _UNSEEN: Final = frozenset({"token"})
 """Arguments that others should not see on a command line."""
 
@@ -51,6 +54,10 @@ _REMOTE_DEVICES: Final = (
     " half a minute"
 )
 _MEDIA: Final = "browsers and proxies keep a file for a day (Cache-Control), and other servers for good"
+_PRESENCE: Final = (
+    "its rows are in presence_stream, and what users see is in the memory of the process that writes"
+    " presence: restart it"
+)
 _GROUPS: Final = "groups of states never change, and no row drops them: restart each process"
 
 _BESIDES: Final = {
@@ -65,7 +72,8 @@ _BESIDES: Final = {
     "events": _EVENTS,
     "local_media_repository": _MEDIA,
     "local_media_repository_url_cache": "the process that makes previews keeps each for an hour",
-    "presence_stream": "what users see is in the memory of the process that writes presence: restart it",
+    "presence": _PRESENCE,
+    "presence_stream": _PRESENCE,
     "profiles": "rooms show the member events, which have their own copy of name and avatar: a change by the"
     " API sends new ones, a change by SQL does not",
     "pushers": "the process that pushes has each pusher in its memory: restart it, or change it by the API",
@@ -117,6 +125,26 @@ def find_columns(name: str) -> list[str]:
         return [name] if not column or column in tables[table].columns else []
     of = [f"{one}.{name}" for one, its in tables.items() if name in its.columns]
     return of if len(of) <= MAX_TABLES else []
+
+
+def find_like(name: str) -> list[str]:
+    """Tables, and then columns, with all the words of a name, for one that is none of them itself."""
+    words = _words(name)
+    if not words:
+        return []
+    tables = [table for table in _relations() if words <= _words(table)]
+    columns = [
+        f"{table}.{column}"
+        for table, its in _relations().items()
+        for column in sorted(its.columns)
+        if words <= _words(column) and table not in tables
+    ]
+    return [*sorted(tables, key=len), *columns][:MAX_LIKE]
+
+
+def _words(name: str) -> set[str]:
+    words = {*name.lower().replace(".", "_").split("_")} - _FILLING
+    return {word.removesuffix("s") for word in words}
 
 
 def said_of(name: str, release: tuple[int, ...]) -> str:

@@ -117,7 +117,7 @@ _OF_HOMESERVER: Final = "the list of public rooms of another homeserver"
 _ANSWERS: Final = (
     (r"sync(_response_cache(_duration)?)?", _OF_SYNC),
     (r"remote_room_list", f"{_OF_HOMESERVER}: {_FOR.format('30 seconds')}"),
-    (r"room_list", f"the list of public rooms: {_WHILE_MADE}"),
+    (r"room_list|public_rooms?", f"the list of public rooms: {_WHILE_MADE}"),
     (r"state(_ids)?_resp", f"the state of a room for another homeserver: {_FOR.format('30 seconds')}"),
     (r"fed_txn_handler", f"the answer to a transaction of another homeserver: {_FOR.format('30 seconds')}"),
     (r"initial_sync(_cache)?", f"the answer of the old initialSync: {_WHILE_MADE}"),
@@ -190,7 +190,7 @@ _OTHERS: Final = (
         "groups of states never change once they are written",
     ),
     (
-        r"lazy_loaded_\w+|get_pdu_cache|url_previews|last_device_delete_cache|device_update_edu|sync_valid_filter",
+        r"lazy_loaded_\w+|get_pdu_cache|url_previews?|last_device_delete_cache|device_update_edu|sync_valid_filter",
         "it is kept by one process for a time, and runs out",
     ),
 )

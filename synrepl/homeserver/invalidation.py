@@ -27,8 +27,9 @@ from synrepl.caches.names import (
     names_of,
     parse_release,
 )
-from synrepl.caches.relations import said_of
+from synrepl.caches.relations import find_like, said_of
 from synrepl.caches.rules import later_sources
+from synrepl.caches.unreachable import kept_answer
 from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.errors import ConfigError, LocalProtocolError
 from synrepl.homeserver.channel_monitor import announcements, redis_address
@@ -205,7 +206,8 @@ def _left_by(name: str, release: Release) -> Iterator[str]:
 
 def _forms(name: str, newest_first: Sequence[Release]) -> dict[Release, CacheName]:
     """What the name is in each release that has it. Raises `ConfigError` if none has."""
-    if name not in all_names() and (said := said_of(name, newest_first[0])):
+    is_known = name in all_names() or kept_answer(name)
+    if not is_known and (said := said_of(name, newest_first[0])):
         raise ConfigError(said)
     found, refused = {}, list[ConfigError]()
     for release in newest_first:
@@ -213,6 +215,8 @@ def _forms(name: str, newest_first: Sequence[Release]) -> dict[Release, CacheNam
             found[release] = find_name(name, release)
         except ConfigError as error:
             refused.append(error)
+    if not found and not is_known and (like := find_like(name)):
+        raise ConfigError(f"{refused[0]}; in the database there is {listed(like)}: name one of these")
     if not found:
         raise refused[0]
     return found

@@ -3,7 +3,7 @@
 import pytest
 
 from synrepl.caches.names import all_names, parse_release
-from synrepl.caches.relations import _BESIDES, _SENT, _relations, find_columns, said_of
+from synrepl.caches.relations import _BESIDES, _SENT, _relations, find_columns, find_like, said_of
 
 SAID = [
     # name, release, what it says, what it does not say
@@ -60,3 +60,19 @@ def test_tables_name_caches_and_columns_that_exist() -> None:
     assert [one for table, one in copies if not one.columns or not one.columns <= table.columns] == []
     assert {*_BESIDES, *_SENT} - {*tables} == set()
     assert {"users", "devices", "events", "room_memberships"} <= {*tables}
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("is_shadow_banned", ["users.shadow_banned"]),
+        ("registration_token", ["registration_tokens"]),
+        ("thumbnail", ["remote_media_cache_thumbnails", "local_media_repository_thumbnails"]),
+        ("get_user", []),
+        ("nothing_like_it", []),
+        ("", []),
+    ],
+)
+def test_a_name_with_words_of_the_database_finds_these(name: str, like: list[str]) -> None:
+    """People name what they know: a method that is not cached, or a word."""
+    assert like == find_like(name)

@@ -119,6 +119,20 @@ def test_keys_that_mean_something_else_in_an_older_release() -> None:
     assert plan.notes[0].startswith(note)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("is_shadow_banned", "in the database there is users.shadow_banned: name one of these"),
+        # A column of another meaning has this name as well.
+        ("public_rooms", "the list of public rooms"),
+        ("nothing_like_it", "has no cache nothing_like_it"),
+    ],
+)
+def test_names_that_people_have_for_what_is_kept(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_plan(InvalidationRequest(name=name), [NEW])
+
+
 def test_what_clients_keep_is_told_with_a_room() -> None:
     """A room that was deleted stays with them (matrix-org/synapse#16001)."""
     notes = make_plan(InvalidationRequest(rooms=["!r:hs", "!s:hs"]), [NEW]).notes
