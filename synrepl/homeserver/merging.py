@@ -184,7 +184,7 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
                 replaced += _replaced(content, dict.fromkeys(content, str(file)), str(file), layer)
                 content = {**content, **layer}
             if isinstance(content, dict) and (kind := _kind_around(content)):
-                around.append((str(file), kind))
+                around.append((str(file), kind + (IN_VAIN if _sets(content, FACTOR) else "")))
             elif isinstance(content, dict):
                 contents[file] = {
                     key: _marked(value, str(file), str(key), unfilled) if key in keys else value
@@ -290,6 +290,10 @@ def _says(key: str, value: Any) -> bool:
 
 OF_KUBERNETES: Final = "a manifest of Kubernetes"
 OF_HELM: Final = "Helm chart"
+FACTOR: Final = "SYNAPSE_CACHE_FACTOR"
+IN_VAIN: Final = (
+    f" (Synapse ignores its {FACTOR} since 1.60: set `caches: global_factor` in its configuration)"
+)
 OF_COMPOSE: Final = "a file of Docker Compose"
 
 
@@ -328,6 +332,15 @@ def _kind_around(content: Mapping[Any, Any]) -> str:
         return f"values of a {OF_HELM}"
     of_role = [key for key in content if str(key).startswith(("matrix_", "synapse_"))]
     return "variables of Ansible" if len(of_role) > 1 else ""
+
+
+def _sets(value: Any, name: str) -> bool:
+    """Whether an environment in this content has the variable, in any of the forms of manifests."""
+    if isinstance(value, dict):
+        return name in value or value.get("name") == name or any(_sets(one, name) for one in value.values())
+    if isinstance(value, list):
+        return any(_sets(one, name) for one in value)
+    return isinstance(value, str) and value.startswith(f"{name}=")
 
 
 def _groups(contents: Mapping[Path, Mapping[str, Any]]) -> list[list[Path]]:

@@ -108,6 +108,27 @@ def test_what_makes_the_files_is_told(tmp_path: Path, content: Any, how: str) ->
     assert how in refusal(tmp_path / "around.yaml")
 
 
+FACTOR = "SYNAPSE_CACHE_FACTOR"
+
+
+@pytest.mark.parametrize(
+    ("content", "is_told"),
+    [
+        ({"services": {"synapse": {"environment": {FACTOR: 2}}}}, True),
+        ({"services": {"synapse": {"environment": ["TZ=UTC", f"{FACTOR}=2"]}}}, True),
+        ({"apiVersion": "v1", "kind": "Pod", "spec": {"env": [{"name": FACTOR, "value": "2"}]}}, True),
+        # Those of one cache still count.
+        ({"services": {"synapse": {"environment": {f"{FACTOR}_GET_USERS_IN_ROOM": 2}}}}, False),
+        ({"services": {"synapse": {"environment": [f"{FACTOR}_GET_USERS_IN_ROOM=2"]}}}, False),
+    ],
+)
+def test_a_factor_in_the_environment_that_counts_no_more(tmp_path: Path, content: Any, is_told: bool) -> None:
+    """1.59 takes it as the default of global_factor, and 1.60 and newer a half."""
+    (tmp_path / "around.yaml").write_text(json.dumps(content))
+
+    assert is_told == (f"ignores its {FACTOR} since 1.60" in refusal(tmp_path / "around.yaml"))
+
+
 def test_values_of_a_chart_are_to_be_rendered(tmp_path: Path) -> None:
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: matrix-synapse\nversion: 1.0.0\n")
     (tmp_path / "values.yaml").write_text("replicaCount: 1\nimage: {tag: v1}\n")
