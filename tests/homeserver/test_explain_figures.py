@@ -277,7 +277,7 @@ def test_subscribers_of_a_channel() -> None:
 @pytest.mark.parametrize(
     ("line", "means"),
     [
-        ("client_output_buffer_limit_disconnections:4", "lost lines until it had connected again"),
+        ("client_output_buffer_limit_disconnections:4", "did not read what was published fast enough"),
         ("role:slave", "reaches the subscribers of this one alone"),
         ("master_link_status:down", "lost its primary"),
         ("loading:1", "answers nothing yet"),

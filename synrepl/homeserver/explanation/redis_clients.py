@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from synrepl.homeserver.explanation.results import MAX_NUMBERS, Passage
+from synrepl.html.humanize import counted
 
 _CLIENT: Final = re.compile(
     r"id=\d{1,20} addr=\S{1,200} .{0,600}\bsub=(?P<sub>\d{1,9}) psub=(?P<psub>\d{1,9}) "
@@ -49,7 +50,8 @@ class RedisClients(msgspec.Struct):
         """Say who receives; None if there is no connection."""
         if not self.count:
             return None
-        told = f"{self.count} connections to Redis, of which {self.subscribed} receive (sub of 1 or more);"
+        all_of_them = counted(self.count, "connection")
+        told = f"{all_of_them} to Redis, of which {self.subscribed} receive (sub of 1 or more);"
         words = [
             f"{told} the others only send, or are of other programs. A process of Synapse has one of each."
         ]
@@ -67,7 +69,7 @@ class RedisClients(msgspec.Struct):
                 0,
                 f"A connection that receives does not keep up: {self.waiting} bytes wait for it (omem). Redis"
                 " closes it at client-output-buffer-limit pubsub (32 MB, or 8 MB for a minute, if not set):"
-                " its process loses lines until it has connected again.",
+                " its process then connects again, and fetches what it missed.",
             )
             advice = [f"find its process by addr, and why it does not read (CPU of one core); {RAISE}"]
         return Passage(

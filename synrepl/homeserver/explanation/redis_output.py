@@ -193,8 +193,8 @@ def _is_some(value: str) -> bool:
 _FIGURES: Final = {
     "client_output_buffer_limit_disconnections": _Figure(
         _is_some,
-        "connections were closed, as they did not read what was published fast enough: each is a process that"
-        " lost lines until it had connected again",
+        "connections were closed, as they did not read what was published fast enough: a process of Synapse"
+        " then connects again, and fetches what it missed",
         f"find the process that is busy (CPU of one core); {RAISE}",
     ),
     "rejected_connections": _Figure(
