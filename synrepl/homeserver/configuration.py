@@ -55,7 +55,7 @@ from synrepl.homeserver.merging import (
     merge_files,
 )
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, size
 from synrepl.small_files import read_small_file
 from synrepl.wire.dialect import NEWEST, Release, release_text, span
 from synrepl.wire.text import printable
@@ -278,6 +278,7 @@ class _ConfigurationLoader:
             why = f"{file} ends with .yml, and of a folder Synapse reads files that end with .yaml alone"
             self._note("ignored_file", why, "rename it, if it has settings of Synapse")
         self._say_which_factors_have_no_cache()
+        self._say_what_caches_may_have()
         for one in self._merged.unfilled:
             self._miss(
                 "configuration",
@@ -638,6 +639,21 @@ class _ConfigurationLoader:
                     "remove it, or name the cache that has come in its place",
                 )
 
+    def _say_what_caches_may_have(self) -> None:
+        """Say what the caches of all processes may have together: the limit is of each."""
+        limits = [
+            _bytes(as_mapping(config.mapping("caches").get("cache_autotuning")).get("max_cache_memory_usage"))
+            for config in self._configs
+        ]
+        if len(limits) > 1 and all(limits):
+            self._note(
+                "cache_memory",
+                f"`caches: cache_autotuning` in {self._configs[0].origin('caches')}: the"
+                " max_cache_memory_usage is that of each process, and that of these"
+                f" {len(limits)} together is {size(sum(limits))}",
+                "see that the machine has it; set less for all, or for a process in its own file",
+            )
+
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""
         at: dict[str, set[Any]] = {name: {where} for name, where in self._instances().items()}
@@ -855,3 +871,9 @@ def redis_settings(config: ProcessConfig) -> RedisSettings | None:
         certificate_file=text("certificate_file"),
         private_key_file=text("private_key_file"),
     )
+
+
+def _bytes(value: Any) -> int:
+    """A size as Synapse reads it, such as 2048M; 0 for anything else."""
+    found = re.fullmatch(r"(\d{1,12})([KMGT]?)", str(value), re.ASCII)
+    return int(found[1]) * 1024 ** " KMGT".index(found[2] or " ") if found is not None else 0

@@ -271,6 +271,38 @@ def test_a_factor_of_a_cache_that_the_release_lacks(
     assert all(told in one for one in notes)
 
 
+@pytest.mark.parametrize(
+    ("limit", "workers", "told"),
+    [
+        ("2048M", 8, "of these 9 together is 18.0 GiB"),
+        (1073741824, 1, "of these 2 together is 2.0 GiB"),
+        ("2G", 0, ""),
+        ("much", 8, ""),
+        ("{{ .Values.memory }}", 8, ""),
+    ],
+)
+def test_what_the_caches_of_all_processes_may_have(
+    tmp_path: Path, limit: str | int, workers: int, told: str
+) -> None:
+    """The limit is of each process (spantaleev/matrix-docker-ansible-deploy#3336)."""
+    tuning = {
+        "max_cache_memory_usage": limit,
+        "target_cache_memory_usage": limit,
+        "min_cache_ttl": "1m",
+    }
+    (tmp_path / "hs.yaml").write_text(json.dumps({**WHOLE, "caches": {"cache_autotuning": tuning}}))
+    options: list[object] = ["--homeserver", tmp_path / "hs.yaml"]
+    for number in range(workers):
+        file = tmp_path / f"w{number}.yaml"
+        file.write_text(f"worker_app: synapse.app.generic_worker\nworker_name: w{number}\n")
+        options += ["--worker", file]
+    result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *map(str, options)])
+    notes = [one["why"] for one in json.loads(result.output)["notes"] if one["kind"] == "cache_memory"]
+
+    assert bool(told) == bool(notes)
+    assert all(told in one for one in notes)
+
+
 def test_a_file_that_synapse_ignores() -> None:
     found = case("ignored-file", code=WELL)
 
