@@ -2,9 +2,9 @@
 
 ``relations.txt`` has a line for each table with its columns, and below it, indented, lines for each cache
 whose function reads the table, by itself or through other cached functions, with the columns that it reads.
-It was made from the wheels of 1.30, 1.46, 1.66, 1.79, 1.98, 1.107, 1.120, 1.135, 1.150 and 1.163: a span such
-as ``1.79..`` stands where some of them read the columns and others do not, and its ends may be some releases
-off.
+``scripts/lib/cached_columns.py`` made it from the wheels of 1.30, 1.46, 1.66, 1.79, 1.98, 1.107, 1.120,
+1.135, 1.150 and 1.163: a span such as ``1.79..`` stands where some of them read the columns and others do
+not, and its ends may be some releases off.
 """
 
 from collections.abc import Mapping
