@@ -47,7 +47,7 @@ setup(
     # PySpark finds the data source in a package whose name begins with `pyspark_`.
     packages=find_packages(include=["synrepl", "synrepl.*", "pyspark_synrepl"]),
     package_data={
-        "synrepl": ["py.typed", "caches/names.txt", "cli/sessions/*.gz"],
+        "synrepl": ["py.typed", "caches/names.txt", "caches/relations.txt", "cli/sessions/*.gz"],
         "": ["*.j2", "*.json", "*.mplstyle", "*.properties"],
     },
     # Twisted looks for plugins in every `twisted/plugins` folder of the path; ours must not have an

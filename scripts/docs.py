@@ -18,8 +18,6 @@ from typing import Any, Final
 
 import click
 import msgspec
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics import MetricWrapperBase
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -28,7 +26,8 @@ from scripts.lib.cache_reference import cache_reference  # noqa: E402  # after t
 from scripts.lib.http_reference import http_reference, streams_of  # noqa: E402  # after the path
 from scripts.lib.library_reference import library_reference  # noqa: E402
 from scripts.lib.manual import BUILT, DOCS  # noqa: E402
-from synrepl.base.metrics import BusyCounter, CacheNumbers, Metrics, TurnNumbers  # noqa: E402
+from synrepl.base.metric_values import Registry  # noqa: E402
+from synrepl.base.metrics import Metrics  # noqa: E402
 from synrepl.base.rights import command_operation  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
@@ -392,25 +391,20 @@ def example_settings() -> str:
 
 def metrics() -> str:
     """Return the page of every metric."""
-    registry = CollectorRegistry()
-    of_rooms = [made(registry) for room in rooms() if (made := room.metrics_class()) is not None]
-    rows = []
-    for one in (one for made in (Metrics(registry), *of_rooms) for one in vars(made).values()):
-        if isinstance(one, MetricWrapperBase) and not one._labelvalues:
-            family = next(iter(one.describe()))
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            labels = ", ".join(f"`{label}`" for label in one._labelnames)
-            rows.append((f"`{name}`", family.type, labels, family.documentation))
-        elif isinstance(one, BusyCounter | TurnNumbers | CacheNumbers):
-            rows += [
-                (
-                    f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`",
-                    family.type,
-                    ", ".join(f"`{label}`" for label in family._labelnames),
-                    family.documentation,
-                )
-                for family in one.collect()
-            ]
+    registry = Registry()
+    for metrics_class in (Metrics, *(room.metrics_class() for room in rooms())):
+        if metrics_class is not None:
+            metrics_class(registry)
+    families: Iterable[Any] = registry.collect()
+    rows = [
+        (
+            f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`",
+            family.type,
+            ", ".join(f"`{label}`" for label in family._labelnames),
+            family.documentation,
+        )
+        for family in families
+    ]
     return _page(
         [
             "# The metrics",

@@ -10,10 +10,11 @@ from scripts import again
 
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
-    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] [rooms] [manual] [bench] [growth]"
-    " | scripts/night --table"
+    "usage: scripts/night [--seeds N] [seeds] [worlds] [examples] [faults] [interop] [rooms] [manual] [bench]"
+    " [growth] | scripts/night --table"
 )
 SEEDS: Final = 200
+WORLD_SEEDS: Final = 1_000
 FAULTS: Final = 40
 PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4")
 
@@ -32,6 +33,8 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
     drawn = {"SYNREPL_FIRST_SEED": str(day * 1_000), "SYNREPL_SEEDS": str(seeds)}
     return {
         "seeds": ((*PYTEST, *_seeded_tests(), "tests/storage/test_kill.py"), drawn),
+        # Behind the last ones of the table in the tree: commit what it has got.
+        "worlds": (("scripts/simulate", "--continue", "--seeds", str(WORLD_SEEDS)), {}),
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),

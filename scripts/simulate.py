@@ -3,12 +3,16 @@
 The worlds are those of `tests/simulation`, such as `workers` (a daemon and its followers) and `broker`
 (daemons among Synapse's processes on a Redis), and those of `simulation` below the tests of each room. Exit
 code 1 if a seed broke a guarantee.
+
+With --continue each world goes on behind its last seed in the table `tests/simulation/tried.jsonl`. Each
+piece that was run to its end is a line there, with the commit and the CPU seconds.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -31,6 +35,12 @@ WORLDS: Final[Mapping[str, str]] = tests.simulation.WORLDS | of_rooms("simulatio
 
 SEEDS_EACH: Final = 16
 """The number of seeds that one process runs."""
+
+TRIED: Final = ROOT / "tests" / "simulation" / "tried.jsonl"
+"""The table of seeds that were tried: a line for each piece, in the order in which they were."""
+
+PIECE_SEEDS: Final = 250
+"""The number of seeds of one world in a piece: a run that is cut loses no more."""
 
 REPORT_EVERY: Final = 1_000
 """Without a terminal for a progress bar, a line reports the progress after each of so many seeds."""
@@ -74,6 +84,81 @@ def outcomes(tasks: list[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
         yield from pool.imap_unordered(run, tasks, chunksize=SEEDS_EACH)
 
 
+class Piece(NamedTuple):
+    """Consecutive seeds of one world that were run to the end, on one commit; `broken` are those of them that
+    broke a guarantee."""
+
+    commit: str
+    world: str
+    first: int
+    seeds: int
+    cpu_seconds: float
+    broken: list[int]
+
+
+def tried(table: Path = TRIED) -> list[Piece]:
+    """Return the table of seeds that were tried."""
+    lines = table.read_text("utf-8").splitlines() if table.exists() else []
+    return [Piece(**json.loads(line)) for line in lines]
+
+
+def pieces_to_try(table: list[Piece], worlds: list[str], seeds: int) -> list[tuple[str, int, int]]:
+    """Return world, first seed and number of seeds of the next pieces; the worlds take turns."""
+    behind = {
+        world: max((one.first + one.seeds for one in table if one.world == world), default=1)
+        for world in worlds
+    }
+    return [
+        (world, behind[world] + done, min(PIECE_SEEDS, seeds - done))
+        for done in range(0, seeds, PIECE_SEEDS)
+        for world in worlds
+    ]
+
+
+def commit_here() -> str:
+    """Return the commit of the checkout, with ``+`` if it is not all of what is run."""
+    git = ("git", "-C", str(ROOT))
+    commit = subprocess.run(
+        (*git, "rev-parse", "--short=8", "HEAD"), capture_output=True, text=True, check=True
+    )
+    changes = (*git, "status", "--porcelain", "--", "synrepl", "tests", f":!{TRIED.relative_to(ROOT)}")
+    changed = subprocess.run(changes, capture_output=True, text=True, check=True)
+    return commit.stdout.strip() + ("+" if changed.stdout else "")
+
+
+def go_on(worlds: list[str], seeds: int, jobs: int, table: Path = TRIED) -> int:
+    """Run the next seeds of each world, and add them to the table; return the exit code."""
+    commit, found = commit_here(), False
+    for world, first, count in pieces_to_try(tried(table), worlds, seeds):
+        ended = list(outcomes([(world, first + number) for number in range(count)], jobs))
+        for outcome in (broken := [one for one in ended if one.broken]):
+            print(f"{outcome.world} {outcome.seed}: {outcome.broken}", file=sys.stderr)
+        numbers = sorted(one.seed for one in broken)
+        spent = round(sum(one.seconds for one in ended), 1)
+        piece = Piece(commit, world, first, count, spent, numbers)
+        with table.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(piece._asdict()) + "\n")
+        print(
+            f"{world}: seeds {first} to {first + count - 1}, {spent} CPU seconds, {len(broken)} broken",
+            flush=True,
+        )
+        found = found or bool(broken)
+    print_tried(tried(table))
+    return 1 if found else 0
+
+
+def print_tried(table: list[Piece]) -> None:
+    """Print how many seeds of each world were tried, on how many commits, and how many broke a guarantee."""
+    for world in dict.fromkeys(one.world for one in table):
+        of_world = [one for one in table if one.world == world]
+        seconds = sum(one.cpu_seconds for one in of_world)
+        broken = sum(len(one.broken) for one in of_world)
+        count, commits = sum(one.seeds for one in of_world), len({one.commit for one in of_world})
+        spent = f"{seconds:,.0f} CPU seconds"
+        print(f"{world}: {count:,} seeds on {commits} commits, {spent}, {broken} broken")
+    print(f"{sum(one.seeds for one in table):,} seeds in all")
+
+
 def main() -> int:
     """Run the seeds that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -82,6 +167,10 @@ def main() -> int:
     parser.add_argument("worlds", nargs="*", metavar="WORLD", help=f"any of {', '.join(WORLDS)} [all]")
     parser.add_argument("--seeds", type=int, default=1_000, help="the number of seeds of each world [1000]")
     parser.add_argument("--first", type=int, default=1, help="the first seed [1]")
+    parser.add_argument(
+        "--continue", action="store_true", dest="goes_on", help="go on behind the last seeds of the table"
+    )
+    parser.add_argument("--tried", action="store_true", help="print what the table has, and run nothing")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes [one for each core]")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
     options = parser.parse_args()
@@ -90,6 +179,11 @@ def main() -> int:
         parser.error(f"no such world: {', '.join(unknown)}; there are {', '.join(WORLDS)}")
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs are 1 or more")
+    if options.tried:
+        print_tried(tried())
+        return 0
+    if options.goes_on:
+        return go_on(worlds, options.seeds, options.jobs)
     tasks = [(world, options.first + number) for number in range(options.seeds) for world in worlds]
     seconds: defaultdict[str, float] = defaultdict(float)
     broken: list[Outcome] = []

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IStreamClientEndpoint, IStreamServerEndpoint
 
+from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.errors import ConfigError
 from synrepl.http_api.route import public_url
@@ -23,7 +23,8 @@ from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.redis.address import SCHEMES, RedisAddress
 from synrepl.transports.tcp import FollowerFactory, PublisherFactory
 from synrepl.wire.dialect import CURRENT, Dialect
-from synrepl.wire.session import AUTO, KEEPALIVE, Keepalive
+from synrepl.wire.keepalive import KEEPALIVE, Keepalive
+from synrepl.wire.session import AUTO
 
 
 @dataclass(eq=False, repr=False)
@@ -151,7 +152,7 @@ def connect(
     >>> service = connect(MemoryReactorClock(), "tcp:master:9092", follower, http="http://master:9093")
     >>> service.startService()  # or service.setServiceParent(application)
     """
-    metrics = metrics or Metrics(CollectorRegistry())
+    metrics = metrics or Metrics(Registry())
     given: list[Any] = list(endpoint) if isinstance(endpoint, (list, tuple)) else [endpoint]
     is_redis = [isinstance(one, str) and one.startswith(SCHEMES) for one in given]
     if any(is_redis) and len(given) > 1:

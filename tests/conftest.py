@@ -54,6 +54,7 @@ SLOW: Final = (
     "service/test_signals",
     "replicas/service/test_serve.py::test_a_mistake",
     "storage/test_kill",
+    "upgrades/",
     # A Java of their own, or pictures, or jobs that are killed again and again.
     "pipeline/test_archive.py::test_kills",
     "pipeline/test_archive.py::test_small_files_are_merged_while",
@@ -120,6 +121,7 @@ WHOLE: Final = (
     "test_rooms_script",
     "test_site",
     "test_test_extras",
+    "upgrades/",
     "wire/test_error_codes.py::test_every_code_of_the_table",
 )
 _WHOLE: Final = re.compile(rf"tests/(?:{'|'.join(map(re.escape, WHOLE))})")

@@ -48,7 +48,21 @@ def test_an_import_inside_a_function_closes_a_circle(tmp_path: Path) -> None:
 
 
 def test_a_circle_for_types_is_told_apart(tmp_path: Path) -> None:
-    """It works, and still neither can be moved without the other."""
-    assert ["circle by imports for types: house.a -> house.b, house.b -> house.a"] == told(
-        tmp_path, a="from house.b import B\n", b=f"{FOR_TYPES}from house.a import A\n"
+    """It works, and still neither folder can be moved without the other."""
+    assert ["circle by imports for types: house.a -> house.c.b, house.c.b -> house.a"] == told(
+        tmp_path, a="from house.c.b import B\n", c__b=f"{FOR_TYPES}from house.a import A\n"
+    )
+
+
+def test_a_circle_for_types_within_a_folder_is_fine(tmp_path: Path) -> None:
+    """One makes the other, which names the class of its maker."""
+    assert [] == told(
+        tmp_path, c__a="from house.c.b import B\n", c__b=f"{FOR_TYPES}from house.c.a import A\n"
+    )
+
+
+def test_a_circle_at_run_time_within_a_folder_is_one(tmp_path: Path) -> None:
+    """Neither can be imported without the other, wherever it stands."""
+    assert ["circle at run time: house.c.a -> house.c.b, house.c.b -> house.c.a"] == told(
+        tmp_path, c__a="from house.c.b import B\n", c__b="from house.c.a import A\n"
     )

@@ -1,9 +1,10 @@
 """Finds circles of imports: modules of which none can be read, tested or moved without all the others.
 
 A circle that only imports for types (under ``if TYPE_CHECKING``) close is one too: move what both need to a
-lower module, or state in a `Protocol` what the lower one needs of the upper one. An import inside a function
-is one at run time: it hides a circle, and does not break it. The ``__init__`` of a package counts where it
-is imported by its name.
+lower module, or state in a `Protocol` what the lower one needs of the upper one. Within one folder, whose
+modules are read and moved together, imports for types may close a circle: there the lower one names the class
+that made it. An import inside a function is one at run time: it hides a circle, and does not break it. The
+``__init__`` of a package counts where it is imported by its name.
 
     circles.py FOLDER
 """
@@ -90,13 +91,14 @@ def _reached(module: str, below: Mapping[str, set[str]]) -> set[str]:
 
 
 def complaints(imports: set[Import]) -> Iterator[str]:
-    """Every circle."""
+    """Every circle, but for those by imports for types within one folder."""
     at_run_time = {one for one in imports if not one.for_types}
     errors = circles(at_run_time)
     for circle in errors:
         yield f"circle at run time: {_ties(circle, at_run_time)}"
     for circle in circles(imports):
-        if circle not in errors:
+        folders = {module.rpartition(".")[0] for module in circle}
+        if circle not in errors and len(folders) > 1:
             yield f"circle by imports for types: {_ties(circle, imports)}"
 
 

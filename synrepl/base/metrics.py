@@ -1,21 +1,20 @@
 """All metrics that synrepl exports."""
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
-
+from synrepl.base.metric_values import Counter, Gauge, IRegistry
 from synrepl.streams.facts import Fact
 from synrepl.wire import jsontext
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
 if TYPE_CHECKING:
+    # Imported on use: with the first scrape.
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
     # Not imported at run time: a daemon has no caches, and need not load their code.
     from synrepl.caches.registry import CacheRegistry
 
@@ -37,10 +36,9 @@ class Metrics:
     ``_total``.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, namespace="synrepl", registry=registry)
-        gauge = partial(Gauge, namespace="synrepl", registry=registry)
-        busy_counter = partial(BusyCounter, registry=registry)
+    def __init__(self, registry: IRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
         self.registry = registry
         self.position = gauge(
             "stream_position",
@@ -56,7 +54,7 @@ class Metrics:
         self.gaps_detected = counter("gaps_detected", "Gaps found: facts were missing.")
         self.gaps_repaired = counter("gaps_repaired", "Gaps repaired: the missing facts were fetched.")
         self.gaps_lost = counter("gaps_lost", "Gaps given up: the facts are nowhere, or cannot be read.")
-        self.rows = busy_counter("rows", "Rows taken into the log, whether read or not.", label="stream")
+        self.rows = counter("rows", "Rows taken into the log, whether read or not.", ["stream"])
         self.channel_conflicts = counter(
             "channel_conflicts",
             "Messages of other processes on Redis under this process's name, or in a stream that it alone may"
@@ -66,14 +64,13 @@ class Metrics:
         self.invalidations = counter(
             "invalidations_seen", "Cache invalidations taken into the log, by name.", ["cache"]
         )
-        self.bytes = busy_counter(
-            "bytes", "Bytes over replication connections (not HTTP).", label="direction", known=("in", "out")
-        )
+        bytes_by_direction = counter("bytes", "Bytes over replication connections (not HTTP).", ["direction"])
+        self.bytes_in = bytes_by_direction.labels("in")
+        self.bytes_out = bytes_by_direction.labels("out")
         self.connections = gauge("connections", "Open replication connections.")
         self.send_buffer = gauge("send_buffer_bytes", "Unsent bytes of followers' and replicas' connections.")
         self.reconnects = counter("reconnects", "Attempts to reconnect (to Redis: those that succeeded).")
         self.commands = counter("commands_received", "Commands received.", ["command"])
-        self._command_counter = lru_cache(maxsize=None)(self.commands.labels)
         self._cache_names: set[str] = set()
         self.commands_dropped = counter(
             "commands_dropped",
@@ -148,7 +145,7 @@ class Metrics:
             name, count = ("RDATA", len(command.rows)) if isinstance(command, RdataRun) else (command.NAME, 1)
             counts[name] = counts.get(name, 0) + count
         for name, count in counts.items():
-            self._command_counter(name).inc(count)
+            self.commands.labels(name).inc(count)
 
     def count_facts(self, facts: Sequence[Fact]) -> None:
         """Count the bytes of committed facts by stream, and cache invalidations by cache."""
@@ -170,31 +167,6 @@ class Metrics:
         return name
 
 
-class BusyCounter(Collector):
-    """A counter with one label, which only the reactor's thread increments: ``counter.counts[value] += 1``.
-
-    It counts for each write to a follower, of which Prometheus' own counter, with its lock, would be a third.
-    `known` are values of the label that are exported before they are counted.
-    """
-
-    def __init__(
-        self, name: str, what: str, *, label: str, registry: CollectorRegistry, known: Iterable[str] = ()
-    ) -> None:
-        self.counts: dict[str, int] = defaultdict(int, dict.fromkeys(known, 0))
-        self._name = name
-        self._what = what
-        self._label = label
-        registry.register(self)
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the counter."""
-        counter = CounterMetricFamily(f"synrepl_{self._name}", self._what, labels=[self._label])
-        # A copy: a worker may serve its metrics from another thread.
-        for value, count in self.counts.copy().items():
-            counter.add_metric([value], count)
-        yield counter
-
-
 _COUNTED: Final = {
     "hits": "Values served from the cache.",
     "misses": "Values that had to be computed.",
@@ -203,14 +175,16 @@ _COUNTED: Final = {
 }
 
 
-class CacheNumbers(Collector):
+class CacheNumbers:
     """Exports a worker's cache counters, read at collection so that the caches stay fast."""
 
     def __init__(self) -> None:
         self.watched: CacheRegistry | None = None
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> "Iterator[CounterMetricFamily | GaugeMetricFamily]":
         """Yield the counters and sizes of the watched caches."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
         caches = {} if self.watched is None else self.watched.caches
         for name, what in _COUNTED.items():
             counter = CounterMetricFamily(f"synrepl_cache_{name}", what, labels=["cache"])
@@ -233,7 +207,7 @@ TURN_SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """The upper bounds of the histogram of turns."""
 
 
-class TurnNumbers(Collector):
+class TurnNumbers:
     """Exports the duration of the reactor's turns. Prometheus' own histogram would take twice as long."""
 
     def __init__(self) -> None:
@@ -260,8 +234,10 @@ class TurnNumbers(Collector):
         self._sum += seconds
         self.longest_cpu_seconds = max(self.longest_cpu_seconds, cpu_seconds)
 
-    def collect(self) -> Iterator[HistogramMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> "Iterator[HistogramMetricFamily | GaugeMetricFamily]":
         """Yield the histogram of wall times, and the longest CPU time."""
+        from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily
+
         turns = HistogramMetricFamily(
             "synrepl_reactor_turn_seconds",
             "Turns of the reactor by their wall time: in a turn nobody else is served.",

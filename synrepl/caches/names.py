@@ -174,6 +174,11 @@ def find_name(name: str, release: Release) -> CacheName:
     raise ConfigError(f"Synapse {which} has no cache {name}{hint}")
 
 
+def plain_name(name: str) -> str:
+    """A name as Synapse compares those in its settings: without case, other signs, and zeros."""
+    return re.sub(r"[^A-Za-z_1-9]", "", name).lower()
+
+
 def _kin(name: str, names: Iterable[str]) -> list[str]:
     """Names that are longer or shorter than this one, or have most of its words: what came in its place."""
     words = {*name.strip("_").split("_")}

@@ -286,3 +286,18 @@ def rules_of(dialects: Iterable[Dialect], *, others: bool) -> list[Rule]:
         for rule in _rules()
         if not releases or any(rule.holds(release, others=others) for release in releases)
     ]
+
+
+def later_sources(name: str, release: Release) -> dict[str, Release]:
+    """What drops a cache in newer releases, and has not done so in this one: each source, and since when.
+
+    Only sources that this release has: its own changes of this kind leave an entry as it was.
+    """
+    drops = {one.source for one in _rules() if one.cache == name and one.holds(release, others=False)}
+    found: dict[str, Release] = {}
+    for one in _rules():
+        line, there, *lives = one.spans
+        has_both = release in there and any(release in life for life in lives)
+        if one.cache == name and one.source not in drops and has_both and line.since > release:
+            found[one.source] = min(found.get(one.source, line.since), line.since)
+    return found

@@ -109,11 +109,15 @@ _OF_SYNC: Final = (
     " it is kept for caches: sync_response_cache_duration (2 minutes if not set, since 1.62; before, not at"
     " all; 0 keeps none) by the process that answers. That time ends it, and a restart of that process"
 )
+_OF_EACH: Final = "it is in the memory of each process"
+_OF_SENDERS: Final = (
+    "each process that goes to other servers keeps it for {}, until its restart at the latest"
+)
 _OF_HOMESERVER: Final = "the list of public rooms of another homeserver"
 _ANSWERS: Final = (
     (r"sync(_response_cache(_duration)?)?", _OF_SYNC),
     (r"remote_room_list", f"{_OF_HOMESERVER}: {_FOR.format('30 seconds')}"),
-    (r"room_list", f"the list of public rooms: {_WHILE_MADE}"),
+    (r"room_list|public_rooms?", f"the list of public rooms: {_WHILE_MADE}"),
     (r"state(_ids)?_resp", f"the state of a room for another homeserver: {_FOR.format('30 seconds')}"),
     (r"fed_txn_handler", f"the answer to a transaction of another homeserver: {_FOR.format('30 seconds')}"),
     (r"initial_sync(_cache)?", f"the answer of the old initialSync: {_WHILE_MADE}"),
@@ -131,6 +135,47 @@ _ANSWERS: Final = (
 Read in 1.0.0, 1.66.0 and 1.163.2, which agree where they have the cache.
 """
 
+_MEMORIES: Final = (
+    (
+        r"(had_)?\.?well[-_]known(_cache)?",
+        "what .well-known of another homeserver says",
+        _OF_SENDERS.format(
+            "as long as its Cache-Control tells (5 minutes to 48 hours; 24 hours if it tells nothing, an hour"
+            " if it is not valid)"
+        ),
+    ),
+    (
+        r"srv(_cache|_records?|_resolver)?",
+        "the SRV records of other homeservers",
+        _OF_SENDERS.format("the time that DNS gives, and for as long as DNS fails"),
+    ),
+    (
+        r"rate_?limit(er|s)?|rc_[a-z_]+",
+        "the count of what a user, an address or a room has done",
+        f"{_OF_EACH} until it runs out, or a restart; limits of one user are in the table ratelimit_override",
+    ),
+    (
+        r"jwks|provider_metadata|oidc(_metadata)?",
+        "what an identity provider publishes",
+        f"{_OF_EACH} until its restart; the keys are read again when a signature does not fit",
+    ),
+    (
+        r"typing",
+        "the list of those who are typing",
+        f"{_OF_EACH} that reads or writes typing (stream_writers) until it runs out, or the writer's restart",
+    ),
+    (
+        r"app_?services?(_config_files)?|services_cache",
+        "the files of application services",
+        f"{_OF_EACH} from its start to its restart",
+    ),
+)
+"""What processes have in their memory, by its name: what it is, and for how long.
+
+.well-known was read in 1.30.0, 1.66.0 and 1.163.0, the others in 1.163.0 alone.
+"""
+
+
 _OTHERS: Final = (
     (
         r"_?\w*_stream(_change)?_cache|\w+ChangeCache",
@@ -145,7 +190,7 @@ _OTHERS: Final = (
         "groups of states never change once they are written",
     ),
     (
-        r"lazy_loaded_\w+|get_pdu_cache|url_previews|last_device_delete_cache|device_update_edu|sync_valid_filter",
+        r"lazy_loaded_\w+|get_pdu_cache|url_previews?|last_device_delete_cache|device_update_edu|sync_valid_filter",
         "it is kept by one process for a time, and runs out",
     ),
 )
@@ -154,7 +199,9 @@ _OTHERS: Final = (
 
 def kept_answer(name: str) -> str:
     """Say which answer a cache of this name keeps, how long, and what ends that; "" if it keeps none."""
-    return next((said for pattern, said in _ANSWERS if re.fullmatch(pattern, name)), "")
+    if said := next((said for pattern, said in _ANSWERS if re.fullmatch(pattern, name)), ""):
+        return said
+    return next((f"{what}: {how}" for pattern, what, how in _MEMORIES if re.fullmatch(pattern, name)), "")
 
 
 def why_unreachable(name: str, release: tuple[int, ...]) -> str:

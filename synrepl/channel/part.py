@@ -36,9 +36,10 @@ from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.settings import DURABLE_ONLY, SENT, ChannelSettings
 from synrepl.daemon.listeners import Port
 from synrepl.daemon.parts import DaemonParts, Part
+from synrepl.replication.hooks import IRole
 from synrepl.replication.other_daemons import IChannelConversation, IOtherDaemons
 from synrepl.replication.publisher import Publisher
-from synrepl.replication.status import NO_SOURCE
+from synrepl.replication.status_parts import NO_SOURCE
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import takes
 from synrepl.streams.origin import Origin
@@ -68,6 +69,7 @@ class ChannelPart(Part):
         reactor: Any,
         log: Log,
         publisher: Publisher,
+        role: IRole,
         others: IOtherDaemons | None = None,
         *,
         table: StreamTable,
@@ -78,6 +80,7 @@ class ChannelPart(Part):
         self._reactor = reactor
         self._log = log
         self._publisher = publisher
+        self._role = role
         self._others = others
         self._table = table
         self._metrics = metrics
@@ -90,8 +93,8 @@ class ChannelPart(Part):
         """The way to the channel of the upstream, on a replica."""
         if settings.resp_ack != SENT:
             log.subscribe(lambda facts: server.committed())
+        role.changed.append(self.update)
         if others is not None:
-            others.on_role_changed(self.update)
             others.use_channel(self)
 
     async def start(self) -> None:
@@ -104,11 +107,10 @@ class ChannelPart(Part):
 
     def update(self) -> None:
         """Serve the channel, or not, as the role says."""
-        others = self._others
-        if others is not None and others.is_fenced:
+        if self._role.is_fenced:
             self._close(FENCED_WHY)
             return
-        is_replica = others is not None and others.is_replica
+        is_replica = not self._role.is_primary
         if is_replica and not self._has_name:
             self._close(NAMELESS_WHY)
             return
@@ -139,7 +141,7 @@ class ChannelPart(Part):
         """Whether a replica knows the name of its homeserver, or that its upstream has none."""
         if self._settings.expected_name(self._log.notes) is not None:
             return True
-        return self._others is None or self._others.has_met_upstream
+        return self._role.has_met_upstream
 
     def _close(self, why: str) -> None:
         self._drop_uplink()
@@ -280,6 +282,7 @@ def make_part(daemon: DaemonParts) -> ChannelPart:
         daemon.reactor,
         daemon.log,
         daemon.publisher,
+        daemon.role,
         daemon.other_daemons,
         table=daemon.table,
         metrics=daemon.metrics,

@@ -20,7 +20,7 @@ its replicas' publish; each line goes over a connection between daemons once, an
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from twisted.logger import Logger
 
@@ -45,6 +45,9 @@ from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER
 
+if TYPE_CHECKING:
+    from synrepl.channel.uplink import ChannelUplink
+
 ASK_SECONDS: Final = 1.0
 """The shortest time between two questions for all positions."""
 
@@ -64,19 +67,6 @@ DURABLE_SECONDS: Final = 5.0
 
 CATCH_UP_SECONDS: Final = 0.05
 """How often is looked whether the log has caught up with a writer."""
-
-
-class IUplink(Protocol):
-    """Tells the upstream of this daemon what is published here."""
-
-    def published(self, publisher: ChannelPublisher, batches: Sequence[Sequence[bytes]]) -> None:
-        """Pass on lines of the channel itself: a batch, or one line, at a time."""
-
-    def published_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
-        """Pass on a line of a sub-channel."""
-
-    def publisher_lost(self, publisher: ChannelPublisher) -> None:
-        """Say that this publisher is gone, perhaps with its last lines."""
 
 
 def ignore(lines: Sequence[bytes]) -> None:
@@ -165,7 +155,7 @@ class ServedChannel:
         *,
         ingest: Callable[[Sequence[bytes]], None] = ignore,
         is_caught_up: Callable[[Writer, int], bool] = always,
-        uplink: IUplink | None = None,
+        uplink: "ChannelUplink | None" = None,
     ) -> None:
         """Give lines also to the log of this daemon and to its upstream from now on; by default to neither.
 
@@ -362,7 +352,7 @@ class ServedChannel:
             return unit.writer in self._passed or self._is_caught_up(unit.writer, unit.token)
         return self._is_durable is None or self._is_durable(unit.writer, unit.token)
 
-    def _uplink_for(self, publisher: ChannelPublisher) -> IUplink | None:
+    def _uplink_for(self, publisher: ChannelPublisher) -> "ChannelUplink | None":
         """The uplink, unless it is where the publisher's lines come from."""
         return None if publisher.link is self._uplink else self._uplink
 

@@ -79,6 +79,21 @@ def _quoted(content: bytes) -> bytes:
     return _MARK.sub(lambda one: one["before"] + b"'" + one["mark"].replace(b"'", b"''") + b"'", content)
 
 
+RENDER: Final = "what `helm template NAME CHART -f VALUES` writes"
+_HELM: Final = re.compile(
+    rb"\{\{-?\s*(?:[^{}]*\s)?\(?(?:\$?\.(?:Values|Release|Chart|Files)\b|include |define |tpl )"
+)
+
+
+def template_in(content: bytes) -> str:
+    """Say what template this is, and what to give; "" if no statement of a known kind is in it."""
+    if _HELM.search(content):
+        return f"a template of Helm that was not rendered: give {RENDER}"
+    if b"{%" in content:
+        return "a template of Jinja, as Ansible has them: give the file that was made from it"
+    return ""
+
+
 NO_YAML: Final = {
     ".nix": "give the files that the units of NixOS name (systemctl cat matrix-synapse)",
     ".md": "give each block as a file of its own",
@@ -115,8 +130,10 @@ def _load(path: Path, loader: Any, *, quotes_marks: bool = False, content: bytes
             raise ConfigError(
                 f"{path} has several documents, and the next begins at{at}: give each as a file of its own"
             ) from error
+        if template := template_in(content):
+            raise ConfigError(f"{path} is {template}") from error
         why += next((f" ({hint})" for words, hint in YAML_HINTS.items() if words in why), "")
-        if b"{{" in content or b"{%" in content:
+        if b"{{" in content:
             why += " (it has marks of a template: give the file that was made from it)"
         raise ConfigError(f"{path}{where}: not YAML: {why}") from error
     except (ValueError, RecursionError) as error:

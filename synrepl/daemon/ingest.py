@@ -10,7 +10,7 @@ from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.status import NO_INGEST
+from synrepl.replication.status_parts import NO_INGEST
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.endpoints import quoteStringArgument
@@ -18,14 +19,14 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import IHello, NoHello
 from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.endpoints import server_endpoint
-from synrepl.transports.http.api import make_site
-from synrepl.transports.http.api_error import ApiError, encode_response
-from synrepl.transports.http.server import ApiSite, SiteContext
-from synrepl.transports.limits import LimitedFactory, connection_limit
+from synrepl.transports.http.site_context import SiteContext
+from synrepl.transports.late_factory import LateFactory
+from synrepl.transports.limits import MAX_CONNECTIONS, LimitedFactory, connection_limit
 from synrepl.transports.send_buffer import unsent_bytes
-from synrepl.transports.tcp import MAX_CONNECTIONS, PublisherFactory
 
 if TYPE_CHECKING:
+    from synrepl.transports.http.server import ApiSite
+    from synrepl.transports.tcp import PublisherFactory
     from synrepl.transports.tls import ServerTls
 
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not listened at
@@ -79,36 +80,51 @@ class Listeners:
         self._hello = context.hooks.hello
         most = connection_limit(len(settings.listen) + len(self._others) + 1, MAX_CONNECTIONS)
         for description in settings.listen:
-            factory = PublisherFactory(
-                context.publisher,
-                server_name=lambda: settings.server_name_of(context.log.notes),
-                dialect=settings.dialect,
-                clock=self._reactor,
-                metrics=context.metrics,
-                keepalive=settings.keepalive,
-                hello=self._hello,
-                keys=keys,
-                max_connections=most,
-                queue=self._queue,
-            )
-            self._factories.append(factory)
-            self._read_gate.subscribers.append(factory.retire)
+            followers = LateFactory("followers", partial(self._make_publisher, context, keys, most))
             self._logger.info(
                 "followers: listening at {address}, dialect {dialect}",
-                address=_endpoint_of(await self._listen(description, factory, self.ports)),
+                address=_endpoint_of(await self._listen(description, followers, self.ports)),
                 dialect=settings.dialect.name if settings.dialect is not None else "auto",
             )
-        # Its own turns: a request does not wait behind the lines of thousands of connections.
-        self._site = make_site(context, keys=keys)
-        why = f"this listener has {most} connections, its limit: retry later"
-        refusal = encode_response(ApiError("out_of_descriptors", why))
-        limited = LimitedFactory(self._site, most, self._reactor, last_words=refusal)
-        port = await self._listen(settings.http, limited, self.ports)
+        http = LateFactory("http", partial(self._make_site, context, keys, most))
+        port = await self._listen(settings.http, http, self.ports)
         self._logger.info("http: listening at {address}", address=_endpoint_of(port))
         for other in self._others:
             limited = LimitedFactory(other.factory, most, self._reactor, last_words=other.last_words(most))
             port = await self._listen(other.endpoint, limited, self._other_ports)
             self._logger.info("{name}: listening at {address}", name=other.name, address=_endpoint_of(port))
+
+    def _make_publisher(self, context: SiteContext, keys: Keyring, most: int) -> IProtocolFactory:
+        # Imported on use: 0.3 MiB.
+        from synrepl.transports.tcp import PublisherFactory
+
+        settings, publisher = self._settings, context.publisher
+        factory = PublisherFactory(
+            publisher,
+            server_name=lambda: settings.server_name_of(context.log.notes),
+            dialect=settings.dialect,
+            clock=self._reactor,
+            metrics=context.metrics,
+            keepalive=settings.keepalive,
+            hello=self._hello,
+            keys=keys,
+            max_connections=most,
+            queue=self._queue,
+        )
+        self._factories.append(factory)
+        publisher.read_gate.subscribers.append(factory.retire)
+        return factory
+
+    def _make_site(self, context: SiteContext, keys: Keyring, most: int) -> IProtocolFactory:
+        # Imported on use, with Twisted's HTTP server: 1.2 MiB.
+        from synrepl.transports.http.api import make_site
+        from synrepl.transports.http.api_error import ApiError, encode_response
+
+        # Its own turns: a request does not wait behind the lines of thousands of connections.
+        self._site = make_site(context, keys=keys)
+        why = f"this listener has {most} connections, its limit: retry later"
+        refusal = encode_response(ApiError("out_of_descriptors", why))
+        return LimitedFactory(self._site, most, self._reactor, last_words=refusal)
 
     async def _listen(
         self, description: str, factory: IProtocolFactory, ports: list[IListeningPort]

@@ -1,21 +1,21 @@
 """What a daemon gives to its rooms, and what it takes from them."""
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from synrepl.base.access import LOCAL, Access, Keyring
+from synrepl.base.metric_values import IRegistry
 from synrepl.base.metrics import Metrics
 from synrepl.base.problems import Notice, Problem
 from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.daemon.listeners import Listeners
+from synrepl.errors import ConfigError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
 from synrepl.replication.declared_streams import DeclaredStreams
-from synrepl.replication.hooks import Hooks
+from synrepl.replication.hooks import Hooks, IRole
 from synrepl.replication.other_daemons import IOtherDaemons
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
@@ -74,6 +74,14 @@ class Part:
         """Set the metrics that are read only when they are asked for."""
 
 
+def hooks_of(parts: Iterable[Part]) -> Hooks:
+    """Return who answers what concerns other daemons. Raises `ConfigError` if two rooms would."""
+    found = [hooks for part in parts if (hooks := part.hooks()) is not None]
+    if len(found) > 1:
+        raise ConfigError("two of the installed rooms answer for the other daemons of the log: remove one")
+    return found[0] if found else Hooks()
+
+
 @dataclass(frozen=True, kw_only=True)
 class DaemonParts:
     """The core's parts of a daemon that is starting: the log is open, the ports are not."""
@@ -81,7 +89,7 @@ class DaemonParts:
     settings: Settings
     reactor: Any
     table: DaemonStreams
-    registry: CollectorRegistry
+    registry: IRegistry
     """Where a room registers its metrics."""
     metrics: Metrics
     keyring: Keyring
@@ -95,6 +103,11 @@ class DaemonParts:
     """By which leases and old facts expire."""
     rooms: Mapping[str, Part]
     """The parts that were made before, by the names of their rooms."""
+
+    @property
+    def role(self) -> IRole:
+        """What this daemon is among those of its log, as one of these parts tells; alone if none does."""
+        return hooks_of(self.rooms.values()).role
 
     @property
     def other_daemons(self) -> IOtherDaemons | None:

@@ -1,16 +1,16 @@
 """The daemon: builds every part from the settings, starts them in order and stops them in order."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, disable_created_metrics
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.base.settings import UNNAMED
 from synrepl.base.tasks import Tasks
@@ -20,7 +20,7 @@ from synrepl.config import settings as all_settings
 from synrepl.daemon.ingest import Ingest
 from synrepl.daemon.ingest_switch import IngestSwitch
 from synrepl.daemon.listeners import Listeners
-from synrepl.daemon.parts import DaemonParts, Part
+from synrepl.daemon.parts import DaemonParts, Part, hooks_of
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.replication.declared_streams import DeclaredStreams
@@ -39,7 +39,7 @@ from synrepl.streams.catalog import FEDERATION
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.wire.dialect import NEWEST
 
 RELOADED: Final = frozenset({"secret_file", "keys_file", "ca_file", "certificate_file", "private_key_file"})
@@ -74,9 +74,7 @@ class Daemon(Service):
         )
         self.keyring = settings.keyring()
         self.credentials = settings.credentials()
-        # When a counter began is a series for each: more than all others together, and asked for by nobody.
-        disable_created_metrics()
-        self.metrics = Metrics(CollectorRegistry())
+        self.metrics = Metrics(Registry())
         self.listeners = Listeners(settings, reactor)
         self.ready: Deferred[None] = Deferred()
         self.failure = ""
@@ -199,7 +197,7 @@ class Daemon(Service):
                 rooms=self._parts,
             )
         )
-        hooks = self.hooks = _hooks_of(parts.values())
+        hooks = self.hooks = hooks_of(parts.values())
         switch = IngestSwitch(
             ingest,
             log,
@@ -405,11 +403,3 @@ class Daemon(Service):
                 part = type(getattr(stop, "__self__", stop)).__name__
                 self._logger.failure("{part} did not stop", part=part)
                 self.failure = self.failure or f"{part} did not stop: {error or type(error).__name__}"
-
-
-def _hooks_of(parts: Iterable[Part]) -> Hooks:
-    """Return who answers what concerns other daemons. Raises `ConfigError` if two rooms would."""
-    found = [hooks for part in parts if (hooks := part.hooks()) is not None]
-    if len(found) > 1:
-        raise ConfigError("two of the installed rooms answer for the other daemons of the log: remove one")
-    return found[0] if found else Hooks()

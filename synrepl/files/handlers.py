@@ -20,7 +20,7 @@ from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call, check_checksum
 from synrepl.transports.http.handlers import OwnBody, handles, takes_body
 from synrepl.transports.http.headers import Unsatisfiable, header, matches, read_range
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.wire.text import printable
 
 BLOCK: Final = 256 * 1024

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge
+from synrepl.base.metric_values import Gauge, IRegistry
 
 
 class FilesMetrics:
     """How many files there are, and how many are missing."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        gauge = partial(Gauge, namespace="synrepl", registry=registry)
+    def __init__(self, registry: IRegistry) -> None:
+        gauge = partial(Gauge, registry=registry)
         self.stored = gauge("files_stored", "Stored files.")
         self.stored_bytes = gauge("files_stored_bytes", "Bytes of the stored files.")
         self.wanted = gauge("files_wanted", "Missing files that are queued to be fetched.")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 
+from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.base.time import Timer
 from synrepl.errors import RowError
@@ -142,7 +142,7 @@ class ChannelMonitor(ChannelMember):
             self,
             server_name=server_name,
             instance="synrepl-inspect",
-            metrics=Metrics(CollectorRegistry()),
+            metrics=Metrics(Registry()),
             hears=("",),
             only_hears=True,
         )

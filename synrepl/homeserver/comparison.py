@@ -2,6 +2,16 @@
 
 Each finding is sound: what a healthy homeserver may show for the time of an inspection is none. The rules say
 why. Times are those of the looks, in seconds of a monotonic clock.
+
+Three looks within 15 seconds (`inspection.py`) have the positions in the database, those that were
+announced on Redis, and those that each process says in its metrics. A stream that does not move is one of
+these findings:
+
+* ``never_announced``: the database has a position that its writer has not told (`_never_announced`);
+* ``not_received``: a process is below what another one had at the look before (`_not_received`);
+* ``held``: ids are taken, and the position stands still, as a transaction is open (`find_held`);
+* ``waiting_for_lock``: a transaction waits for another one (`find_lock_waits`);
+* ``writer_not_running``: nobody writes the stream (`_not_running`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

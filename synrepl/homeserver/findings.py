@@ -124,12 +124,13 @@ def with_cost(finding: Finding) -> Finding:
 
 NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "ignored_file": "a file that holds no settings, which Synapse ignores",
+        "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
+        "cache_memory": "what the caches of all processes may have together",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",
         "loopback_only": "a process listens for replication at loopback, and others go to another host",
-        "ignored_key": "a key of workers, where there is none",
+        "ignored_key": "a key of workers, where there is none, or a factor of a cache that is not there",
         "no_name": "the file of a worker has no name: what is started with it has one name",
         "no_main_port": "a worker of before 1.84 has no port of the main process",
         "does_nothing": "a process has no duty, no stream, and no listener for requests",

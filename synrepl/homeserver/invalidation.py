@@ -5,14 +5,14 @@ is restarted, and none is asked (docs/howto/invalidate.md).
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.base.tasks import shielded
 from synrepl.caches.changes import Changes
@@ -22,10 +22,14 @@ from synrepl.caches.names import (
     ROOM_ALIASES,
     CacheName,
     Release,
+    all_names,
     find_name,
     names_of,
     parse_release,
 )
+from synrepl.caches.relations import find_like, said_of
+from synrepl.caches.rules import later_sources
+from synrepl.caches.unreachable import kept_answer
 from synrepl.caches.vintage import Invalidation, Vintage
 from synrepl.errors import ConfigError, LocalProtocolError
 from synrepl.homeserver.channel_monitor import announcements, redis_address
@@ -40,10 +44,12 @@ from synrepl.homeserver.invalidation_requests import (
 )
 from synrepl.homeserver.looks import MetricsLook
 from synrepl.homeserver.metrics import MetricsScraper
+from synrepl.html.humanize import listed
 from synrepl.replication.membership.member import ChannelMember
 from synrepl.streams.catalog import CACHES, CacheInvalidation
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata
+from synrepl.wire.dialect import release_text, whole_release
 from synrepl.wire.grammar import Command
 from synrepl.wire.rdata_runs import RdataRun
 
@@ -68,6 +74,17 @@ NOT_ALL: Final = {
     " is what it reads of users that it does not have there: a restart of that process reads all anew",
 }
 """Caches that are not all that keeps an answer."""
+
+CHANGES: Final = {
+    "cs_cache_fake": "changes of the state of a room",
+    "dr_cache_fake": "rooms that are deleted",
+    "ph_cache_fake": "rooms whose history is purged",
+}
+"""What an alias stands for."""
+
+OF_CLIENTS: Final = (
+    "clients keep what they were sent: one that shows a room which was deleted has to clear its own cache"
+)
 
 T = TypeVar("T")
 
@@ -140,6 +157,8 @@ def make_plan(
             if alias != ROOM_ALIASES[0]:
                 notes.append(f"{alias} is all that Synapse {_text(release)} has: only the state of the room")
             entries.append((alias, (room,)))
+    if wanted.rooms:
+        notes.append(OF_CLIENTS)
     rows: dict[tuple[str, tuple[str, ...] | None], CacheInvalidation] = {}
     drops: dict[Release, dict[Invalidation, None]] = {release: {} for release in reversed(newest_first)}
     for name, key in dict.fromkeys(entries):
@@ -152,6 +171,7 @@ def make_plan(
             )
         if why := NOT_ALL.get(found.name):
             notes.append(f"{found.name}: {why}")
+        notes += _left_by(found.name, newest_first[-1])
         for row in _rows(found, key, now_ms):
             rows[row.cache_func, None if row.keys is None else tuple(row.keys)] = row
             for release, form in forms.items():
@@ -171,14 +191,32 @@ def make_plan(
     )
 
 
+def _left_by(name: str, release: Release) -> Iterator[str]:
+    """Say what a release changes without dropping this cache, as newer ones do."""
+    what = [
+        f"{CHANGES.get(source, f'rows of {source}')} ({release_text(since)})"
+        for source, since in later_sources(name, whole_release(release)).items()
+    ]
+    if what:
+        yield (
+            f"Synapse {_text(release)} does not drop {name} for {listed(what)}, as the releases in brackets"
+            " and newer ones do: it grows stale again with the next of them, until the upgrade"
+        )
+
+
 def _forms(name: str, newest_first: Sequence[Release]) -> dict[Release, CacheName]:
     """What the name is in each release that has it. Raises `ConfigError` if none has."""
+    is_known = name in all_names() or kept_answer(name)
+    if not is_known and (said := said_of(name, newest_first[0])):
+        raise ConfigError(said)
     found, refused = {}, list[ConfigError]()
     for release in newest_first:
         try:
             found[release] = find_name(name, release)
         except ConfigError as error:
             refused.append(error)
+    if not found and not is_known and (like := find_like(name)):
+        raise ConfigError(f"{refused[0]}; in the database there is {listed(like)}: name one of these")
     if not found:
         raise refused[0]
     return found
@@ -236,7 +274,7 @@ class Announcer(ChannelMember):
             self,
             server_name=homeserver.server_name,
             instance=INSTANCE,
-            metrics=Metrics(CollectorRegistry()),
+            metrics=Metrics(Registry()),
             hears=("",),
         )
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from synrepl.config.config_files import load_documents, load_layers
+from synrepl.config.config_files import load_documents, load_layers, template_in
+from synrepl.errors import ConfigError
 from synrepl.small_files import read_small_file
 
 MANIFEST: Final = "apiVersion"
@@ -37,6 +38,8 @@ def load_parts(path: Path, keys: Iterable[str]) -> list[tuple[Path, list[Any]]]:
         layers = load_layers(place, text.encode(errors="replace"))
         if any(isinstance(layer, dict) and not known.isdisjoint(layer) for layer in layers):
             found.append((place, layers))
+    if not found and kinds_of(documents) and (template := template_in(content)):
+        raise ConfigError(f"{path} is {template}")
     if not found and len(documents) > 1 and (kinds := kinds_of(documents)):
         return [(path, [{MANIFEST: "", "kind": ", ".join(kinds)}])]
     return found or [(path, load_layers(path, content))]

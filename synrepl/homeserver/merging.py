@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.config.config_files import RENDER
 from synrepl.errors import ConfigError
 from synrepl.homeserver.manifests import load_parts
 from synrepl.html.humanize import listed
@@ -140,13 +141,15 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 class MergedFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What was read: the processes (the main process first, if its files were given), and what was not.
 
-    `ignored` are files that Synapse ignores, as they hold no mapping. `around` are files that are not its
-    own, but have to do with them, each with what it is. `read_by_main` are files of workers in a folder that
+    `ignored` are files that Synapse ignores, as they hold no mapping, and `passed_over` those of a folder
+    that it does not read, as their names end with .yml. `around` are files that are not its own, but have to
+    do with them, each with what it is. `read_by_main` are files of workers in a folder that
     the main process is given, each with the key that makes it a worker's.
     """
 
     processes: Sequence[ProcessConfig]
     ignored: Sequence[str] = ()
+    passed_over: Sequence[str] = ()
     around: Sequence[tuple[str, str]] = ()
     unfilled: Sequence[Unfilled] = ()
     replaced: Sequence[Replaced] = ()
@@ -163,13 +166,14 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
     of_main = list(paths)
     given = [*of_main, *workers]
     keys, ignored, unfilled = frozenset(read_keys), list[str](), list[Unfilled]()
-    around, replaced = list[tuple[str, str]](), list[Replaced]()
+    passed_over, around, replaced = list[str](), list[tuple[str, str]](), list[Replaced]()
     shared, own = _Merge(), list[_Merge]()
     seen, read = set[Path](), set[Path]()
     has_inner = False
     sharing, in_folders = set[Path](), list[tuple[Path, str, str]]()
     for number, path in enumerate(given):
         contents = {}
+        passed_over += map(str, _ending(path, ".yml") if path.is_dir() else ())
         parts = [(one, *part) for one in _files(path) for part in load_parts(one, keys)]
         for outer, file, layers in parts:
             has_inner = has_inner or file != outer
@@ -180,7 +184,7 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
                 replaced += _replaced(content, dict.fromkeys(content, str(file)), str(file), layer)
                 content = {**content, **layer}
             if isinstance(content, dict) and (kind := _kind_around(content)):
-                around.append((str(file), kind))
+                around.append((str(file), kind + (IN_VAIN if _sets(content, FACTOR) else "")))
             elif isinstance(content, dict):
                 contents[file] = {
                     key: _marked(value, str(file), str(key), unfilled) if key in keys else value
@@ -215,15 +219,18 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
     if not any(isinstance(one.get("server_name"), str) for one in processes):
         names = ", ".join(str(path) for path in given)
         if around:
+            made = dict.fromkeys(how for _, kind in around for mark, how in _MADE_BY if mark in kind)
+            how = f": {'; '.join(made)}" if made else ""
             raise ConfigError(
                 "; ".join(f"{file} is {kind}" for file, kind in around)
-                + ": give the files that Synapse gets, with server_name in one"
+                + f": give the files that Synapse gets, with server_name in one{how}"
             )
         without = f" ({', '.join(ignored)} has no settings at its top)" if ignored else ""
         raise ConfigError(f"{names}: no server_name: this is not the configuration of a homeserver{without}")
     return MergedFiles(
         processes=processes,
         ignored=ignored,
+        passed_over=passed_over,
         around=around,
         unfilled=unfilled,
         replaced=replaced,
@@ -282,6 +289,27 @@ def _says(key: str, value: Any) -> bool:
 
 
 OF_KUBERNETES: Final = "a manifest of Kubernetes"
+OF_HELM: Final = "Helm chart"
+FACTOR: Final = "SYNAPSE_CACHE_FACTOR"
+IN_VAIN: Final = (
+    f" (Synapse ignores its {FACTOR} since 1.60: set `caches: global_factor` in its configuration)"
+)
+OF_COMPOSE: Final = "a file of Docker Compose"
+
+
+_MADE_BY: Final = (
+    (OF_HELM, f"of a chart {RENDER}"),
+    ("(HelmRelease)", f"of a chart {RENDER}"),
+    ("(Application)", f"of a chart {RENDER}"),
+    ("(Kustomization)", "what `kubectl kustomize FOLDER` writes"),
+    ("Secret)", "what `kubectl get secret NAME -o yaml` writes, if it is sealed or kept elsewhere"),
+    (OF_COMPOSE, "those of a container by `docker compose cp SERVICE:/data FOLDER`"),
+)
+"""What makes the files of Synapse from such a file, by a part of its kind."""
+_CAMEL: Final = re.compile(r"[a-z]+[A-Z]\w*", re.ASCII)
+"""A key as charts have them, and other programs: no setting of Synapse is written so."""
+_PARTS: Final = frozenset({"config", "extraConfig", "ingress", "postgresql", "redis", "service", "workers"})
+"""Keys that charts of Synapse have at the top."""
 
 
 def _kind_around(content: Mapping[Any, Any]) -> str:
@@ -295,12 +323,24 @@ def _kind_around(content: Mapping[Any, Any]) -> str:
         inside = f", with {printable(', '.join(names), limit=200)} in it" if names else ""
         return f"{OF_KUBERNETES} ({printable(kind)}){inside}"
     if isinstance(content.get("services"), dict):
-        return "a file of Docker Compose"
+        return OF_COMPOSE
+    if {"apiVersion", "name", "version"} <= {*content}:
+        return f"the description of a {OF_HELM}"
     of_chart = ("replicaCount", "image", "ingress", "synapse", "fullnameOverride")
-    if any(isinstance(content.get(key), dict | int) for key in of_chart):
-        return "values of a Helm chart"
+    is_of_chart = any(_CAMEL.fullmatch(str(key)) for key in content) and not _PARTS.isdisjoint(content)
+    if is_of_chart or any(isinstance(content.get(key), dict | int) for key in of_chart):
+        return f"values of a {OF_HELM}"
     of_role = [key for key in content if str(key).startswith(("matrix_", "synapse_"))]
     return "variables of Ansible" if len(of_role) > 1 else ""
+
+
+def _sets(value: Any, name: str) -> bool:
+    """Whether an environment in this content has the variable, in any of the forms of manifests."""
+    if isinstance(value, dict):
+        return name in value or value.get("name") == name or any(_sets(one, name) for one in value.values())
+    if isinstance(value, list):
+        return any(_sets(one, name) for one in value)
+    return isinstance(value, str) and value.startswith(f"{name}=")
 
 
 def _groups(contents: Mapping[Path, Mapping[str, Any]]) -> list[list[Path]]:
@@ -357,13 +397,21 @@ def _processes(shared: _Merge, own: Sequence[_Merge]) -> Iterator[ProcessConfig]
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
+    if found := _ending(path, ".yaml"):
+        return found
+    others = ", ".join(printable(one.name) for one in _ending(path, ".yml")[:MAX_LOST])
+    if others:
+        raise ConfigError(
+            f"{path} has no *.yaml file, and Synapse reads no other of a folder: rename {others}"
+        )
+    raise ConfigError(f"{path} has no *.yaml file: name the homeserver's configuration files")
+
+
+def _ending(folder: Path, ending: str) -> list[Path]:
     try:
-        found = sorted(one for one in path.iterdir() if one.name.endswith(".yaml") and one.is_file())
+        return sorted(one for one in folder.iterdir() if one.name.endswith(ending) and one.is_file())
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    if not found:
-        raise ConfigError(f"{path} has no *.yaml file: name the homeserver's configuration files")
-    return found
+        raise ConfigError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def _marked(value: Any, file: str, key: str, unfilled: list[Unfilled]) -> Any:

@@ -21,6 +21,7 @@ from synrepl.homeserver.configuration import Process
 from synrepl.homeserver.looks import MetricsLook
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_failure
+from synrepl.transports.http.https_policy import HttpsPolicy
 from synrepl.transports.http.response_head import BoundedHeadFactory
 
 CONNECT_SECONDS: Final = 3.0
@@ -151,7 +152,10 @@ class MetricsScraper:
                 self._reactor, _SocketEndpoints(self._reactor, address.socket), pool=pool
             )
         return Agent(  # type: ignore[no-untyped-call]
-            self._reactor, contextFactory=Credentials(), connectTimeout=CONNECT_SECONDS, pool=pool
+            self._reactor,
+            contextFactory=HttpsPolicy(Credentials()),
+            connectTimeout=CONNECT_SECONDS,
+            pool=pool,
         )
 
 

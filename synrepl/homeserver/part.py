@@ -8,7 +8,7 @@ from synrepl.base.problems import Problem
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.homeserver.absence import ABSENT_STATUS
 from synrepl.homeserver.settings import homeserver_settings
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 
 if TYPE_CHECKING:
     from synrepl.homeserver.invalidation_requests import IInvalidator

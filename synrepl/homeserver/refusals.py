@@ -538,6 +538,33 @@ def _outside(known: Span | None, why: str) -> Iterator[tuple[Span, str]]:
         yield Span(since=known.until), f"there is {why} any more"
 
 
+# -- caches --------------------------------------------------------------------------------------------------
+
+AUTOTUNING: Final = ("max_cache_memory_usage", "target_cache_memory_usage", "min_cache_ttl")
+"""What `cache_autotuning` needs, all of it."""
+
+
+def _caches(config: ProcessConfig) -> Found:
+    caches = config.mapping("caches")
+    factors = caches.get("per_cache_factors") or {}
+    if not isinstance(factors, dict | Template):
+        yield _bad_caches("per_cache_factors", "it is no mapping", "write `name: factor` lines below it")
+    for name, factor in {"global_factor": caches.get("global_factor", 1), **as_mapping(factors)}.items():
+        if type(factor) not in (int, float, Template):
+            key = name if name == "global_factor" else f"per_cache_factors.{printable(str(name))}"
+            yield _bad_caches(key, "it is no number", "write a number, as 0.5, without quotes")
+    tuning = caches.get("cache_autotuning")
+    lacks = [one for one in AUTOTUNING if isinstance(tuning, dict) and tuning.get(one) is None]
+    if tuning and lacks:
+        yield _bad_caches(
+            "cache_autotuning", f"it lacks {listed(lacks)}", "set all three, or remove it", "1.60"
+        )
+
+
+def _bad_caches(key: str, why: str, remedy: str, since: str = "1.14") -> Refusal:
+    return Refusal(span=span(since), key="caches", why=f"`caches: {key}`: {why}", remedy=remedy)
+
+
 RULES: Final[tuple[Rule, ...]] = (
     _mappings,
     _old_keys,
@@ -551,4 +578,5 @@ RULES: Final[tuple[Rule, ...]] = (
     _contradictions,
     _lists,
     _listeners,
+    _caches,
 )

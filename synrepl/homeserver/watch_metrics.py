@@ -2,14 +2,14 @@
 
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Gauge
+from synrepl.base.metric_values import Gauge, IRegistry
 
 
 class WatchMetrics:
     """What the watch finds, as metrics."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        gauge = partial(Gauge, namespace="synrepl", registry=registry)
+    def __init__(self, registry: IRegistry) -> None:
+        gauge = partial(Gauge, registry=registry)
         self.unannounced_rows = gauge(
             "stream_unannounced_rows",
             "Ids that a writer of the watched homeserver (--homeserver) stored and never announced on Redis.",

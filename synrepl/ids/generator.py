@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, TracebackType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 from twisted.internet.defer import CancelledError, ensureDeferred
@@ -25,6 +25,9 @@ from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.id_tables.writers import Unfinished
 from synrepl.storage.sql import Flavor
 from synrepl.storage.worker_database import ICursor
+
+if TYPE_CHECKING:
+    from synrepl.ids.writer_session import WriterSession
 
 T = TypeVar("T")
 
@@ -44,13 +47,6 @@ class NotAWriter(StorageError):
             hint="write in one of those processes, or add this one to the writers in every configuration",
             stream=stream,
         )
-
-
-class IHeldName(Protocol):
-    """What a generator asks of the session that holds its name (`WriterSession`)."""
-
-    is_held: bool
-    refusal: str
 
 
 Owner = str | tuple[CodeType, int]
@@ -114,7 +110,7 @@ class MultiWriterIdGenerator:
         self.database = IdDatabase(stream, flavor)
         self.problems: list[IdProblem] = []
         """The problems found at the start; all are repaired, but lost history does not come back."""
-        self.session: IHeldName | None = None
+        self.session: WriterSession | None = None
         """The session that makes this process the only writer of its name; None if there is none."""
         self.pool = pool
         self._clock = clock

@@ -5,17 +5,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
+from synrepl.base.metric_values import Counter, Gauge, IRegistry
 from synrepl.replicas.relay.replica_registry import REPLICA_STATES
 
 
 class ReplicasMetrics:
     """The metrics of the room."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, namespace="synrepl", registry=registry)
-        gauge = partial(Gauge, namespace="synrepl", registry=registry)
+    def __init__(self, registry: IRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
         self.claims_refused = counter(
             "claims_refused", "Refused claims of other daemons to be primary.", ["code"]
         )

@@ -154,22 +154,6 @@ class ReplicasPart(Part):
         """Where other daemons reach this one."""
         return self._listeners.address()
 
-    @property
-    def is_replica(self) -> bool:
-        """Whether this daemon follows another one."""
-        return self.roles.role == REPLICA
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether another daemon is primary, and this one serves nobody."""
-        return self.roles.role == FENCED
-
-    @property
-    def has_met_upstream(self) -> bool:
-        """Whether this daemon is a replica with a complete copy, or one whose upstream has said who it is."""
-        replica = self.replica
-        return replica is not None and (replica.is_whole or replica.welcome is not None)
-
     def _on_epoch_started(self) -> None:
         """On a replica: disconnect followers if the epoch began with lost facts."""
         epoch_start = self._log.head.epoch_starts[-1]
@@ -216,10 +200,6 @@ class ReplicasPart(Part):
     def use_channel(self, served: IServedChannel) -> None:
         """Pass this channel to replicas, and join it with that of the upstream."""
         self._channel = served
-
-    def on_role_changed(self, changed: Callable[[], object]) -> None:
-        """Call this function whenever the role, or what is known of the upstream, may have changed."""
-        self.roles.changed.append(changed)
 
     async def _tell_files(self) -> None:
         url = self._files_url

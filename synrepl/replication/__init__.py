@@ -1,1 +1,1 @@
-"""Replication: publishing the log to followers, following other servers, replicas and roles."""
+"""Replication: publishing the log to followers, following other servers, and members of a channel."""

@@ -47,7 +47,7 @@ class IRole(Protocol):
     """
 
     changed: list[Callable[[], object]]
-    """Functions to call when the role, or the name of the homeserver, may have changed."""
+    """Functions to call when the role, or what is known of the upstream, may have changed."""
 
     @property
     def role(self) -> str:
@@ -56,6 +56,14 @@ class IRole(Protocol):
     @property
     def is_primary(self) -> bool:
         """Whether this daemon is the one that brings facts into the log."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another daemon is primary, and this one serves nobody."""
+
+    @property
+    def has_met_upstream(self) -> bool:
+        """Whether this daemon copies another one, and has heard from it, now or before."""
 
     @property
     def is_whole(self) -> bool:
@@ -86,6 +94,8 @@ class Alone:
 
     role = "primary"
     is_primary = True
+    is_fenced = False
+    has_met_upstream = False
     is_whole = True
     primary = Address()
 

@@ -19,22 +19,7 @@ ALL_PUBLISHERS: Final = "*"
 
 
 class IOtherDaemons(Protocol):
-    """The connections of this daemon to others, and its role among them."""
-
-    @property
-    def is_replica(self) -> bool:
-        """Whether this daemon follows another one."""
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether another daemon is primary, and this one serves nobody."""
-
-    @property
-    def has_met_upstream(self) -> bool:
-        """Whether this replica has heard from its upstream, now or before."""
-
-    def on_role_changed(self, changed: Callable[[], object]) -> None:
-        """Call this function whenever one of the properties may have changed."""
+    """The connections of this daemon to others. What it is among them `IRole` tells."""
 
     def use_channel(self, served: "IServedChannel") -> None:
         """Pass this channel to replicas, and join it with that of the upstream."""

@@ -330,9 +330,11 @@ class Publisher:
 
     def _committed(self, facts: Sequence[Fact]) -> None:
         group = self.ring.add(facts, upto=None if self.read_gate.filter.is_open else self.log.head.serial)
-        rows = self.metrics.rows.counts
+        rows: dict[str, int] = {}
         for fact in facts:
-            rows[fact.stream] += jsontext.count_rows(fact.rows)
+            rows[fact.stream] = rows.get(fact.stream, 0) + jsontext.count_rows(fact.rows)
+        for stream, count in rows.items():
+            self.metrics.rows.labels(stream).inc(count)
         self.metrics.facts_appended.inc(len(facts))
         self.waiters.committed(group)
         if self._pump_timer.is_active:

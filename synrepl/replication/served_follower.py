@@ -1,26 +1,19 @@
 """ServedFollower: a connected follower, and what it asks for."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred
 
 from synrepl.base.access import Access
-from synrepl.base.interfaces import IClock
 from synrepl.base.rights import command_refusal
-from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError, StorageError
 from synrepl.replication.connection import Connection
-from synrepl.replication.encoder import Encoder
-from synrepl.replication.epoch_comparisons import EpochComparisons
-from synrepl.replication.follower_commands import FollowerCommands
 from synrepl.replication.follower_sender import FollowerSender
 from synrepl.replication.forks import epoch_mark, is_behind
-from synrepl.replication.read_gate import ReadGate
 from synrepl.replication.strategies import serving
 from synrepl.streams.stream import Stream
-from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import FROM_ALL_PROCESSES, EpochNotice, Name, Replicate, Rewind
 from synrepl.wire.dialect import Dialect
 from synrepl.wire.extension import EpochMark, FollowerName
@@ -29,36 +22,10 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import MAX_NAME
 
 if TYPE_CHECKING:
-    from synrepl.storage.log import Log
+    from synrepl.replication.publisher import Publisher
 
 MAX_NAMED: Final = 200
 """The most stream names remembered of a follower. A REPLICATE that would exceed this adds none."""
-
-
-class IPublisher(Protocol):
-    """What a follower needs of its `Publisher`."""
-
-    log: "Log"
-    table: StreamTable
-    clock: IClock
-    tasks: Tasks
-    read_gate: ReadGate
-    comparisons: EpochComparisons
-    follower_commands: FollowerCommands
-
-    def encoder_for(
-        self, dialect: Dialect, streams: frozenset[str] | None, named: frozenset[str] = ...
-    ) -> tuple[Encoder, str]:
-        """The encoder for a follower, and what is held here, in words."""
-
-    def make_sender(self, connection: Connection, encoder: Encoder, *, scope: str = ...) -> FollowerSender:
-        """Make the sender of a follower."""
-
-    def broadcast(self, command: Command, *, but: object = ...) -> None:
-        """Send a command to all others."""
-
-    def detach(self, follower: "ServedFollower") -> None:
-        """Remove a follower whose connection was lost."""
 
 
 class ServedFollower:
@@ -72,7 +39,7 @@ class ServedFollower:
     its log and this one diverged. `is_synrepl`: the follower has the mark.
     """
 
-    def __init__(self, publisher: IPublisher, connection: Connection, access: Access) -> None:
+    def __init__(self, publisher: "Publisher", connection: Connection, access: Access) -> None:
         self.access = access
         self.name = ""
         self.dialect: Dialect | None = None

@@ -1,22 +1,21 @@
 """Status: this daemon's own report, problems first. It can be built even while errors persist."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from synrepl.base.access import LOCAL, Access
 from synrepl.base.interfaces import IClock
-from synrepl.base.problems import Notice, Problem
 from synrepl.html.humanize import counted, size, span
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.stored_bytes import IStoredBytes
+from synrepl.replication.status_parts import NO_INGEST, FactReceiver, Lagging, RoomPart, StatusPart
 from synrepl.rooms import DaemonState
 from synrepl.rooms import rooms as installed_rooms
 from synrepl.storage.log import Log
@@ -65,91 +64,6 @@ LOW_BYTES: Final = 1024**3
 
 RECENT: Final = 20
 """The number of newest facts listed."""
-
-
-class StatusSection(Protocol):
-    """A part of the daemon that has a section in the status."""
-
-    def status(self) -> dict[str, Any]:
-        """The section."""
-
-
-class StatusPart(StatusSection, Protocol):
-    """A part whose problems are the daemon's own."""
-
-    def problems(self) -> list[Problem]:
-        """The problems, first those that make the daemon not ready."""
-
-
-class Lagging(Protocol):
-    """What can be late: ingest behind its sources, and a copy behind what it copies."""
-
-    def lag_seconds(self) -> float:
-        """Seconds since this daemon was last up to date with its sources, or its upstream."""
-
-    def lag_rows(self) -> int:
-        """The number of facts that are known to be missing."""
-
-
-class FactReceiver(StatusPart, Lagging, Protocol):
-    """A part of the daemon that receives facts: ingest."""
-
-
-class RoomPart(Protocol):
-    """What a room runs in a daemon, as the status and the metrics see it (`synrepl.daemon.parts.Part`)."""
-
-    def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
-        """Its keys of the status, as far as a peer with these rights may see them."""
-
-    def problems(self) -> Sequence[Problem]:
-        """The errors of the status, first those that make the daemon not ready."""
-
-    def notices(self, access: Access = LOCAL) -> Sequence[Notice]:
-        """What needs attention elsewhere."""
-
-    def stored_bytes(self) -> IStoredBytes | None:
-        """The bytes that it stores under their checksums; None if it stores none."""
-
-    def collect(self) -> None:
-        """Set the metrics that are read only when they are asked for."""
-
-
-NO_SOURCE: Final[dict[str, Any]] = {
-    "lag_seconds": 0.0,
-    "lag_rows": 0,
-    "gaps": [],
-    "lost": [],
-    "writes": [],
-    "is_writing": False,
-    "writers": [],
-}
-"""What the status says of a channel from which this daemon takes no facts."""
-
-NO_INGEST: Final[dict[str, Any]] = {
-    "redis": None,
-    "following": [],
-    "stuck": [],
-}
-
-
-class NoIngest:
-    """The ingest of a daemon that receives no facts from others."""
-
-    def status(self) -> dict[str, Any]:
-        """The section of the status."""
-        return NO_INGEST
-
-    def problems(self) -> list[Problem]:
-        """Return none."""
-        return []
-
-    def lag_seconds(self) -> float:
-        """Return 0: there is nothing to wait for."""
-        return 0.0
-
-    def lag_rows(self) -> int:
-        """Return 0."""
-        return 0
 
 
 def build_status(

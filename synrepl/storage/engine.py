@@ -3,14 +3,15 @@
 Which thread of a log runs what (`Daemon._open_log` makes the two of the log; each runs one call at a time):
 
     reactor   `Log`, `LogHead`, `LogReads`, `LogCopies`, `CheckedReads`, `Committer` except `_commit_group`,
-              all of `EphemeralStore`, and the subscribers; of the database only `disk_usage`
+              all of `EphemeralStore`, and the subscribers; of the database only `disk_usage`, of the engine
+              `staging`, which opens nothing
     reading   `pages` except `pages.size`, `digest_at`, `receipts.between`, `check`
     writing   all others of `SQLEngine`, `receipts`, `notes` and `leases`; `pages.size`; what calls several of
               them in one go, as `Committer._commit_group` does; the whole engine of a `StagedCopy`
 
 Two reads are in the writing thread. `snapshot` must tell of one moment, and calls `head`, which loads anew
 what only that thread changes. `pages.size` has several statements: no commit or trim comes between them, and
-no page for a follower waits for them.
+no page for a follower waits for them. Tests of the log refuse other calls (`tests/storage/thread_table.py`).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,18 @@
 """Atomic appends in the log: a fact that says how many facts after it belong together.
 
-The fact is of the stream ``atomic_appends``. It is part of what it opens: a reader that has it has the facts
-after it too, or reads on.
+The fact is of the stream ``atomic_appends``. It is part of what it opens: a reader that has it has the
+facts after it too, or reads on. `storage/whole_appends.py` finds where such an append ends, and these keep
+it whole:
+
+* The writer: `Log.append_atomic` is one request, which `Committer` never divides; one transaction.
+* Trimming (`SQLEngine.trim`) stops before an append, or after it.
+* Pages of the log (`storage/fact_pages.py`), with more rows than were asked for if need be: so the changelog,
+  archives and Spark.
+* Replicas of all streams: `FactBatcher` (`replicas/replica/join.py`) commits it once it has all of it.
+
+Followers by lines do not get it as a whole: each stream has its own tokens there, and is fetched by itself,
+so that one may see the part in one stream before that in another. Each fact is whole (docs: guarantees,
+G2).
 """
 
 import re

@@ -175,7 +175,7 @@ class ReplicationProtocol(LineOnlyReceiver):
             self._lose(event)
 
     def _receive(self, data: bytes) -> None:
-        self.metrics.bytes.counts["in"] += len(data)
+        self.metrics.bytes_in.value += len(data)
         violation = ""
         try:
             if self._receiver is None:
@@ -364,7 +364,7 @@ class ReplicationProtocol(LineOnlyReceiver):
                     self.owner.failed(why)
 
     def _write(self, data: bytes) -> None:
-        self.metrics.bytes.counts["out"] += len(data)
+        self.metrics.bytes_out.value += len(data)
         self._send(data)
 
     def _deliver(self, commands: Sequence[Command | RdataRun]) -> None:

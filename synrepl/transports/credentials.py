@@ -7,8 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.address import UNIXAddress
-from twisted.web.iweb import IPolicyForHTTPS
-from zope.interface import implementer
 
 from synrepl import key_rules
 from synrepl.base.response_errors import NeverSent
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from synrepl.transports.tls import ClientTls, TlsFiles
 
 
-@implementer(IPolicyForHTTPS)
 class Credentials:
     """A secret, and the files for TLS: trusted CAs (None: the system's) and the own certificate.
 
@@ -38,7 +35,7 @@ class Credentials:
         self.secret = secret
         self.files = files
         self.insecure = insecure
-        self._last: dict[bytes, ClientTls] = {}
+        self._last: dict[str, ClientTls] = {}
         self._without_secret: Credentials | None = None
 
     def __repr__(self) -> str:
@@ -73,7 +70,8 @@ class Credentials:
         if self._without_secret is not None:
             self._without_secret.files = other.files
 
-    def creatorForNetloc(self, hostname: bytes, port: int) -> "ClientTls":
+    def tls_for(self, hostname: str) -> "ClientTls":
+        """Make the TLS of a connection to this host."""
         from synrepl.transports.tls import ClientTls, TlsFiles, TlsWords
 
         words = TlsWords(
@@ -81,7 +79,7 @@ class Credentials:
             trust="name its CA with ca_file, or --ca-file of a command",
             show="name one with certificate_file and private_key_file",
         )
-        tls = ClientTls(self.files or TlsFiles(), hostname.decode("ascii"), words)
+        tls = ClientTls(self.files or TlsFiles(), hostname, words)
         self._last[hostname] = tls
         return tls
 
@@ -89,7 +87,7 @@ class Credentials:
         """Describe the last TLS failure of this host."""
         from synrepl.transports.tls import tls_trouble
 
-        tls: Any = self._last.get(hostname.encode())
+        tls: Any = self._last.get(hostname)
         return tls.explain(error) if tls is not None else tls_trouble(error)
 
 

@@ -13,6 +13,11 @@ from synrepl.base.interfaces import IClock
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.time import Timer
 
+MAX_CONNECTIONS: Final = 10_000
+"""Limit of connections per listener: far more than the largest deployment has workers, and few enough to
+leave file descriptors and memory (some 3 kB each) for the rest of the daemon.
+"""
+
 RESERVED: Final = 64
 """File descriptors that are not used for connections: for the log, its files, the upstream, late imports, and
 for the answers to rejected connections."""

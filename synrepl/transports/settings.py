@@ -18,7 +18,7 @@ from synrepl.base.settings import (
 from synrepl.errors import ConfigError, suggest
 from synrepl.transports.endpoints import check_client, check_server
 from synrepl.wire.dialect import Dialect
-from synrepl.wire.session import Keepalive
+from synrepl.wire.keepalive import Keepalive
 
 
 def endpoint(value: Any) -> str:

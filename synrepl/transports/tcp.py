@@ -26,24 +26,20 @@ from synrepl.replication.served_follower import ServedFollower
 from synrepl.replication.strategies import following, serving
 from synrepl.transports.connection import ReplicationProtocol, failure_code
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure
-from synrepl.transports.limits import RejectedConnection
+from synrepl.transports.limits import MAX_CONNECTIONS, RejectedConnection
 from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.commands import Error, Moved, Name, Ping, Replicate
 from synrepl.wire.dialect import NATIVE, Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import CLIENT, SERVER, Command
+from synrepl.wire.keepalive import KEEPALIVE, Keepalive
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import KEEPALIVE, Keepalive, Session
+from synrepl.wire.session import Session
 from synrepl.wire.text import MAX_ADDRESS, printable
 
 if TYPE_CHECKING:
     # Imported for types only: a daemon without followers should not load these modules.
     from synrepl.replication.follower.follower import Follower
-
-MAX_CONNECTIONS: Final = 10_000
-"""Limit of connections per listener: far more than the largest deployment has workers, and few enough to
-leave file descriptors and memory (some 3 kB each) for the rest of the daemon.
-"""
 
 PATIENCE_SECONDS: Final = 3.0
 """How long a follower with several addresses waits for a server to greet before it tries the next one."""
@@ -270,11 +266,10 @@ class _ClientSide(ConnectionOwner):
         self._follower.server.connected(self._protocol, dialect)
 
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        self._factory.greeted()
-        self._has_received = True
-        # From now on without this method.
-        self.received = self._follower.server.received  # type: ignore[method-assign]
-        self.received(commands)
+        if not self._has_received:
+            self._has_received = True
+            self._factory.greeted()
+        self._follower.server.received(commands)
 
     def lost(self, why: str) -> None:
         if why == PEER_CLOSED and not self._has_received and not self._protocol.is_encrypted:

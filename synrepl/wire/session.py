@@ -31,6 +31,7 @@ from synrepl.wire.commands import Error, Name, Ping, Replicate, Server
 from synrepl.wire.dialect import CURRENT, LEGACY, NEWEST, SYNAPSE, Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import BOTH, BROKER, SERVER, Command, Side
+from synrepl.wire.keepalive import KEEPALIVE, Keepalive
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 
@@ -84,27 +85,6 @@ class Warn(msgspec.Struct, frozen=True):
 
 
 Action = Send | Deliver | Upgrade | Close | Warn
-
-
-class Keepalive(msgspec.Struct, frozen=True):
-    """Timeouts of a session, in seconds. The defaults of PING are those of every release.
-
-    * `ping_seconds`: send PING after sending nothing for this long
-    * `timeout_seconds`: a replica, its upstream, and a peer that ever sent PING time out after this silence
-    * `request_seconds`: a server closes a connection without a request after this long, unless the peer sends
-      PING; 0: never
-    * `handshake_seconds`: a replica must send HELLO within it
-
-    Other peers that have sent a request do not time out (docs/reference/peers.md#tcp-keepalive).
-    """
-
-    ping_seconds: float = 5.0
-    timeout_seconds: float = 25.0
-    request_seconds: float = 30.0
-    handshake_seconds: float = 30.0
-
-
-KEEPALIVE: Final = Keepalive()
 
 
 class Session:

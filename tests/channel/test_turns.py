@@ -156,7 +156,7 @@ def test_a_lost_client_ends_once(is_closed_by_us: bool) -> None:
         of(client).release()
     client.heard()
     assert not site.server.connections
-    assert site.metrics.registry.get_sample_value("synrepl_connections") == 0
+    assert site.metrics.connections.value == 0
 
 
 def test_a_client_that_is_closed_before_its_turn_ends() -> None:
@@ -168,7 +168,7 @@ def test_a_client_that_is_closed_before_its_turn_ends() -> None:
     client.protocol.connectionLost()
     client.heard()
     assert not site.server.connections
-    assert site.metrics.registry.get_sample_value("synrepl_connections") == 0
+    assert site.metrics.connections.value == 0
 
 
 def test_the_key_that_holds_most_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from synrepl.channel.part import ChannelPart
 from synrepl.channel.resp.server import RespServer
 from synrepl.channel.settings import ChannelSettings
 from synrepl.config import Settings
+from synrepl.replication.hooks import Alone
 from tests.channel.test_connection import Client
 from tests.service import test_ways_in as ways
 
@@ -26,6 +27,7 @@ class PortTests(ways.WaysInTests):
             self.clock,
             self.log,
             self.publisher,
+            Alone(),
             table=self.table,
             metrics=self.metrics,
             server=port,

@@ -98,6 +98,14 @@ REASONS: Final = [
     ("port_identity", 'psycopg2.errors.GeneratedAlways: cannot insert a non-DEFAULT value into column "key"'),
     ("process_exited", "   Main PID: 414731 (code=exited, status=1/FAILURE)"),
     ("redis_loading", "txredisapi.ResponseError: LOADING Redis is loading the dataset in memory"),
+    ("redis_rights", "NOPERM this user has no permissions to access one of the channels used as arguments"),
+    ("redis_rights", "(error) NOPERM User synapse has no permissions to run the 'subscribe' command"),
+    (
+        "redis_protected",
+        "-DENIED Redis is running in protected mode because protected mode is enabled and no",
+    ),
+    ("redis_index", "txredisapi.ResponseError: ERR DB index is out of range"),
+    ("redis_cluster", "CLUSTERDOWN The cluster is down"),
 ]
 """Last lines of tracebacks, and words of PostgreSQL and of the system, of public reports."""
 

@@ -245,6 +245,64 @@ def test_redis_enabled_as_text() -> None:
     assert "redis.example.org" == case("redis-enabled-as-text", code=WELL)["redis"]["host"]
 
 
+@pytest.mark.parametrize(
+    ("name", "release", "told"),
+    [
+        ("get_current_state_ids", "1.116", "has no such cache (until 1.61)"),
+        ("get_current_state_ids", "1.60", ""),
+        # As Synapse compares them: without case and other signs.
+        ("*Get_Current_State_IDs*", "1.116", "has no such cache (until 1.61)"),
+        ("get_users_in_room", "1.116", ""),
+        # Not of the store, so that it is not known which releases have it.
+        ("*stateGroupCache*", "1.116", ""),
+        ("my_own", "1.116", ""),
+    ],
+)
+def test_a_factor_of_a_cache_that_the_release_lacks(
+    tmp_path: Path, name: str, release: str, told: str
+) -> None:
+    """It has no effect, and no message says so (element-hq/synapse#17791 has two)."""
+    file = tmp_path / "homeserver.yaml"
+    file.write_text(json.dumps({**WHOLE, "caches": {"per_cache_factors": {name: 5}}}))
+    found = run("--homeserver", file, "--synapse", release, code=WELL)
+    notes = [one["why"] for one in found["notes"] if one["kind"] == "ignored_key"]
+
+    assert bool(told) == bool(notes)
+    assert all(told in one for one in notes)
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers", "told"),
+    [
+        ("2048M", 8, "of these 9 together is 18.0 GiB"),
+        (1073741824, 1, "of these 2 together is 2.0 GiB"),
+        ("2G", 0, ""),
+        ("much", 8, ""),
+        ("{{ .Values.memory }}", 8, ""),
+    ],
+)
+def test_what_the_caches_of_all_processes_may_have(
+    tmp_path: Path, limit: str | int, workers: int, told: str
+) -> None:
+    """The limit is of each process (spantaleev/matrix-docker-ansible-deploy#3336)."""
+    tuning = {
+        "max_cache_memory_usage": limit,
+        "target_cache_memory_usage": limit,
+        "min_cache_ttl": "1m",
+    }
+    (tmp_path / "hs.yaml").write_text(json.dumps({**WHOLE, "caches": {"cache_autotuning": tuning}}))
+    options: list[object] = ["--homeserver", tmp_path / "hs.yaml"]
+    for number in range(workers):
+        file = tmp_path / f"w{number}.yaml"
+        file.write_text(f"worker_app: synapse.app.generic_worker\nworker_name: w{number}\n")
+        options += ["--worker", file]
+    result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *map(str, options)])
+    notes = [one["why"] for one in json.loads(result.output)["notes"] if one["kind"] == "cache_memory"]
+
+    assert bool(told) == bool(notes)
+    assert all(told in one for one in notes)
+
+
 def test_a_file_that_synapse_ignores() -> None:
     found = case("ignored-file", code=WELL)
 
@@ -325,6 +383,14 @@ SENDER = "worker_app: synapse.app.federation_sender"
         ("worker_listeners: [{type: replication, port: 1}]", "1.67", "refused_key"),
         ("stream_writers: {thread_subscriptions: w1}", "1.134", "refused_key"),
         ("instance_map:", "1.163", "refused_key"),
+        ("caches: {global_factor: '0.5'}", "1.163", "refused_key"),
+        ("caches: {global_factor: 2, per_cache_factors: {get_users_in_room: 0.5}}", "1.163", None),
+        ("caches: {per_cache_factors: {get_users_in_room: '5'}}", "1.30", "refused_key"),
+        ("caches: {per_cache_factors: [get_users_in_room]}", "1.163", "refused_key"),
+        ("caches: {per_cache_factors: }", "1.163", None),
+        # All three, or the process does not start.
+        ("caches: {cache_autotuning: {max_cache_memory_usage: 2048M}}", "1.60", "refused_key"),
+        ("caches: {cache_autotuning: {max_cache_memory_usage: 2048M}}", "1.59", None),
         # The worker ended itself before federation_sender_instances said who sends.
         (f"{SENDER}\nfederation_sender_instances: [w1]", "1.24", "refused_at_start"),
         (f"{SENDER}\nsend_federation: false", "1.24", None),
@@ -706,7 +772,7 @@ def test_a_template_that_is_no_yaml(tmp_path: Path, line: str) -> None:
     result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(file)])
 
     assert WRONG == result.exit_code
-    assert "marks of a template" in result.stderr
+    assert "template" in result.stderr
 
 
 # -- where metrics are ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from synrepl.cli import main
-from tests.homeserver.test_files import PARTLY, UNWELL, WHOLE, run
+from tests.homeserver.test_files import PARTLY, UNWELL, WELL, WHOLE, run
 from tests.homeserver.test_work import one
 
 AROUND = [
@@ -19,6 +19,8 @@ AROUND = [
     ({"services": {"synapse": {}}}, "a file of Docker Compose"),
     ({"replicaCount": 1, "image": {"tag": "v1"}}, "values of a Helm chart"),
     ({"synapse": {"workers": {"pusher": {"enabled": True}}}, "redis": {}}, "values of a Helm chart"),
+    ({"serverName": "x", "workers": {}, "extraConfig": {}}, "values of a Helm chart"),
+    ({"apiVersion": "v2", "name": "matrix-synapse", "version": "1.0.0"}, "the description of a Helm chart"),
     ({"matrix_domain": "x", "matrix_synapse_workers_enabled": True}, "variables of Ansible"),
     ({"synapse_server_name": "x", "synapse_workers": []}, "variables of Ansible"),
 ]
@@ -65,6 +67,104 @@ def refusal(path: Path) -> str:
 def test_what_is_no_yaml_of_synapse(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     assert said in refusal(tmp_path / name)
+
+
+HELM = [
+    "{{- if .Values.workers }}\napiVersion: v1\nkind: ConfigMap\n{{- end }}\n",
+    "server_name: {{ .Values.serverName | quote }}\n    {{- toYaml .Values.extra | nindent 4 }}\n",
+    'metadata:\n  labels:\n{{ include "matrix.labels" . | nindent 4}}\n',
+    "worker_name: x\n{{- $root := .root -}}\n{{- with $.Values.a }}\n{{- end }}\n",
+    # YAML, but what it has of Synapse is written elsewhere.
+    'apiVersion: v1\nkind: ConfigMap\ndata:\n  homeserver.yaml: |\n    {{ include "homeserver.yaml" . }}\n',
+    'apiVersion: v1\nkind: Secret\nstringData:\n  hs.yaml: |\n    {{- tpl (.Files.Get "hs.yaml") . }}\n',
+]
+
+
+@pytest.mark.parametrize("text", HELM)
+def test_a_template_of_helm_is_to_be_rendered(tmp_path: Path, text: str) -> None:
+    """What its statements would write is not guessed."""
+    (tmp_path / "configmap.yaml").write_text(text)
+
+    said = refusal(tmp_path / "configmap.yaml")
+
+    assert "a template of Helm that was not rendered: give what `helm template NAME CHART" in said
+    assert "expected" not in said
+
+
+@pytest.mark.parametrize(
+    ("content", "how"),
+    [
+        ({"apiVersion": "helm.toolkit.fluxcd.io/v2", "kind": "HelmRelease"}, "`helm template NAME CHART"),
+        ({"apiVersion": "kustomize.config.k8s.io/v1", "kind": "Kustomization"}, "`kubectl kustomize FOLDER`"),
+        ({"apiVersion": "bitnami.com/v1alpha1", "kind": "SealedSecret"}, "`kubectl get secret NAME -o yaml`"),
+        ({"services": {"synapse": {}}}, "`docker compose cp SERVICE:/data FOLDER`"),
+        ({"apiVersion": "apps/v1", "kind": "Deployment"}, "with server_name in one; see"),
+        ({"passFile": "passkey.pem", "bridge": {}}, "this is not the configuration of a homeserver"),
+    ],
+)
+def test_what_makes_the_files_is_told(tmp_path: Path, content: Any, how: str) -> None:
+    (tmp_path / "around.yaml").write_text(json.dumps(content))
+
+    assert how in refusal(tmp_path / "around.yaml")
+
+
+FACTOR = "SYNAPSE_CACHE_FACTOR"
+
+
+@pytest.mark.parametrize(
+    ("content", "is_told"),
+    [
+        ({"services": {"synapse": {"environment": {FACTOR: 2}}}}, True),
+        ({"services": {"synapse": {"environment": ["TZ=UTC", f"{FACTOR}=2"]}}}, True),
+        ({"apiVersion": "v1", "kind": "Pod", "spec": {"env": [{"name": FACTOR, "value": "2"}]}}, True),
+        # Those of one cache still count.
+        ({"services": {"synapse": {"environment": {f"{FACTOR}_GET_USERS_IN_ROOM": 2}}}}, False),
+        ({"services": {"synapse": {"environment": [f"{FACTOR}_GET_USERS_IN_ROOM=2"]}}}, False),
+    ],
+)
+def test_a_factor_in_the_environment_that_counts_no_more(tmp_path: Path, content: Any, is_told: bool) -> None:
+    """1.59 takes it as the default of global_factor, and 1.60 and newer a half."""
+    (tmp_path / "around.yaml").write_text(json.dumps(content))
+
+    assert is_told == (f"ignores its {FACTOR} since 1.60" in refusal(tmp_path / "around.yaml"))
+
+
+def test_values_of_a_chart_are_to_be_rendered(tmp_path: Path) -> None:
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: matrix-synapse\nversion: 1.0.0\n")
+    (tmp_path / "values.yaml").write_text("replicaCount: 1\nimage: {tag: v1}\n")
+
+    assert "of a chart what `helm template NAME CHART -f VALUES` writes" in refusal(tmp_path)
+
+
+def test_a_template_of_jinja(tmp_path: Path) -> None:
+    (tmp_path / "hs.yaml.j2").write_text("server_name: {{ domain }}\n{% if x %}\nredis:\n{% endif %}\n")
+
+    assert "a template of Jinja, as Ansible has them: give the file that was made" in refusal(
+        tmp_path / "hs.yaml.j2"
+    )
+
+
+def test_marks_that_are_whole_values_are_read(tmp_path: Path) -> None:
+    """A file of Synapse with values of a chart in it is read but for these."""
+    text = json.dumps({**WHOLE, "redis": {"enabled": True, "host": "HOST"}})
+    (tmp_path / "hs.yaml").write_text(text.replace('"HOST"', "{{ .Values.redis.host }}") + "\n# content\n")
+    found = run("--homeserver", tmp_path / "hs.yaml", code=PARTLY)
+
+    assert any(".Values.redis.host" in one["why"] for one in found["unseen"])
+
+
+def test_a_file_of_a_folder_with_another_ending(tmp_path: Path) -> None:
+    """Factors of caches had no effect: they were in conf.d/caching.yml (matrix-org/synapse#8748)."""
+    folder = tmp_path / "conf.d"
+    folder.mkdir()
+    (tmp_path / "hs.yaml").write_text(json.dumps(WHOLE))
+    (folder / "caching.yml").write_text("caches: {global_factor: 4.0}\n")
+    assert "rename caching.yml" in refusal(folder)
+
+    (folder / "other.yaml").write_text("event_cache_size: 20K\n")
+    found = run("--homeserver", tmp_path / "hs.yaml", "--homeserver", folder, code=WELL)
+    [ignored] = [one for one in found["notes"] if one["kind"] == "ignored_file"]
+    assert "caching.yml ends with .yml" in ignored["why"]
 
 
 def test_files_of_several_workers_in_one(tmp_path: Path) -> None:

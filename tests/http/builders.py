@@ -32,7 +32,7 @@ from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.transports.settings import ApiSettings
 from tests.memory_engine import FaultyEngine
 

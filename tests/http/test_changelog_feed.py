@@ -475,7 +475,7 @@ class CommandsDownTests(FollowCase):
         self.up("two")
 
         self.assertEqual(["REMOTE_SERVER_UP two"], self.lines(talk))
-        self.assertEqual(1, self.metrics.commands_dropped.labels("REMOTE_SERVER_UP")._value.get())
+        self.assertEqual(1, self.metrics.commands_dropped.labels("REMOTE_SERVER_UP").value)
 
     def test_commands_are_asked_for_under_an_origin(self) -> None:
         """It is one word: what was forwarded under it is not sent back."""

@@ -92,7 +92,7 @@ class CommandRightsTests(SiteCase):
     def dropped(self) -> float:
         """How many commands were dropped."""
         names = [sample.line.split(" ")[0] for sample in SAMPLES]
-        return float(sum(self.metrics.commands_dropped.labels(name)._value.get() for name in names))
+        return float(sum(self.metrics.commands_dropped.labels(name).value for name in names))
 
 
 class Unread:

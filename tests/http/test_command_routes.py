@@ -81,7 +81,7 @@ class CommandBufferTests(SiteCase):
         gap, first = self.read("since=0&limit=1")
         self.assertEqual({"gap": {"after": 0, "upto": 2, "restarted": False}}, gap)
         self.assertEqual(3, first["number"])
-        self.assertEqual(2, self.metrics.commands_unread.labels("REMOVE_PUSHER")._value.get())
+        self.assertEqual(2, self.metrics.commands_unread.labels("REMOVE_PUSHER").value)
 
     def test_a_reader_of_a_former_life_is_told_so(self) -> None:
         """It must not pass over what has the same numbers."""

@@ -6,7 +6,8 @@ from unittest.mock import Mock, patch
 from synrepl.base.access import LOCAL, Access
 from synrepl.base.metrics import POSITION_WRITERS
 from synrepl.http_api.routes import OPENMETRICS, PROMETHEUS
-from synrepl.replication.status import NoIngest, build_status, states
+from synrepl.replication.status import build_status, states
+from synrepl.replication.status_parts import NoIngest
 from synrepl.rooms import rooms
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command

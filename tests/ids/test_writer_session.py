@@ -222,9 +222,8 @@ class Sessions(IdCase):
 
         self.pass_time(7)
 
-        labels = {"stream": "things", "writer": "A"}
-        age = metrics.registry.get_sample_value("synrepl_oldest_unfinished_id_age_seconds", labels)
-        self.assertEqual(7, round(age or 0))
+        age = metrics.oldest_unfinished_id_age.labels("things", "A").value
+        self.assertEqual(7, round(age))
 
     def test_the_place_in_the_program_is_the_owner(self) -> None:
         """Nobody has to think of naming it."""

@@ -16,8 +16,8 @@ from synrepl.errors import RemoteProtocolError
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.wire.commands import FederationAck, UserIp
 from synrepl.wire.grammar import Command
+from synrepl.wire.keepalive import Keepalive
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import Keepalive
 from tests.redis.worlds import SERVER, FakeWorld, Recorder, Setup, World, rdata, refusal, stopped
 
 if TYPE_CHECKING:
@@ -183,8 +183,8 @@ class LinkContract(Contract):
 
         self.assertEqual(told, member.told)
         self.assertEqual((1, ""), (state.reconnects, state.why))
-        self.assertEqual(1, link.metrics.registry.get_sample_value("synrepl_reconnects_total"))
-        self.assertEqual(0, link.metrics.registry.get_sample_value("synrepl_connections"))
+        self.assertEqual(1, link.metrics.reconnects.value)
+        self.assertEqual(0, link.metrics.connections.value)
 
     @setup
     async def test_a_killed_redis_is_found_again(self, world: World) -> None:

@@ -23,7 +23,7 @@ from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import RedisRefused, explain
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Server
-from synrepl.wire.session import KEEPALIVE
+from synrepl.wire.keepalive import KEEPALIVE
 from tests.redis.contract import USER_IP, ClosedContract, FakeCase, FlowContract, LinkContract, OpenContract
 from tests.redis.fake_redis import _Client
 from tests.redis.worlds import SERVER, FakeWorld, Recorder, World, rdata, refusal, stopped

@@ -42,7 +42,8 @@ from synrepl.testing.network import MemoryEndpoint, MemoryLink, Network
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire import jsontext
-from synrepl.wire.session import AUTO, Keepalive
+from synrepl.wire.keepalive import Keepalive
+from synrepl.wire.session import AUTO
 from tests.memory_engine import FaultyEngine
 
 __all__ = ["FakeNode"]
@@ -401,7 +402,9 @@ class _PeerClient:
         other = await self._reach(address)
         secret = self._node._secret
         is_proven = secret is not None and secret == other._secret
-        await self._wait_for_response(Deferred.fromCoroutine(other.roles.on_claim(claim, trusted=is_proven)))
+        await self._wait_for_response(
+            Deferred.fromCoroutine(other.roles.claims.handle(claim, trusted=is_proven))
+        )
 
     async def describe(self, address: Address, *, after: int | None = None) -> PeerStatus:
         self.asked.append(address.native)

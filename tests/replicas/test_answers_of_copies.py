@@ -22,7 +22,7 @@ from synrepl.replication.hooks import Hooks
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.http.api import make_site
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.transports.settings import ApiSettings
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, Dialect

@@ -64,8 +64,8 @@ def test_what_a_worker_of_a_replica_sends_up_reaches_the_primary_once(position: 
     cluster.pass_(130, step=0.1)
 
     received = nodes["a"].metrics.commands
-    assert 3 == received.labels("USER_SYNC")._value.get()
-    assert 1 == received.labels("FEDERATION_ACK")._value.get()
+    assert 3 == received.labels("USER_SYNC").value
+    assert 1 == received.labels("FEDERATION_ACK").value
     assert [
         UserSync(instance_id="xyzzy", user_id="@ada:hs", is_syncing=True, last_sync_ms=17),
         UserSync(instance_id="xyzzy", user_id="@bob:hs", is_syncing=True, last_sync_ms=18),
@@ -102,7 +102,7 @@ def test_what_a_replica_without_room_misses_is_counted() -> None:
     relay.pause()
     a.publisher.broadcast(RemoteServerUp(server="far.example.org"))
 
-    assert 1 == a.metrics.commands_dropped.labels("REMOTE_SERVER_UP")._value.get()
+    assert 1 == a.metrics.commands_dropped.labels("REMOTE_SERVER_UP").value
 
 
 def test_the_end_of_a_workers_connection_is_the_end_of_its_users() -> None:
@@ -247,7 +247,7 @@ def test_what_has_no_room_is_dropped_and_counted() -> None:
     heard = heard_at(a)
     cluster.pass_(40)
 
-    assert 5 == b.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get()
+    assert 5 == b.metrics.commands_dropped.labels("FEDERATION_ACK").value
     assert MAX_QUEUED == len(heard)
     assert 5 == heard[0].token
     assert MAX_QUEUED > 4 * WINDOW
@@ -326,7 +326,7 @@ def test_a_bad_command_of_a_replica_is_dropped_and_counted() -> None:
     cluster.pass_(1)
 
     assert [FederationAck(instance="sender1", token=7)] == heard
-    assert 1 == a.metrics.commands_dropped.labels("?")._value.get()
+    assert 1 == a.metrics.commands_dropped.labels("?").value
 
 
 @pytest.mark.parametrize(

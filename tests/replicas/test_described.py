@@ -6,7 +6,8 @@ from synrepl.base.access import LOCAL, Access
 from synrepl.base.problems import Notice
 from synrepl.daemon.parts import Part
 from synrepl.replicas.described import ENDED_REPLICA, LOST_REPLICA, notices
-from synrepl.replication.status import NoIngest, build_status
+from synrepl.replication.status import build_status
+from synrepl.replication.status_parts import NoIngest
 from tests.http.builders import SiteCase
 
 

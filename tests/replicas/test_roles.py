@@ -33,7 +33,7 @@ from tests.replicas.nodes import FakeNode
 def claim(cluster: FakeCluster, node: FakeNode, of: FakeNode, epoch: int, *, uuid: str | None = None) -> None:
     """Tell a node that another one is primary."""
     said = Claim(epoch=epoch, uuid=uuid or of.log.uuid, address=f"{of.name} -", history=of.log.history)
-    cluster.done(Deferred.fromCoroutine(node.roles.on_claim(said)))
+    cluster.done(Deferred.fromCoroutine(node.roles.claims.handle(said)))
 
 
 def restarted(cluster: FakeCluster, node: FakeNode) -> None:
@@ -409,9 +409,9 @@ def test_two_primaries_meet_if_one_of_them_lists_the_other(winner: str, who: str
     cluster, parted, b, c, _ = two_primaries("zyx" if winner == "b" else "yzx", listed="bc")
     for node in (b, c):
         record = RoleRecord(node.roles.role, node.log.head.epoch, node.log.uuid)
-        cluster.done(Deferred.fromCoroutine(node.roles._store.save(record)))
+        cluster.done(Deferred.fromCoroutine(node.roles.store.save(record)))
         node.roles.notifier.unnotified.clear()
-        node.roles._store.local = list
+        node.roles.store.local = list
     first, second = (b, c) if winner == "b" else (c, b)
     first.listed = ["b", "c"] if first.name in who else []
     second.listed = ["b", "c"] if second.name in who else []
@@ -432,9 +432,9 @@ def test_a_fenced_primary_notifies_its_replicas() -> None:
     b, c = cluster.node("b", "a"), cluster.node("c", "a", listed=["b"])
     cluster.pass_(3)
     cluster.wrote(a, 5)
-    b.roles._store.local = list
+    b.roles.store.local = list
     record = RoleRecord("replica", 1, a.log.uuid, "a -")
-    cluster.done(Deferred.fromCoroutine(b.roles._store.save(record)))
+    cluster.done(Deferred.fromCoroutine(b.roles.store.save(record)))
     cluster.promote(b)
     cluster.pass_(5)
 
@@ -453,8 +453,8 @@ def test_a_resync_waits_for_the_fencing_that_is_being_saved() -> None:
     cluster.promote(b, force=True)
     cluster.start(a)
     claimed = Claim(epoch=2, uuid=b.log.uuid, address="b -", history=a.log.history)
-    cluster.done(Deferred.fromCoroutine(a.roles._store.save(RoleRecord("primary", 1, a.log.uuid))))
-    fencing = Deferred.fromCoroutine(a.roles.on_claim(claimed, trusted=True))
+    cluster.done(Deferred.fromCoroutine(a.roles.store.save(RoleRecord("primary", 1, a.log.uuid))))
+    fencing = Deferred.fromCoroutine(a.roles.claims.handle(claimed, trusted=True))
     for _ in range(500):
         if "fenced" == a.roles.role:
             break
@@ -463,7 +463,7 @@ def test_a_resync_waits_for_the_fencing_that_is_being_saved() -> None:
     cluster.done(fencing)
     cluster.done(resync)
 
-    record = a.roles._store.load()
+    record = a.roles.store.load()
     assert record is not None
     assert ("replica", 2, "b -") == (record.role, record.epoch, record.address)
 
@@ -477,7 +477,7 @@ def test_a_daemon_that_lost_its_notification_is_notified_again() -> None:
     cluster.pass_(5)
     assert "fenced" == a.roles.role
     lost = RoleRecord("replica", 1, a.log.uuid, "x -")
-    cluster.done(Deferred.fromCoroutine(a.roles._store.save(lost)))
+    cluster.done(Deferred.fromCoroutine(a.roles.store.save(lost)))
     restarted(cluster, a)
     b.roles.notifier.unnotified.clear()
     cluster.pass_(INQUIRY_INTERVAL + 10)
@@ -498,7 +498,7 @@ def test_a_primary_that_is_superseded_says_so() -> None:
     b.kill()
     cluster.promote(c, force=True)
     noted = RoleRecord("replica", 4, "zz", "b -", (), ())  # b is away, and so is asked in vain
-    cluster.done(Deferred.fromCoroutine(a.roles._store.save(noted)))
+    cluster.done(Deferred.fromCoroutine(a.roles.store.save(noted)))
     cluster.pass_(90)
 
     assert "primary" == c.roles.role
@@ -653,7 +653,7 @@ def test_a_proven_claim_is_believed_without_a_question(trusted: bool, epoch: int
     made = Claim(epoch=epoch, uuid="stranger", address=address, history=a.log.history)
     code = ""
     try:
-        cluster.done(Deferred.fromCoroutine(a.roles.on_claim(made, trusted=trusted)))
+        cluster.done(Deferred.fromCoroutine(a.roles.claims.handle(made, trusted=trusted)))
     except ClaimRefused as error:
         code = error.code
     cluster.pass_(INQUIRY_INTERVAL + 1)
@@ -690,7 +690,7 @@ def test_a_listed_daemon_is_believed_what_it_says_of_itself(said: dict[str, Any]
     a._strangers = {"told": PeerStatus(**(told | said))}
     made = Claim(epoch=2, uuid="zz", address="anywhere -", history=a.log.history)
     with suppress(ClaimRefused):
-        cluster.done(Deferred.fromCoroutine(a.roles.on_claim(made)))
+        cluster.done(Deferred.fromCoroutine(a.roles.claims.handle(made)))
 
     assert ("fenced" if is_believed else "primary") == a.roles.role
     assert ["told"] == a.peers.asked
@@ -709,7 +709,7 @@ def test_a_replica_follows_a_listed_daemon_that_is_claimed_to_be_primary() -> No
     told = PeerStatus(history=a.log.history, uuid="zz", role="primary", position=position)
     b._strangers = {"told": told, "other": replace(told, uuid="yy", position=LogPosition(3, 0, ""))}
     made = Claim(epoch=2, uuid="zz", address="x -", history=a.log.history)
-    cluster.done(Deferred.fromCoroutine(b.roles.on_claim(made)))
+    cluster.done(Deferred.fromCoroutine(b.roles.claims.handle(made)))
 
     assert b.replica is not None
     assert Address("told") == b.replica.upstream.where
@@ -731,7 +731,7 @@ def test_one_question_at_a_time_is_under_way() -> None:
     for number in range(12):
         a.roles.rivals.on_higher_epoch(2, f"r{number}", f"s{number} -")
         made = Claim(epoch=2, uuid="stranger", address=f"s{number} -", history=a.log.history)
-        Deferred.fromCoroutine(a.roles.on_claim(made)).addErrback(refused)
+        Deferred.fromCoroutine(a.roles.claims.handle(made)).addErrback(refused)
     cluster.pass_(3)
 
     assert ["told"] == a.peers.asked
@@ -981,6 +981,38 @@ def test_a_candidate_is_believed_where_it_confirmed_the_hand_over() -> None:
     assert ["fenced", "primary"] == roles(a, b)
 
 
+def test_a_candidate_is_believed_about_the_primary_that_it_follows_since() -> None:
+    """The old primary knows nobody else: the next one has no lease of it, and does not know it."""
+    parted = Parted()
+    cluster = FakeCluster(reaches=parted.reaches)
+    a, b, c = (
+        cluster.node(name, *upstream, can_reach=parted.reaches)
+        for name, *upstream in (("a",), ("b", "a"), ("c", "b"))
+    )
+    cluster.pass_(3)
+    b.roles.candidate.is_requesting = True
+    hand_over(cluster, a, b, 15)
+    b.roles.candidate.is_requesting = False
+    cluster.promote(b)
+    parted.part(cluster, "a")
+    cluster.pass_(20)
+    cluster.promote(c)
+    cluster.pass_(5)
+    cluster.done(Deferred.fromCoroutine(b.roles.resync()))
+    cluster.pass_(5)
+    assert ["primary", "replica", "primary"] == roles(a, b, c)
+    forged = Claim(epoch=3, uuid="forged", address="c -", history=a.log.history)
+    parted.part(cluster)
+    with pytest.raises(ClaimRefused, match="without a key"):
+        cluster.done(Deferred.fromCoroutine(a.roles.claims.handle(forged)))
+    cluster.pass_(70)
+
+    assert ["fenced", "replica", "primary"] == roles(a, b, c)
+    record = a.roles.store.load()
+    assert record is not None
+    assert (3, c.log.uuid) == (record.epoch, record.uuid)
+
+
 def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None:
     """Otherwise the epoch would have none: the old primary is told of it, and gives way."""
     cluster = FakeCluster()
@@ -1126,7 +1158,7 @@ def test_replicas_are_led_by_verified_claims_only() -> None:
     for address in ("stranger -", "b -", ""):
         made = Claim(epoch=9, uuid="stranger", address=address, history=a.log.history)
         with pytest.raises(ClaimRefused):
-            cluster.done(Deferred.fromCoroutine(c.roles.on_claim(made)))
+            cluster.done(Deferred.fromCoroutine(c.roles.claims.handle(made)))
 
     assert c.replica is not None
     assert Address("b") == c.replica.upstream.where
@@ -1134,12 +1166,12 @@ def test_replicas_are_led_by_verified_claims_only() -> None:
     assert ["primary", "replica", "replica"] == roles(a, b, c)
 
 
-def test_refused_claims_are_counted_and_seldom_logged() -> None:
+def test_refused_claims_are_counted_and_seldom_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger can send them at will."""
     cluster = FakeCluster()
     a = cluster.node("a")
     counted: list[str] = []
-    a.roles.rivals._count_refused = counted.append
+    monkeypatch.setattr(a, "claim_refused", counted.append)
     texts: list[str] = []
 
     def observe(event: Any) -> None:
@@ -1154,7 +1186,7 @@ def test_refused_claims_are_counted_and_seldom_logged() -> None:
                 made = Claim(epoch=2, uuid="z", address="", history=history)
                 for _ in range(5):
                     with pytest.raises(ClaimRefused):
-                        cluster.done(Deferred.fromCoroutine(a.roles.on_claim(made)))
+                        cluster.done(Deferred.fromCoroutine(a.roles.claims.handle(made)))
             cluster.pass_(61, step=1)
     finally:
         globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
@@ -1327,7 +1359,7 @@ def test_a_daemon_of_which_half_the_address_is_known_is_told_once(is_known_later
     known: list[Address] = []
     whole = [Address("a", "http://a:9093"), Address("c", "http://c:9093")]
     known += [] if is_known_later else whole
-    b.roles._store.local = lambda: known
+    b.roles.store.local = lambda: known
     b.roles.notifier.peers = OverHttp(b.roles.notifier.peers)
     cluster.promote(b)
     cluster.pass_(1)

@@ -50,7 +50,7 @@ class Pair:
 
     def dropped(self, name: str) -> float:
         """How many of these were dropped."""
-        count: float = self.daemon.metrics.commands_dropped.labels(name)._value.get()
+        count: float = self.daemon.metrics.commands_dropped.labels(name).value
         return count
 
 
@@ -140,7 +140,7 @@ def test_commands_that_a_paused_follower_loses_are_counted() -> None:
         follower.sender.send_command(RemoteServerUp(server=f"{number}.example.org"))
 
     dropped = pair.daemon.metrics.commands_dropped.labels("REMOTE_SERVER_UP")
-    assert 3 == dropped._value.get()
+    assert 3 == dropped.value
 
 
 def test_an_invalidation_goes_to_the_server_whose_stream_it_is() -> None:

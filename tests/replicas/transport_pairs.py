@@ -18,7 +18,7 @@ from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.testing import MemoryEndpoint, Network
 from synrepl.transports.http.api import make_site
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.transports.settings import ApiSettings
 from tests.replicas.nodes import FakeNode
 from tests.replicas.served import ServedReplicas

@@ -159,9 +159,9 @@ class Setup:
     def apply(self, updates: Updates[Any]) -> None:
         self.applied.append((updates.stream, updates.writer, updates.token))
 
-    def conflicts(self) -> float | None:
+    def conflicts(self) -> float:
         """The messages that were counted."""
-        return self.metrics.registry.get_sample_value("synrepl_channel_conflicts_total")
+        return self.metrics.channel_conflicts.value
 
     def wait(self, seconds: float) -> None:
         self.clock.pump([0.05] * round(seconds / 0.05))

@@ -91,8 +91,7 @@ class Ingesting:
 
 
 def counts(metrics: Metrics) -> tuple[float, float, float]:
-    found = metrics.gaps_detected, metrics.gaps_repaired, metrics.gaps_lost
-    return tuple(one._value.get() for one in found)
+    return metrics.gaps_detected.value, metrics.gaps_repaired.value, metrics.gaps_lost.value
 
 
 def worker(cluster: Cluster, **options: Any) -> FakeWorker:
@@ -184,7 +183,7 @@ def lost(one: FakeWorker) -> list[tuple[str, str, int]]:
 
 
 def requests(one: FakeWorker) -> float:
-    return float(one.metrics.catch_up_requests.labels("out")._value.get())
+    return float(one.metrics.catch_up_requests.labels("out").value)
 
 
 def test_a_live_follower_is_told_once_and_goes_on() -> None:

@@ -73,7 +73,7 @@ def test_a_row_that_cannot_be_read_is_kept_as_it_was_sent(bad: str) -> None:
     (hole,) = [fact for fact in story.facts() if fact.is_lost]
     assert one.serial < hole.serial
     assert 1 == len(story.refused)
-    assert 1 == story.metrics.refused_facts._value.get()
+    assert 1 == story.metrics.refused_facts.value
 
 
 def test_the_same_fact_is_kept_once_and_found_after_a_restart() -> None:

@@ -152,10 +152,7 @@ class TestLegacy:
         append(one, "to_device", [["@a:hs"]], [["x" * MAX_LENGTH]], [["@b:hs"]])
 
         assert peer.hears() == ['RDATA to_device 1 ["@a:hs"]', 'RDATA to_device 3 ["@b:hs"]']
-        withheld = one.daemon.metrics.registry.get_sample_value(
-            "synrepl_facts_withheld_total", {"stream": "to_device"}
-        )
-        assert withheld == 1
+        assert one.daemon.metrics.facts_withheld.labels("to_device").value == 1
 
 
 class TestCurrent:
@@ -509,8 +506,7 @@ class TestNumbers:
 
         append(one, "push_rules", [["@ada:hs"]])
 
-        value = one.daemon.metrics.registry.get_sample_value
-        assert value("synrepl_rows_total", {"stream": "push_rules"}) == 1
+        assert one.daemon.metrics.rows.labels("push_rules").value == 1
 
 
 class TestSlowReaders:
@@ -540,8 +536,8 @@ class TestSlowReaders:
         assert seen_by_fast == list(range(1, 4001))
         assert buffered < 64 * 1024 + 300 * 1024
         assert self.tokens(slow) == list(range(1, 4001))
-        value = one.daemon.metrics.registry.get_sample_value
-        assert value("synrepl_readers_demoted_total") == value("synrepl_readers_promoted_total") == 1
+        metrics = one.daemon.metrics
+        assert metrics.readers_demoted.value == metrics.readers_promoted.value == 1
         append(one, "to_device", [["@live:hs"]])
         assert slow.hears() == ['RDATA to_device master 4001 ["@live:hs"]']
 

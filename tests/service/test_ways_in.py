@@ -193,10 +193,7 @@ class WaysInTests(SiteCase):
         follow = self.sources()["a followed server"]
         follow("promises", "stranger", FORGED["promises"], 7)
 
-        refused = self.metrics.registry.get_sample_value(
-            "synrepl_facts_refused_total", {"stream": "promises"}
-        )
-        self.assertEqual(2, refused)
+        self.assertEqual(2, self.metrics.facts_refused.labels("promises").value)
         self.assertEqual(200, self.ask("POST", "/v1/streams", b'{"name":"packages"}').status)
         self.assertEqual([("master", 1)], self.stored("declarations"))
 

@@ -428,9 +428,8 @@ class BrokerSimulation(SeededRun):
         self._start_worker(slot)
 
     def _note_gaps(self, daemon: RedisDaemon) -> None:
-        value = daemon.metrics.registry.get_sample_value
         for name in ("detected", "repaired", "lost"):
-            self._gaps[daemon.name][name] += int(value(f"synrepl_gaps_{name}_total") or 0)
+            self._gaps[daemon.name][name] += int(getattr(daemon.metrics, f"gaps_{name}").value)
         if daemon.redis_side is not None:
             for _, gap in daemon.redis_side.follower.lost_gaps:
                 if not self.table[gap.stream].ephemeral:
@@ -647,8 +646,7 @@ class BrokerSimulation(SeededRun):
         )
         if missing:
             self._fail(f"G3: {slot.name} ({slot.dialect}) never saw {missing[:5]} ({len(missing)} facts)")
-        value = slot.worker.metrics.registry.get_sample_value
-        if lost := value("synrepl_gaps_lost_total"):
+        if lost := slot.worker.metrics.gaps_lost.value:
             gaps = [gap for _, gap in slot.worker.follower.lost_gaps if not self.table[gap.stream].ephemeral]
             if gaps:
                 self._fail(f"G3: {slot.name} lost {lost} gaps: {gaps[0]}")

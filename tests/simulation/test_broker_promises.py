@@ -28,10 +28,7 @@ def test_bad_luck_really_strikes() -> None:
         except AssertionError:
             pass  # told above
         words += " ".join(run.history)
-        gaps += sum(
-            int(daemon.metrics.registry.get_sample_value("synrepl_gaps_repaired_total") or 0)
-            for daemon in run.daemons
-        )
+        gaps += sum(int(daemon.metrics.gaps_repaired.value) for daemon in run.daemons)
 
     for what in (
         "Redis is killed",

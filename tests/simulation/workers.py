@@ -425,9 +425,8 @@ class Simulation(SeededRun):
         slot.seen |= seen
 
     def _check_gaps(self, slot: _Slot) -> None:
-        value = slot.worker.metrics.registry.get_sample_value
-        detected = value("synrepl_gaps_detected_total") or 0.0
-        repaired = value("synrepl_gaps_repaired_total") or 0.0
+        metrics = slot.worker.metrics
+        detected, repaired = metrics.gaps_detected.value, metrics.gaps_repaired.value
         if detected != repaired and not self.has_ephemeral and not self.loses_caches:
             self._fail(f"G3: {slot.name} found {detected} gaps and repaired {repaired}")
 

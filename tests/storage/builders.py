@@ -19,6 +19,7 @@ from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
 from synrepl.testing.heap_clock import HeapClock
 from synrepl.testing.memory_engine import DelayedThread
+from tests.storage.thread_table import ThreadGuard
 
 NOW = 1_700_000_000
 """When every test begins, in seconds."""
@@ -68,13 +69,18 @@ class LogCase(SynchronousTestCase):
         return Path(made)
 
     def log(self, engine: SQLEngine, *, delay: Callable[[], float] | None = None, **options: Any) -> Log:
-        """A log on one thread for everything: at once, or with a delay on the fake clock."""
+        """A log on one thread for everything: at once, or with a delay on the fake clock.
+
+        Its calls of the engine keep to the table of threads.
+        """
         self.thread = ImmediateThread() if delay is None else DelayedThread(self.clock, delay)
         options.setdefault("ephemeral", ["typing"])
+        guard = ThreadGuard(self.thread)
+        self.addCleanup(lambda: self.assertEqual([], guard.violations))
         return Log(
-            engine,
-            self.thread,
-            self.thread,
+            guard.engine(engine),
+            guard.writing,
+            guard.reading,
             self.clock,
             logger=Logger(observer=self.told.append),  # type: ignore[arg-type]
             **options,

@@ -26,7 +26,7 @@ from synrepl.transports.http.api import make_site
 from synrepl.transports.http.catch_up import HttpCatchUp
 from synrepl.transports.http.changelog_client import read_changelog
 from synrepl.transports.http.http_client import HttpClient
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.transports.settings import ApiSettings
 from tests.http.builders import append_body, post_facts
 from tests.trial.worlds import running_log

@@ -27,7 +27,7 @@ from synrepl.streams.catalog import PUSH_RULES
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.transports.settings import ApiSettings
 
 __all__ = ["World", "running_log"]

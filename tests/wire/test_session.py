@@ -13,17 +13,8 @@ from synrepl.wire.codec import MAX_LENGTH, LineBuffer
 from synrepl.wire.commands import Error, Name, Ping, Position, Rdata, Replicate, Server, UserSync
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, CLIENT, SERVER, Command, Side
-from synrepl.wire.session import (
-    AUTO,
-    MAX_TEXT,
-    Action,
-    Close,
-    Deliver,
-    Keepalive,
-    Send,
-    Session,
-    Warn,
-)
+from synrepl.wire.keepalive import Keepalive
+from synrepl.wire.session import AUTO, MAX_TEXT, Action, Close, Deliver, Send, Session, Warn
 
 NO_REQUEST = "no request within 30 seconds: send REPLICATE to follow"
 

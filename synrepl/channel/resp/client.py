@@ -1,19 +1,19 @@
 """A client of the RESP port: what it has said of itself, its rights, and its channels."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
-from typing import Protocol as Interface
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from synrepl.base.access import Access, Key, Keyring, Right
-from synrepl.base.interfaces import IClock
+from synrepl.base.access import Access, Key, Right
 from synrepl.base.rights import Operation, refusal
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.publish_rights import line_refusal
-from synrepl.channel.resp.cache import ExpiringCache
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.wire.scope import ALL_STREAMS
 from synrepl.wire.text import printable
+
+if TYPE_CHECKING:
+    from synrepl.channel.resp.server import RespServer
 
 MAX_CHANNELS: Final = 16
 """The most channels of one client. A homeserver has the channel of its name and a few beside it."""
@@ -26,28 +26,6 @@ MAX_LISTED: Final = 200
 
 OTHER_CLIENTS: Final = Operation("CLIENT LIST", Right.READ, ALL_STREAMS)
 """To see clients with other keys than one's own."""
-
-
-class IClientServer(Interface):
-    """What a client needs of the port (`RespServer`)."""
-
-    channel: ServedChannel | None
-    cache: ExpiringCache
-    client_ids: Iterator[int]
-    clock: IClock
-    keys: Keyring
-    pushes: resp.PushEncoder
-    refused: int
-    why_closed: str
-
-    def clients(self) -> Iterable["RespClient"]:
-        """All clients, in the order in which they came."""
-
-    def complain(self, what: str) -> None:
-        """Log what a client did, not too often."""
-
-    def info(self) -> Mapping[str, Any]:
-        """What INFO answers."""
 
 
 class RefusedRequest(Exception):
@@ -63,7 +41,7 @@ class RespClient:
 
     def __init__(
         self,
-        server: IClientServer,
+        server: "RespServer",
         write: Callable[[bytes], object],
         confirm: Callable[[bytes], object],
         first_access: Callable[[], Access | None],

@@ -1,8 +1,7 @@
 """A connection of the RESP port: requests of one client, and messages of the channels it subscribed to."""
 
 from collections.abc import Callable
-from typing import Any, Final
-from typing import Protocol as Interface
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol, connectionDone
@@ -11,16 +10,17 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from synrepl.base.access import LOCAL, REMOTE, Access
-from synrepl.base.metrics import Metrics
 from synrepl.base.time import Timer
-from synrepl.base.turn_queue import TurnQueue
 from synrepl.channel import resp_codec as resp
-from synrepl.channel.resp.client import IClientServer, RespClient
+from synrepl.channel.resp.client import RespClient
 from synrepl.channel.resp.commands import COMMANDS, answer
 from synrepl.errors import RemoteProtocolError
 from synrepl.transports.credentials import certified_name, is_local
 from synrepl.transports.failures import address_text
 from synrepl.transports.send_buffer import immediate_write
+
+if TYPE_CHECKING:
+    from synrepl.channel.resp.server import RespServer
 
 ABORT_SECONDS: Final = 5.0
 """Time between our close and the abort of the connection, for a client that does not read the rest."""
@@ -35,20 +35,6 @@ REPLY_BYTES: Final = 64 * 1024
 """No more requests are answered at once after replies of so many bytes."""
 
 
-class IRespServer(IClientServer, Interface):
-    """What a connection needs of the port (`RespServer`)."""
-
-    connections: dict["RespConnection", None]
-    metrics: Metrics
-    queue: TurnQueue
-
-    def account(self, connection: "RespConnection") -> None:
-        """Count what the connection holds, which may have changed."""
-
-    def is_full(self) -> bool:
-        """Whether publishers should wait."""
-
-
 @implementer(IPushProducer)
 class RespConnection(Protocol):
     """Answers the requests of one client, in their order.
@@ -60,7 +46,7 @@ class RespConnection(Protocol):
     transport: Any
     _logger = Logger()
 
-    def __init__(self, server: IRespServer) -> None:
+    def __init__(self, server: "RespServer") -> None:
         self.client = RespClient(server, self._write_message, self._confirm, self._first_access)
         self._server = server
         self._parser = resp.RequestParser(COMMANDS)
@@ -128,7 +114,7 @@ class RespConnection(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self.client.is_closing:
             return
-        self._server.metrics.bytes.counts["in"] += len(data)
+        self._server.metrics.bytes_in.value += len(data)
         self.client.active_at = self._server.clock.seconds()
         self._parser.feed(data)
         self._has_requests = True
@@ -270,12 +256,12 @@ class RespConnection(Protocol):
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._server.metrics.bytes.counts["out"] += len(data)
+            self._server.metrics.bytes_out.value += len(data)
             self.transport.write(data)
 
     def _write_message(self, data: bytes) -> None:
         if not self.client.is_closing:
-            self._server.metrics.bytes.counts["out"] += len(data)
+            self._server.metrics.bytes_out.value += len(data)
             self._send(data)
 
     def _disconnect(self) -> None:

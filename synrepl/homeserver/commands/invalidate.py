@@ -70,7 +70,8 @@ def invalidate(
     The row is written to the homeserver's database as Synapse writes it, in a transaction of its own, and
     announced on Redis. It asks for confirmation on a terminal, and requires --yes without one.
 
-    NAME may be the cached function of a module, as in ``my_module.lookup``.
+    NAME may be the cached function of a module, as in ``my_module.lookup``. For a table of the database or a
+    column, as in ``users.admin``, the command says what is kept of it, and drops nothing.
     """
     if not (name or whole or rooms):
         raise click.UsageError("name a cache with the keys of an entry, or give --all NAME or --room ROOM")

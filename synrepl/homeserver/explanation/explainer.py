@@ -44,7 +44,7 @@ from synrepl.homeserver.explanation.psql import (
     is_logged_statement,
     progress_sentence,
 )
-from synrepl.homeserver.explanation.redis_clients import RedisClients
+from synrepl.homeserver.explanation.redis_output import RedisOutput
 from synrepl.homeserver.explanation.results import (
     MAX_NUMBERS,
     NOTHING_KNOWN,
@@ -121,6 +121,9 @@ KINDS: Final = {
     "statement": "a statement to the database",
     "metric": "metrics of a process",
     "redis_clients": "the connections to Redis",
+    "redis_commands": "commands to Redis (MONITOR)",
+    "redis_subscribers": "the subscribers of a channel of Redis (PUBSUB NUMSUB)",
+    "redis_info": "what Redis says of itself (INFO)",
     "protocol_line": "a line of the replication protocol (POSITION, RDATA, REPLICATE ...)",
 }
 """The kinds of passages that are no messages of a log, with a name for each."""
@@ -212,7 +215,7 @@ class _Explainer:
         self._unknown: dict[int, list[UnknownLine]] = {}
         self._cut = 0
         self._statement: Statement | None = None
-        self._redis = RedisClients()
+        self._redis = RedisOutput()
         self._places: dict[str, list[int]] = {}
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
 
@@ -420,8 +423,7 @@ class _Explainer:
         for samples, lines, count in self._samples.values():
             passage = explain_samples(samples, count)
             passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
-        if clients := self._redis.passage():
-            passages.append(clients)
+        passages += self._redis.passages()
         if compared := self._compared():
             passages.append(compared)
         if passages and all(one.severity == "normal" for one in passages) and self._errors.count:

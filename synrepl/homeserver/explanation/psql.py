@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.caches.names import NEWEST_KNOWN
+from synrepl.caches.relations import find_columns, said_of
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.homeserver.streams import WIRE, written_by
 from synrepl.wire.text import printable
@@ -27,6 +29,12 @@ _STATEMENT: Final = re.compile(
     r"\s{1,20}(?:public\.)?\"?(?P<table>[a-z]\w{2,63})\b",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
+_SET: Final = re.compile(
+    r"\bset\b(?P<columns>.{0,2000}?)(?:\bwhere\b|\bfrom\b|;|\Z)", re.IGNORECASE | re.DOTALL
+)
+_ASSIGNED: Final = re.compile(r"(?:\A|,)\s{0,20}\"?(\w{1,63})\"?\s{0,20}=", re.ASCII)
+"""The columns that a statement sets, if the texts in it are out of the way."""
+_TEXT: Final = re.compile(r"'[^']{0,2000}'")
 _LOGGED: Final = re.compile(r"\bSTATEMENT:\s", re.ASCII)
 """What PostgreSQL's log has before the statement of the line before."""
 _SETVAL: Final = re.compile(r"\bsetval\s?\(\s?'(?P<sequence>\w{1,63})'", re.ASCII | re.IGNORECASE)
@@ -140,7 +148,9 @@ def explain_statement(text: str) -> Passage | None:
         ]
         return Passage(kind="statement", text="a statement", words=[told], advice=advice)
     statement = find_statement(text)
-    if statement is None or statement.verb == "select":
+    if statement is None:
+        return _explain_change(text)
+    if statement.verb == "select":
         return None
     table = statement.table
     words = [f"A statement that changes {table.table}. {table.about}"]
@@ -151,6 +161,27 @@ def explain_statement(text: str) -> Passage | None:
 def is_logged_statement(text: str) -> bool:
     """Whether a line is the statement of the line before it, as PostgreSQL logs it."""
     return _LOGGED.search(text[:400]) is not None
+
+
+def _explain_change(text: str) -> Passage | None:
+    """Explain what is kept of the rows that a statement changes, in a table that is of no stream."""
+    found = _STATEMENT.search(text[:4000])
+    if found is None or (found["verb"] or "").lower() == "select":
+        return None
+    table = found["table"].lower()
+    of_columns = _SET.search(_TEXT.sub("''", text[found.end() : 4000]))
+    columns = _ASSIGNED.findall(of_columns["columns"].lower()) if of_columns else []
+    if found["other"] and not columns:
+        return None
+    names = [f"{table}.{column}" for column in columns] or [table]
+    said = [one for name in names if (one := said_of(name, NEWEST_KNOWN))]
+    if len(said) < len(names) or find_columns(names[0]) != names[:1]:
+        return None
+    advice = [
+        "change the rows first, and drop after that what is named, in every process: synrepl invalidate",
+        f"for another release: synrepl invalidate --dry-run --release RELEASE {' or '.join(names)}",
+    ]
+    return Passage(kind="statement", text="a statement", words=[f"{one}." for one in said], advice=advice)
 
 
 class ExplainedOutput(msgspec.Struct, frozen=True):

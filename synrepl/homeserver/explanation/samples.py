@@ -17,7 +17,7 @@ MAX_SAMPLES: Final = 30
 """The most samples of one metric that are shown."""
 
 _SAMPLE: Final = re.compile(
-    r"(?P<name>(?:synapse|python|process|scrape)_[a-z_]{2,120}(?::[a-z_]{1,40})?)"
+    r"(?P<name>(?:synapse|python|process|scrape|jemalloc)_[a-z_]{2,120}(?::[a-z_]{1,40})?)"
     r"(?:\{(?P<labels>[^{}]{0,1000})\})?\s+(?:=>\s*)?(?P<value>[-+]?\d[\d.]{0,24}(?:[eE][-+]?\d{1,3})?|NaN|[-+]Inf)"
     r"(?:\s+@?[\[\d].{0,30})?",
     re.ASCII,
@@ -70,7 +70,11 @@ def _collect(value: Any, found: list[Sample], depth: int = 6) -> None:
         labels = {str(name): str(label) for name, label in value["metric"].items()}
         at = value.get("value")
         name = labels.pop("__name__", "")
-        if isinstance(at, list) and len(at) == 2 and name.startswith(("synapse_", "python_", "process_")):
+        if (
+            isinstance(at, list)
+            and len(at) == 2
+            and name.startswith(("synapse_", "python_", "process_", "jemalloc_"))
+        ):
             shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
             found.append(Sample(name[:160], shown[:1000], str(at[1])[:30]))
     elif depth:
@@ -81,7 +85,9 @@ def _collect(value: Any, found: list[Sample], depth: int = 6) -> None:
 def is_comment(line: str) -> bool:
     """Whether a line says of a metric what it is."""
     found = _HELP.match(line)
-    return found is not None and (not found["name"] or found["name"].startswith(("synapse_", "python_")))
+    return found is not None and (
+        not found["name"] or found["name"].startswith(("synapse_", "python_", "jemalloc_"))
+    )
 
 
 def family_of(name: str) -> str:

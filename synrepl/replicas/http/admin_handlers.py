@@ -108,7 +108,7 @@ async def hand_over(call: Call, body: HandOver) -> LogPosition:
 @handles(CLAIM)
 async def claim(call: Call, body: Claim) -> ClaimAnswer:
     """Handle another daemon's claim to be primary since an epoch."""
-    await replicas_of(call).roles.on_claim(body, trusted=call.access.is_proven)
+    await replicas_of(call).roles.claims.handle(body, trusted=call.access.is_proven)
     return ClaimAnswer(replicas_of(call).roles.role, str(replicas_of(call).roles.primary))
 
 

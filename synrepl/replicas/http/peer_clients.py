@@ -1,7 +1,7 @@
 """Clients of other daemons: for claims, handovers and status."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -9,10 +9,10 @@ from synrepl.base.history import LogPosition
 from synrepl.errors import NotConnected
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
+from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.replicas.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.replicas.routes import CLAIM, HANDOVER, REPLICATION
 from synrepl.replication.addresses import Address
-from synrepl.transports.credentials import Credentials
 
 if TYPE_CHECKING:
     from synrepl.transports.http.http_client import HttpClient
@@ -23,22 +23,12 @@ TIMEOUT_SECONDS: Final = 10.0
 CONFLICT: Final = 409
 
 
-class IPeerAddresses(Protocol):
-    """Knows which addresses of other daemons may be used, and with which credentials."""
-
-    def credentials_for(self, url: str) -> Credentials:
-        """Return the credentials for requests to this URL. Raises `NeverSent` if there may be none."""
-
-    def first_usable(self, *urls: str) -> str:
-        """Return the first of these URLs that may be used; empty without one."""
-
-
 @dataclass(eq=False, repr=False)
 class PeerHttp:
     """Sends requests to other daemons, each with the credentials for its URL."""
 
     reactor: Any
-    addresses: IPeerAddresses
+    addresses: PeerAddresses
 
     def __post_init__(self) -> None:
         self._clients: dict[int, HttpClient] = {}

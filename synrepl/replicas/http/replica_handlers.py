@@ -30,6 +30,8 @@ async def describe_log(registry: ReplicaRegistry, access: Access, after: int | N
     welcome = msgspec.to_builtins(make_welcome(registry, access))
     epoch_starts = [start.seen_by(access.streams) for start in registry.log.head.epoch_starts]
     more: dict[str, Any] = {"epoch_starts": epoch_starts, "promoting": registry.roles.candidate.is_requesting}
+    if claim := registry.roles.claims.current():
+        more["claim"] = claim
     if issued := registry.issued.digest:
         more["keys"] = issued
         if Right.ADMINISTER in access.rights:

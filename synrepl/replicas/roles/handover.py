@@ -84,13 +84,14 @@ class HandOverPrimary:
         self._candidate = ""
         self._confirmed_at = Address()
 
-    def confirmed_at(self, uuid: str) -> Address:
-        """Where the candidate with this uuid has confirmed the last hand-over; empty for any other daemon.
+    @property
+    def confirmed(self) -> tuple[str, Address] | None:
+        """The uuid of the last candidate, and where it confirmed; None if it needed not, or without one.
 
         It counts until the candidate ends the hand-over itself: its epoch may have begun before that was
         over.
         """
-        return self._confirmed_at if uuid and uuid == self._candidate else Address()
+        return (self._candidate, self._confirmed_at) if self._candidate and self._confirmed_at else None
 
     @property
     def is_active(self) -> bool:

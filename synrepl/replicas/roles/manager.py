@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from twisted.internet.defer import Deferred, DeferredLock
@@ -13,22 +13,17 @@ from synrepl.base.history import EpochStart, LogPosition
 from synrepl.base.interfaces import IClock
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
-from synrepl.errors import ReplicationError, StorageError
+from synrepl.errors import StorageError
 from synrepl.replicas.replica.replica_states import ReplicaState
-from synrepl.replicas.roles.asking import ask
+from synrepl.replicas.roles.claims import Claims
 from synrepl.replicas.roles.handover import HandOverCandidate, HandOverPrimary
-from synrepl.replicas.roles.judgement import ClaimVerdict, RoleState, judge
 from synrepl.replicas.roles.messages import (
     FENCED,
     PRIMARY,
     REPLICA,
     CannotPromote,
-    Claim,
-    ClaimRefused,
     HandOver,
     IPeerClient,
-    PeerStatus,
-    parse_peer_address,
     plausible_epoch,
 )
 from synrepl.replicas.roles.notifier import PrimaryNotifier
@@ -36,14 +31,11 @@ from synrepl.replicas.roles.owner import IRoleOwner
 from synrepl.replicas.roles.record import RoleRecord, RoleStore
 from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
 from synrepl.replicas.roles.role_states import TRANSITIONS, Role, RoleEvent
-from synrepl.replicas.roles.trust import claim_of, doubt_of_claim
-from synrepl.replicas.roles.unreadiness import Unreadiness, replica_unreadiness
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import ReadRefusal
 from synrepl.replication.machine import Machine
 from synrepl.storage.append_errors import ReadOnlyHere
 from synrepl.storage.log import Log
-from synrepl.wire.text import identity_error, printable
 
 if TYPE_CHECKING:
     from synrepl.replicas.replica.replica import Replica
@@ -54,6 +46,17 @@ WAYS_OUT: Final = (
     " --upstream); if the other is not primary, synrepl promote --force makes this one primary again"
 )
 """What an operator can do with a fenced daemon."""
+
+STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
+"""States of a replica whose reason is reported while its copy is awaited."""
+
+
+class Unreadiness(NamedTuple):
+    """A state of the room (`ReplicasRoom.states`), an explanation, and since when in Unix seconds."""
+
+    state: str
+    why: str
+    since: float
 
 
 @dataclass(eq=False, repr=False)
@@ -82,23 +85,16 @@ class RoleManager:
         self.since = self.clock.seconds()
         self.replica: Replica | None = None
         self._primary = Address()
-        self._store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
+        self.store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
         self._tasks = Tasks(self._logger, "roles")
-        self.rivals = Rivals(
-            self,
-            self.log,
-            self.clock,
-            self.peers,
-            self._tasks,
-            count_refused=self.owner.claim_refused,
-            count_later_epoch=self.owner.later_epoch_reported,
-        )
+        self.claims = Claims(self)
+        self.rivals = Rivals(self, self._tasks)
         self.notifier = PrimaryNotifier(
             self.clock,
             self.peers,
             self._tasks,
-            claim=self._current_claim,
-            complete=self._store.complete,
+            claim=self.claims.current,
+            complete=self.store.complete,
             save=self._save_unnotified,
             on_superseded=self.rivals.superseded,
         )
@@ -108,7 +104,7 @@ class RoleManager:
             self.peers,
             role=lambda: self.role,
             find_replica=self._find_replica,
-            on_change=self._update_gate,
+            on_change=self.update_gate,
         )
         self.candidate = HandOverCandidate(
             self.log,
@@ -120,7 +116,8 @@ class RoleManager:
         )
         self._is_stopped = False
         self._is_promoting = False
-        self._changing = DeferredLock()
+        self.changing = DeferredLock()
+        """Held while the role changes, until that is saved."""
 
     @cached_property
     def _promise_check(self) -> "PromiseCheck":
@@ -145,6 +142,17 @@ class RoleManager:
         """Whether this daemon is the primary."""
         return self.role == PRIMARY
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another daemon is primary, and this one serves nobody."""
+        return self.role == FENCED
+
+    @property
+    def has_met_upstream(self) -> bool:
+        """Whether this daemon is a replica with a complete copy, or one whose upstream has said who it is."""
+        replica = self.replica
+        return replica is not None and (replica.is_whole or replica.welcome is not None)
+
     def staleness(self) -> str:
         """Return why reads are refused until this daemon is up to date; empty if they are not."""
         unreadiness = self.unreadiness() if self.refuses_stale_reads else None
@@ -161,9 +169,17 @@ class RoleManager:
         """Return why this daemon may lack facts; None if it lacks none that it knows of."""
         if self.role == FENCED:
             return Unreadiness("fenced", self.why, self.since)
-        if self.replica is None:
+        replica = self.replica
+        if replica is None:
             return None
-        return replica_unreadiness(self.replica, stale_seconds=self.stale_seconds, now=self.clock.seconds())
+        if not replica.is_whole:
+            why = f": {replica.why}" if replica.state in STUCK and replica.why else ""
+            return Unreadiness("joining", f"this replica has no complete copy yet{why}", replica.since)
+        if replica.state is ReplicaState.STOPPED:
+            return Unreadiness("stopped", replica.why, replica.since)
+        if why := replica.staleness(self.stale_seconds):
+            return Unreadiness("stale", why, self.clock.seconds() - replica.lag_seconds())
+        return None
 
     def lag_seconds(self) -> float:
         """Return the seconds since this copy was last caught up; 0 if this daemon is no replica."""
@@ -200,7 +216,7 @@ class RoleManager:
         A primary refuses facts until the daemons that it lists had time to say that they are primary
         (`started`).
         """
-        record, notes = self._store.load(), self.log.notes
+        record, notes = self.store.load(), self.log.notes
         epoch = self.log.head.epoch
         if self.has_upstream and record is not None and record.role == PRIMARY:
             self._logger.warn(
@@ -211,23 +227,23 @@ class RoleManager:
             self._become_primary(RoleEvent.START)
         elif record is not None and record.role == FENCED and record.epoch >= epoch and not self.has_upstream:
             # Also in the same epoch: of two primaries the one with the higher uuid stayed primary.
-            self._become_fenced(RoleEvent.START, record)
+            self.become_fenced(RoleEvent.START, record)
         elif self.has_upstream or (record is not None and record.role == REPLICA and record.address):
-            self._become_replica(RoleEvent.START, self._store.primary)
+            self.become_replica(RoleEvent.START, self.store.primary)
         elif record is not None and record.role == REPLICA:
             # It was a replica, and nobody says of whom: to be primary it takes a promotion.
-            self._become_fenced(RoleEvent.START, record)
+            self.become_fenced(RoleEvent.START, record)
         elif record is None and (copied := notes.get("primary_at") or notes.get("upstream_at")):
             # A copy, started without its upstream: as a primary it would write serials that another one has.
-            self._become_fenced(RoleEvent.START, RoleRecord(FENCED, epoch, address=copied))
+            self.become_fenced(RoleEvent.START, RoleRecord(FENCED, epoch, address=copied))
         else:
             self._become_primary(RoleEvent.START)
         self.handover.resume()
         unnotified = [Address.parse(text) for text in record.unnotified] if record is not None else []
         self.notifier.unnotified = unnotified
         self.rivals.start()
-        self._update_gate()
-        self.notifier.notify(self._store.others(unnotified))
+        self.update_gate()
+        self.notifier.notify(self.store.others(unnotified))
 
     async def started(self) -> None:
         """Return once the inquiry of a starting primary has ended; at once in another role."""
@@ -251,9 +267,9 @@ class RoleManager:
         self._stop_replica()
         self.why = ""
         self.rivals.clear()
-        self._update_gate()
+        self.update_gate()
 
-    def _update_gate(self) -> None:
+    def update_gate(self) -> None:
         """Accept facts as a primary, unless another daemon may be one."""
         if self.role != PRIMARY:
             return
@@ -263,7 +279,8 @@ class RoleManager:
             self.log.gate.open()
         self.owner.role_changed()
 
-    def _become_replica(self, event: RoleEvent, where: Address | None) -> "Replica":
+    def become_replica(self, event: RoleEvent, where: Address | None) -> "Replica":
+        """Follow this address; with None the upstream in the settings."""
         self._machine.move(event, Role.REPLICA)
         self._stop_replica()
         self.why = ""
@@ -275,7 +292,8 @@ class RoleManager:
         self.owner.role_changed()
         return replica
 
-    def _become_fenced(self, event: RoleEvent, record: RoleRecord) -> None:
+    def become_fenced(self, event: RoleEvent, record: RoleRecord) -> None:
+        """Serve nobody from now on: the record names the primary."""
         self._machine.move(event, Role.FENCED)
         self._stop_replica()
         self.handover.stop()
@@ -359,7 +377,7 @@ class RoleManager:
         if self.role == FENCED:
             if not force:
                 raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
-            async with self._changing:
+            async with self.changing:
                 if self.role != FENCED:
                     raise CannotPromote("promoting", f"this daemon is {self.role} now, no longer fenced")
                 if not lose_acknowledged:
@@ -384,7 +402,7 @@ class RoleManager:
                 await self.candidate.catch_up(old)
             elif not lose_acknowledged:
                 await self._promise_check.check(promise)
-            async with self._changing:
+            async with self.changing:
                 if self.replica is not replica and not force:
                     raise CannotPromote("moved", "this replica began to follow another daemon meanwhile")
                 return await self._begin_as_primary([old, followed])
@@ -394,26 +412,26 @@ class RoleManager:
 
     async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
         # From here on no fact of the old history is accepted.
-        record, was_fenced = self._store.load(), self.role == FENCED
+        record, was_fenced = self.store.load(), self.role == FENCED
         self._stop_replica()
         try:
             if record is not None and not plausible_epoch(record.epoch):
                 self._logger.warn(
                     "ignoring the stored epoch {epoch}: an epoch must be from 1 to 2**53", epoch=record.epoch
                 )
-            epoch = self._store.seen_epoch + 1
-            others = self._store.all(*before, *self.notifier.unnotified)
+            epoch = self.store.seen_epoch + 1
+            others = self.store.all(*before, *self.notifier.unnotified)
             unnotified = tuple(map(str, others))
-            knows = self._store.to_remember(others)
+            knows = self.store.to_remember(others)
             new_record = RoleRecord(PRIMARY, epoch, self.log.uuid, "", unnotified, knows)
             at_ms = int(self.clock.seconds() * 1000)
             # Save first: a kill between the two steps would leave an epoch without a primary.
-            await self._store.save_promotion(new_record, at_ms)
+            await self.store.save_promotion(new_record, at_ms)
             epoch_start = await self.log.copies.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
-            await self._store.save(new_record)
+            await self.store.save(new_record)
         except Exception:
             if not was_fenced:
-                self._become_replica(RoleEvent.FOLLOW, self._store.primary)
+                self.become_replica(RoleEvent.FOLLOW, self.store.primary)
             raise
         self._logger.info(
             "promoted: primary in epoch {epoch}, which begins after serial {serial}",
@@ -426,26 +444,11 @@ class RoleManager:
 
     async def _save_unnotified(self, unnotified: Sequence[Address]) -> None:
         try:
-            await self._store.save_unnotified(unnotified)
+            await self.store.save_unnotified(unnotified)
         except StorageError as error:
             text = f"cannot save which daemons know the new epoch: {error}"
             self._logger.warn("{text}; after a restart all are notified again", text=text)
         self.owner.role_changed()
-
-    def _current_claim(self) -> Claim | None:
-        """The claim of the primary that this daemon knows; None if its address is unknown."""
-        if self.role == PRIMARY:
-            epoch, uuid, address = self.log.head.epoch, self.log.uuid, str(self.address())
-        elif (
-            (record := self._store.load()) is not None
-            and record.role != PRIMARY
-            and record.uuid
-            and record.address
-        ):
-            epoch, uuid, address = record.epoch, record.uuid, record.address
-        else:
-            return None
-        return Claim(epoch=epoch, uuid=uuid, address=address, history=self.log.history, name=self.name)
 
     # -- requests and claims of peers ----------------------------------------------------------------------
 
@@ -457,173 +460,15 @@ class RoleManager:
         """
         return Deferred.fromCoroutine(self.handover.handle(request, trusted=trusted))
 
-    async def on_claim(self, claim: Claim, *, trusted: bool = False) -> None:
-        """Handle a peer's claim that a daemon is primary.
-
-        A lower epoch changes no role; of two primaries in the same epoch the one with the higher uuid stays.
-        `trusted` says that the peer proved a key or certificate that may administer. Raises `ClaimRefused` if
-        the claim is invalid or not believed (`trust.py`), or if a later primary is known here.
-        """
-        try:
-            await self._check_claim(claim, trusted=trusted)
-        except ClaimRefused as error:
-            self.rivals.claim_refused(claim, error)
-            raise
-
-    async def _check_claim(self, claim: Claim, *, trusted: bool) -> None:
-        if not claim.history:
-            raise ClaimRefused("bad_request", "the claim names no history; it must name that of its log")
-        if why := identity_error(claim.uuid, ""):
-            raise ClaimRefused("bad_request", why)
-        parse_peer_address(claim.address)
-        if claim.uuid == self.log.uuid:
-            return
-        if claim.history != self.log.history:
-            if self.replica is not None and not self.replica.is_whole:
-                # The claimant retries: this log may be a copy of that history by then.
-                raise ClaimRefused("not_whole", "this daemon has no complete copy yet")
-            why = f"the claim is about the log {printable(claim.history)}, not about that of this daemon"
-            raise ClaimRefused("other_history", why)
-        if not plausible_epoch(claim.epoch):
-            why = f"the claim names epoch {claim.epoch}; an epoch must be from 1 to 2**53"
-            raise ClaimRefused("epoch_too_far", why)
-        if self._is_followed(claim):
-            return
-        doubt = doubt_of_claim(claim, is_proven=trusted, seen_epoch=self._store.seen_epoch)
-        if doubt is not None:
-            await self._ask_about(claim)
-            record = self._store.load()
-            is_followed = record is not None and (record.epoch, record.uuid) == (claim.epoch, claim.uuid)
-            if self.role != PRIMARY and is_followed:
-                return  # it has confirmed this itself, or had done so before
-            if judge(claim, self._state()) is ClaimVerdict.SUPERSEDED:
-                raise self._superseded()
-            raise doubt
-        async with self._changing:
-            await self._apply_claim(claim)
-
-    async def _ask_about(self, claim: Claim) -> None:
-        """Verify a claim that came from a third party: ask the daemons that are believed about themselves."""
-        await self.rivals.look(claim.uuid)
-        where = self.handover.confirmed_at(claim.uuid)
-        if not where or self._is_followed(claim):
-            return
-        try:
-            status = await ask(self.peers, self.clock, where)
-        except ReplicationError:
-            return
-        said = claim_of(status, where, self.log.history)
-        if said is not None and (said.uuid, said.epoch) == (claim.uuid, claim.epoch):
-            await self.consider(said, about=claim.uuid)
-
-    def _is_followed(self, claim: Claim) -> bool:
-        """Whether a claim is no news: this daemon follows, or is fenced by, the primary that it names."""
-        is_known = judge(claim, self._state()) is ClaimVerdict.KNOWN
-        return is_known and (self.role == FENCED or bool(claim.address))
-
-    def _state(self) -> RoleState:
-        return RoleState(self.role, self.log.head.epoch, self.log.uuid, self.primary, self._store.load())
-
-    async def consider(self, claim: Claim, *, about: str) -> None:
-        """Compare this daemon with a primary that is believed: of two primaries, the lower one is fenced.
-
-        Only a primary considers others than the one with the uuid `about`.
-        """
-        async with self._changing:
-            if claim.uuid != self.log.uuid and (self.role == PRIMARY or claim.uuid == about):
-                try:
-                    await self._apply_claim(claim)
-                except ClaimRefused:
-                    pass  # the later primary is known
-                except StorageError as error:
-                    self._logger.warn("cannot save who is primary: {why}", why=str(error))
-
     def listed(self) -> Sequence[Address]:
         """The daemons that the operator has listed, as far as they can be asked."""
-        return self._store.others(self.owner.listed_daemons())
-
-    def notify_again(self, address: Address, status: PeerStatus) -> None:
-        """Notify a listed daemon that has not heard of this primary's epoch, unless it follows this one."""
-        named = address if status.role == PRIMARY else Address.parse(status.primary)
-        if self.address() and not named.is_same(self.address()):
-            self.notifier.add(address)
-
-    def inquiry_ended(self) -> None:
-        """Accept facts, if this is a primary: no other one was found in time."""
-        self._update_gate()
+        return self.store.others(self.owner.listed_daemons())
 
     def _find_replica(self, uuid: str, told: Address) -> Address | None:
         """Where a replica can be asked: by its lease, or where it is listed, if that is what it has told."""
         return self.owner.replica_address(uuid) or next(
             (one for one in self.listed() if told.is_same(one)), None
         )
-
-    async def _apply_claim(self, claim: Claim) -> None:
-        """Change the role as the claim requires. Raises `ClaimRefused` if a later primary is known."""
-        match judge(claim, self._state()):
-            case ClaimVerdict.OWN | ClaimVerdict.KNOWN:
-                pass
-            case ClaimVerdict.SUPERSEDED:
-                await self._contest_claim(claim)
-                if self.role != PRIMARY:
-                    raise self._superseded()
-            case ClaimVerdict.FOLLOW:
-                where, others = Address.parse(claim.address), self._previous_primaries(claim)
-                self._logger.info(
-                    "the primary is {where} since epoch {epoch}", where=str(where), epoch=claim.epoch
-                )
-                await self._store.save(self._record_of(claim, REPLICA, others))
-                self._become_replica(RoleEvent.FOLLOW, where)
-                self.notifier.notify(others)
-            case ClaimVerdict.ADDRESS:
-                record = self._record_of(claim, FENCED, self._previous_primaries(claim))
-                await self._store.save(record)
-                self._become_fenced(RoleEvent.FENCE, record)
-            case ClaimVerdict.FENCE:
-                # Notify also its own replicas: one that joined just now is unknown to the new primary.
-                previous = self._previous_primaries(claim)
-                others = self._store.all(*previous, primary=Address.parse(claim.address))
-                record = self._record_of(claim, FENCED, others)
-                # Fence first: no fact may be accepted while the record is being saved.
-                self._become_fenced(RoleEvent.FENCE, record)
-                await self._store.save(record)
-                self.notifier.notify(others)
-
-    def _superseded(self) -> ClaimRefused:
-        where, epoch = self.primary or "address unknown", self._store.seen_epoch
-        why = f"this {self.role} daemon knows a later primary ({where}) of epoch {epoch}"
-        return ClaimRefused("superseded", why)
-
-    def _previous_primaries(self, claim: Claim) -> list[Address]:
-        """The daemons that may have been primary: the claimed one may not reach them."""
-        followed = [] if self.replica is None else [self.replica.upstream.where]
-        known = [*self.notifier.unnotified, self.primary, *followed, *self._store.remembered()]
-        return self._store.others(known, primary=Address.parse(claim.address))
-
-    def _record_of(self, claim: Claim, role: str, others: Sequence[Address]) -> RoleRecord:
-        knows = self._store.to_remember([*others, Address.parse(claim.address)])
-        return RoleRecord(role, claim.epoch, claim.uuid, claim.address, tuple(map(str, others)), knows)
-
-    async def _contest_claim(self, claim: Claim) -> None:
-        """Notify the claimant of the real primary, until it acknowledges that."""
-        where, ours = Address.parse(claim.address), self._current_claim()
-        if (
-            not where
-            or where in self.notifier.unnotified
-            or ours is None
-            or (ours.epoch, ours.uuid) < (claim.epoch, claim.uuid)
-        ):
-            return
-        self._logger.warn(
-            "{where} claims to be primary in epoch {epoch}, but {primary} is a later one: notifying {where}",
-            where=str(where),
-            epoch=claim.epoch,
-            primary=ours.address,
-        )
-        # Saved first: the claimant treats a claim without an objection as accepted.
-        others = [*self.notifier.unnotified, where]
-        await self._store.save_unnotified(others)
-        self.notifier.notify(others)
 
     def on_primary_moved(self, address: str) -> None:
         """If this daemon is a replica, follow the primary at this address, which its upstream sent."""
@@ -637,7 +482,7 @@ class RoleManager:
         replica = self.replica
         if self.role == REPLICA and replica is not None and not where.is_same(replica.upstream.where):
             self._logger.info("the upstream reports that the primary is {where}", where=str(where))
-            self._become_replica(RoleEvent.FOLLOW, where)
+            self.become_replica(RoleEvent.FOLLOW, where)
 
     async def resync(self) -> bool:
         """Give up the facts that only this copy has, on an operator's request.
@@ -646,7 +491,7 @@ class RoleManager:
         if the daemon is neither fenced nor a stopped replica. Raises `CannotPromote` if both are unknown.
         """
         # A fencing under way must be saved first: the record names the primary to follow.
-        async with self._changing:
+        async with self.changing:
             if self.role == FENCED:
                 await self._follow_again()
                 return True
@@ -664,6 +509,6 @@ class RoleManager:
             raise CannotPromote("primary_unknown", why)
         # Facts accepted before the fencing may exist only in this copy.
         await self.log.flush()
-        if (record := self._store.load()) is not None:
-            await self._store.save(msgspec.structs.replace(record, role=REPLICA))
-        self._become_replica(RoleEvent.RESYNC, where or None).resync()
+        if (record := self.store.load()) is not None:
+            await self.store.save(msgspec.structs.replace(record, role=REPLICA))
+        self.become_replica(RoleEvent.RESYNC, where or None).resync()

@@ -59,10 +59,11 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A daemon's status, the response to ``GET /v1/replication``.
 
     `epoch_starts` tells where each of its epochs began, `trimmed_upto` the serial up to which its log was
-    trimmed. It is `promoting` from its first request for a hand-over to the end of the promotion. `newer` are
-    the first of its facts after the serial that was asked for. It `has_promise` if its log has one
-    (`replicas/promises.py`). `keys` is the digest of its issued keys, `revoked` the names of those that it
-    knows to be revoked, by the ids of their records; they are said to who may administer.
+    trimmed. It is `promoting` from its first request for a hand-over to the end of the promotion. `claim` is
+    what it tells others of the primary that it knows; None from an earlier release, and if it knows none.
+    `newer` are the first of its facts after the serial that was asked for. It `has_promise` if its log has
+    one (`replicas/promises.py`). `keys` is the digest of its issued keys, `revoked` the names of those that
+    it knows to be revoked, by the ids of their records; they are said to who may administer.
     """
 
     history: str
@@ -74,6 +75,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     primary: str = ""
     promoting: bool = False
+    claim: Claim | None = None
     newer: tuple[NewerFact, ...] = ()
     has_promise: bool = False
     keys: str = ""

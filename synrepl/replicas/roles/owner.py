@@ -25,7 +25,7 @@ class IRoleOwner(Protocol):
         """All daemons known locally: they are notified when this one becomes primary."""
 
     def listed_daemons(self) -> Sequence[Address]:
-        """The daemons that the operator has listed, where they can be asked (`trust.py`)."""
+        """The daemons that the operator has listed, where they can be asked (`claims.py`)."""
 
     def replica_address(self, uuid: str) -> Address | None:
         """Where the replica with this uuid can be reached by its lease; None without one."""

@@ -5,35 +5,33 @@ back from a backup that knows nothing of a promotion. Each of them accepts facts
 have, so that every minute counts. Therefore a primary asks the daemons that its operator has listed, at its
 start, then once a minute, and at once when there is a sign of another primary: a replica that has seen a
 later epoch, a claim that is not believed, a daemon that refuses the claim of this one. What a listed daemon
-says of itself is believed (`trust.py`); each sign is reported to the operator.
+says of itself is believed (`claims.py`); each sign is reported to the operator.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
 
-from synrepl.base.interfaces import IClock
 from synrepl.base.limited_logger import RepeatLimit
 from synrepl.base.problems import Problem
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer
 from synrepl.errors import ReplicationError
 from synrepl.replicas.roles.asking import ask
+from synrepl.replicas.roles.claims import claim_of
 from synrepl.replicas.roles.messages import (
     MAX_EPOCH,
     PRIMARY,
     Claim,
     ClaimRefused,
-    IPeerClient,
     PeerStatus,
 )
-from synrepl.replicas.roles.role_states import Role
-from synrepl.replicas.roles.trust import claim_of
 from synrepl.replication.addresses import Address
-from synrepl.storage.log import Log
 from synrepl.wire.text import printable
+
+if TYPE_CHECKING:
+    from synrepl.replicas.roles.manager import RoleManager
 
 INQUIRY_SECONDS: Final = 3.0
 """How long, at most, a starting primary refuses facts until the daemons that it lists have responded."""
@@ -50,56 +48,16 @@ MAX_REPORTED: Final = 20
 """How many daemons are reported; the oldest reports are dropped first."""
 
 
-class IRivalsOwner(Protocol):
-    """What the search needs of the daemon whose rivals it looks for."""
-
-    @property
-    def role(self) -> Role:
-        """The daemon's role: only a primary has rivals."""
-
-    def listed(self) -> Sequence[Address]:
-        """The daemons that its operator has listed."""
-
-    async def consider(self, claim: Claim, *, about: str) -> None:
-        """Compare this daemon with a primary that is believed.
-
-        Only a primary considers others than the one with the uuid `about`.
-        """
-
-    def notify_again(self, address: Address, status: PeerStatus) -> None:
-        """Notify a listed daemon that has not heard of this primary's epoch, unless it follows this one."""
-
-    def inquiry_ended(self) -> None:
-        """The inquiry at the start has ended."""
-
-
 class Rivals:
-    """Looks for other primaries, and reports what is known of them.
-
-    `count_refused` is called with the code of each refused claim, `count_later_epoch` when a replica of this
-    primary reports a later epoch.
-    """
+    """Looks for other primaries, and reports what is known of them."""
 
     _logger = Logger()
 
-    def __init__(
-        self,
-        owner: IRivalsOwner,
-        log: Log,
-        clock: IClock,
-        peers: IPeerClient,
-        tasks: Tasks,
-        *,
-        count_refused: Callable[[str], None],
-        count_later_epoch: Callable[[], None],
-    ) -> None:
-        self._owner = owner
-        self._log = log
-        self._clock = clock
-        self._peers = peers
+    def __init__(self, roles: "RoleManager", tasks: Tasks) -> None:
+        self._roles = roles
+        self._log = roles.log
+        self._clock = clock = roles.clock
         self._tasks = tasks
-        self._count_refused = count_refused
-        self._count_later_epoch = count_later_epoch
         self.is_asking = False
         """Whether the inquiry at the start is under way."""
         self._start_timer = Timer(clock, self._end_start)
@@ -115,8 +73,8 @@ class Rivals:
 
     def start(self) -> None:
         """Begin to ask; a starting primary asks at once."""
-        listed = self._owner.listed()
-        if self._owner.role == PRIMARY and listed:
+        listed = self._roles.listed()
+        if self._roles.role == PRIMARY and listed:
             self._logger.info(
                 "asking the daemons in --upstream ({count}) which one is primary", count=len(listed)
             )
@@ -145,42 +103,49 @@ class Rivals:
         """
         questions: Any = [
             self._tasks.start(self._ask(one, about), "asking for the primary")
-            for one in self._owner.listed()
+            for one in self._roles.listed()
             if about or one not in self._asked
         ]
         return DeferredList(questions, consumeErrors=True)
 
     def _inquire(self) -> None:
         self._interval.start(INQUIRY_INTERVAL)
-        if self._owner.role == PRIMARY:
+        if self._roles.role == PRIMARY:
             self.look()
 
     def _end_start(self) -> None:
         if self.is_asking:
             self.is_asking = False
             self._start_timer.stop()
-            self._owner.inquiry_ended()
+            self._roles.update_gate()
             started, self._started = self._started, []
             for waiter in started:
                 waiter.callback(None)
 
     async def _ask(self, address: Address, about: str) -> None:
-        status = await self._status(address)
+        status = await self.status_of(address)
         if status is None or status.history != self._log.history or status.uuid == self._log.uuid:
             return
         claim = claim_of(status, address, self._log.history)
         if claim is not None:
-            await self._owner.consider(claim, about=about)
-        if self._owner.role != PRIMARY:
+            await self._roles.claims.consider(claim, about=about)
+        if self._roles.role != PRIMARY:
             return
         theirs, ours = status.position.epoch, self._log.head.epoch
         if ours < theirs <= MAX_EPOCH:
             self._report_epoch(status.uuid, str(address), theirs)
         elif theirs < ours:
             # It lost the notification of this epoch, perhaps with its disk, or follows one that did.
-            self._owner.notify_again(address, status)
+            self._notify_again(address, status)
 
-    async def _status(self, address: Address) -> PeerStatus | None:
+    def _notify_again(self, address: Address, status: PeerStatus) -> None:
+        """Notify a listed daemon that has not heard of this primary's epoch, unless it follows this one."""
+        ours = self._roles.address()
+        named = address if status.role == PRIMARY else Address.parse(status.primary)
+        if ours and not named.is_same(ours):
+            self._roles.notifier.add(address)
+
+    async def status_of(self, address: Address) -> PeerStatus | None:
         """Return what a daemon says of itself; None without an answer. One request is under way at a time."""
         others = self._asked.get(address)
         if others is not None:
@@ -191,7 +156,7 @@ class Rivals:
         self._asked[address] = waiting
         status = None
         try:
-            status = await ask(self._peers, self._clock, address)
+            status = await ask(self._roles.peers, self._clock, address)
         except ReplicationError:
             pass  # unreachable, or not willing
         finally:
@@ -205,7 +170,7 @@ class Rivals:
 
     def superseded(self, address: Address, why: str) -> bool:
         """Handle a daemon that knows a later primary; return whether to notify it again."""
-        if self._owner.role != PRIMARY:
+        if self._roles.role != PRIMARY:
             return False
         text = f"another daemon may be primary: {address} refuses this one: {why}; run synrepl status there"
         self._report("superseded", str(address), text)
@@ -214,16 +179,16 @@ class Rivals:
 
     def on_higher_epoch(self, epoch: int, name: str, address: str) -> None:
         """Handle a replica that knows a later epoch, and gives its own address. That proves nothing."""
-        if self._owner.role != PRIMARY or epoch <= self._log.head.epoch:
+        if self._roles.role != PRIMARY or epoch <= self._log.head.epoch:
             return
-        self._count_later_epoch()
+        self._roles.owner.later_epoch_reported()
         if epoch <= MAX_EPOCH:
             self._report_epoch(name, address, epoch)
             self.look()
 
     def claim_refused(self, claim: Claim, error: ClaimRefused) -> None:
         """Handle a claim that was refused: what is not believed is a sign all the same."""
-        self._count_refused(error.code)
+        self._roles.owner.claim_refused(error.code)
         if error.code in ("not_verified", "epoch_too_far", "superseded") and claim.epoch <= MAX_EPOCH:
             at = f" at {printable(claim.address)}" if claim.address else ""
             text = (
@@ -239,7 +204,7 @@ class Rivals:
     def problems(self) -> list[Problem]:
         """Signs of another primary, each with the Unix time at which it began; empty unless primary."""
         self._forget()
-        return [one for _, one in self._seen.values()] if self._owner.role == PRIMARY else []
+        return [one for _, one in self._seen.values()] if self._roles.role == PRIMARY else []
 
     def clear(self) -> None:
         """Drop all reports: they are from before this daemon became primary."""

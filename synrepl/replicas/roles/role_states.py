@@ -7,6 +7,11 @@ epoch, the lower uuid) gives way. It does not become a replica by itself, becaus
 nobody else has: it is *fenced*, serves nobody, and waits for an operator. A replica has nothing to lose, and
 follows the later primary at once.
 
+A primary learns in three ways that another daemon is primary. A claim comes, from that daemon or from one
+that follows it, and is believed and judged (`claims.py`). It asks the daemons that its
+operator has listed, at its start, each minute, and at each sign of another one (`rivals.py`). Or it has
+handed over itself: then it has taken no fact since before the other one began (`handover.py`).
+
 So a role changes in four ways only: an operator promotes, a claim of a later primary fences or is followed,
 an operator gives up the facts of a fenced daemon, and at its start a daemon takes the role that it had. What
 is accepted meanwhile (a hand-over, the inquiry of a starting primary) is not a role: it closes the log for a

@@ -1,12 +1,11 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from synrepl.base.interfaces import IClock
-from synrepl.base.tasks import Tasks, step_eagerly
+from synrepl.base.tasks import step_eagerly
 from synrepl.base.time import Backoff, sleep
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Drop
@@ -15,31 +14,15 @@ from synrepl.replication.follower import states
 from synrepl.replication.follower.gaps import BACKOFF_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
-from synrepl.replication.follower.updates import Batch, BatchSubscriber, MissedFacts, Subscriber, Updates
+from synrepl.replication.follower.updates import Batch, BatchSubscriber, Subscriber, Updates
+
+if TYPE_CHECKING:
+    from synrepl.replication.follower.followed_server import FollowedServer
 
 Waiting = Coroutine[Any, Any, StreamEvent]
 
 Step = Callable[[Any], Awaitable[None] | None]
 """Something to do with a fact, or with a batch."""
-
-
-class IStreamsOwner(Protocol):
-    """What an executor needs of its follower."""
-
-    tasks: Tasks
-
-    @property
-    def clock(self) -> IClock:
-        """The clock of the follower."""
-
-    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
-        """Fetch missing facts from the follower's `ICatchUp`, mostly over HTTP. Raises what that raises."""
-
-    def report(self, stream: str, report: Report) -> None:
-        """Handle a report of a stream."""
-
-    def report_failure(self, error: Exception, stream: str, owner: str = "") -> None:
-        """Report an error to the operator. `owner` names the code that failed, in words."""
 
 
 class OneByOne:
@@ -77,10 +60,10 @@ class StreamExecutor:
     """
 
     def __init__(
-        self, machine: StreamMachine, owner: IStreamsOwner, caches: CacheRegistry | None = None
+        self, machine: StreamMachine, server: "FollowedServer", caches: CacheRegistry | None = None
     ) -> None:
         self.machine = machine
-        self._owner = owner
+        self._server = server
         # Each with whether it is called with batches.
         self._subscribers: list[tuple[Any, bool]] = []
         self._has_batches = False
@@ -134,7 +117,7 @@ class StreamExecutor:
             self._timer = None
         actions = self.machine.handle(event)
         if actions and (waiting := self._perform(actions)) is not None:
-            self._owner.tasks.start(self._drive(waiting), f"following {self.machine.name}")
+            self._server.tasks.start(self._drive(waiting), f"following {self.machine.name}")
 
     def _perform(self, actions: list[Action]) -> Waiting | None:
         """Perform actions and what follows from them. Returns what must be waited for."""
@@ -169,7 +152,7 @@ class StreamExecutor:
     def _execute(self, action: Action) -> StreamEvent | Waiting | None:
         match action:
             case Report():
-                self._owner.report(self.machine.name, action)
+                self._server.report(self.machine.name, action)
             case states.Invalidate():
                 return self._invalidate()
             case states.Fetch():
@@ -178,7 +161,7 @@ class StreamExecutor:
                 return self._pause(seconds)
             case states.Wake(seconds):
                 if self._timer is None:
-                    self._timer = self._owner.clock.callLater(seconds, self._tick)
+                    self._timer = self._server.clock.callLater(seconds, self._tick)
             case states.Cancel():
                 self._turn += 1
                 current, self._current = self._current, None
@@ -190,7 +173,7 @@ class StreamExecutor:
         facts = self.machine.facts
         taken = facts.take_batches() if self._has_batches else facts.take()
         rest = step_eagerly(self._apply_each(taken))
-        self._owner.report(self.machine.name, ADVANCED)
+        self._server.report(self.machine.name, ADVANCED)
         if rest is None:
             return APPLIED
         # What waits is the last: the machine orders what follows it.
@@ -212,7 +195,7 @@ class StreamExecutor:
         for work in taken:
             if is_page:
                 # A page may be long: report the positions within it.
-                self._owner.report(self.machine.name, ADVANCED)
+                self._server.report(self.machine.name, ADVANCED)
             for step in steps[:1] if facts.is_repetition else steps:
                 try:
                     waiting = step(work)
@@ -230,8 +213,8 @@ class StreamExecutor:
         while left and turn == self._turn:
             is_subscriber = left[-1] not in (self._invalidate_rows, self._invalidate_again)
             owner = "a subscriber" if is_subscriber else "cache invalidation"
-            self._owner.report_failure(error, self.machine.name, owner)
-            await sleep(self._owner.clock, backoff.next())
+            self._server.report_failure(error, self.machine.name, owner)
+            await sleep(self._server.clock, backoff.next())
             if is_subscriber and self._caches is not None:
                 # Entries that were computed since may be older than what it changed before it failed.
                 left.append(self._invalidate_again)
@@ -255,7 +238,7 @@ class StreamExecutor:
             self._dropped = self._caches.apply(name, [row for updates in facts for row in updates.rows])
         except Exception as error:
             self._dropped = None
-            self._owner.report_failure(error, name, "cache invalidation")
+            self._server.report_failure(error, name, "cache invalidation")
             self._caches.invalidate_stream(name)
 
     def _invalidate_again(self, work: Updates[Any] | Batch) -> None:
@@ -268,7 +251,7 @@ class StreamExecutor:
                 return
             except Exception as error:
                 self._dropped = None
-                self._owner.report_failure(error, name, "cache invalidation")
+                self._server.report_failure(error, name, "cache invalidation")
         self._caches.invalidate_stream(name)
 
     def _invalidate_stream(self) -> None:
@@ -285,8 +268,8 @@ class StreamExecutor:
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
         backoff = Backoff(BACKOFF_SECONDS)
         while True:
-            self._owner.report_failure(error, self.machine.name, "cache invalidation")
-            await sleep(self._owner.clock, backoff.next())
+            self._server.report_failure(error, self.machine.name, "cache invalidation")
+            await sleep(self._server.clock, backoff.next())
             try:
                 self._invalidate_stream()
             except Exception as again:
@@ -297,7 +280,7 @@ class StreamExecutor:
     async def _fetch(self, action: states.Fetch) -> StreamEvent:
         turn = self._turn
         try:
-            return await self._owner.fetch(
+            return await self._server.fetch(
                 stream=self.machine.name, writer=action.writer, after=action.after, upto=action.upto
             )
         except ReplicationError as error:
@@ -308,7 +291,7 @@ class StreamExecutor:
             return states.FetchFailed(ReplicationError(f"the source of missing facts failed: {error!r}"))
 
     async def _pause(self, seconds: float) -> StreamEvent:
-        await sleep(self._owner.clock, seconds)
+        await sleep(self._server.clock, seconds)
         return states.PauseOver()
 
     def _tick(self) -> None:

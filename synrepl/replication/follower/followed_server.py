@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from synrepl.base.interfaces import IAllocated, IClock
+from synrepl.base.metrics import Metrics
+from synrepl.base.tasks import Tasks
+from synrepl.errors import GapError, NotConnected, ReplicationError
 from synrepl.replication.connection import Connection
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.epochs import ServerEpochs
@@ -12,8 +15,8 @@ from synrepl.replication.follower.events import FollowerEvents
 from synrepl.replication.follower.executor import StreamExecutor
 from synrepl.replication.follower.followed_streams import FollowedStreams
 from synrepl.replication.follower.position_saver import PositionSaver
-from synrepl.replication.follower.states import Disconnected
-from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, code_of
+from synrepl.replication.follower.states import ADVANCED, Disconnected, Report, Reported
+from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, code_of
 from synrepl.replication.follower.waits import PositionWaits
 from synrepl.replication.strategies import FollowStrategy, following
 from synrepl.streams.stream import Stream
@@ -28,7 +31,8 @@ from synrepl.wire.rdata_runs import RdataRun
 class FollowedServer:
     """Requests the followed streams of a server, and hands its commands to them.
 
-    A transport calls `connected`, `received`, `mark_alive`, `disconnected`, `unreachable` and `moved`.
+    It serves their executors: fetches what they miss, and passes on what they report. A transport calls
+    `connected`, `received`, `mark_alive`, `disconnected`, `unreachable` and `moved`.
     """
 
     def __init__(
@@ -39,9 +43,14 @@ class FollowedServer:
         events: FollowerEvents,
         *,
         clock: FollowerClock,
+        tasks: Tasks,
+        metrics: Metrics | None,
         catch_up: ICatchUp | None,
         syncing_users: Callable[[], Iterable[UserSync]] | None = None,
     ) -> None:
+        self.clock = clock
+        self.tasks = tasks
+        self.report_failure = events.report_failure
         self.connection: Connection | None = None
         self.is_connected = False
         self.command_subscribers: dict[type[Command], list[Callable[[Any], None]]] = {}
@@ -55,7 +64,7 @@ class FollowedServer:
         """The release of those who share a channel, as far as it is known: they do not say it."""
         self.catch_up = catch_up
         """Where missing facts are fetched; None if that is not known."""
-        self._clock = clock
+        self._metrics = metrics
         self._syncing_users = syncing_users
         self._last_received: float | None = None
         self._current_at = -math.inf
@@ -64,14 +73,14 @@ class FollowedServer:
         self._established = False
         self._full_streams: set[str] = set()
         """The streams that have no room for more: meanwhile nothing is read from the connection."""
-        streams.added = self._stream_added
+        streams.follow(self)
 
     def complete(
         self, clock: IClock, catch_up: ICatchUp | None = None, allocated: IAllocated | None = None
     ) -> None:
         """Set those of these arguments that the follower was made without."""
-        if self._clock.given is None:
-            self._clock.given = clock
+        if self.clock.given is None:
+            self.clock.given = clock
         if self.catch_up is None:
             self.catch_up = catch_up
         if self.waits.allocation.source is None:
@@ -94,7 +103,7 @@ class FollowedServer:
         self._established = False
         self._full_streams.clear()
         self.is_connected = True
-        self._last_received = self._clock.seconds()
+        self._last_received = self.clock.seconds()
         self.waits.connected()
         for name, executor in self._executors.items():
             # Also streams that the release lacks: the server may be of another release.
@@ -118,7 +127,7 @@ class FollowedServer:
 
         Raises RemoteProtocolError if one is not allowed, such as too large a batch.
         """
-        executors, clock = self._executors, self._clock.given
+        executors, clock = self._executors, self.clock.given
         assert clock is not None
         self._last_received = clock.seconds()
         for command in commands:
@@ -149,7 +158,7 @@ class FollowedServer:
 
     def mark_alive(self) -> None:
         """The connection works although no command was received: everything sent until now has arrived."""
-        self._last_received = self._clock.seconds()
+        self._last_received = self.clock.seconds()
         self._update_current()
 
     def moved(self, why: str, code: str) -> None:
@@ -175,10 +184,10 @@ class FollowedServer:
         """The epoch of the log that was followed last; None if no server has said it."""
         return self.saver.epoch
 
-    # -- the streams ---------------------------------------------------------------------------------------
+    # -- called by the streams -----------------------------------------------------------------------------
 
-    def _stream_added(self, stream: Stream[Any], executor: StreamExecutor, asks: bool) -> None:
-        """Begin to follow a stream in the middle of a connection."""
+    def stream_added(self, stream: Stream[Any], executor: StreamExecutor, *, asks: bool) -> None:
+        """Begin to follow a stream, perhaps in the middle of a connection. `asks`: request it then."""
         if self.connection is None:
             return
         assert self._strategy is not None
@@ -186,6 +195,78 @@ class FollowedServer:
         executor.handle(self.streams.connected_event(stream, self._dialect, self._strategy))
         if asks and self._dialect.release in stream.span:
             self._request(self.connection, [stream.name], everything=False)
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
+        """Fetch missing facts, and count the request in the metrics.
+
+        Raises what `ICatchUp` raises; `NotConnected` if there is no source.
+        """
+        if self._metrics is not None:
+            self._metrics.catch_up_requests.labels("out").inc()
+        try:
+            if self.catch_up is None:
+                raise NotConnected("no HTTP address is known to fetch missing rows from")
+            return await self.catch_up.fetch(stream=stream, writer=writer, after=after, upto=upto)
+        except ReplicationError:
+            if self._metrics is not None:
+                self._metrics.catch_up_failures.inc()
+            raise
+
+    def report(self, stream: str, report: Report) -> None:
+        """Handle a report of a stream."""
+        if report is ADVANCED:
+            if self.epochs.entered is not None:
+                self.epochs.complete()
+            if not self.saver.is_due:
+                self.saver.save_soon()
+            if self.waits.waiters.queues:
+                self.waits.waiters.wake(stream, self._executors[stream].machine.positions.reported)
+            return
+        writer, token, metrics = report.writer, report.token, self._metrics
+        match report.about:
+            case Reported.POSITION:
+                self.saver.position_processed(stream, writer)
+                self.events.emit(FollowerEvent(kind="position", stream=stream, writer=writer, token=token))
+                self._position_processed()
+            case Reported.REWOUND:
+                self.waits.rewound(stream, writer, token)
+                text = (
+                    f"the facts of {writer} in {stream} after token {token} are lost: the server's log lacks"
+                    " them, although this follower may have received them"
+                )
+                self.events.emit(
+                    FollowerEvent(kind="went_back", stream=stream, writer=writer, token=token, text=text)
+                )
+            case Reported.BEHIND:
+                known = self._executors[stream].machine.positions.tokens.get(writer, token)
+                text = (
+                    f"the server is behind this follower: {writer} is at {token} in {stream}, and this"
+                    f" follower has applied it up to {known}. A replica that lags catches up. If the server's"
+                    " log was restored from an older copy or replaced, the facts that it gives the tokens up"
+                    f" to {known} may be others, and are not delivered: begin anew from an empty state"
+                )
+                self.events.emit(
+                    FollowerEvent(kind="behind", stream=stream, writer=writer, token=token, text=text)
+                )
+            case Reported.RESTARTED:
+                self.events.emit(FollowerEvent(kind="restarted", stream=stream, writer=writer))
+            case Reported.GAP_DETECTED if metrics is not None:
+                metrics.gaps_detected.inc()
+            case Reported.GAP_REPAIRED if metrics is not None:
+                metrics.gaps_repaired.inc()
+            case Reported.GAP_LOST:
+                assert isinstance(report.error, GapError)
+                self.events.gap_lost(report.error)
+            case Reported.FACT_LOST:
+                assert report.error is not None
+                self.events.fact_lost(stream, writer, token, report.error, report.rows)
+            case Reported.ERROR:
+                assert report.error is not None
+                self.report_failure(report.error, stream)
+            case Reported.FULL:
+                self._stream_full(stream)
+            case Reported.EMPTY:
+                self._stream_empty(stream)
 
     def _request(self, connection: Connection, streams: list[str], *, everything: bool) -> None:
         assert self._strategy is not None
@@ -203,19 +284,19 @@ class FollowedServer:
         """The position to continue a stream from on a server without writer names."""
         return max(self.streams.applied(name).values(), default=None)
 
-    def position_processed(self) -> None:
+    def _position_processed(self) -> None:
         """A POSITION was processed: the connection is established with the first one."""
         if not self._established and self.connection is not None:
             self._established = True
             self.connection.established()
 
-    def stream_full(self, stream: str) -> None:
+    def _stream_full(self, stream: str) -> None:
         """A stream has no room for more: read nothing."""
         if not self._full_streams and self.connection is not None:
             self.connection.pause_reading()
         self._full_streams.add(stream)
 
-    def stream_empty(self, stream: str) -> None:
+    def _stream_empty(self, stream: str) -> None:
         """A stream has room again: read, if all have."""
         if stream not in self._full_streams:
             return
@@ -228,7 +309,7 @@ class FollowedServer:
     def lag_seconds(self) -> float:
         """Seconds since the follower was last up to date; infinite if it never was."""
         self._update_current()
-        return math.inf if self._clock.given is None else self._clock.seconds() - self._current_at
+        return math.inf if self.clock.given is None else self.clock.seconds() - self._current_at
 
     def _update_current(self) -> None:
         """If no stream is blocked, the follower is up to date as of the last line received."""

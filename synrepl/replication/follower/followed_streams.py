@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ConfigError
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.events import FollowerEvents
-from synrepl.replication.follower.executor import IStreamsOwner, StreamExecutor
+from synrepl.replication.follower.executor import StreamExecutor
 from synrepl.replication.follower.facts import decoder, untyped
 from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
 from synrepl.replication.follower.position_saver import PositionSaver
@@ -23,6 +23,9 @@ from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
 
+if TYPE_CHECKING:
+    from synrepl.replication.follower.followed_server import FollowedServer
+
 MAX_UNKNOWN: Final = 1_000
 """The largest number of unknown stream names that are remembered: the peer chooses the names."""
 
@@ -31,9 +34,8 @@ MAX_UNKNOWN: Final = 1_000
 class FollowedStreams:
     """Makes an executor for each stream that has a subscriber, a waiter or caches.
 
-    The arguments are those of `follower.Follower`, some under other names. `own` starts the work: before it
-    no stream is followed. `added` is called with each stream that is followed from then on, its executor, and
-    whether it must be requested.
+    The arguments are those of `follower.Follower`, some under other names. `follow` starts the work: before
+    it no stream is followed.
     """
 
     table: StreamTable
@@ -58,14 +60,13 @@ class FollowedStreams:
         self.table = StreamTable(stream for stream in self.table if not self._is_closed(stream.name))
         self.executors: dict[str, StreamExecutor] = {}
         self.batches: Batches[bytes] = Batches()
-        self.added: Callable[[Stream[Any], StreamExecutor, bool], None] | None = None
-        self._owner: IStreamsOwner | None = None
+        self._server: FollowedServer | None = None
         self._subscribers: list[Subscriber] = []
         self._unknown: set[str] = set()
 
-    def own(self, owner: IStreamsOwner) -> None:
-        """Let the executors report to `owner`, and follow the streams that invalidate caches."""
-        self._owner = owner
+    def follow(self, server: "FollowedServer") -> None:
+        """Let `server` serve the executors, and follow the streams that invalidate caches."""
+        self._server = server
         self.follow_caches()
 
     def subscribe(self, stream: Stream[Any], subscriber: Subscriber) -> None:
@@ -100,13 +101,12 @@ class FollowedStreams:
             return found
         if stream.name not in self.table:
             self.table = self.table | {stream}
-        made = self.executors[stream.name] = self._make_executor(stream)
-        if self.added is not None:
-            self.added(stream, made, asks)
+        assert self._server is not None
+        made = self.executors[stream.name] = self._make_executor(stream, self._server)
+        self._server.stream_added(stream, made, asks=asks)
         return made
 
-    def _make_executor(self, stream: Stream[Any]) -> StreamExecutor:
-        assert self._owner is not None
+    def _make_executor(self, stream: Stream[Any], server: "FollowedServer") -> StreamExecutor:
         name, external = stream.name, self.external_position
         policy = ApplyPolicy(
             ordered=stream.ordered,
@@ -120,7 +120,7 @@ class FollowedStreams:
         history = StreamHistory(policy, AppliedPositions(self.saver.saved.get(name, {})))
         machine = StreamMachine(name, history, self.batches, seconds=self.clock.seconds)
         has_caches = self.caches is not None and name in self.caches.streams
-        return StreamExecutor(machine, self._owner, self.caches if has_caches else None)
+        return StreamExecutor(machine, server, self.caches if has_caches else None)
 
     def connected_event(self, stream: Stream[Any], dialect: Dialect, strategy: FollowStrategy) -> Connected:
         """Return the event that begins a connection for the executor of this stream."""

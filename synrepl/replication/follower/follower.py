@@ -17,7 +17,6 @@ from synrepl.replication.follower.events import FollowerEvents
 from synrepl.replication.follower.followed_server import FollowedServer
 from synrepl.replication.follower.followed_streams import FollowedStreams
 from synrepl.replication.follower.position_saver import PositionSaver
-from synrepl.replication.follower.reports import StreamReports
 from synrepl.replication.follower.states import Stopped
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, Updates
 from synrepl.replication.follower.waiters import Waiter
@@ -140,11 +139,12 @@ class Follower:
             self._saver,
             events,
             clock=own_clock,
+            tasks=tasks,
+            metrics=metrics,
             catch_up=catch_up,
             syncing_users=syncing_users,
         )
         self._tasks = tasks
-        self._streams.own(StreamReports(self.server, tasks=tasks, clock=own_clock, metrics=metrics))
         if metrics is not None and not canonical:
             # A daemon reports the lag of all its followers itself.
             metrics.lag_seconds.set_function(self.lag_seconds)

@@ -44,8 +44,9 @@ from synrepl.transports.http.headers import (
     matches_digest,
 )
 from synrepl.transports.http.large_body import LARGE_BYTES
-from synrepl.transports.http.server import ApiSite, SiteContext
+from synrepl.transports.http.server import ApiSite
 from synrepl.transports.http.shared_work import SharedWork
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.wire import jsontext
 
 T = TypeVar("T")

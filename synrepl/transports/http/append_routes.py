@@ -1,6 +1,6 @@
 """Handlers of appends: to one stream, or to several together."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from twisted.internet.defer import DeferredList
+from twisted.internet.defer import Deferred, DeferredList
 
 from synrepl.base.history import Appended
 from synrepl.base.response_errors import NotForwarded
@@ -86,6 +86,9 @@ MAX_ATOMIC_BYTES: Final = 8 * 1024 * 1024
 _Append = tuple[str, str, list[bytes]]
 """The stream, the writer and the canonical facts of an append."""
 
+_Appending = Deferred[list[Appended]]
+"""An append that was started: it fires with the result of each part."""
+
 _batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 
 
@@ -101,14 +104,11 @@ async def append(call: Call, body: AppendBody) -> Appended:
         check_new_writer(call, name, writer, context.log.positions(name))
     facts = await read_facts(call, name, body.facts)
     if is_stored_here:
-        writer = writer or context.settings.instance_name
-        acks = checked_acks(call, name)
-        # Whoever must ask again needs a key.
-        key = key or (str(uuid4()) if acks.number else None)
-        await promise(call, acks)
-        appended = await context.log.append(name, writer, facts, key=key, owner=_owner(call))
-        await wait_for_acks(call, [(acks, Writer(name, writer), appended)], key)
-        return appended
+        stored_as = Writer(name, writer or context.settings.instance_name)
+        started = await start_append(
+            call, [stored_as], key, lambda key: append_one(call, stored_as, facts, key, _owner(call))
+        )
+        return (await started)[0]
     posted = Posted(
         parts=[PostedPart(name, [bytes(fact) for fact in body.facts], writer)],
         key=key,
@@ -133,23 +133,11 @@ async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
     appends, requests, key = await _checked_batch(call, body)
     if body.atomic:
         return await _append_atomic(call, appends, requests, key or str(uuid4()))
-    log = call.context.log
-    all_acks = await _promised_acks(call, requests)
-    key = key or (str(uuid4()) if any(acks.number for acks in all_acks) else None)
-    # Started together, so that they share a commit.
-    results: list[Any] = await DeferredList(
-        [
-            log.append(*request, key=key, owner=call.access.name, part=part)
-            for part, request in enumerate(requests, 1)
-        ],
-        consumeErrors=True,
+    started = await start_append(
+        call, _writers(requests), key, lambda key: Deferred.fromCoroutine(_append_parts(call, requests, key))
     )
-    for is_kept, result in results:
-        if not is_kept:
-            result.raiseException()
-    appended = [result for _, result in results]
-    await _wait_for_all_acks(call, all_acks, requests, appended, key)
-    return BatchAnswer(log.head.epoch, appended)
+    appended = await started
+    return BatchAnswer(call.context.log.head.epoch, appended)
 
 
 def refuse_on_replica(call: Call, way_out: str) -> None:
@@ -227,9 +215,11 @@ async def _append_atomic(
     context, table = call.context, call.context.table
     forwarding = context.hooks.forwarding
     if not forwarding.is_active():
-        all_acks = await _promised_acks(call, requests)
-        appended = await context.log.append_atomic(requests, key=key, owner=_owner(call))
-        await _wait_for_all_acks(call, all_acks, requests, appended, key)
+        owner = _owner(call)
+        started = await start_append(
+            call, _writers(requests), key, lambda _: context.log.append_atomic(requests, key=key, owner=owner)
+        )
+        appended = await started
         return BatchAnswer(context.log.head.epoch, appended)
     waited = requests if call.query["files"] else ()
     parts = [
@@ -273,7 +263,7 @@ def checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | 
     return None if writer is UNSET else writer, None if key is UNSET else key
 
 
-def checked_acks(call: Call, stream: str) -> Acks:
+def _checked_acks(call: Call, stream: str) -> Acks:
     """Return whose acknowledgements an append to this stream waits for. Raises `ApiError` or `NotForwarded`.
 
     The request decides, and without it the setting, which concerns only what is kept.
@@ -290,40 +280,31 @@ def checked_acks(call: Call, stream: str) -> Acks:
     return asked
 
 
-async def promise(call: Call, acks: Acks) -> None:
-    """Note with the log that an append is about to wait for these acknowledgements."""
-    if acks.number:
-        await call.context.hooks.acknowledgements.promise(acks)
+async def start_append(
+    call: Call, writers: Sequence[Writer], key: str | None, store: Callable[[str | None], _Appending]
+) -> _Appending:
+    """Promise the acknowledgements for which an append waits, and start it, by `store` with its key.
+
+    `writers` are those of its parts, in order. The Deferred fires with their results once replicas have the
+    facts, and fails with `NotForwarded` at the request's time-out. Raises as `_checked_acks` does.
+    """
+    all_acks = [_checked_acks(call, writer.stream) for writer in writers]
+    if not any(acks.number for acks in all_acks):
+        return store(key)
+    for acks in dict.fromkeys(all_acks):
+        if acks.number:
+            await call.context.hooks.acknowledgements.promise(acks)
+    key = key or str(uuid4())  # whoever must ask again needs one
+    return Deferred.fromCoroutine(_acknowledged(call, store(key), all_acks, writers, key))
 
 
-async def _promised_acks(call: Call, requests: Sequence[_Append]) -> list[Acks]:
-    """Return whose acknowledgements each of these appends waits for, once they are promised."""
-    all_acks = [checked_acks(call, stream) for stream, _, _ in requests]
-    for acks in set(all_acks):
-        await promise(call, acks)
-    return all_acks
-
-
-async def _wait_for_all_acks(
-    call: Call,
-    all_acks: Sequence[Acks],
-    requests: Sequence[_Append],
-    appended: Sequence[Appended],
-    key: str | None,
-) -> None:
-    waits = zip(all_acks, requests, appended, strict=True)
-    await wait_for_acks(
-        call, [(acks, Writer(stream, writer), one) for acks, (stream, writer, _), one in waits], key
-    )
-
-
-async def wait_for_acks(
-    call: Call, appended: Sequence[tuple[Acks, Writer, Appended]], key: str | None
-) -> None:
-    """Wait until replicas have these facts. Raises `NotForwarded` at the request's time-out."""
+async def _acknowledged(
+    call: Call, appending: _Appending, all_acks: Sequence[Acks], writers: Sequence[Writer], key: str
+) -> list[Appended]:
+    appended = await appending
     acknowledgements, clock = call.context.hooks.acknowledgements, call.context.clock
     until = clock.seconds() + call.query["timeout"]
-    for acks, writer, one in appended:
+    for acks, writer, one in zip(all_acks, writers, appended, strict=True):
         if not acks.number or one.first_serial is None:
             continue
         serial = one.first_serial + len(one.tokens) - 1
@@ -332,6 +313,33 @@ async def wait_for_acks(
         except NotForwarded as error:
             error.more["idempotency_key"] = key
             raise
+    return appended
+
+
+def append_one(call: Call, writer: Writer, facts: Sequence[bytes], key: str | None, owner: str) -> _Appending:
+    """Append facts of one writer, for `start_append`."""
+    appending = call.context.log.append(writer.stream, writer.name, facts, key=key, owner=owner)
+    return appending.addCallback(lambda appended: [appended])
+
+
+async def _append_parts(call: Call, requests: Sequence[_Append], key: str | None) -> list[Appended]:
+    """Append each of these by itself. Raises the error of the first one that fails, once all are done."""
+    # Started together, so that they share a commit.
+    results: list[Any] = await DeferredList(
+        [
+            call.context.log.append(*request, key=key, owner=call.access.name, part=part)
+            for part, request in enumerate(requests, 1)
+        ],
+        consumeErrors=True,
+    )
+    for is_kept, result in results:
+        if not is_kept:
+            result.raiseException()
+    return [result for _, result in results]
+
+
+def _writers(requests: Sequence[_Append]) -> list[Writer]:
+    return [Writer(stream, writer) for stream, writer, _ in requests]
 
 
 def _owner(call: Call) -> str:

@@ -6,7 +6,6 @@ waiting for answers, on one connection, and those that arrive together share a c
 
 from collections import deque
 from typing import Any, Final
-from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,13 +23,12 @@ from synrepl.transports.http.api_error import ApiError, api_body
 from synrepl.transports.http.append_routes import (
     MAX_POSTED_FACT,
     StreamAppend,
+    append_one,
     check_new_writer,
-    checked_acks,
     checked_names,
-    promise,
     read_facts,
     refuse_on_replica,
-    wait_for_acks,
+    start_append,
 )
 from synrepl.transports.http.bodies import decode_body
 from synrepl.transports.http.body_stream import BodyStream
@@ -38,7 +36,6 @@ from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import forbid_buffering
 from synrepl.transports.http.large_body import LARGE_BYTES
-from synrepl.wire.acks import Acks
 from synrepl.wire.codec import LineBuffer
 
 MAX_LINE: Final = 2 * MAX_POSTED_FACT
@@ -145,31 +142,18 @@ class _AppendStream:
         else:
             appended.addCallbacks(self._appended, self._failed, (answer,), errbackArgs=(answer,))
 
-    async def _append(self, line: bytes) -> "Deferred[Appended]":
+    async def _append(self, line: bytes) -> "Deferred[list[Appended]]":
         call = self._call
         is_large = len(line) > LARGE_BYTES
         one = await call.api.decode_large(_decoder, line) if is_large else decode_body(_decoder, line)
         call.check_streams(one.stream)
-        writer, key = checked_names(one.writer, one.idempotency_key)
-        log, name = call.context.log, call.access.name
-        check_new_writer(call, one.stream, writer, log.positions(one.stream))
-        acks = checked_acks(call, one.stream)
+        name, key = checked_names(one.writer, one.idempotency_key)
+        check_new_writer(call, one.stream, name, call.context.log.positions(one.stream))
         facts = await read_facts(call, one.stream, one.facts)
-        writer = writer or call.context.settings.instance_name
-        if not acks.number:
-            return log.append(one.stream, writer, facts, key=key, owner=name)
-        # Whoever must ask again needs a key.
-        key = key or str(uuid4())
-        await promise(call, acks)
-        appended = log.append(one.stream, writer, facts, key=key, owner=name)
-        return Deferred.fromCoroutine(self._acknowledged(appended, Writer(one.stream, writer), acks, key))
-
-    async def _acknowledged(
-        self, appending: "Deferred[Appended]", writer: Writer, acks: Acks, key: str
-    ) -> Appended:
-        appended = await appending
-        await wait_for_acks(self._call, [(acks, writer, appended)], key)
-        return appended
+        writer = Writer(one.stream, name or call.context.settings.instance_name)
+        return await start_append(
+            call, [writer], key, lambda key: append_one(call, writer, facts, key, call.access.name)
+        )
 
     # -- answers -------------------------------------------------------------------------------------------
 
@@ -178,8 +162,8 @@ class _AppendStream:
         self._answers.append(answer)
         return answer
 
-    def _appended(self, appended: Appended, answer: _Answer) -> None:
-        self._set(answer, msgspec.json.encode(appended))
+    def _appended(self, appended: list[Appended], answer: _Answer) -> None:
+        self._set(answer, msgspec.json.encode(appended[0]))
 
     def _failed(self, failure: Failure, answer: _Answer) -> None:
         error: Any = failure.value

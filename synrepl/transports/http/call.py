@@ -20,8 +20,8 @@ from synrepl.replication.log_waiters import TooManyWaiting
 from synrepl.replication.read_gate import ReadGate
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check
-from synrepl.transports.http.server import SiteContext
 from synrepl.transports.http.shared_work import SharedWork
+from synrepl.transports.http.site_context import SiteContext
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from synrepl.transports.http.changelog_answer import write_head
 from synrepl.transports.http.changelog_lines import HeartbeatLine, MovedLine, encode_line, line_encoder
 from synrepl.transports.http.changelog_query import ChangelogQuery, query_feed, stop_error
 from synrepl.transports.http.headers import forbid_buffering
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.wire.grammar import Command
 
 

@@ -1,16 +1,17 @@
 """A connection of an HTTP client: bounds of requests, their turns, and deadlines of their progress."""
 
 import re
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.protocols.basic import LineReceiver
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 
-from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
-from synrepl.base.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import ApiError, encode_response
+
+if TYPE_CHECKING:
+    from synrepl.transports.http.server import ApiSite
 
 LENGTH: Final = b"content-length:"
 TRANSFER: Final = b"transfer-encoding:"
@@ -23,13 +24,6 @@ PROGRESS_SECONDS: Final = 30.0
 """A head must be complete within this time, and of a body `PROGRESS_BYTES` must arrive in it."""
 
 PROGRESS_BYTES: Final = 16 * 1024
-
-
-class IChannelSite(Protocol):
-    """What a connection needs of its site (`ApiSite`): the time, and the turns of all its connections."""
-
-    clock: IClock
-    queue: TurnQueue
 
 
 class ApiChannel(HTTPChannel):
@@ -45,7 +39,7 @@ class ApiChannel(HTTPChannel):
     """
 
     maxHeaders = 100
-    site: IChannelSite
+    site: "ApiSite"
     transport: Any
     _abortingCall: Any
 

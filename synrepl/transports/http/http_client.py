@@ -221,11 +221,13 @@ def make_client(reactor: Any, credentials: Credentials) -> tuple[Any, Any]:
     from treq.client import HTTPClient
     from twisted.web.client import Agent, HTTPConnectionPool
 
+    from synrepl.transports.http.https_policy import HttpsPolicy
     from synrepl.transports.http.response_head import BoundedHeadFactory
 
     pool = HTTPConnectionPool(reactor)
     pool._factory = BoundedHeadFactory
-    endpoints = _Endpoints(reactor, credentials, Agent(reactor, credentials, connectTimeout=10.0))
+    usual = Agent(reactor, HttpsPolicy(credentials), connectTimeout=10.0)
+    endpoints = _Endpoints(reactor, credentials, usual)
     agent: Any = PlainAgent(Agent.usingEndpointFactory(reactor, endpoints, pool))
     return HTTPClient(agent), pool
 

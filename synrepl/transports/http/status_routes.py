@@ -1,22 +1,21 @@
 """Handlers of status, health and metrics."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import ModuleType
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from synrepl.base.metrics import OTHERS, POSITION_WRITERS
+from synrepl.base.metrics import OTHERS, POSITION_WRITERS, Metrics
 from synrepl.base.version import daemon_version
 from synrepl.http_api.routes import LIVEZ, METRICS, READYZ, RECENT, ROOT, STATUS, STATUS_PAGE
-from synrepl.replication.status import Lagging, build_status, recent_facts
+from synrepl.replication.status import build_status, recent_facts
+from synrepl.replication.status_parts import Lagging
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import accepted_type
-from synrepl.transports.http.server import SiteContext
+from synrepl.transports.http.site_context import SiteContext
 from synrepl.wire import jsontext
 
 
@@ -118,19 +117,27 @@ async def readyz(call: Call) -> Ready:
 async def metrics(call: Call) -> bytes:
     """Return the metrics for Prometheus, on request in the form of OpenMetrics."""
     context = call.context
-    generate: Callable[[CollectorRegistry], bytes] = generate_latest
     kind = accepted_type(call.request, call.route.other_types)
     call.request.setHeader(b"vary", b"accept")
     if kind:
-        generate = generate_openmetrics
         call.request.setHeader(b"content-type", kind.encode())
 
     async def make() -> bytes:
         _collect(context)
-        return await context.thread.run(lambda: generate(context.metrics.registry))
+        return await context.thread.run(lambda: _exposition(context.metrics, is_open=bool(kind)))
 
     # In a thread: with ten thousand writers it takes a tenth of a second.
     return await call.api.shared.run(("metrics", kind), make)
+
+
+def _exposition(metrics: Metrics, *, is_open: bool) -> bytes:
+    """Return the page of metrics, in the form of OpenMetrics if `is_open`."""
+    # Imported on use, in a thread: a daemon without Prometheus has no use for its client's 1 MiB.
+    from prometheus_client import exposition, openmetrics
+
+    generate = openmetrics.exposition.generate_latest if is_open else exposition.generate_latest
+    page: bytes = generate(metrics.registry)
+    return page
 
 
 def _status(call: Call) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 Only this module imports txredisapi, which installs a reactor: import this module late.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 import txredisapi
@@ -16,17 +16,16 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synrepl.base.interfaces import IClock
-from synrepl.base.metrics import Metrics
 from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.failures import describe_failure
-from synrepl.transports.redis.address import URL_WORDS, RedisAddress, RedisWords
+from synrepl.transports.redis.address import URL_WORDS, RedisWords
 from synrepl.transports.tls import TlsWords, tls_trouble
 from synrepl.wire.reply_heads import ReplyHeads
-from synrepl.wire.session import Keepalive
 from synrepl.wire.text import printable
+
+if TYPE_CHECKING:
+    from synrepl.transports.redis.link import RedisChannels
 
 Lost: Final = txredisapi.ConnectionError
 """Raised by commands that wait for a reply when the connection is lost."""
@@ -96,25 +95,6 @@ def describe_redis_failure(failure: Failure, words: RedisWords = URL_WORDS) -> s
     return describe_failure(failure)
 
 
-class ILink(Protocol):
-    """What a connection needs of the link that it belongs to (`RedisLink`)."""
-
-    clock: IClock
-    address: RedisAddress
-    metrics: Metrics
-    keepalive: Keepalive
-
-    @property
-    def member(self) -> ChannelMember:
-        """Whom the connections report to."""
-
-    channels: list[str]
-    is_reading: bool
-
-    def on_messages(self, messages: Sequence[bytes]) -> None:
-        """Handle the messages of one read."""
-
-
 class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untyped
     """A connection to Redis. txredisapi provides the commands of the handshake, one at a time.
 
@@ -124,7 +104,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
 
     transport: Any
 
-    def __init__(self, link: ILink) -> None:
+    def __init__(self, link: "RedisChannels") -> None:
         super().__init__()
         self.closed = False
         self.why = ""
@@ -164,7 +144,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self.on_lost(self)
 
     def dataReceived(self, data: bytes) -> None:
-        self._metrics.bytes.counts["in"] += len(data)
+        self._metrics.bytes_in.value += len(data)
         self.received_at = self._clock.seconds()
         self._has_received = True
         try:
@@ -212,7 +192,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
 
     def send_bytes(self, data: bytes) -> None:
         """Write, and count the bytes."""
-        self._metrics.bytes.counts["out"] += len(data)
+        self._metrics.bytes_out.value += len(data)
         self.transport.write(data)
 
     def end(self, why: str) -> None:
@@ -270,7 +250,7 @@ class SubscriberConnection(RedisConnection):
 
     role = "subscriber"
 
-    def __init__(self, link: ILink) -> None:
+    def __init__(self, link: "RedisChannels") -> None:
         super().__init__(link)
         self._unconfirmed = len(link.channels)
         self._all_confirmed: Deferred[None] = Deferred()
@@ -350,7 +330,7 @@ class PublisherConnection(RedisConnection):
 
     role = "publisher"
 
-    def __init__(self, link: ILink) -> None:
+    def __init__(self, link: "RedisChannels") -> None:
         super().__init__(link)
         self._pending_replies = 0
         self._is_closing = False

@@ -1,8 +1,7 @@
 """One of the two connections to Redis: attempts to connect, and reconnecting."""
 
-import random
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from twisted.internet import defer, error
 from twisted.internet.defer import Deferred
@@ -15,10 +14,8 @@ from twisted.python.failure import Failure
 
 from synrepl.base.time import Backoff, Timer, doubling
 from synrepl.errors import ConfigError
-from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.connections import (
     WITHOUT_A_WORD,
-    ILink,
     Lost,
     PublisherConnection,
     QueryConnection,
@@ -30,6 +27,9 @@ from synrepl.transports.redis.connections import (
 )
 from synrepl.transports.tls import ClientTls, TlsFiles
 from synrepl.wire.text import printable
+
+if TYPE_CHECKING:
+    from synrepl.transports.redis.link import RedisChannels
 
 CONNECT_SECONDS: Final = 10.0
 """Timeout for connecting: TCP, TLS, AUTH and SUBSCRIBE together."""
@@ -48,26 +48,12 @@ Greeting = TypeVar("Greeting", bound=SubscriberConnection | PublisherConnection 
 T = TypeVar("T")
 
 
-class IHalvesLink(ILink, Protocol):
-    """What a half needs of its link (`RedisLink`): where to connect, and whom to report to."""
-
-    reactor: Any
-    address: RedisAddress
-    instance: str
-    sentinels: list[tuple[str, int]]
-    endpoint: Callable[[str, int], IStreamClientEndpoint] | None
-    chance: random.Random
-
-    def changed(self, *, again: bool = False) -> None:
-        """Record that a connection was established (`again`: after a loss) or lost."""
-
-
 class _Attempt:
     """Opens a connection, or describes the failure. `on_open` is called with every opened connection."""
 
     _logger = Logger()
 
-    def __init__(self, link: IHalvesLink, on_open: Callable[[RedisConnection], None]) -> None:
+    def __init__(self, link: "RedisChannels", on_open: Callable[[RedisConnection], None]) -> None:
         self._link = link
         self._on_open = on_open
         self._current: RedisConnection | None = None
@@ -221,7 +207,7 @@ class _Attempt:
         return self._tls.why if self._tls is not None else ""
 
 
-async def query(link: IHalvesLink, *words: str) -> Any:
+async def query(link: "RedisChannels", *words: str) -> Any:
     """Run one command over a connection of its own, and return the reply. Raises `RedisRefused`."""
     attempt = _Attempt(link, lambda _: None)
     connecting = Deferred.fromCoroutine(attempt.connect(QueryConnection))
@@ -247,7 +233,7 @@ class HalfLink(Generic[Working]):
     resets when a follower has applied a POSITION, or a stable connection is lost, not when a socket opens.
     """
 
-    def __init__(self, link: IHalvesLink, connection_type: type[Working]) -> None:
+    def __init__(self, link: "RedisChannels", connection_type: type[Working]) -> None:
         self.current: Working | None = None
         """The connection, if it is established."""
         self.why = ""

@@ -21,8 +21,9 @@ from synrepl.transports.redis.connections import PublisherConnection, Subscriber
 from synrepl.transports.redis.half_link import HalfLink, query
 from synrepl.wire.dialect import NEWEST, Dialect
 from synrepl.wire.grammar import BROKER, Command
+from synrepl.wire.keepalive import Keepalive
 from synrepl.wire.rdata_runs import RdataRun
-from synrepl.wire.session import Close, Deliver, Keepalive, Session, Warn
+from synrepl.wire.session import Close, Deliver, Session, Warn
 
 REDIS_KEEPALIVE: Final = Keepalive(ping_seconds=5.0, timeout_seconds=15.0)
 """PING after `ping_seconds` of silence; the connection is lost after `timeout_seconds`."""

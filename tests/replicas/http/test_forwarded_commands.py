@@ -37,7 +37,7 @@ class InvalidationTests(without_tests(test_authorization.Authorization)):  # typ
         receive, said = receiver_of(self).receive, b'INVALIDATE_CACHE f ["x"]'
         received = receive("copy-1", [(1, said)], access=access_of(OSLO))
         self.assertEqual(((1, 1), 0), (received, self.log.head.serial))
-        self.assertEqual(1, self.metrics.commands_dropped.labels("INVALIDATE_CACHE")._value.get())
+        self.assertEqual(1, self.metrics.commands_dropped.labels("INVALIDATE_CACHE").value)
 
         receive("copy-1", [(2, said)])
 

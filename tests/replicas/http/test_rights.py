@@ -305,7 +305,7 @@ class TableTests(CopiesCase, FilesSiteCase):
 
     def dropped(self, command: type[Command]) -> float:
         """How many of these commands were dropped."""
-        count: float = self.metrics.commands_dropped.labels(command.NAME)._value.get()
+        count: float = self.metrics.commands_dropped.labels(command.NAME).value
         return count
 
 
@@ -430,7 +430,7 @@ class AcksTests(SiteCase):
             said.received(connection, FederationAck(instance="s", token=token))
 
             self.assertEqual(left, len(self.log.ephemeral.after("federation", 0)), token)
-        self.assertEqual(3, self.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get())
+        self.assertEqual(3, self.metrics.commands_dropped.labels("FEDERATION_ACK").value)
         self.assertEqual(3, said.buffer.head)
 
     def test_acks_of_a_stream_that_has_restarted_are_forgotten(self) -> None:

@@ -519,7 +519,7 @@ def test_commands_of_a_limited_replica_are_those_of_its_streams() -> None:
 
     assert (0, []) == (heard.head, raw.lines("DOWN"))
     assert not a.publisher.follower_commands.syncing.users()
-    assert 1 == a.metrics.commands_dropped.labels("FEDERATION_ACK")._value.get()
+    assert 1 == a.metrics.commands_dropped.labels("FEDERATION_ACK").value
     assert raw.lines("TAKEN")[-1].split()[:2] == [b"o", b"2"]
 
 

@@ -714,7 +714,7 @@ class ReplicaSimulation(SeededRun):
         history = self._malice.choice([node.log.history, node.log.history, "", "x"])
         self.seen["made-up claim"] += 1
         self._note(f"{node.name} hears a made-up claim: {uuid} at {address!r} in epoch {epoch}")
-        self._do(node.roles.on_claim(Claim(epoch=epoch, uuid=uuid, address=address, history=history)))
+        self._do(node.roles.claims.handle(Claim(epoch=epoch, uuid=uuid, address=address, history=history)))
 
     def _make_up_subscription(self, node: FakeNode) -> None:
         epoch, _, address = self._made_up(node)
@@ -742,7 +742,7 @@ class ReplicaSimulation(SeededRun):
 
     def _check_role(self, node: FakeNode) -> None:
         """It is led by a daemon that really was primary in that epoch."""
-        noted = node.roles._store.load()
+        noted = node.roles.store.load()
         if node.roles.role == "primary" or noted is None or noted.role == "primary":
             return
         if (noted.epoch, noted.uuid) not in self._reigns:

@@ -10,7 +10,8 @@ from synrepl.replicas.wire.native_codec import native_codec
 from synrepl.wire.commands import Ping
 from synrepl.wire.dialect import NATIVE, Dialect
 from synrepl.wire.grammar import CLIENT, SERVER
-from synrepl.wire.session import AUTO, KEEPALIVE, Action, Close, Keepalive, Send, Session, Upgrade
+from synrepl.wire.keepalive import KEEPALIVE, Keepalive
+from synrepl.wire.session import AUTO, Action, Close, Send, Session, Upgrade
 from tests.wire.test_session import Time, delivered, error_text
 
 NOT_AUTHENTICATED = "no valid HELLO came within 30 seconds"

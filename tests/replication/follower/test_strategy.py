@@ -118,9 +118,8 @@ class Setup:
     def errors(self) -> list[str]:
         return [event.text for event in self.events if event.kind == "error"]
 
-    def gaps(self) -> tuple[float | None, float | None]:
-        value = self.metrics.registry.get_sample_value
-        return value("synrepl_gaps_detected_total"), value("synrepl_gaps_repaired_total")
+    def gaps(self) -> tuple[float, float]:
+        return self.metrics.gaps_detected.value, self.metrics.gaps_repaired.value
 
     def shelve(self, stream: str, tokens: Iterable[int], writer: str = "master") -> None:
         self.fake_catch_up.facts[stream, writer] = [(token, [to_device(token).encode()]) for token in tokens]
@@ -622,9 +621,8 @@ class TestLag:
         assert behind[0] == 6
         assert 2 < behind[1] < 2.5
         assert (0, True) == (setup.follower.lag_rows(), setup.follower.lag_seconds() < 0.2)
-        value = setup.metrics.registry.get_sample_value
-        assert value("synrepl_replication_lag_rows") == 0
-        assert value("synrepl_stream_position", {"stream": "to_device", "writer": "master"}) == 9
+        assert setup.metrics.lag_rows.read() == 0
+        assert setup.metrics.position.labels("to_device", "master").value == 9
 
 
 class TestTokensThatGoBack:
@@ -843,9 +841,7 @@ class TestFacts:
         assert len(setup.errors()) == 1
         assert setup.errors()[0].startswith("bad row 0 of stream events: ")
         assert setup.follower.positions() == {"events": {"master": 4}}
-        assert (
-            setup.metrics.registry.get_sample_value("synrepl_rows_refused_total", {"stream": "events"}) == 1
-        )
+        assert setup.metrics.rows_refused.labels("events").value == 1
 
     def test_rows_are_typed_and_lifted_to_the_newest_shape(self) -> None:
         """Subscribers know one shape, whatever the master's age."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synrepl.replicas.roles.judgement import ClaimVerdict, RoleState, judge
+from synrepl.replicas.roles.claims import ClaimVerdict, RoleState, judge
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim
 from synrepl.replicas.roles.record import RoleRecord
 from synrepl.replication.addresses import Address
