@@ -235,12 +235,14 @@ class _Index:
     def __init__(self, patterns: list[_Pattern]) -> None:
         heads = {id(one): one.literals[0][:_HEAD] for one in patterns if len(one.literals[0]) >= _HEAD}
         self._anywhere = [one for one in patterns if id(one) not in heads]
+        # A text that is shorter than a head can only be of a pattern that has as little of its own.
+        self._short = [one for one in self._anywhere if sum(map(len, one.literals)) < _HEAD]
         self._by_head = {
             head: [one for one in patterns if heads.get(id(one), head) == head] for head in {*heads.values()}
         }
 
     def __getitem__(self, text: str) -> list[_Pattern]:
-        return self._by_head.get(text[:_HEAD], self._anywhere)
+        return self._by_head.get(text[:_HEAD], self._anywhere if len(text) >= _HEAD else self._short)
 
 
 class _Patterns:
