@@ -115,6 +115,20 @@ def test_errors_that_are_not_known_come_before_what_is_normal() -> None:
     assert second.severity == "normal"
 
 
+def test_all_errors_that_are_not_known_are_counted_and_the_first_ones_are_shown() -> None:
+    lines = [
+        HEAD.format(f"synapse.x{number % 30}", "ERROR").replace("10:00:00", f"10:00:{number % 60:02}")
+        + f"Moon {number % 40} is too close"
+        for number in range(3000)
+    ]
+    found = explain("\n".join([NORMAL, *lines]))
+
+    [error] = [one for one in found.passages if one.kind == "unknown_error"]
+    assert error.count == found.unrecognized == 3000
+    assert (error.lines, len(error.words)) == ([*range(2, 12)], 10)
+    assert (error.first_time, error.last_time) == ("2026-11-02 10:00:00,000", "2026-11-02 10:00:59,000")
+
+
 def test_an_unknown_error_beside_a_known_one_is_counted_alone() -> None:
     known = HEAD.format("synapse.app._base", "ERROR") + "Exception during startup"
     unknown = HEAD.format("synapse.app.homeserver", "ERROR") + "The moon is too close to start"

@@ -49,7 +49,7 @@ def line(logger: str, level: str, text: str) -> str:
             'upstream timed out (110: x) while reading, request: "GET /x", upstream: "http://[::1]:8008/x"',
             "proxy_upstream",
             "error",
-            "The process of Synapse at [::1]:8008, to which a proxy passes requests, did not answer in time.",
+            "[::1]:8008, to which a proxy passed a request, did not answer in the time that the proxy waits.",
         ),
         # 12971
         (
@@ -254,7 +254,7 @@ def line(logger: str, level: str, text: str) -> str:
             '{"level":"error","msg":"dial tcp 172.18.0.5:8083: connect: connection refused"}',
             "proxy_upstream",
             "error",
-            "The process of Synapse at 172.18.0.5:8083, to which a proxy passes requests, did not answer.",
+            "Nothing listens at 172.18.0.5:8083, to which a proxy, or a bridge, passes requests.",
         ),
         (
             "'502 Bad Gateway' caused by: dial tcp: lookup synapse on 127.0.0.11:53: no such host",
@@ -267,7 +267,7 @@ def line(logger: str, level: str, text: str) -> str:
             'haproxy[12]: Server sync/sync2 is DOWN, reason: Layer4 problem, info: "Connection refused"',
             "proxy_upstream",
             "error",
-            "The process of Synapse at sync/sync2",
+            "A check of the proxy finds sync/sync2 down",
         ),
         (
             "haproxy[12]: backend 'sync' has no server available!",

@@ -27,6 +27,9 @@ COUNTS = frozenset({"behind", "ahead", "moved"})
 MAX_LOGGERS = 5
 """The most modules that are named whose lines are not known."""
 
+QUIET = ("INFO", "DEBUG", "")
+"""Levels of lines that are not shown beside others, where they are not known."""
+
 
 @click.command("explain", cls=CliCommand)
 @click.argument("text", required=False)
@@ -56,9 +59,9 @@ def explain_command(text: str | None, homeserver_files: tuple[Path, ...], output
             "; ".join(_unknown(found)) if found.areas else f"nothing was recognized{_loggers(found, False)}"
         )
         raise CliError(
-            f"{told}; known are the messages that Synapse logs about"
-            " replication and what it needs (its start, database, Redis, other processes, other homeservers,"
-            f" push), and {', '.join(KINDS.values())}"
+            f"{'; '.join([told, *_shown_unknown(found, QUIET)])}; known are the messages that Synapse logs"
+            " about replication and what it needs (its start, database, Redis, other processes, other"
+            f" homeservers, push), and {', '.join(KINDS.values())}"
         )
     output.show(msgspec.to_builtins(found), _lines(found, is_wide=output.is_wide))
 
@@ -130,6 +133,7 @@ def _lines(found: Explanation, *, is_wide: bool) -> Iterator[str]:
     if found.unrecognized:
         yield ""
         yield from _unknown(found)
+        yield from _shown_unknown(found)
 
 
 def _unknown(found: Explanation) -> Iterator[str]:
@@ -139,6 +143,21 @@ def _unknown(found: Explanation) -> Iterator[str]:
         yield f"{counted(count, 'line')} not recognized{_loggers(found, False)}"
     if beside:
         yield f"{counted(beside, 'line')} not about streams{_loggers(found, True)}"
+
+
+def _shown_unknown(found: Explanation, quiet: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the first lines that are not known, with what of them is: level, module and request.
+
+    Those of the `quiet` levels too, at which nothing is wrong.
+    """
+    if any(one.kind == "unknown_error" for one in found.passages):
+        return
+    for one in found.unknown:
+        if one.level in QUIET and one.level not in quiet:
+            continue
+        by = f" of {one.logger}" if one.logger else ""
+        request = f", request {one.request}" if one.request not in ("", "None", "sentinel", "main") else ""
+        yield f"not known: line {one.line}, {one.level or 'a line'}{by}{request}: {one.text}"
 
 
 def _loggers(found: Explanation, is_beside: bool) -> str:

@@ -11,9 +11,20 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.caches.unreachable import kept_answer
-from synrepl.homeserver.explanation.messages import Match, find_reason
+from synrepl.homeserver.explanation.background_tasks import background_task
+from synrepl.homeserver.explanation.duplicates import (
+    IN_AN_UPDATE,
+    IN_AN_UPGRADE,
+    UPDATES,
+    UPGRADES,
+    told_of_duplicate,
+)
+from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
+from synrepl.homeserver.explanation.missing_modules import told_of_module
 from synrepl.homeserver.explanation.modules import module_of
-from synrepl.homeserver.explanation.pasted_lines import REDIS
+from synrepl.homeserver.explanation.pasted_lines import REDIS, Header, LoggedText
+from synrepl.homeserver.explanation.proxies import told_of_proxy, told_of_state
+from synrepl.homeserver.explanation.refused_logins import told_of_login
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.homeserver.explanation.tokens import (
     NUMBERED,
@@ -354,60 +365,21 @@ def _fetching(match: Match, writers: Writers) -> Passage:
     return _passage(match, words, [step], [row])
 
 
-_UPSTREAM: Final = re.compile(
-    r'upstream: "(?:https?://)?(?P<where>[^"/\s]{1,200}|unix:[^":\s]{1,200})'
-    r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
-    r"|Server (?P<server>\S{1,200}) is DOWN|backend '?(?P<backend>[^\s']{1,200})'? has no server",
-    re.ASCII,
-)
-"""The process that a proxy asked: as nginx, programs in Go (Caddy, Traefik), and HAProxy name it."""
-
-
 def _upstream(match: Match, writers: Writers) -> Passage | None:
-    """Explain that a proxy got no answer: of whom."""
-    found = _UPSTREAM.search(match.text)
-    if found is None:
-        return None
-    where = printable(found[found.lastgroup or 0])
-    what = "did not answer in time" if "time" in match.text.partition("upstream:")[0] else "did not answer"
-    words = [f"The process of Synapse at {where}, to which a proxy passes requests, {what}."]
-    if "no such host" in match.text:
-        words = [f"A proxy passes requests to {where}, a name that has no address in its network."]
-    if "no live upstreams" in match.text or found["backend"]:
-        words = [
-            (
-                f"The proxy holds all processes of its upstream {where} for down, and asks none for"
-                " a while: requests before this one were refused, or took too long."
-            )
-        ]
-    return _passage(match, words, [match.message.do], [])
-
-
-_SEQUENCES: Final[Mapping[str, str]] = {
-    "events_stream_ordering": "events_stream_seq",
-    "state_groups_pkey": "state_group_id_seq",
-    "event_auth_chains_c_seq_index": "event_auth_chain_id",
-    "application_services_txns_as_id_txn_id_key": "application_services_txn_id_seq",
-}
-"""Sequences of which a taken id tells, by the name of the constraint."""
+    """Explain that a proxy got no answer: of whom, and where on the way it failed."""
+    told = told_of_proxy(match.text)
+    return _passage(match, *told, []) if told is not None else None
 
 
 def _id_twice(match: Match, writers: Writers) -> Passage | None:
     """Explain a row that is there already: by a sequence, or because it was stored twice."""
-    name = match.values[-1].split()[0].strip("\"'")
-    if name in _SEQUENCES:
-        told = f"The sequence {_SEQUENCES[name]} gives out ids that are in use: it is behind its table."
-        return _passage(match, [told], [match.message.do], [])
-    if "event_id" not in name and "Key (event_id)=" not in match.text:
+    told = told_of_duplicate(match.text, match.values[-1])
+    if told is None:
         return None
-    words = [
-        (
-            f"The database has this event already ({printable(name)}): it was stored twice at once, or"
-            " the tables of events do not agree about it. No sequence is at fault."
-        )
-    ]
-    advice = ["once: nothing to do. For the same event again and again: see which tables of events have it"]
-    return _passage(match, words, advice, [])
+    # In PostgreSQL's own log there is no exception: Synapse may have done without the row.
+    is_own = told.is_harmless and "Error" not in match.text and "Violation" not in match.text
+    passage = _passage(match, told.words, told.advice or [match.message.do], [])
+    return msgspec.structs.replace(passage, severity="look" if is_own else passage.severity)
 
 
 def _sql(match: Match, writers: Writers) -> Passage | None:
@@ -459,9 +431,29 @@ def _sync_span(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, [told], [], [])
 
 
+_DOWN: Final = frozenset(("502", "503", "504", "520", "521", "522", "523", "524", "530"))
+"""Answers of a proxy whose server is down (those from 520 on of Cloudflare)."""
+
+
 def _fed_refused(match: Match, writers: Writers) -> Passage | None:
-    """Explain a request that another homeserver refused."""
+    """Explain a request that another homeserver refused, or that is down there."""
     found = re.search(r"HttpResponseException\([\"'](\d{3})", match.text, re.ASCII)
+    if found is not None and found[1] in _DOWN:
+        words = [
+            (
+                f"Another homeserver (the name in brackets) answered with {found[1]}: it, or what is behind"
+                " its proxy, is down or too slow. It is asked again later."
+            )
+        ]
+        return _passage(match, words, ["nothing is to be done here"], [])
+    if found is not None and found[1] == "404":
+        words = [
+            (
+                "Another homeserver (the name in brackets) does not have what it was asked for, as a user or"
+                " a room that is gone, or answers nothing of Matrix any more."
+            )
+        ]
+        return _passage(match, words, ["nothing is to be done here"], [])
     if found is None or found[1] not in ("401", "403"):
         return None
     words = [
@@ -512,6 +504,104 @@ def _received(match: Match, writers: Writers) -> Passage | None:
         if name != "timeout"
     ]
     return _passage(match, words, [], fields)
+
+
+def _no_row(match: Match, writers: Writers) -> Passage | None:
+    """Explain a row that is missing by its table."""
+    if match.values[-1] != "pushers":
+        return None
+    words = [
+        (
+            "The pusher was deleted while it was at work: its user logged out, or its telephone registered a"
+            " new one. Nothing is lost."
+        )
+    ]
+    return msgspec.structs.replace(_passage(match, words, [], []), severity="look")
+
+
+def _login(match: Match, writers: Writers) -> Passage | None:
+    """Explain a login that PostgreSQL refused by its words."""
+    told = told_of_login(match.text)
+    return None if told is None else _passage(match, *told, [])
+
+
+def _module(match: Match, writers: Writers) -> Passage | None:
+    """Explain a module that Python does not find by its name."""
+    told = told_of_module(match.text)
+    return None if told is None else _passage(match, *told, [])
+
+
+def _deadlock(match: Match, writers: Writers) -> Passage | None:
+    """Explain a deadlock with a change of a table, of which the lock tells."""
+    if "AccessExclusiveLock" not in match.text:
+        return None
+    words = [
+        match.message.means,
+        (
+            "One of the two wants a table for itself alone (AccessExclusiveLock), as to change it: an"
+            " upgrade of the schema at the start of the main process, or an operator, while others used it."
+        ),
+    ]
+    advice = [
+        "end all workers while the main process of a new release starts; it upgrades the database first"
+    ]
+    return _passage(match, words, advice, [])
+
+
+_OPTION: Final = re.compile(r"Error in configuration at '(?P<path>[^']{1,200})':\s*(?P<told>.*)", re.DOTALL)
+
+
+def _option(match: Match, writers: Writers) -> Passage | None:
+    """Explain an option that is wrong by its name, and by what Synapse says of it."""
+    found = _OPTION.search(match.text)
+    if found is None or not found["told"]:
+        return None
+    option, told = printable(found["path"]), _shown(found["told"])
+    words = f"Synapse refuses to start: the option {option} of its configuration is wrong: {told}"
+    return _passage(match, [words], [match.message.do], [])
+
+
+def _tool_unreachable(match: Match, writers: Writers) -> Passage | None:
+    """Explain an address that a script did not reach by the protocol."""
+    if re.search("WRONG_VERSION_NUMBER|wrong version number|UNKNOWN_PROTOCOL", match.text) is None:
+        return None
+    words = ["A script speaks TLS (https://) to a port of the homeserver that does not."]
+    advice = ["write http:// in place of https:// for that port: behind a proxy Synapse itself has no TLS"]
+    return _passage(match, words, advice, [])
+
+
+_RAISED: Final = re.compile(
+    r"\b\w{0,80}(?:Exception|Error)\(u?(?P<quote>['\"])(?P<text>.{1,500}?)(?P=quote)", re.ASCII
+)
+"""An exception as Python shows it within a text."""
+
+
+def _remote_error(match: Match, writers: Writers) -> Passage | None:
+    """Explain an error of replication over TCP by its text."""
+    raised = _RAISED.search(match.text)
+    reason = find_message(LoggedText(raised["text"], Header())) if raised else None
+    inner = _explained(reason, writers) if reason is not None else None
+    if inner is None:
+        return None
+    return _passage(match, [match.message.means, *inner.words], inner.advice, [])
+
+
+_ANSWERED: Final = re.compile(
+    r"(?:CodeMessageException|HttpResponseException)[:(] ?['\"]?(?P<code>\d{3})", re.ASCII
+)
+
+
+def _not_pushed(passage: Passage, reasons: Sequence["Match | str"]) -> Passage:
+    """Explain a push that was refused by the answer, where the exception has it."""
+    said = " ".join(one if isinstance(one, str) else one.text for one in reasons)
+    found = _ANSWERED.search(f"{passage.text} {said}")
+    if found is None:
+        return passage
+    told = f"The gateway was reached, and answered {found['code']}"
+    if re.search(r"<!DOCTYPE|<html", said, re.IGNORECASE):
+        told += " with a page for people: a proxy before it (as Cloudflare) refused, and not itself"
+    step = "nothing is to be done here unless the gateway is your own: then see its log"
+    return msgspec.structs.replace(passage, words=[*passage.words, f"{told}."], advice=[step])
 
 
 def _connecting(match: Match, writers: Writers) -> Passage | None:
@@ -592,6 +682,38 @@ def of_redis_client(passage: Passage, logger: str) -> Passage:
         f" {name}. Without any, set redis.host to a name with one, or to the IPv6 address itself"
     )
     return msgspec.structs.replace(passage, words=[words], advice=[step])
+
+
+def _asked(match: Match, writers: Writers) -> Passage | None:
+    """Explain an answer that is an error, of whoever was asked."""
+    code = match.values[-1]
+    if not code.isdigit() or int(code) < HTTPStatus.BAD_REQUEST:
+        return None
+    words = [f"Who was asked, at the address in the line, answered with an error, {code}."]
+    advice = ["see the log of that service at that time; for 502 to 504, of the proxy before it"]
+    return msgspec.structs.replace(_passage(match, words, advice, []), severity="look")
+
+
+def _task(match: Match, writers: Writers) -> Passage | None:
+    """Explain a task in the background that failed by what it does."""
+    task = background_task(match.values[0])
+    if task is None:
+        return None
+    name = printable(match.values[0])
+    words = [f"A task in the background failed: {name}, which {task.does}. {task.missing}"]
+    severity = "look" if task.is_minor else match.message.severity
+    return msgspec.structs.replace(_passage(match, words, [match.message.do], []), severity=severity)
+
+
+def _there_already(match: Match, writers: Writers) -> Passage | None:
+    """Explain what is there already by who says so."""
+    if "Error" in match.text or "Duplicate" in match.text:
+        return None
+    words = [
+        match.message.means,
+        "In PostgreSQL's own log alone, while Synapse starts and serves, that is no trouble.",
+    ]
+    return msgspec.structs.replace(_passage(match, words, [match.message.do], []), severity="look")
 
 
 def _answered(match: Match, writers: Writers) -> Passage | None:
@@ -680,12 +802,28 @@ def _invalid_command(match: Match, writers: Writers) -> Passage | None:
     return None
 
 
-AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
-    HTTPStatus.UNAUTHORIZED: (
-        "It does not accept who asks.",
-        "compare hs_token in its file and in Synapse's",
+_NO_ANSWER: Final = (
+    "A proxy before it got no answer of the service, or none in time.",
+    (
+        "see whether the service runs, its load, and its log at that time; events wait and come in order"
+        " afterwards"
     ),
-    HTTPStatus.FORBIDDEN: ("It does not accept who asks.", "compare hs_token in its file and in Synapse's"),
+)
+
+_NOT_ACCEPTED: Final = (
+    "It does not accept who asks.",
+    (
+        "compare hs_token in its file and in Synapse's. If they are the same: services that look for it in"
+        " the URL alone need use_appservice_legacy_authorization: true, since 1.90"
+    ),
+)
+
+AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
+    HTTPStatus.BAD_GATEWAY: _NO_ANSWER,
+    HTTPStatus.SERVICE_UNAVAILABLE: _NO_ANSWER,
+    HTTPStatus.GATEWAY_TIMEOUT: _NO_ANSWER,
+    HTTPStatus.UNAUTHORIZED: _NOT_ACCEPTED,
+    HTTPStatus.FORBIDDEN: _NOT_ACCEPTED,
     HTTPStatus.NOT_FOUND: (
         "Who answers there does not know the path: another server, perhaps Synapse itself, or an old one.",
         "see whether url in the registration is that of the service and not of Synapse",
@@ -781,7 +919,12 @@ def _proxied(match: Match, writers: Writers) -> Passage | None:
     found = re.search(
         r'"(?P<method>[A-Z]{1,10}) (?P<path>/_(?:matrix|synapse)/[^\s?"]{0,500})', match.text, re.ASCII
     )
-    code = match.values[-1] if match.pattern.literals[0] else match.values[0]
+    if (state := told_of_state(match.text)) is not None:
+        words, advice, is_minor = state
+        passage = _passage(match, words, advice, [])
+        return msgspec.structs.replace(passage, severity="normal") if is_minor else passage
+    said = re.search(r"(?:\A|\s)(-?\d{1,3}) \+?\d{1,12} - - ", match.text, re.ASCII)
+    code = said[1] if said else match.values[-1] if match.pattern.literals[0] else match.values[0]
     return _answer(match, int(code), found["method"], found["path"], 0.0) if found is not None else None
 
 
@@ -926,6 +1069,9 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "db_old_worker": _schema,
     "tcp_client_connect": _connecting,
     "http_answered": _answered,
+    "http_request": _asked,
+    "background_task_failed": _task,
+    "db_there_already": _there_already,
     "http_failed": _not_sent,
     "url_invalid": _url,
     "client_write_failed": _write_failed,
@@ -942,15 +1088,38 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "start_name": _instance,
     "proxy_upstream": _upstream,
     "id_twice": _id_twice,
+    "no_row": _no_row,
+    "cfg_error": _option,
+    "tool_unreachable": _tool_unreachable,
+    "tcp_remote_error": _remote_error,
     "sql_debug": _sql,
     "sync_span": _sync_span,
     "pg_duration": _pg_duration,
+    "deadlock": _deadlock,
+    "db_password": _login,
+    "module_missing": _module,
     "fed_request_failed": _fed_refused,
     "client_fetch": _fetched,
     "request_received": _received,
     "response_cached": _kept_answer,
 }
 """What explains a message by its values; None: what the data says is all."""
+
+
+def _in_place(passage: Passage, frames: Sequence[str], key: str = "") -> Passage:
+    """Say what a reason means where it ended an update of the database, at the start or in the background."""
+    told = None
+    if key == "update_failed" or UPDATES in frames:
+        told = IN_AN_UPDATE.get(passage.kind)
+    elif UPGRADES.intersection(frames):
+        told = IN_AN_UPGRADE.get(passage.kind)
+    if told is None:
+        return passage
+    return msgspec.structs.replace(passage, words=[told[0]], advice=[told[1]])
+
+
+_SAYS_WRITERS: Final = frozenset(("not_writer", "wrong_role"))
+"""Reasons that tell of a request that came to a process which does not write its stream."""
 
 
 def explain_message(
@@ -969,8 +1138,15 @@ def explain_message(
     passage = _explained(match, writers)
     if passage is None:
         return None
+    passage = _in_place(passage, frames)
+    if passage.kind == "update_failed" and (update := _unknown_update(match.text, reasons, frames)):
+        return _not_known(passage, update)
+    if passage.kind == "client_write_failed" and _is_of_no_writer(reasons):
+        passage = msgspec.structs.replace(passage, words=[REQUEST_FAILED], advice=[])
     if passage.severity != "normal":
-        passage = _with_reasons(passage, match, writers, reasons)
+        passage = _with_reasons(passage, match, writers, reasons, frames)
+        if passage.kind == "push_unreachable":
+            passage = _not_pushed(passage, reasons)
         if not passage.cause:
             passage = _with_frames(passage, frames, is_cut=is_cut)
     words = list(passage.words)
@@ -979,6 +1155,44 @@ def explain_message(
     if match.spans and not match.is_cut:
         words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
     return msgspec.structs.replace(passage, words=words)
+
+
+_NO_UPDATE: Final = re.compile(r"(?:Error doing update|KeyError): '(?P<name>\w{3,100})'\Z", re.ASCII)
+
+
+def _unknown_update(text: str, reasons: Sequence[Match | str], frames: Sequence[str]) -> str:
+    """Return the name of an update that the release does not have, if that is why it failed; else ""."""
+    told = [text] if not reasons else [one if isinstance(one, str) else one.text for one in reasons[-1:]]
+    found = _NO_UPDATE.fullmatch(told[0].strip()) if list(frames[-1:]) in ([], [UPDATES]) else None
+    return found["name"] if found else ""
+
+
+def _not_known(passage: Passage, update: str) -> Passage:
+    words = [
+        (
+            f"The table background_updates has an update, {update}, that this release does not know: a newer"
+            " one put it there, and an older one was started again; or the name was put there by hand. The"
+            " updates after it wait."
+        )
+    ]
+    advice = [
+        (
+            "start the newer release again, which ends it. If that is not to be, or the name is wrong: delete"
+            " its row while Synapse is down"
+        )
+    ]
+    return msgspec.structs.replace(passage, words=words, advice=advice)
+
+
+REQUEST_FAILED: Final = (
+    "A request failed in this process with an exception, and was answered with an error 500."
+)
+
+
+def _is_of_no_writer(reasons: Sequence[Match | str]) -> bool:
+    """Whether the reasons are known, and none is that this process does not write the stream."""
+    known = [one.message.key for one in reasons if isinstance(one, Match)]
+    return bool(known) and not _SAYS_WRITERS.intersection(known)
 
 
 def _explained(match: Match, writers: Writers) -> Passage | None:
@@ -997,7 +1211,11 @@ _TOLD_WHOLE: Final = ("sequence_table", "sequence_position")
 
 
 def _with_reasons(
-    passage: Passage, match: Match, writers: Writers, reasons: Sequence[Match | str]
+    passage: Passage,
+    match: Match,
+    writers: Writers,
+    reasons: Sequence[Match | str],
+    frames: Sequence[str] = (),
 ) -> Passage:
     """Add what the exceptions of a message mean, or the last of them as it is."""
     if (
@@ -1010,7 +1228,8 @@ def _with_reasons(
     for one in reasons:
         found = _explained(one, writers) if isinstance(one, Match) else None
         if found is not None and found.kind != match.message.key:
-            known.setdefault(found.kind, of_redis_client(found, match.message.logger))
+            found = _in_place(of_redis_client(found, match.message.logger), frames, match.message.key)
+            known.setdefault(found.kind, found)
     if not known:
         words = [
             f"The exception: {_shown(one if isinstance(one, str) else one.text)}"
@@ -1089,9 +1308,17 @@ _OF_ALL: Final = frozenset(
 """Modules by way of which everything goes."""
 
 
-def explain_traceback(exceptions: Sequence[str], logger: str, frames: Sequence[str] = ()) -> Passage:
-    """Explain a traceback of which no exception is known, nor the line that its `logger` wrote."""
+CUT_TRACEBACK: Final = "Traceback"
+"""The text of a passage of a traceback of which the end is missing."""
+
+
+def explain_traceback(
+    exceptions: Sequence[str], logger: str, frames: Sequence[str] = (), said: str = ""
+) -> Passage:
+    """Explain a traceback of which no exception is known, nor what its `logger` `said`."""
     place, part = _places(frames), _part(frames)
+    if logger and any(map(str.isalpha, said)):
+        place.insert(0, f"It said: {_shown(said)}")
     if exceptions:
         text = _shown(exceptions[-1])
         where = (
@@ -1103,12 +1330,13 @@ def explain_traceback(exceptions: Sequence[str], logger: str, frames: Sequence[s
             advice.insert(0, "see which stream stands still, and at which process: synrepl inspect")
         advice.append("if it comes again and again: search for its last line, and update Synapse and modules")
     else:
-        text = "Traceback"
+        text = CUT_TRACEBACK
         words = [
             "A traceback that was cut off: its last line, which names the exception, is missing.",
+            *([f"The module {printable(logger)} logged it."] if logger else []),
             *place,
         ]
-        advice = ["paste the whole traceback, with the line of the log before it"]
+        advice = ["paste the whole traceback" + ("" if logger else ", with the line of the log before it")]
     return Passage(kind="traceback", severity="error", text=text, words=words, advice=advice)
 
 

@@ -27,7 +27,8 @@ _PART: Final = re.compile(
     r"(?:The above exception was|During handling of|--- <exception caught here>|[\^~][\s\^~]*\Z)"
 )
 _EXCEPTION: Final = re.compile(
-    r"(?:[A-Za-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80}(?:: .*|:?\Z)", re.ASCII | re.DOTALL
+    r"(?:(?:[A-Za-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80}|(?:socket|select|struct|zlib)\.[a-z]{4,8})(?:: .*|:?\Z)",
+    re.ASCII | re.DOTALL,
 )
 _PLAIN: Final = re.compile(
     r"(?:\w{1,80}\.){0,10}(?:_?[A-Z][a-z]\w{1,80}: |\w{0,80}(?:Error|Exception|Failed|Failure):?(?: |\Z))",
@@ -36,7 +37,8 @@ _PLAIN: Final = re.compile(
 """An exception where a line of the source might stand."""
 
 _CONTINUED: Final = re.compile(
-    r"(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):|\^|\d/\d\Z|This probably means the server|before or while proc"
+    r"(?:\[[^\]\s]{1,80}(?: [^\]\s]{1,80})?\] )?(?:DETAIL|HINT|CONTEXT|QUERY|LINE \d+):"
+    r"|\^|\d/\d\Z|This probably means the server|before or while proc"
     r'|in "[^"]{0,200}", line \d'
     r"|<\w{1,40}Request at|expected <block end>|could not find expected"
     r"|Process \d+ waits for \w+"
@@ -50,6 +52,13 @@ _UNFINISHED: Final = re.compile(
     re.ASCII,
 )
 """The end of a line whose message goes on in the next line."""
+
+_STATEMENT: Final = re.compile(r"\bSTATEMENT:(?:\s|\Z)", re.ASCII)
+"""What PostgreSQL logs before a statement, which may go on in the next lines."""
+_HEADLINE: Final = re.compile(r"Error in configuration(?: at '[^']{1,200}')?:", re.ASCII)
+"""What Synapse prints before the lines that tell what is wrong in its configuration."""
+_INDENTED: Final = re.compile(r"(?:\A|[|:])(?: {2,}|\t+ *)\S", re.ASCII)
+"""A line that is set in, below the one to which it belongs."""
 
 _UNTOLD: Final = re.compile(r"(?:\w{1,80}\.){0,10}[A-Z]\w{1,80}:", re.ASCII)
 """An exception whose text begins in the next line."""
@@ -89,6 +98,9 @@ MAX_BEFORE: Final = 200
 MAX_BROKEN: Final = 5
 """Into so many lines a line may be broken."""
 
+MAX_BELOW: Final = 20
+"""So many lines may be set in below one."""
+
 _MAX_FRAMES: Final = 100
 _MAX_UNKNOWN: Final = 8
 """The most lines in a row that are taken for the source in a traceback."""
@@ -121,7 +133,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
             continue
         if held is not None and held.table is not None and held.table.takes(shipped):
             continue
-        line, exceptions = _unpacked(shipped)
+        line, exceptions, frames = _unpacked(shipped)
         if trace is not None:
             if trace.takes(number, line):
                 continue
@@ -141,7 +153,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
                 held = PastedEntry(held.number, f"{held.line}{line}", held.lines + 1)
                 continue
             header, text = logged_message(line)
-            if _CONTINUED.match(text) is not None:
+            if _CONTINUED.match(text) is not None or (not header and _is_below(held, line)):
                 held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
                 continue
             begins = not header and _is_failure(held.line) and _PLAIN.match(text) is not None
@@ -165,7 +177,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
             continue
         # What belongs to a line of Synapse may be in further documents of Docker.
         is_document = line is not shipped and is_logged(line)
-        held = PastedEntry(number, line if is_document else shipped, exceptions=exceptions)
+        held = PastedEntry(number, line if is_document else shipped, exceptions=exceptions, frames=frames)
     if trace is not None:
         yield from trace.entries(held)
     elif held is not None:
@@ -182,21 +194,28 @@ def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield from ((number, one.rstrip(" ") if _BAR in line else one) for one in line.split(_BAR))
 
 
-def _unpacked(line: str) -> tuple[str, tuple[str, ...]]:
-    """Return the line in a JSON document of Docker, or the exceptions in one of Synapse."""
+def _unpacked(line: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return the line in a JSON document of Docker, or the exceptions and files in one of Synapse."""
     if not line.startswith("{") or not line.rstrip().endswith("}"):
-        return line, ()
+        return line, (), ()
     strings = strings_of_document(line)
     if '"exc_value"' in line:
-        return line, tuple(strings[:1])
+        return line, tuple(strings[:1]), ()
     for text in strings:
         _, begins, after = text.partition(_FIRST)
         if after.strip():
             traced = _Traceback()
             for number, one in enumerate(split_lines(f"{begins}{after}")):
                 traced.takes(number, one)
-            return line, traced.exceptions
-    return (strings[0].rstrip("\n"), ()) if strings and '"stream":' in line else (line, ())
+            return line, traced.exceptions, traced.frames
+    return (strings[0].rstrip("\n") if strings and '"stream":' in line else line), (), ()
+
+
+def _is_below(held: PastedEntry, line: str) -> bool:
+    """Whether a line is set in below a statement of PostgreSQL's log, or below what Synapse prints first."""
+    if held.lines > MAX_BELOW or _INDENTED.search(line[: MAX_BEFORE * 2]) is None:
+        return False
+    return _STATEMENT.search(held.line[:400]) is not None or _HEADLINE.search(held.line[:400]) is not None
 
 
 def _joined(before: str, text: str) -> str:
@@ -219,9 +238,11 @@ def _is_cut_request(line: str) -> bool:
 
 
 def _is_open(line: str) -> bool:
-    """Whether a line that was logged ends within brackets: the paste broke it there."""
+    """Whether a line that was logged, or an exception, ends within brackets: it goes on in the next."""
     text = logged_message(line)[1]
-    return is_logged(line) and any(text.count(one) > text.count(other) for one, other in ("[]", "()"))
+    return (is_logged(line) or _is_bare_exception(line)) and any(
+        text.count(one) > text.count(other) for one, other in ("[]", "()")
+    )
 
 
 def _is_of_twisted(line: str) -> bool:
@@ -242,6 +263,11 @@ def _rest_of_twisted(line: str) -> str | None:
 def _is_failure(line: str) -> bool:
     """Whether a line may be one after which an exception stands, with its traceback or without."""
     return " ERROR " in line[:500] or " CRITICAL " in line[:500]
+
+
+def _is_bare_exception(line: str) -> bool:
+    """Whether a line is an exception, and nothing that a logger wrote."""
+    return not logged_message(line)[0] and _PLAIN.match(line.strip()) is not None
 
 
 class _Traceback:
@@ -309,9 +335,14 @@ class _Traceback:
         return self._telling or tuple(self._exceptions)
 
     @property
+    def frames(self) -> tuple[str, ...]:
+        """The files of Synapse in it, each once, the last one last."""
+        return tuple(self._frames)
+
+    @property
     def _telling(self) -> tuple[str, ...]:
-        # A StopIteration is how a step of Twisted ends.
-        return tuple(one for one in self._exceptions if not one.startswith("StopIteration"))
+        # A StopIteration is how a step of Twisted ends, and a SystemExit how a start that failed does.
+        return tuple(one for one in self._exceptions if not one.startswith(("StopIteration", "SystemExit")))
 
     def entries(self, held: PastedEntry | None) -> Iterator[PastedEntry]:
         """Yield the line before the traceback, with it, or each by itself."""
@@ -322,11 +353,22 @@ class _Traceback:
                 held.line,
                 held.lines + self._lines,
                 found,
-                frames=tuple(self._frames),
+                frames=self.frames,
                 is_cut=not self._telling,
+            )
+            return
+        if held is not None and not found and _is_bare_exception(held.line):
+            # Sentry shows the exception first, and the frames below it.
+            yield PastedEntry(
+                held.number,
+                held.line,
+                held.lines + self._lines,
+                (held.line,),
+                is_traceback=True,
+                frames=self.frames,
             )
             return
         if held is not None:
             yield held
         last = found[-1] if found else ""
-        yield PastedEntry(self._last, last, self._lines, found, is_traceback=True, frames=tuple(self._frames))
+        yield PastedEntry(self._last, last, self._lines, found, is_traceback=True, frames=self.frames)

@@ -14,7 +14,9 @@ from typing import Final
 import msgspec
 
 from synrepl.homeserver.explanation.details import (
+    CUT_TRACEBACK,
     MAX_TEXT,
+    NOT_BY_DATA,
     SEVERITIES,
     explain_message,
     explain_traceback,
@@ -39,6 +41,7 @@ from synrepl.homeserver.explanation.psql import (
     explain_table,
     find_statement,
     is_footer,
+    is_logged_statement,
     progress_sentence,
 )
 from synrepl.homeserver.explanation.redis_output import RedisOutput
@@ -48,6 +51,7 @@ from synrepl.homeserver.explanation.results import (
     Explanation,
     HomeserverState,
     Passage,
+    UnknownLine,
 )
 from synrepl.homeserver.explanation.samples import (
     MAX_SAMPLES,
@@ -85,6 +89,12 @@ _TELLS_NO_FAILURE: Final = ("DEBUG", "INFO")
 
 _FAILURES: Final = ("ERROR", "CRITICAL")
 """Levels of a line that is not known at which something failed."""
+
+_LOUD: Final = {"CRITICAL": 0, "ERROR": 0, "WARNING": 1}
+"""Levels in the order in which lines that are not known are shown; the others come after."""
+
+MAX_UNKNOWN: Final = 3
+"""The most lines that are not known that are shown as they are."""
 
 _REQUESTS: Final = ("request", "proxy_request")
 """Messages of a request that was answered, by Synapse and by a proxy."""
@@ -201,7 +211,8 @@ class _Explainer:
         self._roles: dict[str, list[str]] = {}
         self._lines = 0
         self._unrecognized: Counter[str] = Counter()
-        self._errors: list[tuple[int, Header, str]] = []
+        self._errors = _UnknownErrors()
+        self._unknown: dict[int, list[UnknownLine]] = {}
         self._cut = 0
         self._statement: Statement | None = None
         self._redis = RedisOutput()
@@ -223,7 +234,7 @@ class _Explainer:
             return
         passages = self._explain_texts(texts, entry)
         if not is_told and all(one.kind in ("sync_token", "position") for one in passages):
-            passages += self._explain_reason(entry, header)
+            passages += self._explain_reason(entry, header, texts[0].text if header and texts else "")
         if not passages and not header and (changed := explain_statement(entry.line)) is not None:
             shown = printable(without_secrets(entry.line.strip())[:MAX_TEXT])
             passages = [msgspec.structs.replace(changed, text=shown)]
@@ -239,10 +250,27 @@ class _Explainer:
         for token in {one.text for one in passages if one.kind == "sync_token"}:
             if len(self._roles) <= MAX_EXAMPLES:
                 self._add_roles(token, entry.line)
-        if not passages and not is_told:
-            if header.level in _FAILURES and len(self._errors) <= MAX_EXAMPLES and texts:
-                self._errors.append((entry.number, header, texts[0].text))
+        if not passages and not is_told and not is_logged_statement(entry.line):
+            if header and texts:
+                self._keep_unknown(entry.number, texts[0])
             self._unrecognized[header.logger or program_of(entry.line)] += entry.lines
+
+    def _keep_unknown(self, number: int, text: LoggedText) -> None:
+        """Keep the first lines of each level that something logged and that are not known."""
+        header = text.header
+        if header.level in _FAILURES:
+            self._errors.add(number, header, text.text)
+        kept = self._unknown.setdefault(_LOUD.get(header.level, len(_LOUD)), [])
+        if len(kept) < MAX_UNKNOWN:
+            kept.append(
+                UnknownLine(
+                    line=number,
+                    text=printable(without_secrets(" ".join(text.text[:MAX_TEXT].split()))),
+                    level=printable(header.level),
+                    logger=printable(header.logger),
+                    request=printable(header.request),
+                )
+            )
 
     def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
         """Explain the message that a line is; False if its values say that it is none."""
@@ -292,22 +320,28 @@ class _Explainer:
         self._places.setdefault(read.table, []).extend(read.places)
         self._statement = None
 
-    def _explain_reason(self, entry: PastedEntry, header: Header) -> list[Passage]:
-        """Explain what is known of a line that says more: an exception, or words of PostgreSQL."""
+    def _explain_reason(self, entry: PastedEntry, header: Header, said: str) -> list[Passage]:
+        """Explain what is known of a line that says more: an exception, or words of PostgreSQL.
+
+        `said` is the message of a logger, which is not known.
+        """
         found = next((match for text in entry.exceptions if (match := _reason(text))), None)
         if header.logger == REDIS:
             return []
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
-        if found is not None and (passage := explain_message(found, self._writers)) is not None:
+        if (
+            found is not None
+            and (passage := explain_message(found, self._writers, frames=entry.frames)) is not None
+        ):
             passage = of_redis_client(passage, header.logger)
             module = module_of(header.logger)
             if module is not None and module.is_beside:
                 about = f"{printable(header.logger)} logged it ({module.about.partition(';')[0]}): {BESIDE}"
                 return [msgspec.structs.replace(passage, words=[*passage.words, about])]
             return [passage]
-        if entry.exceptions or entry.is_traceback:
-            return [explain_traceback(entry.exceptions, header.logger, entry.frames)]
+        if entry.exceptions or entry.is_traceback or entry.is_cut:
+            return [explain_traceback(entry.exceptions, header.logger, entry.frames, said)]
         return []
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
@@ -392,11 +426,10 @@ class _Explainer:
         passages += self._redis.passages()
         if compared := self._compared():
             passages.append(compared)
-        if passages and all(one.severity == "normal" for one in passages) and self._errors:
-            passages.append(_unknown_errors(self._errors))
-        passages.sort(
-            key=lambda one: (SEVERITIES.index(one.severity), one.kind == "sync_token", one.lines[0])
-        )
+        if passages and all(one.severity == "normal" for one in passages) and self._errors.count:
+            passages.append(self._errors.passage())
+        passages = _with_end(passages)
+        passages.sort(key=lambda one: (_rank(one), one.kind == "sync_token", one.lines[0]))
         if self._cut and passages:
             worst = passages[0]
             passages[0] = msgspec.structs.replace(worst, advice=[*worst.advice, WHOLE])
@@ -408,6 +441,7 @@ class _Explainer:
             other_loggers=dict(self._unrecognized.most_common()),
             areas={name: module.about for name, module in modules.items()},
             beside=[name for name, module in modules.items() if module.is_beside],
+            unknown=[one for _, kept in sorted(self._unknown.items()) for one in kept][:MAX_UNKNOWN],
             summary=_summary(passages),
         )
 
@@ -454,8 +488,47 @@ WHOLE: Final = (
 _STARTS: Final = ("startup_failed", "start_listening_failed")
 """Messages of a start that failed: without the reason, what was logged before may be it."""
 
+_OF_OTHERS: Final = ("fed_", "key_lookup", "device_resync")
+"""Beginnings of the keys of messages about other homeservers, of which many fail at all times."""
+
 _GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
 """Messages of a request that did not get what it waited for: another line tells which stream was behind."""
+
+
+_ENDS: Final = ("app_ends", "process_stops")
+"""Messages of a process that was asked to end."""
+
+_BROKEN_OFF: Final = ("redis_lost",)
+"""Messages that are part of that."""
+
+_NEAR_END: Final = 6
+"""Within so many lines of it."""
+
+
+def _with_end(passages: list[Passage]) -> list[Passage]:
+    """Say of connections that were lost while the process ended that this is part of it."""
+    ends = [line for one in passages if one.kind in _ENDS for line in one.lines]
+
+    def told(one: Passage) -> Passage:
+        is_near = one.count <= len(one.lines) and all(
+            any(abs(line - end) <= _NEAR_END for end in ends) for line in one.lines
+        )
+        if one.kind not in _BROKEN_OFF or not is_near:
+            return one
+        words = [
+            "The process was asked to end at that time, and its connection to Redis ended with it.",
+            "This is normal.",
+        ]
+        return msgspec.structs.replace(one, severity="normal", words=words, advice=[], cause="")
+
+    return [told(one) for one in passages] if ends else passages
+
+
+def _rank(passage: Passage) -> float:
+    """How far below a passage is told: a traceback without its end says less than what is known."""
+    rank = SEVERITIES.index(passage.severity)
+    is_cut = passage.kind == "traceback" and passage.text == CUT_TRACEBACK
+    return SEVERITIES.index("look") + 0.5 if is_cut else rank
 
 
 def _summary(passages: list[Passage]) -> str:
@@ -466,8 +539,10 @@ def _summary(passages: list[Passage]) -> str:
     worst = told[0]
     if worst.severity == "normal":
         return "Of what is known here, nothing failed."
-    # One that gives its reason says more than one that only failed.
-    worst = next((one for one in told if one.cause and one.severity == worst.severity), worst)
+    # One that gives its reason says more than one that only failed, and one of this server more than others'.
+    found = [one for one in told if one.severity == worst.severity]
+    found = [one for one in found if not one.kind.startswith(_OF_OTHERS)] or found
+    worst = next((one for one in found if one.cause), found[0])
     alike = [one for one in told if one.severity == worst.severity and one.kind != worst.kind]
     # What the system or the database said is nearer to the cause than what failed for it.
     first = " ".join([worst.words[0], *([worst.cause] if worst.cause else [])])
@@ -481,30 +556,57 @@ def _summary(passages: list[Passage]) -> str:
     return f"{first}{more}"
 
 
-def _unknown_errors(errors: list[tuple[int, Header, str]]) -> Passage:
-    """Tell lines of errors that are not known, where all that is known is normal."""
-    shown = [printable(without_secrets(text[:MAX_TEXT])) for _, _, text in errors]
-    loggers = ", ".join(dict.fromkeys(printable(header.logger) for _, header, _ in errors if header.logger))
-    by = f" of {loggers}" if loggers else ""
-    return Passage(
-        kind="unknown_error",
-        text=shown[0],
-        severity="error",
-        words=[
-            f"Something failed that is not known here: errors{by}, which say: {shown[0]}",
-            *shown[1:MAX_EXAMPLES],
-        ],
-        advice=["read these lines first: what is recognized below is normal, and not why they were logged"],
-        lines=[number for number, _, _ in errors][:MAX_NUMBERS],
-        count=len(errors),
-        first_time=errors[0][1].time,
-        last_time=errors[-1][1].time,
-    )
+class _UnknownErrors:
+    """Lines of errors that are not known: all are counted, the first ones are kept."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._shown: dict[str, None] = {}
+        self._loggers: dict[str, None] = {}
+        self._lines: list[int] = []
+        self._times = ("", "")
+
+    def add(self, number: int, header: Header, text: str) -> None:
+        """Count a line of an error."""
+        self.count += 1
+        first, last = self._times
+        self._times = (first or header.time, header.time or last)
+        for kept, one in (
+            (self._shown, printable(without_secrets(text[:MAX_TEXT]))),
+            (self._loggers, printable(header.logger)),
+        ):
+            if one and len(kept) < MAX_EXAMPLES:
+                kept.setdefault(one)
+        if len(self._lines) < MAX_NUMBERS:
+            self._lines.append(number)
+
+    def passage(self) -> Passage:
+        """Tell them, where all that is known is normal."""
+        first, *others = self._shown
+        by = f" of {', '.join(self._loggers)}" if self._loggers else ""
+        return Passage(
+            kind="unknown_error",
+            text=first,
+            severity="error",
+            words=[f"Something failed that is not known here: errors{by}, which say: {first}", *others],
+            advice=[
+                "read these lines first: what is recognized below is normal, and not why they were logged"
+            ],
+            lines=self._lines,
+            count=self.count,
+            first_time=self._times[0],
+            last_time=self._times[1],
+        )
 
 
 def _reason(text: str) -> Match | None:
     """Return what is known of an exception's line."""
-    return next((found for one in read_line(text)[1] if (found := find_message(one))), find_reason(text))
+    for one in read_line(text)[1]:
+        found = find_message(one)
+        # A name may be that of a stream, or of anything else.
+        if found is not None and (found.message.key not in NOT_BY_DATA or explain_message(found, {})):
+            return found
+    return find_reason(text)
 
 
 def _with_state(passage: Passage, state: HomeserverState) -> Passage:

@@ -44,6 +44,9 @@ _MAX_SHIPPED: Final = 200
 
 _HEADER: Final = re.compile(
     r"""(?:
+      (?P<at>[A-Z][a-z]{2}\ [\ \d]\d\ \d\d:\d\d:\d\d)
+          \ (?![A-Z]{4,8}\b)[\w.-]{1,80}\ [a-z][\w./@-]{1,80}:(?=\ )
+    |
       (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d(?:[.,]\d+)?
           (?:Z|\ ?[+-]\d\d:?\d\d|\ (?:UTC|[A-Z]{1,3}T)(?=\ ))?
         | \d{4}/\d\d/\d\d\ \d\d:\d\d:\d\d
@@ -68,9 +71,12 @@ _HEADER: Final = re.compile(
 """One part of a header: a time, a logger, a level, a container, a program, the number of a line."""
 
 _REQUEST: Final = re.compile(
-    r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[[^\]]{0,200}\] |[\w.-]{1,100}-\d{1,9} )", re.ASCII
+    r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[(?P<other>[^\]]{0,200})\] |[\w.-]{1,100}-\d{1,9} )", re.ASCII
 )
 """The request on whose behalf a line was logged: between the header and the message."""
+
+_NUMBER: Final = re.compile(r"\d{1,6} - (?=\S{0,200} ?- )", re.ASCII)
+"""The number of the line in the module, where the level was written before the logger."""
 
 _EXCEPTION: Final = re.compile(r"(?:\w{1,80}\.){0,10}(?P<name>[A-Z]\w{1,80}): ", re.ASCII)
 _INNER_EXCEPTION: Final = re.compile(r"(?<!\w)(?P<name>\w{0,80}(?:Error|Exception|Setup)): ", re.ASCII)
@@ -89,17 +95,22 @@ _HEADER_KEYS: Final = {
     "time": ("time", "timestamp", "@timestamp", "ts"),
     "logger": ("namespace", "logger", "logger_name", "name"),
     "level": ("level", "levelname", "severity"),
+    "request": ("request",),
 }
 _MAX_STRINGS: Final = 20
 """The most strings of a JSON document that are looked at."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What stood before a message; "" is unknown. `logger` is a module's name, `level` as ``WARNING``."""
+    """What stood before a message; "" is unknown. `logger` is a module's name, `level` as ``WARNING``.
+
+    The `request` is that on whose behalf it was logged, as ``GET-12``.
+    """
 
     time: str = ""
     logger: str = ""
     level: str = ""
+    request: str = ""
 
     def __bool__(self) -> bool:
         return self.logger != "" or self.level != ""
@@ -124,7 +135,7 @@ def read_line(line: str) -> tuple[Header, list[LoggedText]]:
     if redis := _read_redis(line):
         return redis.header, [redis]
     if found := _DEFAULT.fullmatch(line):
-        header = Header(found["time"], found["logger"], found["level"])
+        header = Header(found["time"], found["logger"], found["level"], found["request"])
         message = found["message"].strip()
         texts = [LoggedText(message, header)]
         if " " in message and not _may_wrap(message):
@@ -208,7 +219,9 @@ def logged_message(line: str) -> tuple[Header, str]:
         return Header(found["time"], found["logger"], found["level"]), found["message"].strip()
     if redis := _read_redis(line):
         return redis.header, redis.text
-    return _beheaded(_MARKS.sub("", line.strip()), Header())
+    header, text = _beheaded(_MARKS.sub("", line.strip()), Header())
+    # Old releases log no request of what is of none.
+    return header, text.removeprefix("- ") if header.logger and header.level else text
 
 
 def _as_logged(line: str) -> str:
@@ -274,7 +287,8 @@ def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
     header, rest = _beheaded(text, outer)
     if header or rest != text:
         if (found := _REQUEST.match(rest)) and header:
-            yield LoggedText(rest[found.end() :].strip(), header)
+            named = msgspec.structs.replace(header, request=found["name"] or found["other"] or "")
+            yield LoggedText(rest[found.end() :].strip(), named)
         yield LoggedText(rest, header)
     if found := _EXCEPTION.match(rest) or _INNER_EXCEPTION.search(rest[:500]):
         yield LoggedText(rest[found.end() :].strip(), header, found["name"])
@@ -292,11 +306,15 @@ def _beheaded(text: str, outer: Header) -> tuple[Header, str]:
         if part is None or part.end() == place:
             break
         place = part.end()
-        found |= {name: part[name] for name in found if part[name]}
+        # No logger is named so: it is the name of a container.
+        found |= {name: part[name] for name in found if part[name] and part[name] != "synapse"}
+        found["time"] = part["at"] or found["time"]
         if found["logger"] and found["level"]:
             # What follows may be the message.
+            number = _NUMBER.match(text, place) if part["logger"] else None
+            place = number.end() if number else place
             break
-    return Header(**found), text[place:].strip()
+    return Header(**found, request=outer.request), text[place:].strip()
 
 
 def _header_of(document: dict[str, Any], outer: Header) -> Header:
@@ -308,7 +326,10 @@ def _header_of(document: dict[str, Any], outer: Header) -> Header:
     if not found["logger"].startswith("synapse"):
         found["logger"] = ""
     return Header(
-        found["time"] or outer.time, found["logger"] or outer.logger, found["level"].upper() or outer.level
+        found["time"] or outer.time,
+        found["logger"] or outer.logger,
+        found["level"].upper() or outer.level,
+        found["request"] or outer.request,
     )
 
 

@@ -98,6 +98,10 @@ class PsqlOutput(msgspec.Struct):
         cells = _cells(line[:2000])
         self.is_closed = is_footer(line)
         if not self.is_closed:
+            if len(cells) == len(self.columns) - 1:
+                # The last cell, or the first one, is empty.
+                shown = line.strip()
+                cells = [*cells, ""] if shown.endswith("|") else ["", *cells] if shown[:1] == "|" else cells
             if len(cells) != len(self.columns) or (len(cells) == 1 and " " in cells[0]):
                 return False
             if len(self.rows) < MAX_ROWS:
@@ -131,7 +135,7 @@ def is_footer(text: str) -> bool:
 
 def explain_statement(text: str) -> Passage | None:
     """Explain a statement that changes a table of streams, or a sequence."""
-    if _LOGGED.search(text[:400]):
+    if is_logged_statement(text):
         return _explain_logged(text)
     if found := _SETVAL.search(text[:4000]):
         told = (
@@ -152,6 +156,11 @@ def explain_statement(text: str) -> Passage | None:
     words = [f"A statement that changes {table.table}. {table.about}"]
     advice = [] if statement.verb == "insert" else [table.by_hand]
     return Passage(kind="statement", text="a statement", words=words, advice=advice)
+
+
+def is_logged_statement(text: str) -> bool:
+    """Whether a line is the statement of the line before it, as PostgreSQL logs it."""
+    return _LOGGED.search(text[:400]) is not None
 
 
 def _explain_change(text: str) -> Passage | None:
@@ -197,6 +206,8 @@ def explain_table(table: PsqlOutput, statement: Statement | None) -> ExplainedOu
     columns = [one.lower() for one in table.columns]
     if columns in (["last_value", "is_called"], ["last_value"]):
         return _explain_sequence(table)
+    if {"name", "owner", "encoding", "collate", "ctype"} <= {*columns}:
+        return _explain_databases([dict(zip(columns, row, strict=False)) for row in table.rows])
     known = statement.table if statement is not None else None
     if known is None:
         fitting = [one for one in _tables().values() if one.columns and {*one.columns} <= {*columns}]
@@ -248,6 +259,32 @@ def _explain_sequence(table: PsqlOutput) -> ExplainedOutput:
         )
     ]
     return ExplainedOutput(Passage(kind="sql_table", text="a sequence", words=words, advice=advice), "")
+
+
+_NEEDED: Final = {"encoding": "UTF8", "collate": "C", "ctype": "C"}
+"""How the database of a homeserver must be made."""
+
+
+def _explain_databases(rows: list[dict[str, str]]) -> ExplainedOutput:
+    """Explain the databases of a server, as psql -l lists them: which Synapse takes."""
+    named = [row for row in rows if row.get("name") not in ("", "postgres", "template0", "template1")]
+    others = [row for row in named if any(row.get(key) != value for key, value in _NEEDED.items())]
+    words = ["The databases of a PostgreSQL server. That of a homeserver needs UTF8, and C for both locales."]
+    advice = []
+    for row in others:
+        has = ", ".join(f"{key} {printable(row.get(key, ''))}" for key in _NEEDED)
+        words.append(f"{printable(row['name'])} has {has}: Synapse refuses to start on it.")
+    if others:
+        advice = [
+            (
+                "make a new one (createdb --encoding=UTF8 --locale=C --template=template0 --owner=USER NAME),"
+                " and move the data there by pg_dump and pg_restore; or allow_unsafe_locale: true in"
+                " database:, since 1.56, while the system's locale stays the same"
+            )
+        ]
+    shown = [{key: printable(row.get(key, "")) for key in ("name", *_NEEDED)} for row in named[:20]]
+    passage = Passage(kind="sql_table", text="databases", words=words, advice=advice, fields=shown)
+    return ExplainedOutput(passage, "")
 
 
 def _explain_positions(known: KnownRelation, rows: list[dict[str, str]]) -> Passage:

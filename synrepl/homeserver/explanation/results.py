@@ -50,12 +50,23 @@ MAX_NUMBERS = 10
 """The most numbers of lines that a passage has."""
 
 
+class UnknownLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that is not known, and what of it is: who logged it, at which level, for which request."""
+
+    line: int
+    text: str
+    level: str = ""
+    logger: str = ""
+    request: str = ""
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What was recognized in a text, the worst first; `summary` is what is likely wrong in it, or "".
 
     `lines` counts the lines with text. `unrecognized` counts those that contain nothing known, and
     `other_loggers` the same by the module that logged them, or "". `areas` tells what such a module does, if
-    that is known, and `beside` names those of which nothing is about streams.
+    that is known, and `beside` names those of which nothing is about streams. `unknown` has the first lines
+    that are not known, errors before others.
     """
 
     passages: Sequence[Passage]
@@ -64,4 +75,5 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     other_loggers: Mapping[str, int] = {}
     areas: Mapping[str, str] = {}
     beside: Sequence[str] = ()
+    unknown: Sequence[UnknownLine] = ()
     summary: str = ""

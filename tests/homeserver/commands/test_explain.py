@@ -136,7 +136,7 @@ def test_modules_are_named_whose_lines_are_not_known() -> None:
 
     named = "2 of synapse.x1, 1 of synapse.x2, 1 of synapse.x3, 1 of synapse.x4, 1 of synapse.x5"
     assert f"9 lines not recognized: {named}, others of 2 modules" == lines[-1]
-    assert "nothing was recognized: 2 of synapse.x1, 1 of synapse.x2; known are" in nothing.stderr
+    assert "nothing was recognized: 2 of synapse.x1, 1 of synapse.x2; not known: line 1" in nothing.stderr
 
 
 def test_lines_that_are_not_about_streams_are_told_by_what_their_module_does() -> None:
@@ -152,7 +152,24 @@ def test_lines_that_are_not_about_streams_are_told_by_what_their_module_does() -
     assert "2 lines not recognized: 1 of synapse.handlers.sync (answers to a /sync)" == lines[-2]
     assert "1 line not about streams: 1 of synapse.handlers.auth (logins)" == lines[-1]
     assert (1, "") == (nothing.exit_code, nothing.stdout)
-    assert "; 1 line not about streams: 1 of synapse.handlers.auth (logins); known are" in nothing.stderr
+    assert "; 1 line not about streams: 1 of synapse.handlers.auth (logins); not known: " in nothing.stderr
+
+
+def test_a_line_that_nothing_knows_is_told_by_what_is_known_of_it() -> None:
+    """Level, module and request: and nothing else is said of it."""
+    moon = "2026-11-02 10:00:00,000 - synapse.moon - 1 - {} - GET-{} - The moon is too close: password=x"
+    told = (
+        "not known: line {}, {} of synapse.moon, request GET-{}: The moon is too close: password=(not shown)"
+    )
+
+    nothing = explain(moon.format("WARNING", 7))
+    beside = explain(typed="\n".join([STUCK, *(moon.format("ERROR", number) for number in range(9))]))
+    quiet = explain(typed=f"{STUCK}\n{moon.format('INFO', 7)}")
+
+    assert (1, "") == (nothing.exit_code, nothing.stdout)
+    assert told.format(1, "WARNING", 7) in nothing.stderr
+    assert beside.stdout.splitlines()[-3:] == [told.format(n + 2, "ERROR", n) for n in range(3)]
+    assert "not known" not in quiet.stdout
 
 
 def test_the_likely_cause_stands_first() -> None:

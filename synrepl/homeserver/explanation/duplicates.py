@@ -1,0 +1,172 @@
+"""What it means that a row is in the database already: of a sequence, of two requests, of an update."""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from synrepl.wire.text import printable
+
+_SEQUENCES: Final[Mapping[str, str]] = {
+    "events_stream_ordering": "events_stream_seq",
+    "state_groups_pkey": "state_group_id_seq",
+    "event_auth_chains_c_seq_index": "event_auth_chain_id",
+    "application_services_txns_as_id_txn_id_key": "application_services_txn_id_seq",
+}
+"""Sequences of which a taken id tells, by the name of the constraint."""
+
+
+_KEY: Final = re.compile(r"Key \((?P<names>[^()]{1,300})\)=\((?P<values>.{0,500}?)\) ", re.ASCII)
+_OF_SQLITE: Final = re.compile(r"UNIQUE constraint failed: (?P<names>[\w., ]{1,300})", re.ASCII)
+_OF_TEXTS: Final = ("_uniqueness", "_key", "_idx", "_index", "_index2")
+"""Ends of the names of unique indexes of more than a number."""
+
+UPDATES: Final = "synapse/storage/background_updates.py"
+"""The file that runs the updates of the database in the background."""
+
+
+UPGRADES: Final = frozenset(
+    (
+        "synapse/storage/prepare_database.py",
+        "synapse/storage/engines/postgres.py",
+        "synapse/storage/engines/sqlite.py",
+    )
+)
+"""The files that bring the schema of the database up to date at a start."""
+
+
+class Duplicate(NamedTuple):
+    """What is said of a row that is there already. `is_harmless`: Synapse may do without it."""
+
+    words: list[str]
+    advice: list[str]
+    is_harmless: bool = False
+
+
+def told_of_duplicate(text: str, constraint: str) -> Duplicate | None:
+    """Return what is said of a row that a unique index refused; None if it may be that of a sequence."""
+    named = constraint.split()
+    name = named[0].strip("\"'") if named else ""
+    if name in _SEQUENCES:
+        return Duplicate(
+            [f"The sequence {_SEQUENCES[name]} gives out ids that are in use: it is behind its table."], []
+        )
+    if "event_id" in name or "Key (event_id)=" in text:
+        return _event(name)
+    key = _KEY.search(text)
+    found = key or _OF_SQLITE.search(text)
+    columns = printable(found["names"].strip()) if found else ""
+    if (key is not None and key["values"].isdecimal()) or not (columns or name.endswith(_OF_TEXTS)):
+        return None
+    what = f"the same {columns}" if columns else f"the same key ({printable(name)})"
+    first = f"The database refused a row, as one with {what} is there. No sequence is at fault."
+    if "event_push_summary" in name or "event_push_summary" in columns:
+        return Duplicate([first, COUNTS], [SEE_COUNTS])
+    return Duplicate([first, AT_ONCE], [SEE_PROCESSES], is_harmless=True)
+
+
+def _event(name: str) -> Duplicate:
+    told = (
+        f"The database has this event already ({printable(name)}): it was stored twice at once, or the tables"
+        " of events do not agree about it. No sequence is at fault."
+    )
+    return Duplicate(
+        [told],
+        ["once: nothing to do. For the same event again and again: see which tables of events have it"],
+    )
+
+
+COUNTS: Final = (
+    "It has counts of notifications. Since threads (1.69) rows differ by thread_id too, and a unique index of"
+    " before, without it, or rows that are there twice, stand in the way: users' counts may be wrong, nothing"
+    " else."
+)
+SEE_COUNTS: Final = (
+    "see whether updates are left: SELECT * FROM background_updates. Let them end, and update: they make the"
+    " new index and drop the old one. Counts are made anew from what users read: rows that are there twice"
+    " may be deleted"
+)
+AT_ONCE: Final = (
+    "Two requests or processes stored it at the same moment. Synapse then leaves or changes the row that is"
+    " there: in PostgreSQL's own log alone, without a failure in Synapse's, that is no trouble, and old"
+    " releases do so all the time."
+)
+SEE_PROCESSES: Final = (
+    "only if Synapse itself logs it, for the same key again and again: two processes do the same work"
+    " (synrepl inspect --files), or an index of an older release is still there: SELECT * FROM"
+    " background_updates"
+)
+
+IN_AN_UPDATE: Final[Mapping[str, tuple[str, str]]] = {
+    "db_index_not_made": (
+        (
+            "An update in the background makes a unique index, and cannot, as rows are in the table twice"
+            " (the line has their key): it fails again at each try, and the updates after it wait. Synapse"
+            " serves all the same."
+        ),
+        (
+            "remove the rows that are there twice, keeping one of each: SELECT the columns of that index,"
+            " count(*) ... GROUP BY ... HAVING count(*) > 1 finds them; the update then ends by itself. Of"
+            " many of these the fault was the release's, and a newer one removes them: update first"
+        ),
+    ),
+    "id_twice": (
+        (
+            "An update in the background met a row whose key is there already: it fails again at each try,"
+            " and the updates after it wait. Synapse serves all the same. No sequence is at fault."
+        ),
+        (
+            "SELECT * FROM background_updates tells which update it is. Look at the rows with that key, and"
+            " remove what is there twice; or update: of many of these the fault was the release's"
+        ),
+    ),
+    "no_row_unnamed": (
+        (
+            "An update in the background was gone when its next step came: another process did it meanwhile."
+            " Two processes run the same updates, as two main processes on one database do."
+        ),
+        (
+            "see that one main process alone has this database, and no spare one; with a single one: once is"
+            " no trouble"
+        ),
+    ),
+}
+"""What a reason means where it ended an update of the database in the background, and what to do."""
+
+_TWICE_AT_A_START: Final = (
+    (
+        "A step that brings the schema of the database up to date could not be done, as rows are in a table"
+        " twice that must be there once: Synapse does not start."
+    ),
+    (
+        "keep a copy of the database, remove the rows that are there twice (SELECT the columns in the line,"
+        " count(*) ... GROUP BY ... HAVING count(*) > 1 finds them), and start the main process again; or"
+        " start the release of before, and look whether a newer one does it better"
+    ),
+)
+
+IN_AN_UPGRADE: Final[Mapping[str, tuple[str, str]]] = {
+    "db_index_not_made": _TWICE_AT_A_START,
+    "id_twice": _TWICE_AT_A_START,
+    "deadlock": (
+        (
+            "A step that brings the schema of the database up to date, and another process that used the same"
+            " table, waited for each other: PostgreSQL ended one of them, and the start."
+        ),
+        (
+            "end all workers, and what else has the database open, and start the main process alone; then the"
+            " workers"
+        ),
+    ),
+    "db_no_column": (
+        (
+            "A step that brings the schema of the database up to date did not find what it changes: the"
+            " database was restored in part, or changed by hand, or is another one."
+        ),
+        (
+            "see that it is the right database (SELECT current_database(), count(*) FROM events). Keep a"
+            " copy, make by hand what the line names, as the release of before had it, and start the main"
+            " process again; or restore anew, and whole"
+        ),
+    ),
+}
+"""What a reason means where it ended an upgrade of the schema at a start, and what to do."""

@@ -1,0 +1,205 @@
+"""What a proxy, or a bridge, logs of a process that it asked: which one, and where on the way it failed."""
+
+import re
+from typing import Final
+
+from synrepl.wire.text import printable
+
+_UPSTREAM: Final = re.compile(
+    r'upstream: "(?:https?://)?(?P<where>unix:[^":\s]{1,200}|[^"/\s]{1,200})'
+    r"|connect\(\) to (?P<socket>unix:[^\s:]{1,200}) failed"
+    r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
+    r"|[Ss]erver (?P<server>\S{1,200}) (?:is DOWN|failed, reason)"
+    r"|backend '?(?P<backend>[^\s']{1,200})'? has no server"
+    r"|(?:^|[\s\"])(?P<named>[\w.-]{1,200})\"? could not be resolved"
+    r'|host not found in upstream "(?P<unfound>[^"]{1,200})|attempt to connect to (?P<tried>\S{1,200})'
+    r"|(?:remote server|returned by|connection to backend:?) (?P<asked>[\w.:\[\]-]{1,200})"
+    r'|address for the container \\?"/?(?P<container>[\w.-]{1,100})'
+    r"|read tcp [^\s>]{1,100}->(?P<read>[^\s\"]{1,100}?): ",
+    re.ASCII,
+)
+"""The process that a proxy asked: as nginx, programs in Go (Caddy, Traefik), HAProxy and Apache name it."""
+
+_SEE_ADDRESS: Final = (
+    "see whether that process runs, and listens at that address and port (for a socket: at that path, and the"
+    " proxy's user may use it)"
+)
+_SEE_LOG: Final = "see the log of that process, and of the system, at that time"
+_LOOPBACK: Final = (
+    "[::1] is what localhost may mean: if Synapse listens at 127.0.0.1 alone, write 127.0.0.1 into the"
+    " proxy's configuration in place of localhost"
+)
+
+_ON_THE_WAY: Final = (
+    (
+        r"is DOWN|Health check for server",
+        "A check of the proxy finds {} down.",
+        f"{_SEE_ADDRESS}; the reason is in the line",
+    ),
+    (
+        r"no such host|[Hh]ost not found|server misbehaving|resolved \(\d+: Operation timed out",
+        "A proxy passes requests to {}, a name that has no address in its network.",
+        (
+            "see whether the container of that name runs, and is in the same network as the proxy (docker"
+            " network inspect); nginx looks names up at its start: reload it afterwards"
+        ),
+    ),
+    (
+        r"unable to find the IP address for the container",
+        "Traefik finds no address of {} in the network that it uses: it asks it nothing.",
+        (
+            "have both in one network; if the container is in several, the label traefik.docker.network names"
+            " the one to take. A container that has just stopped is found so too"
+        ),
+    ),
+    (
+        r"no live upstreams|has no server available",
+        (
+            "The proxy holds all processes of its upstream {} for down, and asks none for a while: requests"
+            " before this one were refused, or took too long."
+        ),
+        (
+            "the lines before tell which, and why. A /sync waits as long as its client wants, 30 s and more:"
+            " the proxy must wait longer (nginx: proxy_read_timeout 600s), else it holds a sound process for"
+            " down"
+        ),
+    ),
+    (
+        r"SSL_do_handshake|SSL handshak",
+        "A proxy speaks TLS to {}, which does not, or not as it likes.",
+        "pass requests on by http:// unless that listener of Synapse has tls: true",
+    ),
+    (
+        r"\b13: Permission denied|connect: permission denied",
+        "The proxy's user may not use {}.",
+        (
+            "for a socket: its mode and group, and those of its folder; with SELinux: setsebool"
+            " httpd_can_network_connect 1"
+        ),
+    ),
+    (
+        r"refused|No such file or directory|connect: no such file|AH01114|AH01079|failed to make connection",
+        "Nothing listens at {}, to which a proxy, or a bridge, passes requests.",
+        _SEE_ADDRESS,
+    ),
+    (
+        (
+            r"timed? ?out.{0,40}while connecting|dial tcp \S+ (?:i/o timeout|connect: connection timed out)"
+            r"|no route to host|network is unreachable|No route to host"
+            r"|attempt to connect to \S+ .{0,60}failed"
+        ),
+        "A connection to {}, to which a proxy passes requests, could not be made: no answer came from there.",
+        (
+            "see whether both are in one network (in Docker: the container may be in several, and the proxy"
+            " takes the address of another: traefik.docker.network names it), and whether a firewall is"
+            " between"
+        ),
+    ),
+    (
+        (
+            r"prematurely closed|reset by peer|Broken pipe|EOF|AH01102|AH00898|error reading status line"
+            r"|reading from remote"
+        ),
+        "{}, to which a proxy passed a request, closed the connection before its answer was there, or whole.",
+        (
+            f"it was restarted, killed (memory) or ended the request: {_SEE_LOG}. A few at a restart are"
+            " normal; clients ask again. Always for one path: the request itself fails there. Always for all:"
+            " that port speaks TLS and the proxy http://, so take the listener with tls: false"
+        ),
+    ),
+    (
+        r"too big header|invalid header",
+        "The answer of {} begins in a way that the proxy does not take.",
+        "raise proxy_buffer_size; if the header is invalid: the port is that of another protocol, or of TLS",
+    ),
+    (
+        r"timed? ?out|i/o timeout",
+        "{}, to which a proxy passed a request, did not answer in the time that the proxy waits.",
+        (
+            "a /sync waits as long as its client wants, 30 s and more: proxy_read_timeout must be longer"
+            " (600s). Others: look at the load of that process, and what it waits for: its log has the"
+            " request when it ends (Processed request: 75.0sec)"
+        ),
+    ),
+)
+"""What failed between a proxy and a process: a pattern, what it tells of the address, and what to do."""
+
+
+_STATE: Final = re.compile(
+    r" (?P<server>[\w.-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9} -?\d{1,3} "
+    r"\+?\d{1,12} \S{1,200} \S{1,200} (?P<state>[A-Za-z-]{2})[A-Za-z-]{2} ",
+    re.ASCII,
+)
+"""What HAProxy logs of a request: the server that was asked, and how it ended."""
+
+_STATES: Final = (
+    (
+        "S[CQ]|-C",
+        "HAProxy did not reach {}: nothing listens there, or it refused.",
+        _SEE_ADDRESS,
+    ),
+    (
+        "sC",
+        "HAProxy could not connect to {} in time.",
+        "see whether both are in one network, and the load of that process",
+    ),
+    ("sQ", "HAProxy had no free place at {} in time.", "raise maxconn of that server: each /sync takes one"),
+    (
+        "sH|sD",
+        "{} did not answer in the time that HAProxy waits.",
+        (
+            "timeout server must be longer than a /sync waits (30 s and more): 600s. Others: look at the load"
+            " of that process"
+        ),
+    ),
+    (
+        "SH|SD",
+        "{} closed the connection before its answer was there, or whole.",
+        f"{_SEE_LOG}: it was restarted or killed",
+    ),
+    (
+        "P.",
+        "HAProxy itself refused the request, by a rule or a limit of its configuration.",
+        "look at its rules",
+    ),
+)
+"""How a request ended, by HAProxy's first two letters, and what to do."""
+
+_LEFT: Final = re.compile("[Cc][A-Z]")
+
+
+def told_of_state(text: str) -> tuple[list[str], list[str], bool] | None:
+    """Return what HAProxy says of how a request ended, and what to do; None if it ended as it should.
+
+    The last is whether it is no trouble.
+    """
+    found = _STATE.search(text)
+    if found is None:
+        return None
+    server = printable(found["server"])
+    if "<NOSRV>" in server:
+        words = f"HAProxy has no server for it: all of {server.partition('/')[0]} are down, or no rule fits."
+        return (
+            [words],
+            ["its lines before tell which server is DOWN, and why; else see where the path is sent"],
+            False,
+        )
+    if _LEFT.match(found["state"]):
+        return ["Who asked went away before the answer was there, or whole: common for a /sync."], [], True
+    told = next((one for one in _STATES if re.fullmatch(one[0], found["state"])), None)
+    if told is None:
+        return None
+    words = told[1].format(server)
+    return [words], [told[2]], False
+
+
+def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
+    """Return what is said of a request that a proxy could not pass on, and what to do; None if it is none."""
+    told = next((one for one in _ON_THE_WAY if re.search(one[0], text, re.ASCII)), None)
+    if told is None:
+        return None
+    found = _UPSTREAM.search(text)
+    where = printable(found[found.lastgroup or 0].rstrip(":.")) if found else "the process"
+    words = told[1].format(where)
+    advice = [told[2], *([_LOOPBACK] if where.startswith("[::1]") and told[2] == _SEE_ADDRESS else [])]
+    return [f"{words[0].upper()}{words[1:]}"], advice
