@@ -164,10 +164,10 @@ def test_the_order_of_the_upgrade(old: Release, stack: ExitStack, tmp_path: Path
     secret.write_text(SECRET)
     secret.chmod(0o600)
     key = ("--secret-file", str(secret))
-    primary = old.daemon(tmp_path / "primary", *key)
+    primary = stack.enter_context(old.daemon(tmp_path / "primary", *key))
     ports = ports_of(primary)
     upstream = ("--upstream", f"tcp:{primary.follow}")
-    replica = old.daemon(tmp_path / "replica", *key, *upstream)
+    replica = stack.enter_context(old.daemon(tmp_path / "replica", *key, *upstream))
     fill(primary.url)
     settle(primary, replica)
 
