@@ -661,13 +661,17 @@ HOSTILE: Final = [
 ]
 
 
+HOSTILE_SECONDS: Final = 20.0
+"""CPU seconds: ten times what the slowest takes. A pattern that backtracks takes minutes."""
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_text_takes_no_long_time(text: str) -> None:
     began = time.process_time()
 
     explain(text)
 
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < HOSTILE_SECONDS
 
 
 @given(
