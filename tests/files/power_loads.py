@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from synrepl.files.names import FileQueue, LogProgress, NamedFile
 from synrepl.files.store import ChecksumMismatch, Damaged, FileStore
@@ -12,7 +12,9 @@ from tests.files.builders import NOW, checksum, open_verified
 from tests.power.facts import Lost
 from tests.processes.loading import drawn_seed
 
-__all__ = ["FewFilesLoad", "FilesLoad"]
+__all__ = ["LOADS", "FewFilesLoad", "FilesLoad"]
+
+LOADS: Final = {"files": "tests.files.power_loads:FilesLoad"}
 
 
 class FilesLoad(Scenario):

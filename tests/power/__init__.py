@@ -1,1 +1,9 @@
 """Power cuts: every state that a disk may be found in, after which what was acknowledged must be there."""
+
+from typing import Final
+
+LOADS: Final = {
+    "log": "tests.power.loads:LogLoad",
+    "daemon": "tests.power.daemon_load:DaemonLoad",
+}
+"""What scripts/power records: the module and class of the load on each store."""

@@ -19,7 +19,7 @@ from tests.power.disk import CHOICES, Choice, Disk, Extreme, State
 from tests.power.facts import Doubled, Lost
 from tests.power.journal import Kind, Record, records_of
 
-__all__ = ["Cut", "Tally", "check_power_cuts", "cut_power", "draw", "memory"]
+__all__ = ["Cut", "Tally", "check_power_cuts", "cut_power", "draw", "memory", "unsynced"]
 
 PATIENCE_SECONDS: Final = 120
 EXAMPLES: Final = 5
@@ -105,6 +105,12 @@ def cut_power(
         tally.count(cut, *_judged(look))
         shutil.rmtree(position)
     return tally
+
+
+def unsynced(records: Sequence[Record]) -> list[Record]:
+    """Return these records as if the disk had ignored the syncs of files, though not those of folders."""
+    folders = {one.file for one in records if one.kind in (Kind.ROOT, Kind.MKDIR)}
+    return [one for one in records if one.kind is not Kind.SYNC_END or one.file in folders]
 
 
 def states(records: Sequence[Record], cuts: Sequence[Cut]) -> Iterator[tuple[Cut, State, list[Acknowledged]]]:

@@ -21,7 +21,7 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
-from tests.power.journal import Kind, Record
+from tests.power.journal import MAPPED, Kind, Record
 
 __all__ = ["CHOICES", "Choice", "Disk", "State"]
 
@@ -200,7 +200,7 @@ class Disk:
                     if id(one) not in contents:
                         contents[id(one)] = one.content(choice)
                     data: bytes | None = contents[id(one)]
-                    if name.endswith("-shm") and choice.extreme != "everything":
+                    if name.endswith(MAPPED) and choice.extreme != "everything":
                         data = choice.shared_memory(data or b"")
                     if data is not None:
                         found[path + name] = data

@@ -70,10 +70,14 @@ def check_facts(facts: Sequence[Fact], said: Sequence[Acknowledged], *, trimmed_
         if serials.get(number, serial) != serial:
             raise Lost(f"fact {number}, acknowledged with serial {serial}, has serial {serials[number]}")
     for numbers in requests.values():
-        there = [number in serials for number in numbers]
-        assert (
-            all(there) or not any(there) or serials[max(n for n in numbers if n in serials)] <= trimmed_upto
-        ), f"a request is there in part: {[n for n in numbers if n in serials]} of {numbers}"
+        there = next((number for number in numbers if number in serials), None)
+        # The facts of a request have serials one after another.
+        missing = [
+            number
+            for number in numbers
+            if there is not None and number not in serials and serials[there] + number - there > trimmed_upto
+        ]
+        assert not missing, f"a request is there in part: {missing} of {numbers} are missing"
 
 
 def _end(facts: Sequence[Fact]) -> int:

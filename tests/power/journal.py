@@ -7,6 +7,7 @@ by then.
 
 import os
 import struct
+import subprocess
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-__all__ = ["Journal", "Kind", "Record", "records_of"]
+__all__ = ["MAPPED", "Journal", "Kind", "Record", "records_of"]
 
 
 class Kind(IntEnum):
@@ -57,6 +58,9 @@ class Record(NamedTuple):
         return msgspec.json.decode(self.data)
 
 
+MAPPED: Final = "-shm"
+"""The end of the names of files that are written through a mapping: SQLite's shared memory."""
+
 HEAD: Final = struct.Struct("=IIQQQII")
 WRITTEN_AT_ONCE: Final = 1024 * 1024
 
@@ -74,7 +78,18 @@ class Journal:
 
     def mark(self, said: Any) -> None:
         """Append what somebody says, a JSON value."""
-        packed = _packed(Record(Kind.MARK, data=msgspec.json.encode(said)))
+        self._append(Record(Kind.MARK, data=msgspec.json.encode(said)))
+
+    def note_mapped(self, folder: Path) -> None:
+        """Append what is in the files that are written through a mapping, which the recorder does not see."""
+        for path in folder.rglob(f"*{MAPPED}"):
+            # In another process: whoever closes a file of SQLite's here loses its locks on it.
+            read = subprocess.run(["cat", path], capture_output=True, check=False)
+            if read.returncode == 0:
+                self._append(Record(Kind.WRITE, path.stat().st_ino, data=read.stdout))
+
+    def _append(self, record: Record) -> None:
+        packed = _packed(record)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             assert os.write(descriptor, packed) == len(packed)

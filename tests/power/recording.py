@@ -19,7 +19,7 @@ from typing import Final
 from tests.crash.scenarios import named
 from tests.power.cuts import memory
 from tests.power.disk import Choice, Disk, State
-from tests.power.journal import Journal, Record
+from tests.power.journal import MAPPED, Journal, Record
 
 __all__ = ["FOLDER", "JOURNAL", "record", "recorder"]
 
@@ -27,8 +27,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCE: Final = Path(__file__).with_name("recorder.c")
 FOLDER: Final = "POWER_FOLDER"
 JOURNAL: Final = "POWER_JOURNAL"
-MAPPED: Final = "-shm"
-"""The end of the names of files that are written through a mapping."""
 
 
 def recorder() -> Path:

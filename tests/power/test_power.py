@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.power.cuts import check_power_cuts, cut_power, draw
-from tests.power.journal import Kind, Record, records_of
+from tests.power.cuts import check_power_cuts, cut_power, draw, unsynced
+from tests.power.journal import records_of
 
 LOG = "tests.crash.scenarios:SQLiteLog"
 RECORDED = Path(__file__).with_name("log.journal.xz")
-
-
-def recorded() -> list[Record]:
-    return list(records_of(lzma.decompress(RECORDED.read_bytes())))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -27,8 +23,7 @@ def test_a_log_keeps_what_it_acknowledged(tmp_path: Path, seed: int) -> None:
 
 def test_a_disk_that_does_not_sync_files_loses_facts(tmp_path: Path) -> None:
     """Whoever finds nothing here looks in the wrong place."""
-    folders = {one.file for one in recorded() if one.kind in (Kind.ROOT, Kind.MKDIR)}
-    records = [one for one in recorded() if one.kind is not Kind.SYNC_END or one.file in folders]
+    records = unsynced(list(records_of(lzma.decompress(RECORDED.read_bytes()))))
 
     tally = cut_power(LOG, records, draw(records, 24, 1), tmp_path)
 

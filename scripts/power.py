@@ -1,0 +1,110 @@
+"""Cuts the power of every store, and keeps a table of what became of it.
+
+The loads are those of `tests/power`, and of `power_loads` below the tests of each room. Exit code 1 if
+something that was acknowledged is lost, something is there twice, or a store does not open. Also if a disk
+that does not sync is not noticed.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import tests.power
+from scripts import again
+from scripts.lib.declared import of_rooms
+from tests.power.cuts import Tally, cut_power, draw, memory, unsynced
+from tests.power.recording import record
+
+LOADS: Final[Mapping[str, str]] = tests.power.LOADS | of_rooms("power_loads", "LOADS")
+"""The module and class of the load on each store."""
+
+TABLE: Final = "build/power.jsonl"
+CONTROL: Final = "log without syncs"
+"""The same journal of the log, as if the disk had ignored the syncs of files."""
+
+Row = dict[str, Any]
+
+
+def main(words: Sequence[str], root: Path = again.ROOT) -> int:
+    """Return 0 if all is kept, 1 if something is not."""
+    parser = argparse.ArgumentParser(prog="scripts/power", description=__doc__.splitlines()[0])
+    parser.add_argument("stores", nargs="*", metavar="STORE", help=f"of {', '.join(LOADS)} [default: all]")
+    parser.add_argument("--cuts", type=int, default=1000, help="cuts of each store [default: 1000]")
+    parser.add_argument("--seed", type=int, default=1, help="what loads and cuts are drawn from [default: 1]")
+    parser.add_argument("--table", action="store_true", help="show the table so far, and run nothing")
+    given = parser.parse_args(words)
+    if unknown := [name for name in given.stores if name not in LOADS]:
+        parser.error(f"unknown: {' '.join(unknown)}")
+    if given.table:
+        print_table(again.load(root, TABLE))
+        return 0
+    rows: list[Row] = []
+    for store in given.stores or LOADS:
+        rows += cut_store(store, given.cuts, given.seed, root)
+    print_table(rows)
+    return 0 if all(is_fine(row) for row in rows) else 1
+
+
+def cut_store(store: str, cuts: int, seed: int, root: Path) -> list[Row]:
+    """Record a load on this store, cut its power so often, and append the rows to the table."""
+    home = memory()
+    load = LOADS[store]
+    print(f"{store}: {load}", flush=True)
+    os.environ["SYNREPL_FIRST_SEED"] = str(seed)
+    try:
+        began = time.time()
+        records = record(load, home / "load", home / "journal")
+        found = cut_power(load, records, draw(records, cuts, seed), home / "cuts")
+        rows = [_row(store, len(records), found, seed, began, root)]
+        if store == "log":
+            began = time.time()
+            records = unsynced(records)
+            found = cut_power(load, records, draw(records, max(1, cuts // 10), seed), home / "control")
+            rows.append(_row(CONTROL, len(records), found, seed, began, root))
+    finally:
+        shutil.rmtree(home)
+    again.append(root, TABLE, rows)
+    return rows
+
+
+def _row(store: str, records: int, tally: Tally, seed: int, began: float, root: Path) -> Row:
+    return {
+        "commit": again.git(root, "rev-parse", "--short=12", "HEAD"),
+        "start": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+        "minutes": round((time.time() - began) / 60, 1),
+        "store": store,
+        "seed": seed,
+        "records": records,
+        **msgspec.to_builtins(msgspec.structs.replace(tally, failed=tally.failed[:5])),
+    }
+
+
+def is_fine(row: Row) -> bool:
+    """Whether this row is as it must be."""
+    is_kept = row["kept"] == row["cuts"]
+    return not is_kept if row["store"] == CONTROL else is_kept
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Show a line for each store, and what was wrong."""
+    columns = ("records", "cuts", "kept", "lost", "doubled", "refused", "wrong", "seed", "minutes")
+    print(f"{'store':18}" + "".join(f"{name:>9}" for name in columns) + "  commit")
+    for row in rows:
+        print(f"{row['store']:18}" + "".join(f"{row[name]:>9}" for name in columns) + f"  {row['commit']}")
+    for row in rows:
+        if not is_fine(row):
+            for one in row["failed"]:
+                print(f"{row['store']}: {json.dumps(one['cut'])} {one['outcome']}: {one['why']}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
