@@ -5,5 +5,6 @@ from typing import Final
 LOADS: Final = {
     "log": "tests.power.loads:LogLoad",
     "daemon": "tests.power.daemon_load:DaemonLoad",
+    "postgres": "tests.power.postgres_load:PostgresLoad",
 }
 """What scripts/power records: the module and class of the load on each store."""

@@ -150,7 +150,10 @@ def check_power_cuts(
 def memory() -> Path:
     """Make a folder, in memory where that can be had. This machine's own disk has no part in it."""
     shared = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="synrepl-power-", dir=shared if shared.is_dir() else None))
+    made = Path(tempfile.mkdtemp(prefix="synrepl-power-", dir=shared if shared.is_dir() else None))
+    # Some loads have processes of another user.
+    made.chmod(0o711)
+    return made
 
 
 def _judged(look: Callable[[], None]) -> tuple[Outcome, str]:

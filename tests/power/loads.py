@@ -25,7 +25,7 @@ class LogLoad(Scenario):
     Each is drawn by the seed of `drawn_seed`.
     """
 
-    STEPS: Final = 500
+    STEPS = 500
     AFTER: Final = 10**6
     """The first number of facts that are sent after the cut."""
 
