@@ -24,7 +24,7 @@ __all__ = ["ArchiveScenario"]
 class ArchiveScenario(Scenario):
     """Batches committed, merged, and vacuumed, as the jobs do."""
 
-    FACTS: Final = facts_after(
+    FACTS = facts_after(
         None,
         *((stream, "w", n, n + 1) for n in range(3) for stream in ("to_device", "push_rules")),
     )
