@@ -89,6 +89,19 @@ def test_a_table_whose_first_commit_was_cut_is_none(tmp_path: Path, name: str) -
     assert 2 == ArchiveTable(Store(str(tmp_path))).end.last_serial
 
 
+def test_a_first_commit_without_its_name_is_none(tmp_path: Path) -> None:
+    """So it is left when a job dies before delta-rs has named it, too."""
+    archived(tmp_path, 1)
+    (tmp_path / END).unlink()
+    commit = tmp_path / "_delta_log" / f"{0:020}.json"
+    commit.rename(commit.with_name(f"{commit.name}#1"))
+
+    assert ArchiveTable.if_any(Store(str(tmp_path))) is None
+    archived(tmp_path, 1)
+
+    assert 2 == ArchiveTable(Store(str(tmp_path))).end.last_serial
+
+
 @pytest.mark.parametrize("name", CUTS)
 def test_a_merge_that_was_cut_is_done_again(tmp_path: Path, name: str) -> None:
     """Its files are still there."""

@@ -175,7 +175,7 @@ class ArchiveTable:
         Raises `ConfigError` if no archive can be there.
         """
         store.check_table_path()
-        if (not store.names(LOG) and not store.names(FORMER)) or first_torn(store) == 0:
+        if (not TableCommits(store).names() and not store.names(FORMER)) or first_torn(store) == 0:
             return None
         return cls(store, as_of)
 

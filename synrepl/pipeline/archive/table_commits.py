@@ -26,6 +26,7 @@ END: Final = "_synrepl/end.json"
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _OF_VERSION: Final = re.compile(r"(\d{20})\.(?:json$|checkpoint\.)")
+_UNNAMED: Final = re.compile(r"#\d+$")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.")
 
 
@@ -88,6 +89,10 @@ class TableCommits:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def names(self) -> list[str]:
+        """Return the names of the files in the log, without those that delta-rs had yet to name."""
+        return [name for name in self._store.names(LOG) if not _UNNAMED.search(name)]
 
     def info(self, version: int) -> dict[str, Any]:
         """Return what a commit says of itself; nothing if it says nothing."""
