@@ -58,31 +58,31 @@ def cut_store(store: str, cuts: int, seed: int, root: Path) -> list[Row]:
     """Record a load on this store, cut its power so often, and append the rows to the table."""
     home = memory()
     load = LOADS[store]
+    head = {"commit": again.git(root, "rev-parse", "--short=12", "HEAD"), "seed": seed}
     print(f"{store}: {load}", flush=True)
     os.environ["SYNREPL_FIRST_SEED"] = str(seed)
     try:
         began = time.time()
         records = record(load, home / "load", home / "journal")
         found = cut_power(load, records, draw(records, cuts, seed), home / "cuts")
-        rows = [_row(store, len(records), found, seed, began, root)]
+        rows = [_row(store, len(records), found, began, head)]
         if store == "log":
             began = time.time()
             records = unsynced(records)
             found = cut_power(load, records, draw(records, max(1, cuts // 10), seed), home / "control")
-            rows.append(_row(CONTROL, len(records), found, seed, began, root))
+            rows.append(_row(CONTROL, len(records), found, began, head))
     finally:
         shutil.rmtree(home)
     again.append(root, TABLE, rows)
     return rows
 
 
-def _row(store: str, records: int, tally: Tally, seed: int, began: float, root: Path) -> Row:
+def _row(store: str, records: int, tally: Tally, began: float, head: Row) -> Row:
     return {
-        "commit": again.git(root, "rev-parse", "--short=12", "HEAD"),
+        **head,
         "start": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         "minutes": round((time.time() - began) / 60, 1),
         "store": store,
-        "seed": seed,
         "records": records,
         **msgspec.to_builtins(msgspec.structs.replace(tally, failed=tally.failed[:5])),
     }
