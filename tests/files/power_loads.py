@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from synrepl.files.names import FileQueue, LogProgress, NamedFile
 from synrepl.files.store import ChecksumMismatch, Damaged, FileStore
@@ -12,9 +12,10 @@ from tests.files.builders import NOW, checksum, open_verified
 from tests.power.facts import Lost
 from tests.processes.loading import drawn_seed
 
-__all__ = ["LOADS", "FewFilesLoad", "FilesLoad"]
+__all__ = ["LOADS", "SERVED", "FewFilesLoad", "FilesLoad", "ServedFiles"]
 
 LOADS: Final = {"files": "tests.files.power_loads:FilesLoad"}
+SERVED: Final = {"files": "tests.files.power_loads:ServedFiles"}
 
 
 class FilesLoad(Scenario):
@@ -168,3 +169,38 @@ class FewFilesLoad(FilesLoad):
     """A little of it, of which a journal is kept."""
 
     STEPS = 40
+
+
+class ServedFiles(FilesLoad):
+    """The files by their checksums, the names of the queue, and the positions beside them."""
+
+    KINDS: ClassVar = {
+        "files": ["files/sha256/*/*"],
+        "queue of files": ["files/queue.db", "files/queue.db-wal"],
+        "positions": ["positions"],
+    }
+
+    def served(self) -> Any:
+        store = self._store()
+        found: list[str] = []
+        while page := store.after(found[-1] if found else ""):
+            found += page
+        queue = FileQueue(store.directory, has=store.has, seconds=store.seconds)
+        try:
+            names = [queue.open(), queue.names_after("", 10**6)]
+        finally:
+            queue.close()
+        positions = FilePositions(self.position / "positions").load()
+        return [{sha256: self._read(store, sha256) for sha256 in found}, names, positions]
+
+    @staticmethod
+    def _read(store: FileStore, sha256: str) -> bytes:
+        file = open_verified(store, sha256)
+        assert file is not None
+        try:
+            return file.read(0, file.size)
+        finally:
+            file.close()
+
+    def complaints(self) -> list[str]:
+        return []

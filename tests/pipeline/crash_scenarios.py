@@ -1,7 +1,7 @@
 """The archive: batches that are committed, merged and vacuumed, until the process dies."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -28,7 +28,7 @@ class ArchiveScenario(Scenario):
         None,
         *((stream, "w", n, n + 1) for n in range(3) for stream in ("to_device", "push_rules")),
     )
-    BATCH: Final = 2
+    BATCH = 2
     HAS_THREADS = True
 
     def run(self, acknowledge: Acknowledge) -> None:

@@ -6,12 +6,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from synrepl.pipeline.archive.optimize import optimize
+from synrepl.pipeline.archive.row_files import read_files
 from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.local import LocalDriver
-from synrepl.pipeline.store import Store
+from synrepl.pipeline.snapshot.compact import compact
+from synrepl.pipeline.snapshot.snapshot import LAST, read_snapshot
+from synrepl.pipeline.source.rows import ROWS
+from synrepl.pipeline.store import BadArchive, Store
 from tests.crash.scenarios import Acknowledge, Acknowledged, Scenario
 from tests.pipeline.crash_scenarios import ArchiveScenario
 from tests.power.facts import Doubled, Lost
@@ -23,6 +28,8 @@ LOADS: Final = {
     "archive": "tests.pipeline.power_loads:ArchiveLoad",
     "archive-job": "tests.pipeline.power_loads:ArchiveJobLoad",
 }
+
+SERVED: Final = {"archive": "tests.pipeline.power_loads:ServedArchive"}
 
 
 class ArchiveLoad(ArchiveScenario):
@@ -92,3 +99,46 @@ class ArchiveJobLoad(Scenario):
             raise Doubled("a serial is there twice")
         if found != list(range(1, reached + 1)):
             raise Lost(f"of {reached} serials {reached - len(found)} are missing")
+
+
+class ServedArchive(ArchiveScenario):
+    """An archive and a snapshot, as the jobs read them: `report`, `compact`, `replay`, and a restore."""
+
+    FACTS = facts_after(
+        None,
+        *((stream, "w", n, n + 1) for n in range(200) for stream in ("to_device", "push_rules")),
+    )
+    BATCH = 100
+    KINDS: ClassVar = {
+        "archive": ["archive/stream=*/*/*.parquet"],
+        "log of the archive": ["archive/_delta_log/*.json", "archive/_synrepl/end.json"],
+        "snapshot": ["snapshot/*", "snapshot/*/*"],
+    }
+
+    def run(self, acknowledge: Acknowledge) -> None:
+        super().run(acknowledge)
+        with LocalDriver(threads=1) as driver:
+            compact(driver, self._store("archive"), self._store("snapshot"), made_at_ms=1)
+        acknowledge(("snapshot", None))
+
+    def _store(self, name: str) -> Store:
+        return Store(str(self.position / name))
+
+    def served(self) -> Any:
+        try:
+            return self._read_all()
+        except OSError as error:  # of which commands make one line
+            raise BadArchive(str(error)) from error
+
+    def _read_all(self) -> Any:
+        archive, store = ArchiveTable(self._store("archive")), self._store("snapshot")
+        rows = [one.to_pylist() for one in read_files(archive.store, archive.files["path"].to_pylist(), ROWS)]
+        snapshot = read_snapshot(store)
+        assert snapshot is not None
+        kept = [one.to_pylist() for one in read_files(store, [part.path for part in snapshot.files], LAST)]
+        return [archive.batches(), archive.files.to_pylist(), rows, snapshot, kept]
+
+    def complaints(self) -> list[str]:
+        """What `synrepl pipeline audit` finds in the archive; it does not look at snapshots."""
+        with LocalDriver(threads=1) as driver:
+            return [one.what for one in audit(driver, self._store("archive")).findings]

@@ -8,3 +8,9 @@ LOADS: Final = {
     "postgres": "tests.power.postgres_load:PostgresLoad",
 }
 """What scripts/power records: the module and class of the load on each store."""
+
+SERVED: Final = {
+    "log": "tests.power.served_log:ServedLog",
+    "trimmed log": "tests.power.served_log:ServedTrimmedLog",
+}
+"""Of what scripts/power flips bits: the same, with all ways out."""

@@ -1,8 +1,8 @@
 """Loads on the log: what is asked of it until the power is cut, and what must be there after it."""
 
 import random
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 from synrepl.base.history import Lease
 from synrepl.replication.retention import keys_of
@@ -26,6 +26,19 @@ class LogLoad(Scenario):
     """
 
     STEPS = 500
+    WEIGHTS: ClassVar[Mapping[str, int]] = {
+        "append": 60,
+        "append again": 8,
+        "atomic append": 12,
+        "lease": 6,
+        "epoch": 2,
+        "trim": 4,
+        "check": 8,
+        "restart": 3,
+        "copy": 1,
+    }
+    """How often each kind of step is made, compared with the others."""
+
     AFTER: Final = 10**6
     """The first number of facts that are sent after the cut."""
 
@@ -67,17 +80,19 @@ class LogRun:
         """Make so many steps."""
         self._start()
         kinds = {
-            self._append: 60,
-            self._append_again: 8,
-            self._append_atomic: 12,
-            self._keep_lease: 6,
-            self._begin_epoch: 2,
-            self._trim: 4,
-            self._restart: 3,
-            self._replace_by_a_copy: 1,
+            "append": self._append,
+            "append again": self._append_again,
+            "atomic append": self._append_atomic,
+            "lease": self._keep_lease,
+            "epoch": self._begin_epoch,
+            "trim": self._trim,
+            "check": self._check,
+            "restart": self._restart,
+            "copy": self._replace_by_a_copy,
         }
-        for step in self._chance.choices(list(kinds), list(kinds.values()), k=steps):
-            step()
+        weights = self._load.WEIGHTS
+        for kind in self._chance.choices(list(weights), list(weights.values()), k=steps):
+            kinds[kind]()
         done(self._log.stop())
 
     def _start(self) -> None:
@@ -137,6 +152,10 @@ class LogRun:
         if upto > self._log.head.trimmed_upto.serial:
             done(self._log.trim(upto, keys_of(TABLE), 50))
             self._acknowledge(("trimmed_upto", self._log.head.trimmed_upto.serial))
+
+    def _check(self) -> None:
+        """As the daemon does every five seconds; the state file then says how far the log has come."""
+        self._engine.check()
 
     def _restart(self) -> None:
         done(self._log.stop())
