@@ -118,12 +118,16 @@ def flip_store(store: str, bits: int, seed: int, root: Path) -> list[Row]:
 
 
 def _row(store: str, tally: Tally | BitTally, began: float, head: Row) -> Row:
+    counts = msgspec.to_builtins(tally)
+    # The crashed ones first: each is a fault by itself.
+    counts["failed"].sort(key=lambda one: one["outcome"] != "crashed")
     return {
         **head,
         "start": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         "minutes": round((time.time() - began) / 60, 1),
         "store": store,
-        **msgspec.to_builtins(msgspec.structs.replace(tally, failed=tally.failed[:5])),
+        **counts,
+        "failed": counts["failed"][:5],
     }
 
 
