@@ -81,6 +81,8 @@ setup(
         "arrow": ["pyarrow>=18"],
         "archive": ARCHIVE,
         "spark": SPARK,
+        # What scripts/power compiles its recorder with.
+        "power": ["ziglang>=0.13"],
         "docs": ["html5lib>=1.1", "mkdocs-material>=9.5"],
         # scripts/lib/test_extras.py says which tests need which of these.
         "dev": DEV,

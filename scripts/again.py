@@ -39,7 +39,7 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
     if len(head) == 3 and not load_processes:
         print(USAGE, file=sys.stderr)
         return 2
-    if _git(root, "status", "--porcelain", "--untracked-files=no"):
+    if git(root, "status", "--porcelain", "--untracked-files=no"):
         print("commit what was changed first: a pass counts for a commit", file=sys.stderr)
         return 2
     keep_cut_pass(root)
@@ -63,7 +63,7 @@ def run_once(
     """Run the command once, with these variables in its environment, and append the pass to the table."""
     began = time.time()
     found: Pass = {
-        "commit": _git(root, "rev-parse", "--short=12", "HEAD"),
+        "commit": git(root, "rev-parse", "--short=12", "HEAD"),
         "start": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         "command": [*(f"{name}={value}" for name, value in variables.items()), *command],
         "load": load_processes,
@@ -86,7 +86,7 @@ def run_once(
     found["minutes"] = round((time.time() - began) / 60, 1)
     found["result"] = done.returncode
     found["failed"] = sorted(set(FAILED.findall(done.stdout)))
-    _append(root, found)
+    append(root, found.pop("table"), [found])
     (root / RUNNING).unlink()
     return found
 
@@ -117,7 +117,7 @@ def count_in_a_row(passes: Sequence[Pass], command: Sequence[str], load_processe
 
 def is_same_code(commit: str, root: Path) -> bool:
     """Whether the checkout differs from this commit in no more than prose."""
-    names = _git(root, "diff", "--name-only", commit)
+    names = git(root, "diff", "--name-only", commit)
     return names is not None and all(name.endswith(PROSE) for name in names.splitlines())
 
 
@@ -148,18 +148,22 @@ def keep_cut_pass(root: Path) -> None:
     """Append the pass that the last run did not end, if there is one, to its table."""
     path = root / RUNNING
     if path.exists():
-        _append(root, {**json.loads(path.read_text()), "minutes": None, "result": None, "failed": []})
+        found = {**json.loads(path.read_text()), "minutes": None, "result": None, "failed": []}
+        append(root, found.pop("table"), [found])
         path.unlink()
 
 
-def _append(root: Path, found: Pass) -> None:
-    with (root / found.pop("table")).open("a") as file:
-        file.write(json.dumps(found) + "\n")
+def append(root: Path, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append these rows to a table."""
+    (root / table).parent.mkdir(exist_ok=True)
+    with (root / table).open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _git(root: Path, *words: str) -> str | None:
+def git(root: Path, *words: str) -> str | None:
+    """Return what git prints; None if it fails."""
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 

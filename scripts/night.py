@@ -10,8 +10,9 @@ from scripts import again
 
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
-    "usage: scripts/night [--seeds N] [seeds] [worlds] [examples] [faults] [interop] [rooms] [manual] [bench]"
-    " [growth] | scripts/night --table"
+    "usage: scripts/night [--seeds N]"
+    " [seeds] [worlds] [examples] [faults] [interop] [rooms] [manual] [bench] [growth] [power]"
+    " | scripts/night --table"
 )
 SEEDS: Final = 200
 WORLD_SEEDS: Final = 1_000
@@ -43,6 +44,7 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
         "manual": ((sys.executable, "scripts/printed_commands.py"), {}),
         # Whether each benchmark still runs. Its times are not judged.
         "bench": (("scripts/bench", "--quick"), {}),
+        "power": (("scripts/power", "--seed", str(day)), {}),
         "growth": (("scripts/bench", "--quick", "--only", "growth"), {}),
     }
 

@@ -43,6 +43,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/museum": DEV,
     "tests/ids": SERVERS,
     "tests/base": DEV,
+    "tests/power": DEV,
     "tests/processes": SERVERS,
     "tests/redis": DEV,
     "tests/redis/test_server.py": SERVERS,

@@ -1,6 +1,7 @@
 """JSON lines on standard output."""
 
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from typing import Any, BinaryIO
@@ -39,3 +40,9 @@ class JsonLines:
             # Python flushes standard output again at exit; /dev/null keeps that from failing.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise OutputClosed from None
+
+    def sync(self) -> None:
+        """Make what was written durable, if the output is a file. Raises `OSError`."""
+        descriptor = self._stream.fileno()
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.fsync(descriptor)

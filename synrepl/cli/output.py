@@ -12,6 +12,7 @@ from synrepl.cli.json_lines import JsonLines, OutputClosed
 from synrepl.daemon.log_output import log_observer
 from synrepl.errors import StorageError
 from synrepl.storage.position_files import FilePositions
+from synrepl.storage.private_files import map_errors
 from synrepl.transports.credentials import Credentials
 from synrepl.wire.dialect import Dialect
 
@@ -112,9 +113,14 @@ class TailOutput:
         return True
 
     def save(self, write: Callable[[], None]) -> None:
-        """Print all lines, then call `write` to save their position; if that fails, end with its error."""
+        """Print all lines, then call `write` to save their position; if that fails, end with its error.
+
+        Lines in a file are synced first: a position that survives a power cut is never beyond them.
+        """
         if self.flush():
             try:
+                with map_errors("sync the output"):
+                    self._lines.sync()
                 write()
             except StorageError as error:
                 self.end(str(error))

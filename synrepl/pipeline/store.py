@@ -117,9 +117,9 @@ class Store:
             raise BadArchive(f"{self.location} names a file outside of it, which is not read: {name[:200]!r}")
 
     def create(self) -> None:
-        """Create the directory of a local store; other stores need none."""
+        """Create the directory of a local store, durably; other stores need none."""
         if self.is_local:
-            Path(self.path()).mkdir(parents=True, exist_ok=True)
+            _make_folder(Path(self.path()))
 
     def path(self, name: str = "") -> str:
         """Return the path of a file for `filesystem`. Raises `BadArchive` if it is outside of the store."""
@@ -192,7 +192,7 @@ class Store:
                 self.filesystem.move(whole, path)
             return
         named = Path(path)
-        named.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(named.parent)
         unnamed = named.with_name(f".{named.name}.{uuid.uuid4().hex[:8]}")
         try:
             with unnamed.open("xb") as opened:
@@ -224,3 +224,16 @@ class Store:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder, and those above it that are missing, each with a durable name."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    handle = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -31,6 +31,7 @@ from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
 from synrepl.storage.sql import LogDatabase, Row, SQLSyntax
 from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.storage.state_file import StateFile, Summary
+from synrepl.storage.wal_check import find_damage
 from synrepl.storage.wal_locks import readers
 
 _logger = Logger(namespace="synrepl.storage")
@@ -150,6 +151,26 @@ class SQLiteDatabase(LogDatabase):
             # Remove what a deleted file left behind.
             file_swap.remove(self._path)
         self._file.acquire()
+        if not self._is_staging:
+            self._check_wal()
+
+    def _check_wal(self) -> None:
+        """Refuse a log whose ``-wal`` is damaged, and leave both files as they are."""
+        wal = self._path.with_name(f"{self._path.name}-wal")
+        try:
+            with map_path_errors("open", wal):
+                damage = find_damage(wal)
+            if damage:
+                raise StorageError(
+                    op="open",
+                    why=f"{wal}: {damage}",
+                    hint="restore the log, or join again as a replica; other programs that open it delete"
+                    " what is left of these commits",
+                    tried=False,
+                )
+        except BaseException:
+            self._file.release()
+            raise
 
     def release(self) -> None:
         self._disconnect()

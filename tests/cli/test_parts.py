@@ -1,5 +1,6 @@
 """Parts of the commands by themselves: posting once, printing enough, showing what is safe."""
 
+import errno
 import io
 import json
 import os
@@ -93,6 +94,55 @@ def test_facts_beyond_enough_do_not_count_as_had() -> None:
 
     assert output.is_ending
     assert 2 == len(output._lines)
+
+
+def test_what_a_file_has_got_is_on_the_disk_before_the_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the state would be beyond the output, and the next run would leave facts out."""
+    done: list[object] = []
+    path = tmp_path / "out.ndjson"
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(path.read_bytes()))
+    with path.open("wb") as stream:
+        output = TailOutput(Reactor(), JsonLines(stream), exit_after=None)
+
+        output.write_fact({"n": 1})
+        output.save(lambda: done.append("saved"))
+
+    assert [b'{"n":1}\n', "saved"] == done
+
+
+def test_a_pipe_is_not_synced() -> None:
+    """Nobody can."""
+    done: list[str] = []
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "wb") as stream:
+        output = TailOutput(Reactor(), JsonLines(stream), exit_after=None)
+
+        output.write_fact({"n": 1})
+        output.save(lambda: done.append("saved"))
+
+    assert (["saved"], "") == (done, output.error)
+
+
+def test_an_output_that_cannot_be_synced_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position stays where it was."""
+    done: list[str] = []
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with (tmp_path / "out.ndjson").open("wb") as stream:
+        output = TailOutput(Reactor(), JsonLines(stream), exit_after=None)
+
+        output.write_fact({"n": 1})
+        output.save(lambda: done.append("saved"))
+
+    assert not done
+    assert output.error.startswith("sync the output failed: ")
 
 
 def test_what_a_daemon_answers_is_safe_to_show() -> None:

@@ -47,6 +47,9 @@ class Scenario:
     def __init__(self, position: str) -> None:
         self.position = Path(position)
 
+    def prepare(self) -> None:
+        """What is there before `run`, and is not looked at."""
+
     def run(self, acknowledge: Acknowledge) -> None:
         """All of it, or what is left of it."""
         raise NotImplementedError
@@ -133,10 +136,11 @@ class LogScenario(Scenario):
             appended = done(log.append(stream, writer, given, key=key))
             acknowledge(("append", [key, msgspec.to_builtins(appended)]))
 
-    def _replace_by_a_copy(self, engine: SQLEngine) -> None:
+    @staticmethod
+    def _replace_by_a_copy(engine: SQLEngine) -> None:
         """As a replica that joins anew does, with a log that is a copy of this one."""
         snapshot = engine.snapshot()
-        facts, _ = engine.pages.facts(after=0, upto=snapshot.position.serial, limit=1000)
+        facts, _ = engine.pages.facts(after=0, upto=snapshot.position.serial, limit=10**9)
         notes, leases = engine.notes.all(), engine.leases.all()
         engine.drop_staged()
         copy = engine.staging()

@@ -1,7 +1,7 @@
 """The archive: batches that are committed, merged and vacuumed, until the process dies."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -24,11 +24,11 @@ __all__ = ["ArchiveScenario"]
 class ArchiveScenario(Scenario):
     """Batches committed, merged, and vacuumed, as the jobs do."""
 
-    FACTS: Final = facts_after(
+    FACTS = facts_after(
         None,
         *((stream, "w", n, n + 1) for n in range(3) for stream in ("to_device", "push_rules")),
     )
-    BATCH: Final = 2
+    BATCH = 2
     HAS_THREADS = True
 
     def run(self, acknowledge: Acknowledge) -> None:
@@ -65,13 +65,13 @@ class ArchiveScenario(Scenario):
         return rows
 
     @staticmethod
-    def _read(table: ArchiveTable) -> list[tuple[int, str]]:
-        found: list[tuple[int, str]] = []
+    def _read(table: ArchiveTable, column: str = "digest") -> list[tuple[int, Any]]:
+        found: list[tuple[int, Any]] = []
         for path in table.files["path"].to_pylist():
             assert table.store.sha256(path) == sha256_of(path)
             with table.store.filesystem.open_input_file(table.store.path(path)) as source:
-                rows = pq.ParquetFile(source).read(columns=["serial", "digest"], use_threads=False)
-            found += [(row["serial"], row["digest"]) for row in rows.to_pylist()]
+                rows = pq.ParquetFile(source).read(columns=["serial", column], use_threads=False)
+            found += [(row["serial"], row[column]) for row in rows.to_pylist()]
         return sorted(found)
 
     def state(self) -> Any:

@@ -9,7 +9,8 @@ from deltalake import DeltaTable
 
 from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
-from synrepl.pipeline.archive.table import END, ArchiveTable, Batch
+from synrepl.pipeline.archive.table import ArchiveTable, Batch
+from synrepl.pipeline.archive.table_commits import END
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.store import BadArchive, Store

@@ -12,7 +12,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -20,26 +23,35 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.row_files import WrittenFile
-from synrepl.pipeline.archive.table_commits import FIELD, LOG, TableCommits
+from synrepl.pipeline.archive.table_commits import (
+    COUNT,
+    END,
+    FIELD,
+    LAST_CHECKPOINT,
+    LOG,
+    TableCommits,
+    first_torn,
+)
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.streams.digest import EMPTY
 from synrepl.wire.text import printable
 
 APP: Final = "synrepl-archive"
-END: Final = "_synrepl/end.json"
-"""The last batch once more."""
-
 AS_OF: Final = "take a version, such as 17, or a time with its offset, such as 2026-01-31T00:00:00Z"
 UNIX_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 RESTORED: Final = "RESTORE COMMIT"
 FORMER: Final = "_manifests"
+CHECKPOINT_EVERY: Final = 100
+"""The number of commits after which there is a new checkpoint, as in other Delta tables."""
+
+NO_CHECKPOINT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 COMMITS_AT_ONCE: Final = 16
 """Number of commits read at the same time, as each read from an object store takes long."""
 
@@ -125,11 +137,19 @@ class ArchiveTable:
         self._log = TableCommits(store)
         self._is_cut = False
         """Whether a commit was removed from the log."""
+        self._is_synced = False
+        """Whether the commit of this version was synced by this job."""
+        self._torn = first_torn(store)
+        """The first version whose commit a power failure has left in part, if any: it counts as not there."""
+        newest = self._log.newest() if self._torn is None else self._torn - 1
         try:
             is_number = as_of is not None and as_of.isascii() and as_of.isdigit()
             version = int(as_of) if as_of is not None and is_number else None
-            if version is not None and -1 < (newest := self._log.newest()) < version:
+            if version is not None and -1 < newest < version:
                 raise ValueError(f"the newest version is {newest}")
+            if self._torn is not None:
+                self._check_before_torn(newest)
+                version = newest if version is None else version
             self._delta = DeltaTable(store.table_uri, version, store.options)
             if as_of is not None and version is None:
                 self._delta.load_as_version(self._version_at(as_of))
@@ -155,7 +175,7 @@ class ArchiveTable:
         Raises `ConfigError` if no archive can be there.
         """
         store.check_table_path()
-        if not store.names(LOG) and not store.names(FORMER):
+        if (not TableCommits(store).names() and not store.names(FORMER)) or first_torn(store) == 0:
             return None
         return cls(store, as_of)
 
@@ -354,7 +374,7 @@ class ArchiveTable:
 
         Raises `CommitConflict` if the archive has another batch after this version.
         """
-        return self._commit(_add_actions(added, batch.archived_at_ms), _properties(batch))
+        return self._commit(_add_actions(added, batch.archived_at_ms), batch)
 
     def replace(self, removed: Any, added: Sequence[WrittenFile], *, now_ms: int) -> "ArchiveTable":
         """Replace files (rows of `files`) by files with the same facts. Return the table as `append` does.
@@ -380,27 +400,87 @@ class ArchiveTable:
         """
         self.store.check_no_links()
         if not dry_run:
-            self._restore_commit()
+            self._prepare_log()
         found: list[str] = self._delta.vacuum(
-            retention_hours, dry_run, enforce_retention_duration=False, full=True
+            retention_hours,
+            dry_run,
+            enforce_retention_duration=False,
+            post_commithook_properties=NO_CHECKPOINT,
+            full=True,
         )
+        if not dry_run:
+            self._finish_commit()
         return found
 
-    def _commit(
-        self, actions: list[AddAction | RemoveAction], properties: CommitProperties | None = None
-    ) -> "ArchiveTable":
-        self._restore_commit()
+    def _commit(self, actions: list[AddAction | RemoveAction], batch: Batch | None = None) -> "ArchiveTable":
+        self._prepare_log()
         try:
             self._delta.create_write_transaction(
-                actions, "append", SCHEMA, PARTITIONS, commit_properties=properties
+                actions,
+                "append",
+                SCHEMA,
+                PARTITIONS,
+                commit_properties=_properties(len(actions), batch),
+                post_commithook_properties=NO_CHECKPOINT,
             )
         except DeltaError as error:
             raise CommitConflict(_line(error)) from error
+        self._finish_commit()
+        return self
+
+    def _prepare_log(self) -> None:
+        """Make the log ready for the next commit."""
+        if self._torn is not None:
+            self._log.remove_from(self._torn)
+            self._torn = None
+        if not self._is_synced:
+            # The last commit may be of a job that was killed before it synced it.
+            self._log.sync([self.version])
+        self._restore_commit()
+
+    def _finish_commit(self) -> None:
+        """Make the last commits survive a power failure, and the last batch the removal of its commit."""
+        before = self.version
         # Not loaded again: for a large archive that costs seconds, and twice the memory.
         self._delta.update_incremental()
         self._is_cut = False
         self._look()
-        return _sync(self)
+        self.sync(before)
+
+    def sync(self, before: int) -> None:
+        """Make the commits after a version durable, then the last batch. Add a checkpoint if one is due."""
+        self._log.sync(range(before + 1, self.version + 1))
+        self._is_synced = True
+        self.store.write(END, msgspec.json.encode(self.end))
+        if self.version - self._log.newest_checkpoint() >= CHECKPOINT_EVERY:
+            # Without one a reader has more commits to read; the next commit tries again.
+            with suppress(DeltaError, OSError):
+                self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        """Write a checkpoint of the log. delta-rs would not sync it; readers trust one that is cut."""
+        if not self.store.is_local:
+            self._delta.create_checkpoint()
+            return
+        needed = self._log.since_checkpoint()
+        with TemporaryDirectory() as folder:
+            log = Path(folder, LOG)
+            log.mkdir()
+            for name in needed:
+                (log / name).write_bytes(self.store.read(f"{LOG}/{name}"))
+            DeltaTable(folder).create_checkpoint()
+            made = {path.name for path in log.iterdir()} - {*needed, LAST_CHECKPOINT}
+            for name in (*sorted(made), LAST_CHECKPOINT):
+                self.store.write(f"{LOG}/{name}", (log / name).read_bytes())
+
+    def _check_before_torn(self, version: int) -> None:
+        """Raise unless the version before a torn commit is as it was: nothing of it was replaced for good."""
+        if version < 0:
+            raise TableNotFoundError
+        self._delta = DeltaTable(self.store.table_uri, version, self.store.options)
+        missing = [path for path in self.files["path"].to_pylist() if not self.store.exists(path)]
+        if missing:
+            raise ValueError(f"the commit of version {version + 1} is damaged; {missing[0]} is missing")
 
     def _restore_commit(self) -> None:
         """Write a commit in place of that of this version, if it was removed: delta-rs adds none after it.
@@ -417,6 +497,8 @@ class ArchiveTable:
 
 def create_table(store: Store, batch: Batch, added: Sequence[WrittenFile]) -> ArchiveTable:
     """Create the table of an archive with its first batch. Raises `CommitConflict` if it exists."""
+    if first_torn(store) == 0:
+        TableCommits(store).remove_from(0)
     try:
         create_table_with_add_actions(
             store.table_uri,
@@ -427,11 +509,14 @@ def create_table(store: Store, batch: Batch, added: Sequence[WrittenFile]) -> Ar
             configuration=PROPERTIES,
             storage_options=store.options,
             # A retry would create the table again, over that of another job.
-            commit_properties=_properties(batch, retries=0),
+            commit_properties=_properties(len(added), batch, retries=0),
+            post_commithook_properties=NO_CHECKPOINT,
         )
     except DeltaError as error:
         raise CommitConflict(_line(error)) from error
-    return _sync(ArchiveTable(store))
+    table = ArchiveTable(store)
+    table.sync(-1)
+    return table
 
 
 def sha256_of(path: str) -> str:
@@ -449,19 +534,16 @@ def _add_actions(added: Iterable[WrittenFile], now_ms: int, *, data_change: bool
     ]
 
 
-def _properties(batch: Batch, *, retries: int | None = None) -> CommitProperties:
+def _properties(files: int, batch: Batch | None, *, retries: int | None = None) -> CommitProperties:
+    """Return what is told with a commit of so many files."""
+    counted: dict[str, Any] = {COUNT: files}
+    if batch is None:
+        return CommitProperties(custom_metadata=counted)
     return CommitProperties(
-        custom_metadata={FIELD: msgspec.to_builtins(batch)},
+        custom_metadata={FIELD: msgspec.to_builtins(batch), **counted},
         max_commit_retries=retries,
         app_transactions=[Transaction(APP, batch.last_serial)],
     )
-
-
-def _sync(table: ArchiveTable) -> ArchiveTable:
-    """Make the last commit survive a power failure, and its batch the removal of the commit."""
-    table.store.sync(f"{LOG}/{table.version:020}.json")
-    table.store.write(END, msgspec.json.encode(table.end))
-    return table
 
 
 def _unquote(paths: Any) -> Any:

@@ -5,7 +5,7 @@ are others after a copy, a restore or an upload.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -17,10 +17,16 @@ from synrepl.pipeline.store import BadArchive, NotFound, Store
 from synrepl.wire.text import printable
 
 FIELD: Final = "synrepl"
+COUNT: Final = "synreplActions"
+"""The number of files that a commit adds and removes."""
 LOG: Final = "_delta_log"
+LAST_CHECKPOINT: Final = "_last_checkpoint"
+END: Final = "_synrepl/end.json"
+"""The last batch of an archive once more. Its commit, and those before it, were synced."""
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _OF_VERSION: Final = re.compile(r"(\d{20})\.(?:json$|checkpoint\.)")
+_UNNAMED: Final = re.compile(r"#\d+$")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.")
 
 
@@ -42,9 +48,14 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
     commit_info: dict[str, Any] | None = None
     add: _Add | None = None
     remove: dict[str, Any] | None = None
+    txn: dict[str, Any] | None = None
 
 
 _actions: Final = msgspec.json.Decoder(_Action)
+
+
+class _End(msgspec.Struct, frozen=True):
+    version: int
 
 
 class TableVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +90,10 @@ class TableCommits:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    def names(self) -> list[str]:
+        """Return the names of the files in the log, without those that delta-rs had yet to name."""
+        return [name for name in self._store.names(LOG) if not _UNNAMED.search(name)]
+
     def info(self, version: int) -> dict[str, Any]:
         """Return what a commit says of itself; nothing if it says nothing."""
         for line in self._lines(version):
@@ -93,6 +108,52 @@ class TableCommits:
     def has(self, version: int) -> bool:
         """Whether the commit of a version is there."""
         return self._store.exists(f"{LOG}/{version:020}.json")
+
+    def is_whole(self, version: int) -> bool:
+        """Whether the commit of a version has all that was written.
+
+        delta-rs does not sync: after a power failure there may be the name of a commit with a part of its
+        bytes.
+        """
+        try:
+            actions = [_actions.decode(line) for line in self._lines(version)]
+        except ValueError:
+            return False
+        info = next((one.commit_info for one in actions if one.commit_info is not None), {})
+        if COUNT not in info:
+            return bool(actions)  # of another program, or of an earlier release
+        has_batch = FIELD not in info or any(one.txn is not None for one in actions)
+        return has_batch and info[COUNT] == sum(
+            one.add is not None or one.remove is not None for one in actions
+        )
+
+    def first_cut(self, after: int) -> int | None:
+        """Return the first version after this one whose commit is not whole; None if there is none."""
+        versions = range(after + 1, self.newest() + 1)
+        return next((one for one in versions if self.has(one) and not self.is_whole(one)), None)
+
+    def remove_from(self, version: int) -> None:
+        """Remove the commits from this version on, durably."""
+        for one in range(self.newest(), version - 1, -1):
+            self._store.remove(f"{LOG}/{one:020}.json")
+        self._store.sync(LOG)
+
+    def sync(self, versions: Iterable[int]) -> None:
+        """Make the commits of these versions durable."""
+        for one in versions:
+            if self.has(one):
+                self._store.sync(f"{LOG}/{one:020}.json")
+
+    def newest_checkpoint(self) -> int:
+        """Return the newest version that there is a checkpoint of; -1 without any."""
+        found = map(_CHECKPOINT.match, self._store.names(LOG))
+        return max((int(one[1]) for one in found if one), default=-1)
+
+    def since_checkpoint(self) -> list[str]:
+        """Return the names of the files that load the table: the newest checkpoint, and what follows it."""
+        names, newest = self._store.names(LOG), self.newest_checkpoint()
+        found = [name for name in names if (one := _OF_VERSION.match(name)) and int(one[1]) >= newest]
+        return [*found, *(name for name in names if name == LAST_CHECKPOINT)]
 
     def newest(self) -> int:
         """Return the newest version that there is a file of; -1 without any."""
@@ -135,13 +196,32 @@ class TableCommits:
         return self._store.read(f"{LOG}/{version:020}.json").splitlines()
 
 
+def first_torn(store: Store) -> int | None:
+    """Return the first version of an archive whose commit a power failure has cut; None if there is none.
+
+    What is wrong with a commit that was synced is damage. An archive that has no `END` yet may have its first
+    commit. Object stores have whole objects only.
+    """
+    if not store.is_local:
+        return None
+    commits = TableCommits(store)
+    try:
+        synced = msgspec.json.decode(store.read(END), type=_End).version
+    except (NotFound, ValueError):
+        return 0 if commits.has(0) and not commits.is_whole(0) else None
+    return commits.first_cut(synced)
+
+
 def read_history(store: Store, limit: int) -> TableHistory:
     """Return the newest versions of an archive or of another Delta table, at most so many.
 
     Raises `BadArchive` if there is no table, or its log cannot be read.
     """
     try:
-        delta = DeltaTable(store.table_uri, storage_options=store.options)
+        torn = first_torn(store)
+        if torn == 0:
+            raise TableNotFoundError
+        delta = DeltaTable(store.table_uri, None if torn is None else torn - 1, store.options)
         files = len(pa.table(delta.get_add_actions()))
         versions = TableCommits(store).versions(delta.version())
         asked = versions[-limit:][::-1]

@@ -1,0 +1,133 @@
+"""Flipped bits: a store with one bit changed at rest, and what it then serves.
+
+A bit ends in one of these ways:
+
+* *refused*: the store does not open, or one of its reads fails, with an error that says so;
+* *without meaning*: all that is served is what was served before;
+* *wrong*: something else is served, as if it were right; `doctor` then finds it, or does not;
+* *crashed*: an error that nobody meant, such as a traceback.
+"""
+
+import random
+import shutil
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+
+from synrepl.errors import ReplicationError
+from tests.power.cuts import materialize
+from tests.power.disk import Choice, Disk, State
+from tests.power.journal import Kind, Record
+
+__all__ = ["BitTally", "Flip", "Served", "draw_flips", "flip_bits", "last_state"]
+
+BitOutcome = Literal["refused", "meaningless", "wrong", "crashed"]
+
+
+class Served(Protocol):
+    """A store in a folder, by all of its ways out."""
+
+    KINDS: ClassVar[Mapping[str, Sequence[str]]]
+    """The kinds of files, each with the patterns of its names, as of `Path.match`."""
+
+    def __init__(self, position: str) -> None: ...
+
+    def served(self) -> Any:
+        """All that is served: values that can be compared. Raises `ReplicationError`."""
+
+    def complaints(self) -> list[str]:
+        """What an examination complains of."""
+
+
+class Flip(msgspec.Struct, frozen=True):
+    """One bit of one file."""
+
+    path: str
+    offset: int
+    bit: int
+
+
+class FlipFailed(msgspec.Struct, frozen=True):
+    """A flip after which something was wrong, and what."""
+
+    flip: Flip
+    outcome: BitOutcome
+    why: str
+
+
+class BitTally(msgspec.Struct):
+    """What became of the flips in the files of a kind, which have so many `bytes`.
+
+    `unfound` are the wrong ones that no examination finds.
+    """
+
+    bytes: int = 0
+    bits: int = 0
+    refused: int = 0
+    meaningless: int = 0
+    wrong: int = 0
+    unfound: int = 0
+    crashed: int = 0
+    failed: list[FlipFailed] = []
+
+
+def last_state(records: Sequence[Record]) -> State:
+    """Return what is on the disk when the load, which is about to end, is killed."""
+    last = max(at for at, one in enumerate(records) if one.kind is Kind.MARK)
+    return Disk(records[:last]).state(Choice("everything", 0))
+
+
+def draw_flips(state: State, patterns: Sequence[str], count: int, seed: int) -> list[Flip]:
+    """Draw so many bits, uniformly over all bytes of the files with such names."""
+    chance = random.Random(seed)
+    files = {
+        name: len(data)
+        for name, data in sorted(state.items())
+        if data and any(Path(name).match(pattern) for pattern in patterns)
+    }
+    names, sizes = list(files), list(files.values())
+    paths = chance.choices(names, sizes, k=count) if names else []
+    return [Flip(path, chance.randrange(files[path]), chance.randrange(8)) for path in paths]
+
+
+def flip_bits(store: type[Served], state: State, flips: Sequence[Flip], home: Path) -> BitTally:
+    """Flip each bit by itself, and tell what became of it."""
+    materialize(state, home / "whole")
+    whole = store(str(home / "whole")).served()
+    paths = {flip.path for flip in flips}
+    tally = BitTally(bytes=sum(len(state[path] or b"") for path in paths))
+    for number, flip in enumerate(flips):
+        position = home / str(number)
+        materialize(_flipped(state, flip), position)
+        outcome, why = _judged(store(str(position)), whole)
+        tally.bits += 1
+        setattr(tally, outcome, getattr(tally, outcome) + 1)
+        if outcome == "wrong" and not why:
+            tally.unfound += 1
+        if outcome in ("wrong", "crashed"):
+            tally.failed.append(FlipFailed(flip, outcome, why))
+        shutil.rmtree(position)
+    return tally
+
+
+def _flipped(state: State, flip: Flip) -> State:
+    data = bytearray(state[flip.path] or b"")
+    data[flip.offset] ^= 1 << flip.bit
+    return {**state, flip.path: bytes(data)}
+
+
+def _judged(store: Served, whole: Any) -> tuple[BitOutcome, str]:
+    try:
+        if store.served() == whole:
+            return "meaningless", ""
+    except ReplicationError:
+        return "refused", ""
+    except Exception:
+        return "crashed", traceback.format_exc()
+    try:
+        return "wrong", "; ".join(store.complaints())
+    except Exception as error:
+        return "wrong", f"the examination fails: {error}"

@@ -1,0 +1,73 @@
+"""A log by all of its ways out: changelog, relay, rows by token, JOIN, and what is beside the facts."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from click.testing import CliRunner
+
+from synrepl.cli.main import main
+from synrepl.storage.engine import SQLEngine
+from tests.power.loads import STREAMS, LogLoad
+
+MANY: Final = 10**9
+
+
+class ServedLog(LogLoad):
+    """The log of `LogLoad`, read in one process with the reads that all ways out are made of."""
+
+    # Neither trimmed nor a copy of a trimmed one: its digests reach from the first fact to the last.
+    WEIGHTS: ClassVar[Mapping[str, int]] = {**LogLoad.WEIGHTS, "trim": 0, "copy": 0}
+    KINDS: ClassVar = {
+        "log": ["synrepl.db"],
+        "wal": ["synrepl.db-wal"],
+        "state": ["synrepl.db.state"],
+    }
+
+    def served(self) -> Any:
+        engine = self.engine()
+        try:
+            engine.open()
+            return self._read(engine)
+        finally:
+            engine.close()
+
+    @staticmethod
+    def _read(engine: SQLEngine) -> Any:
+        head, pages = engine.head(), engine.pages
+        upto = head.serial
+        texts: dict[str, bytes] = {}
+        for form in ("json", "fields"):
+            after, found = 0, []
+            while after < upto:
+                text, after = pages.text(after=after, upto=upto, limit=MANY, form=form)
+                found.append(text)
+            texts[form] = b"".join(found)
+        snapshot = engine.snapshot()
+        return {
+            "head": [head.position, head.trimmed_upto, head.epoch_starts, dict(head.positions)],
+            "texts": texts,
+            "facts": pages.facts(after=0, upto=upto, limit=MANY),
+            "rows": [
+                pages.tokens(stream=stream, writer=None, after=0, upto=MANY, serial=upto, limit=MANY)
+                for stream in STREAMS
+            ],
+            "extent": pages.extent(after=0, upto=upto, limit=MANY),
+            "snapshot": snapshot,
+            "digests": [engine.digest_at(serial) for serial in range(head.trimmed_upto.serial, upto + 1, 97)],
+            "receipts": engine.receipts.between(0, upto),
+            "leases": engine.leases.all(),
+            "notes": engine.notes.all(),
+        }
+
+    def complaints(self) -> list[str]:
+        """What `synrepl doctor` prints."""
+        database = f"sqlite:{self.position / 'synrepl.db'}"
+        done = CliRunner().invoke(main, ["doctor", "--database", database])
+        return [done.output] if done.exit_code else []
+
+
+class ServedTrimmedLog(ServedLog):
+    """A log that was trimmed, and replaced by a copy: the digests of its older part cannot be checked."""
+
+    WEIGHTS = LogLoad.WEIGHTS
+    KINDS: ClassVar = {"trimmed log": ["synrepl.db"]}
