@@ -105,13 +105,14 @@ def _find_damage(file: BinaryIO) -> str:
 
 def _is_followed(wal: _Wal, number: int, checksum: Checksum) -> bool:
     """Whether a commit ends behind this frame, which has this checksum, and another frame follows it."""
-    is_ended = False
+    end: _Frame | None = None
     for frame in wal.frames(number + 1):
         if frame.salts != wal.salts or frame.stored != frame.checksum(checksum, wal.order):
             return False
-        if is_ended:
+        # The same once more fills a sector: it is of the same commit.
+        if end is not None and (frame.head, frame.page) != (end.head, end.page):
             return True
-        checksum, is_ended = frame.stored, frame.is_commit
+        checksum, end = frame.stored, frame if frame.is_commit else None
     return False
 
 

@@ -36,10 +36,11 @@ class Checked(Plain):
 
 
 class Examined(Plain):
-    """Serves it unchecked, and complains when it is asked."""
+    """Serves it unchecked, and complains when it is asked; of its age in any case."""
 
     def complaints(self) -> list[str]:
-        return ["it is damaged"]
+        is_whole = self.data[-1] == crc32(self.data[:-1]) & 0xFF
+        return ["it is old"] if is_whole else ["it is old", "it is damaged"]
 
 
 class Careless(Plain):

@@ -4,6 +4,7 @@ SQLite takes both for the end of the log: it drops everything from the first fra
 """
 
 import sqlite3
+import struct
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from synrepl.errors import StorageError
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
-from synrepl.storage.wal_check import find_damage
+from synrepl.storage.wal_check import MAGIC, _add, find_damage
 from tests.storage.builders import facts_after
 
 HEADER, FRAME = 32, 24 + 4096
+OLD = b"o" * 512
+"""What was in a sector before."""
 
 
 @pytest.fixture
@@ -106,12 +109,10 @@ CUTS: dict[str, Callable[[bytearray], bytes]] = {
         wal[: place(wal, commits(wal)[-2] + 1)] + bytes(FRAME) + wal[place(wal, commits(wal)[-2] + 2) :]
     ),
     "the last commit without a sector": lambda wal: bytes(
-        wal[: place(wal, commits(wal)[-2] + 1, 512)]
-        + bytes(512)
-        + wal[place(wal, commits(wal)[-2] + 1, 1024) :]
+        wal[: place(wal, commits(wal)[-2] + 1, 512)] + OLD + wal[place(wal, commits(wal)[-2] + 1, 1024) :]
     ),
     "no commit but one without a sector": lambda wal: bytes(
-        wal[: place(wal, 0, 512)] + bytes(512) + wal[place(wal, 0, 1024) : place(wal, commits(wal)[0] + 1)]
+        wal[: place(wal, 0, 512)] + OLD + wal[place(wal, 0, 1024) : place(wal, commits(wal)[0] + 1)]
     ),
 }
 
@@ -138,10 +139,27 @@ def test_a_commit_that_was_cut_behind_others_that_came_later_is_no_damage(
     later = bytearray(wal)
     # The later commit has other bytes in the first frame, and this one never got to the disk in whole.
     later[place(wal, first, 8 + 8)] ^= 0xFF
-    later[place(wal, first, 512) : place(wal, first, 1024)] = bytes(512)
+    later[place(wal, first, 512) : place(wal, first, 1024)] = OLD
 
     assert last > first
     assert "" == found(tmp_path, bytes(later))
+
+
+def test_a_last_frame_that_is_written_again_to_fill_a_sector_is_no_later_commit(
+    tmp_path: Path, wal: bytearray
+) -> None:
+    """SQLite does so, before the sync, where a disk may change the bytes beside those that it writes."""
+    first, last = commits(wal)[-2] + 1, commits(wal)[-1]
+    end = bytes(wal[place(wal, last) : place(wal, last + 1)])
+    before = struct.unpack_from(">2I", end, 16)
+    order = MAGIC[struct.unpack_from(">I", wal)[0]]
+    again = _add(end[24:], _add(end[:8], before, order), order)
+    wal += end[:16] + struct.pack(">2I", *again) + end[24:]
+    whole = bytes(wal)
+    wal[place(wal, first, 512) : place(wal, first, 1024)] = OLD
+
+    assert "" == found(tmp_path, whole)
+    assert "" == found(tmp_path, bytes(wal))
 
 
 def test_a_log_whose_wal_is_damaged_is_not_opened_and_stays_as_it_is(tmp_path: Path) -> None:
