@@ -28,5 +28,5 @@ def test_a_file_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: py
     Store(str(tmp_path)).write("folder/file", b"other")
 
     folders = ["folder named", "folder named"]
-    assert ["4 unnamed", *folders, "5 named", *folders] == happened
+    assert ["folder unnamed", "4 unnamed", *folders, "5 named", *folders] == happened
     assert ["file"] == [path.name for path in named.parent.iterdir()]
