@@ -48,6 +48,8 @@ class Notes(TypedDict, total=False):
     """The issued keys, as JSON (`replicas/issued_keys.py`)."""
     peers: str
     """The addresses of the upstream's other replicas, as a JSON list."""
+    floor: str
+    """After a restore: every token that the daemon gives is above this one (`storage/token_floor.py`)."""
 
 
 class NoteChanges(TypedDict, total=False):
@@ -69,6 +71,7 @@ class NoteChanges(TypedDict, total=False):
     tables: str | None
     keys: str | None
     peers: str | None
+    floor: str | None
 
 
 COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
