@@ -257,6 +257,8 @@ class ReplicasPart(Part):
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
         # Imported on use: a primary does not load it, nor the upstreams below.
+        from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
+        from synrepl.replicas.replica.join import keep_diverged
         from synrepl.replicas.replica.replica import Replica
 
         return Replica(
@@ -264,8 +266,8 @@ class ReplicasPart(Part):
             self._upstreams(where),
             self._reactor,
             self._settings,
-            ephemeral=self._log.ephemeral.names,
-            keep_leftovers=self._diverged_facts.keep,
+            ephemeral=KeptEphemeral(self._log),
+            keep_leftovers=partial(keep_diverged, self._log, self._diverged_facts.keep),
             jitter=partial(random.uniform, 0.7, 1.3),
             on_primary_moved=self.roles.on_primary_moved,
             on_change=self._replica_changed,

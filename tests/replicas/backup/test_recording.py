@@ -1,0 +1,220 @@
+"""A backup in memory: what is recorded, is found again, and goes on."""
+
+from pathlib import Path
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from synrepl.errors import NotConnected, StorageError
+from synrepl.replicas.backup.backup_run import BackupFailed
+from synrepl.replicas.relay import handshake
+from synrepl.replicas.wire import native
+from synrepl.replication.retention import keys_of
+from tests.replicas.backup.recorders import Recorder, examined, restored
+from tests.replicas.clusters import FakeCluster
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a backup, which is not there yet."""
+    return tmp_path / "backup"
+
+
+def test_a_backup_has_what_the_log_had(folder: Path) -> None:
+    """And ends by itself."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 40, key="one")
+
+    recorder = Recorder(cluster, folder).finish()
+
+    found = examined(folder)
+    assert a.log.position == recorder.log.position
+    assert ([], "") == (found.damages, found.cut_at)
+    assert [a.log.position] == [one.state.position for one in found.whole]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_next_run_records_only_what_came_since(folder: Path) -> None:
+    """It goes on in the same part, which otherwise stays as it was."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 40)
+    Recorder(cluster, folder).finish()
+    first = (folder / "parts" / "1.part").read_bytes()
+    cluster.wrote(a, 5)
+
+    Recorder(cluster, folder).finish()
+
+    second = (folder / "parts" / "1.part").read_bytes()
+    assert second.startswith(first)
+    assert second[len(first) :].count(b'"prev_token"') == 5
+    assert a.log.position == examined(folder).whole[-1].state.position
+
+
+def test_what_follows_is_recorded_as_it_comes(folder: Path) -> None:
+    """And acknowledged once it is on the disk."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    recorder = Recorder(cluster, folder, follow=True)
+    cluster.pass_(1)
+
+    cluster.wrote(a, 2)
+    cluster.pass_(1)
+
+    assert a.log.position == examined(folder).whole[-1].state.position
+    (lease,) = a.registry.leases.all()
+    assert a.log.head.serial == lease.serial
+    recorder.kill()
+
+
+def test_a_backup_is_no_replica(folder: Path) -> None:
+    """It acknowledges nothing that an append waits for, is promised nothing, and named to nobody."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    recorder = Recorder(cluster, folder, follow=True)
+    cluster.node("b", "a")
+    cluster.pass_(2)
+
+    assert [one["name"] for one in a.registry.status()] == ["b"]
+    assert [one.name for one in a.registry.promises.replicas()] == ["b"]
+    assert [address for address, _ in a.leases.addresses()] == ["b"]
+    (backup,) = a.registry.backups()
+    assert (backup["name"], backup["is_connected"], backup["age_seconds"]) == (
+        recorder.folder.identity.name,
+        True,
+        0.0,
+    )
+    recorder.kill()
+
+
+def test_an_absent_backup_grows_old(folder: Path) -> None:
+    """Also if nothing new was written since: whoever makes it may be gone."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    Recorder(cluster, folder).finish()
+    cluster.pass_(1)
+    cluster.clock.advance(3600)
+
+    (backup,) = a.registry.backups()
+
+    assert (backup["is_connected"], backup["serial"]) == (False, 3)
+    assert 3600 <= backup["age_seconds"] < 3610
+
+
+def test_an_epoch_is_recorded(folder: Path) -> None:
+    """Of a promotion between two runs."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b = cluster.node("b", "a")
+    cluster.wrote(a, 3)
+    cluster.pass_(1)
+    Recorder(cluster, folder, "a").finish()
+    cluster.promote(b)
+    cluster.wrote(b, 2)
+
+    recorder = Recorder(cluster, folder, "b").finish()
+
+    assert b.log.position == recorder.log.position
+    assert recorder.log.position.epoch == 2
+    assert b.log.position == examined(folder).whole[-1].state.position
+
+
+def test_a_trimmed_log_begins_another_copy(folder: Path) -> None:
+    """The first one stays: it has what was trimmed."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 10)
+    Recorder(cluster, folder).finish()
+    cluster.wrote(a, 10)
+    for lease in a.leases.all():
+        a.leases.end(lease, "a test")
+    cluster.done(Deferred.fromCoroutine(a.log.trim(15, keys_of(a.table), 1000)))
+
+    Recorder(cluster, folder).finish()
+
+    found = examined(folder)
+    assert found.damages == []
+    assert [one.state.position.serial for one in found.whole] == [10, 20]
+    assert [one.number for one in found.whole] == [1, 2]
+
+
+@pytest.mark.parametrize("past", ["other_history", "fork", "ahead"])
+def test_another_past_is_refused_in_one_line(folder: Path, past: str) -> None:
+    """Nothing is written then, and the line says what to do."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    b = cluster.node("b", None if past == "other_history" else "a")
+    cluster.wrote(a, 5)
+    cluster.pass_(1)
+    b.kill()
+    older = a.engine.copy()
+    cluster.wrote(a, 5)
+    Recorder(cluster, folder).finish()
+    had = (folder / "parts" / "1.part").read_bytes()
+    a.kill()
+    if past == "ahead":
+        b.engine, b.upstream = older, None
+    cluster.start(b)
+    if past == "other_history":
+        cluster.wrote(b, 2)
+    if past == "fork":
+        cluster.promote(b, force=True)
+
+    with pytest.raises(BackupFailed, match=f"{past}: .*; .*new folder"):
+        Recorder(cluster, folder, "b").finish(60)
+
+    assert had == (folder / "parts" / "1.part").read_bytes()
+
+
+def test_a_daemon_that_never_comes_is_not_waited_for(folder: Path) -> None:
+    """A timer of the system should see the run fail."""
+    cluster = FakeCluster()
+
+    with pytest.raises(NotConnected, match="nothing can be backed up: a cannot be reached"):
+        Recorder(cluster, folder, patience=30).finish(60)
+
+
+def test_a_daemon_of_an_older_release_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would promise appends what nobody can give: a backup cannot be promoted."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    monkeypatch.setattr(handshake, "OWN_CAPABILITIES", native.CAPABILITIES)
+
+    with pytest.raises(BackupFailed, match="version: the daemon is of an older release"):
+        Recorder(cluster, folder).finish()
+
+    assert a.leases.all() == []
+
+
+def test_one_folder_has_one_backup(folder: Path) -> None:
+    """The second is told who has it."""
+    cluster = FakeCluster()
+    cluster.node("a")
+    recorder = Recorder(cluster, folder, follow=True)
+
+    with pytest.raises(StorageError, match=r"process \d+ uses .*/backup/lock"):
+        Recorder(cluster, folder)
+
+    recorder.kill()
+
+
+def test_a_restored_log_is_the_log(folder: Path) -> None:
+    """Facts, positions, receipts, and the name of the history; then an epoch begins."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 40, key="one")
+    Recorder(cluster, folder).finish()
+
+    found = restored(folder, cluster)
+
+    ours, theirs = found.engine.head(), a.engine.head()
+    assert a.engine.facts == found.engine.facts
+    assert a.engine.receipts_by_key == found.engine.receipts_by_key
+    assert (theirs.positions, theirs.serial, theirs.digest) == (ours.positions, ours.serial, ours.digest)
+    assert (a.log.history, "hs") == (found.log.history, found.result.server_name)
+    assert [one.why for one in ours.epoch_starts] == ["restored"]
+    assert found.log.head.epoch == 2
