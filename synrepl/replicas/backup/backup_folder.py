@@ -111,10 +111,6 @@ class BackupFolder:
             self.close()
             raise
 
-    def open_to_read(self) -> None:
-        """Read who the folder is; it may be written meanwhile. Raises `StorageError`."""
-        self.identity = self.read_identity()
-
     def close(self) -> None:
         """Release the lock."""
         self._lock.release()
@@ -158,6 +154,15 @@ class BackupFolder:
             path.unlink()
             sync_directory(self.parts_path)
 
+    def total_bytes(self) -> int:
+        """The bytes of all parts and files."""
+        paths = [
+            *map(self.part_path, self.part_numbers()),
+            *map(self.file_path, self.stored_files()),
+        ]
+        with map_path_errors("read", self.path):
+            return sum(path.stat().st_size for path in paths)
+
     def stored_files(self) -> list[str]:
         """The checksums of the files, in order."""
         if not self.files_path.is_dir():
@@ -178,5 +183,6 @@ def _damaged(path: Path, why: str) -> StorageError:
     return StorageError(
         op="open",
         why=f"{path} is damaged: {why}",
-        hint="the parts are read without it by synrepl restore; back up into a new folder",
+        hint="the parts can be restored without it (synrepl restore); back up into a new folder",
+        tried=False,
     )

@@ -59,7 +59,7 @@ class BackupRun:
     """Records what the upstream sends in the folder, up to its head as the run began; with `follow` for ever.
 
     If nothing can be recorded for `patience` seconds the run fails (None: it goes on trying). `on_progress`
-    is called with each change.
+    is called with each change. Without `retry` the first failure ends it.
     """
 
     folder: BackupFolder
@@ -70,6 +70,7 @@ class BackupRun:
     _: KW_ONLY
     follow: bool
     patience: float | None
+    retry: bool = True
     jitter: Callable[[], float] = lambda: 1.0
     on_progress: Callable[["BackupRun"], object] = lambda run: None
 
@@ -132,6 +133,8 @@ class BackupRun:
                     self._fail(f"the daemon refuses: {refusal.code}: {refusal.message}")
                 else:
                     self._wait()
+            case ReplicaState.DISCONNECTED if not self.retry:
+                self._fail(replica.why)
             case ReplicaState.CONNECTING | ReplicaState.DISCONNECTED:
                 self._wait()
             case ReplicaState.READY:

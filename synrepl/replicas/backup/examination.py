@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from synrepl.replicas.backup.backup_folder import BackupFolder
+from synrepl.errors import StorageError
+from synrepl.replicas.backup.backup_folder import IDENTITY, BackupFolder
 from synrepl.replicas.backup.part_codec import CopyState, Damage, PartScan
 from synrepl.storage.private_files import map_path_errors
 from synrepl.streams.catalog import FILES
@@ -41,7 +42,7 @@ class FoundDamage(msgspec.Struct, frozen=True):
     serial: int | None = None
 
 
-class Examined(msgspec.Struct, kw_only=True):
+class BackupContents(msgspec.Struct, kw_only=True):
     """What a backup has. `cut_at` is where the last part is incomplete, as that of a running backup is.
 
     `missing_files` are named in the log as it ends, and are not there.
@@ -67,11 +68,11 @@ class Examiner:
     def __init__(self, folder: BackupFolder, on_bytes: Callable[[int], object] = lambda count: None) -> None:
         self._folder = folder
         self._on_bytes = on_bytes
-        self._found = Examined()
+        self._found = BackupContents()
         self._names: dict[str, str] = {}
         """The checksum of the file that each name refers to."""
 
-    def examine(self, *, with_files: bool = True) -> Examined:
+    def examine(self, *, with_files: bool = True) -> BackupContents:
         """Read all parts and, `with_files`, all files. Raises `StorageError` if something cannot be read."""
         numbers = self._folder.part_numbers()
         self._found.parts = len(numbers)
@@ -196,3 +197,18 @@ def _facts_of_files(blocks: list[bytes]) -> Iterator[Fact]:
     for data in blocks:
         lines = b"".join(line for line in data.splitlines(keepends=True) if _IN_FILES in line)
         yield from (fact for fact in decode_facts(lines) if fact.stream == FILES.name)
+
+
+def check_identity(folder: BackupFolder, found: BackupContents) -> None:
+    """Add to what was found that the folder does not say who it is. Raises `StorageError` if it is none."""
+    if not found.parts and not (folder.path / IDENTITY).exists():
+        raise StorageError(
+            op="verify",
+            why=f"{folder.path} is no backup: it has no {IDENTITY}",
+            hint="name the folder of a backup",
+            tried=False,
+        )
+    try:
+        folder.read_identity()
+    except StorageError as error:
+        found.damages.append(FoundDamage(str(folder.path / IDENTITY), error.why))

@@ -11,7 +11,7 @@ from synrepl.base.interfaces import Head, IClock, IThread
 from synrepl.base.notes import NoteChanges, Notes, changed, own_notes
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.part_codec import CopyState
-from synrepl.replicas.backup.recording import FetchFiles, OpenPart, Recording, next_part
+from synrepl.replicas.backup.recording import CopyRecorder, FetchFiles, OpenPart, next_part
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.facts import Fact
 
@@ -36,8 +36,8 @@ class RecordedCopies:
         self._thread = thread
         self._clock = clock
         self._fetch_files = fetch_files
-        self._whole: Recording | None = None
-        self._staged: Recording | None = None
+        self._whole: CopyRecorder | None = None
+        self._staged: CopyRecorder | None = None
 
     @property
     def copies(self) -> "RecordedCopies":
@@ -106,8 +106,10 @@ class RecordedCopies:
             resumed[0].close()
         return None
 
-    def _recording(self, part: OpenPart, state: CopyState) -> Recording:
-        return Recording(self._folder, self._thread, self._clock, part, state, fetch_files=self._fetch_files)
+    def _recording(self, part: OpenPart, state: CopyState) -> CopyRecorder:
+        return CopyRecorder(
+            self._folder, self._thread, self._clock, part, state, fetch_files=self._fetch_files
+        )
 
     def _load(self) -> None:
         """Take over what is known of the whole copy."""
@@ -178,14 +180,14 @@ class RecordedCopies:
         finally:
             self._advance()
 
-    async def _followed(self) -> Recording:
+    async def _followed(self) -> CopyRecorder:
         if self._staged is not None:
             # The upstream goes on with the copy before it after all.
             await self.drop(self._staged)
         assert self._whole is not None, "a replica joins before it follows"
         return self._whole
 
-    async def open_staged(self) -> Recording:
+    async def open_staged(self) -> CopyRecorder:
         """Open the staged copy; it may be empty."""
         if self._staged is None:
             before = None if self._whole is None else self._whole.part
@@ -194,7 +196,7 @@ class RecordedCopies:
             self._staged = self._recording(part, CopyState())
         return self._staged
 
-    async def drop(self, copy: Recording) -> None:
+    async def drop(self, copy: CopyRecorder) -> None:
         """Close a staged copy and delete it."""
         await copy.close()
         await self._thread.run(lambda: self._remove(copy.number))
@@ -209,7 +211,7 @@ class RecordedCopies:
                     return
             self._folder.remove_part(number)
 
-    async def adopt(self, copy: Recording) -> None:
+    async def adopt(self, copy: CopyRecorder) -> None:
         """Follow this staged copy from now on: it is whole."""
         if own := own_notes(self.notes):
             await copy.note(**cast(NoteChanges, {name: own[name] for name in own if name != "uuid"}))

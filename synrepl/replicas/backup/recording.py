@@ -1,4 +1,4 @@
-"""Recording: a copy of a log in the parts of a backup; it is written as a replica's copy is."""
+"""CopyRecorder: writes a copy of a log into the parts of a backup, as a replica writes its copy."""
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -72,28 +72,28 @@ class OpenPart:
         Raises `StorageError` if it is damaged.
         """
         path = folder.part_path(number)
+        with map_path_errors("read", path), path.open("rb") as read:
+            scan = PartScan(read)
+            try:
+                for _ in scan.blocks():
+                    pass
+            except Damage as error:
+                raise damaged(folder, number, error) from error
+        if scan.head is None or scan.state is None:
+            return None
+        if scan.head.number != number:
+            raise damaged(folder, number, Damage(0, f"it is part {scan.head.number}"))
         with map_path_errors("open a part", path):
-            file = cast(BinaryIO, path.open("r+b"))
-        try:
-            reader = PartScan(file)
-            with map_path_errors("read", path):
-                try:
-                    for _ in reader.blocks():
-                        pass
-                except Damage as error:
-                    raise damaged(folder, number, error) from error
-                if reader.head is None or reader.state is None:
-                    file.close()
-                    return None
-                if reader.head.number != number:
-                    raise damaged(folder, number, Damage(0, f"it is part {reader.head.number}"))
-                file.truncate(reader.upto)
+            # Without a buffer: what is synced must have been written.
+            file = cast(BinaryIO, path.open("r+b", buffering=0))
+            try:
+                file.truncate(scan.upto)
                 os.fsync(file.fileno())
-                file.seek(reader.upto)
-            return cls(path, file, reader.head, reader.hashed(), reader.upto), reader.state
-        except BaseException:
-            file.close()
-            raise
+                file.seek(scan.upto)
+            except BaseException:
+                file.close()
+                raise
+        return cls(path, file, scan.head, scan.hashed(), scan.upto), scan.state
 
     @property
     def digest(self) -> str:
@@ -140,7 +140,7 @@ def damaged(folder: BackupFolder, number: int, error: Damage) -> StorageError:
     )
 
 
-class Recording:
+class CopyRecorder:
     """One copy in a backup, as an `IStagedCopy`: each call returns once what it wrote counts.
 
     `fetch_files` stores the files of facts before these are written. Blocking work is done in `thread`.

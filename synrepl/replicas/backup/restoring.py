@@ -8,21 +8,24 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from twisted.logger import Logger
 
 from synrepl.base.history import EpochStart, LogPosition
 from synrepl.base.interfaces import IClock, IThread
 from synrepl.errors import StorageError
 from synrepl.html.humanize import at
 from synrepl.replicas.backup.backup_folder import BackupFolder
-from synrepl.replicas.backup.examination import Examined, RecordedCopy
+from synrepl.replicas.backup.examination import BackupContents, RecordedCopy
 from synrepl.replicas.backup.recorded_conversation import Cut, RecordedConversation
 from synrepl.replicas.replica.join import JoinAttempt, Progress
 from synrepl.replicas.replica.replica_states import ReplicaEvent
+from synrepl.storage.databases import Database, engine_for
 from synrepl.storage.log import Log
 from synrepl.storage.private_files import create_private, make_directory, map_path_errors, sync_directory
+from synrepl.storage.threads import ReactorThread
 from synrepl.storage.token_floor import floor_above, floor_of
 from synrepl.wire.filter import ALL
 
@@ -61,7 +64,7 @@ def parse_until(text: str) -> Cut:
     return Cut(ms=(moment - _EPOCH) // timedelta(milliseconds=1))
 
 
-def choose_copy(folder: BackupFolder, found: Examined, cut: Cut | None) -> RecordedCopy:
+def choose_copy(folder: BackupFolder, found: BackupContents, cut: Cut | None) -> RecordedCopy:
     """Return the copy from which to restore up to `cut`; None: up to the end. Raises `StorageError`."""
     whole = found.whole
     if not whole:
@@ -116,7 +119,7 @@ def check_empty(log: Log, database: str) -> None:
 
 async def restore(
     folder: BackupFolder,
-    found: Examined,
+    found: BackupContents,
     log: Log,
     *,
     cut: Cut | None,
@@ -166,6 +169,39 @@ async def restore(
         floor=floor,
         missing_files=found.missing_files,
     )
+
+
+async def restore_database(
+    reactor: Any,
+    path: Path,
+    found: BackupContents,
+    database: str,
+    *,
+    cut: Cut | None,
+    on_progress: Callable[[Progress], object],
+) -> Restored:
+    """Restore what was `found` in the folder at `path` into a database. Raises `ReplicationError`."""
+    folder = BackupFolder(path)
+    choose_copy(folder, found, cut)
+    name = Database(database).name
+    log = Log(
+        engine_for(database),
+        ReactorThread(reactor, "writing"),
+        ReactorThread(reactor, "reading"),
+        reactor,
+        ephemeral=(),
+        logger=Logger(namespace="synrepl.restore"),
+    )
+    thread = ReactorThread(reactor, "reading a backup")
+    await log.start()
+    try:
+        check_empty(log, name)
+        return await restore(
+            folder, found, log, cut=cut, thread=thread, clock=reactor, on_progress=on_progress
+        )
+    finally:
+        await thread.stop()
+        await log.stop()
 
 
 def restore_files(folder: BackupFolder, target: Path) -> int:

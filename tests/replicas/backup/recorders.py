@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from synrepl.base.metrics import Metrics
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.backup_run import CAPABILITIES, BackupRun
-from synrepl.replicas.backup.examination import Examined, Examiner
+from synrepl.replicas.backup.examination import BackupContents, Examiner
 from synrepl.replicas.backup.recorded_conversation import Cut
 from synrepl.replicas.backup.recorded_copies import RecordedCopies
 from synrepl.replicas.backup.restoring import Restored, check_empty, restore
@@ -104,7 +104,7 @@ class Recorder:
         self.folder.close()
 
 
-def examined(folder: Path) -> Examined:
+def examined(folder: Path) -> BackupContents:
     """What is in a folder."""
     return Examiner(BackupFolder(folder)).examine()
 

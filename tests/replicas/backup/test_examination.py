@@ -8,7 +8,7 @@ import pytest
 
 from synrepl.errors import StorageError
 from synrepl.replicas.backup import recording
-from synrepl.replicas.backup.examination import Examined
+from synrepl.replicas.backup.examination import BackupContents
 from synrepl.replicas.backup.part_codec import Damage, PartScan
 from tests.replicas.backup.recorders import Recorder, examined
 from tests.replicas.clusters import FakeCluster
@@ -44,7 +44,7 @@ def ends(data: bytes) -> list[int]:
     return found
 
 
-def serial_of(found: Examined) -> int | None:
+def serial_of(found: BackupContents) -> int | None:
     """Where the last copy ends."""
     return found.copies[-1].state.position.serial if found.copies else None
 

@@ -5,11 +5,16 @@ from pathlib import Path
 import pytest
 from twisted.internet.defer import Deferred
 
+from synrepl.base.access import Right
 from synrepl.errors import NotConnected, StorageError
 from synrepl.replicas.backup.backup_run import BackupFailed
+from synrepl.replicas.backup.recorded_conversation import Cut
+from synrepl.replicas.backup.recording import OpenPart
+from synrepl.replicas.described import backup_problem
 from synrepl.replicas.relay import handshake
 from synrepl.replicas.wire import native
 from synrepl.replication.retention import keys_of
+from synrepl.storage.private_files import DiskFull
 from tests.replicas.backup.recorders import Recorder, examined, restored
 from tests.replicas.clusters import FakeCluster
 
@@ -57,6 +62,7 @@ def test_what_follows_is_recorded_as_it_comes(folder: Path) -> None:
     cluster = FakeCluster()
     a = cluster.node("a")
     cluster.wrote(a, 3)
+    Recorder(cluster, folder).finish()
     recorder = Recorder(cluster, folder, follow=True)
     cluster.pass_(1)
 
@@ -218,3 +224,85 @@ def test_a_restored_log_is_the_log(folder: Path) -> None:
     assert (a.log.history, "hs") == (found.log.history, found.result.server_name)
     assert [one.why for one in ours.epoch_starts] == ["restored"]
     assert found.log.head.epoch == 2
+
+
+def test_a_full_disk_stops_nothing_for_good(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written half is written again once there is room; nothing is acknowledged before."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    recorder = Recorder(cluster, folder, follow=True)
+    cluster.pass_(1)
+    write = OpenPart.write
+    fails = [True]
+
+    def full(part: OpenPart, data: bytes) -> None:
+        if fails[0]:
+            write(part, data[: len(data) // 2])
+            raise DiskFull(op="write", why="the disk is full", retryable=True)
+        write(part, data)
+
+    monkeypatch.setattr(OpenPart, "write", full)
+    cluster.wrote(a, 5)
+    cluster.pass_(3)
+    (lease,) = a.leases.all()
+    found = examined(folder)
+    fails[0] = False
+    cluster.pass_(30)
+
+    assert (lease.serial, found.whole[-1].state.position.serial, found.damages) == (3, 3, [])
+    assert found.cut_at
+    assert examined(folder).whole[-1].state.position == a.log.position
+    recorder.kill()
+
+
+def test_a_copy_that_was_cut_off_goes_on(folder: Path) -> None:
+    """Facts of the snapshot that are in the folder are not sent again."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 40)
+    recorder = Recorder(cluster, folder)
+    while not (folder / "parts" / "1.part").exists() or recorder.log._staged is None:
+        cluster.pass_(0.001, step=0.001)
+    recorder.kill()
+    assert examined(folder).whole == []
+
+    Recorder(cluster, folder).finish()
+
+    found = examined(folder)
+    assert [(one.number, one.state.position) for one in found.whole] == [(1, a.log.position)]
+
+
+def test_issued_keys_are_recorded_and_restored(folder: Path) -> None:
+    """As a replica has them: their salted digests, and which are revoked."""
+    cluster = FakeCluster()
+    a = cluster.node("a", secret="shared")
+    cluster.wrote(a, 3)
+    Recorder(cluster, folder, secret="shared").finish()
+    made, _ = cluster.done(Deferred.fromCoroutine(a.registry.issued.add("laptop", [Right.READ])))
+    cluster.wrote(a, 3)
+
+    Recorder(cluster, folder, secret="shared").finish()
+
+    found = restored(folder, cluster, cut=Cut(serial=3))
+    assert a.log.notes.get("keys") == found.log.notes.get("keys")
+    assert made.name == "laptop"
+
+
+@pytest.mark.parametrize(
+    ("ages", "most", "words"),
+    [
+        ([], None, ""),
+        ([50.0], None, ""),
+        ([50.0, 5.0], 10.0, ""),
+        ([50.0, 15.0], 10.0, "the newest backup is 15 s old, and should be at most 10 s: run synrepl backup"),
+        ([], 200.0, ""),
+        ([], 10.0, "no backup was made for 1 min 40 s, and should be at most 10 s"),
+    ],
+)
+def test_an_old_backup_is_a_problem(ages: list[float], most: float | None, words: str) -> None:
+    """If the operator has said from when on; a daemon that has just started has time for the first."""
+    found = backup_problem([{"age_seconds": age} for age in ages], most, now=1100.0, began=1000.0)
+
+    assert found.startswith(words)
+    assert bool(found) is bool(words)
