@@ -10,8 +10,8 @@ from scripts import again
 
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
-    "usage: scripts/night [--seeds N] [seeds] [examples] [faults] [interop] [rooms] [manual] [bench] [growth]"
-    " | scripts/night --table"
+    "usage: scripts/night [--seeds N] [seeds] [backups] [examples] [faults] [interop] [rooms] [manual]"
+    " [bench] [growth] | scripts/night --table"
 )
 SEEDS: Final = 200
 FAULTS: Final = 40
@@ -32,6 +32,11 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
     drawn = {"SYNREPL_FIRST_SEED": str(day * 1_000), "SYNREPL_SEEDS": str(seeds)}
     return {
         "seeds": ((*PYTEST, *_seeded_tests(), "tests/storage/test_kill.py"), drawn),
+        # 1,000 kills of a backup and its daemon.
+        "backups": (
+            (*PYTEST, "tests/replicas/processes/test_backup_kills.py"),
+            {**drawn, "SYNREPL_LONG": "1"},
+        ),
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),

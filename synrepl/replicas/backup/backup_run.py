@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
@@ -62,6 +63,7 @@ class BackupRun:
     is called with each change. Without `retry` the first failure ends it.
     """
 
+    _logger = Logger()
     folder: BackupFolder
     log: RecordedCopies
     upstreams: Sequence[IUpstream]
@@ -144,7 +146,14 @@ class BackupRun:
                 self._patience_timer.stop()
             case ReplicaState.CATCHING_UP | ReplicaState.LIVE:
                 self._patience_timer.stop()
-                self._has_subscribed = True
+                if not self._has_subscribed:
+                    self._has_subscribed = True
+                    self._logger.info(
+                        "backing up {where} to {folder}, from serial {serial} on",
+                        where=replica.upstream.where.words,
+                        folder=str(self.folder.path),
+                        serial=self.log.position.serial,
+                    )
                 if not self.follow and self.target is not None and self.log.position.serial >= self.target:
                     # What was recorded last is about to be acknowledged.
                     self._end_timer.start(LAST_ACK_SECONDS)

@@ -23,6 +23,7 @@ from synrepl.replicas.backup.recorded_conversation import Cut, RecordedConversat
 from synrepl.replicas.replica.join import JoinAttempt, Progress
 from synrepl.replicas.replica.replica_states import ReplicaEvent
 from synrepl.storage.databases import Database, engine_for
+from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log
 from synrepl.storage.private_files import create_private, make_directory, map_path_errors, sync_directory
 from synrepl.storage.threads import ReactorThread
@@ -184,14 +185,7 @@ async def restore_database(
     folder = BackupFolder(path)
     choose_copy(folder, found, cut)
     name = Database(database).name
-    log = Log(
-        engine_for(database),
-        ReactorThread(reactor, "writing"),
-        ReactorThread(reactor, "reading"),
-        reactor,
-        ephemeral=(),
-        logger=Logger(namespace="synrepl.restore"),
-    )
+    log = _closed_log(engine_for(database), reactor)
     thread = ReactorThread(reactor, "reading a backup")
     await log.start()
     try:
@@ -202,6 +196,55 @@ async def restore_database(
     finally:
         await thread.stop()
         await log.stop()
+
+
+async def restore_in_place(reactor: Any, database: str) -> Restored:
+    """Begin an epoch in a log that was put in its place by other means. Raises `ReplicationError`."""
+    described = Database(database)
+    if described.flavor == "sqlite" and not described.path.is_file():
+        raise _refused(f"there is no file {described.path}", "put the copy of the log there first")
+    engine = engine_for(database)
+    engine.database.is_put_back = True
+    log = _closed_log(engine, reactor)
+    await log.start()
+    try:
+        tokens = [token for writers in log.head.positions.values() for token in writers.values()]
+        floor = floor_above([floor_of(log.notes), *log.head.allocated.values(), *tokens])
+        # What it was is over: the settings of the daemon decide.
+        await log.note(
+            floor=str(floor),
+            role=None,
+            promoting=None,
+            handover=None,
+            primary_at=None,
+            upstream_at=None,
+            resync=None,
+        )
+        await log.copies.next_epoch("restored")
+        head = log.head
+        facts, _ = await log.reads.facts(after=head.serial - 1, upto=head.serial, limit=1)
+        return Restored(
+            serial=head.serial,
+            epoch=head.epoch,
+            digest=head.digest,
+            committed_ms=facts[-1].committed_at_ms if facts else 0,
+            history=log.history,
+            server_name=log.notes.get("server_name", ""),
+            floor=floor,
+        )
+    finally:
+        await log.stop()
+
+
+def _closed_log(engine: SQLEngine, reactor: Any) -> Log:
+    return Log(
+        engine,
+        ReactorThread(reactor, "writing"),
+        ReactorThread(reactor, "reading"),
+        reactor,
+        ephemeral=(),
+        logger=Logger(namespace="synrepl.restore"),
+    )
 
 
 def restore_files(folder: BackupFolder, target: Path) -> int:

@@ -1,7 +1,7 @@
 """``synrepl backup`` and ``synrepl restore``: a log, recorded in a folder, and made of one again."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -325,7 +325,7 @@ def _parse_until(text: str) -> "Cut":
 
 
 @click.command(cls=CliCommand)
-@_folder
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), required=False)
 @click.option(
     "--database",
     required=True,
@@ -345,8 +345,20 @@ def _parse_until(text: str) -> "Cut":
     metavar="FOLDER",
     help="Copy the files too, into the daemon's directory of files (by default DATABASE.files).",
 )
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Without DIR: the log in --database was put there by other means: a copy of a file, or a dump.",
+)
 @output_option('{"serial", "epoch", "digest", "committed_ms", "history", "server_name", "files", ...}')
-def restore(folder: Path, database: str, until: "Cut | None", files: Path | None, output: Output) -> None:
+def restore(
+    folder: Path | None,
+    database: str,
+    until: "Cut | None",
+    files: Path | None,
+    in_place: bool,
+    output: Output,
+) -> None:
     """Make a log of the backup in DIR, from which a daemon can start as the primary.
 
     It ends with a whole append, and begins an epoch: readers that have seen more are told. Tokens that the
@@ -354,10 +366,24 @@ def restore(folder: Path, database: str, until: "Cut | None", files: Path | None
     """
     from synrepl.storage.databases import Database
 
+    if in_place is not (folder is None) or (in_place and (until is not None or files is not None)):
+        raise click.UsageError("name the DIR of a backup; or --in-place, without --until and --files")
     Database(database)  # raises `ConfigError`, before much is read
-    found = _examine(folder)
-    result = _restore(folder, found, database, until)
-    if files is not None:
+    if folder is None:
+        result = _run_restore(lambda reactor, advance: _restoring().restore_in_place(reactor, database))
+    else:
+        found = _examine(folder)
+        result = _run_restore(
+            lambda reactor, advance: _restoring().restore_database(
+                reactor,
+                folder,
+                found,
+                database,
+                cut=until,
+                on_progress=lambda progress: advance.reach(progress.done, progress.total),
+            )
+        )
+    if folder is not None and files is not None:
         from synrepl.replicas.backup.backup_folder import BackupFolder
         from synrepl.replicas.backup.restoring import restore_files
 
@@ -376,26 +402,21 @@ def restore(folder: Path, database: str, until: "Cut | None", files: Path | None
     output.show(msgspec.to_builtins(result), lines)
 
 
-def _restore(folder: Path, found: "BackupContents", database: str, until: "Cut | None") -> Any:
+def _restoring() -> Any:
+    from synrepl.replicas.backup import restoring
+
+    return restoring
+
+
+def _run_restore(work: Callable[[Any, Advance], Any]) -> Any:
     from twisted.internet import reactor as installed
 
     from synrepl.cli.reactor import run_reactor
-    from synrepl.replicas.backup.restoring import restore_database
 
     reactor: Any = installed
     _log(follow=False)
     try:
         with Advance("restoring", None) as advance:
-            return run_reactor(
-                reactor,
-                lambda: restore_database(
-                    reactor,
-                    folder,
-                    found,
-                    database,
-                    cut=until,
-                    on_progress=lambda progress: advance.reach(progress.done, progress.total),
-                ),
-            )
+            return run_reactor(reactor, lambda: work(reactor, advance))
     except ReplicationError as error:
         raise CliError(str(error)) from error
