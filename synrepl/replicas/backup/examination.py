@@ -33,6 +33,16 @@ class RecordedCopy(msgspec.Struct, kw_only=True):
     upto: int
     state: CopyState
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether no fact is missing from serial 1 on, so that it can be restored to before its snapshot."""
+        return self.state.begin is not None and not self.state.trimmed_upto.serial
+
+    @property
+    def lowest_serial(self) -> int:
+        """The lowest serial to which it can be restored."""
+        return 0 if self.is_dense or self.state.begin is None else self.state.begin.serial
+
 
 class FoundDamage(msgspec.Struct, frozen=True):
     """Where a backup is damaged: a file in it, what is wrong, and how far the copy is valid before it."""
@@ -76,14 +86,12 @@ class Examiner:
         """Read all parts and, `with_files`, all files. Raises `StorageError` if something cannot be read."""
         numbers = self._folder.part_numbers()
         self._found.parts = len(numbers)
-        if numbers:
-            digest: str | None = None
-            for number in range(numbers[0], numbers[-1] + 1):
-                if number not in numbers:
-                    self._damaged(self._folder.part_path(number), "it is missing")
-                    digest = None
-                else:
-                    digest = self._read_part(number, digest, is_last=number == numbers[-1])
+        digest: str | None = None
+        for before, number in zip([None, *numbers], numbers, strict=False):
+            if before is not None and number != before + 1:
+                self._damaged(self._folder.part_path(before + 1), "it is missing")
+                digest = None
+            digest = self._read_part(number, digest, is_last=number == numbers[-1])
         if with_files:
             self._check_files()
         return self._found

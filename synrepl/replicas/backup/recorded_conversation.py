@@ -1,11 +1,12 @@
 """A backup as an upstream: it says again what was recorded, and ends with the epoch of the restore."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from synrepl.base.history import AppendReceipt, EpochStart, LogPosition
+from synrepl.base.history import BEGINNING, AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.base.interfaces import IThread
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.replicas.backup.backup_folder import BackupFolder
@@ -30,6 +31,11 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
     serial: int | None = None
     ms: int | None = None
+
+    def is_before(self, serial: int, ms: int) -> bool:
+        """Whether this is before a serial, or the time of the newest fact up to there."""
+        is_earlier = self.ms is not None and self.ms < ms
+        return is_earlier or (self.serial is not None and self.serial < serial)
 
 
 class _Cutter:
@@ -114,6 +120,7 @@ class RecordedConversation(IConversation):
         self._folder = folder
         self._copy = copy
         self._begin = state.begin
+        self._is_within_snapshot = copy.is_dense and cut.is_before(state.begin.serial, state.begin_ms)
         self._thread = thread
         self._cutter = _Cutter(cut)
         self._epoch_start = epoch_start
@@ -176,35 +183,79 @@ class RecordedConversation(IConversation):
         return self._thread.run(lambda: next(self._events, None))
 
     def _say(self) -> Iterator[Event]:
-        state = self._copy.state
-        yield Joining(
-            join=JOIN_ID,
-            history=self.welcome.history,
-            position=self._begin,
-            trimmed_upto=state.trimmed_upto,
-            after=0,
-            resumed=False,
-        )
-        for kind, data in self._blocks():
-            yield from self._events_of(kind, data)
-            if self._cutter.is_done:
-                break
+        yield from self._say_facts() if self._is_within_snapshot else self._say_snapshot()
         start = self._epoch_start(self.position)
         self.position = start.position
         yield SnapshotMeta([start], [])
         yield Joined(self.position)
 
+    def _joining(self, position: LogPosition) -> Joining:
+        return Joining(
+            join=JOIN_ID,
+            history=self.welcome.history,
+            position=position,
+            trimmed_upto=self._copy.state.trimmed_upto,
+            after=0,
+            resumed=False,
+        )
+
+    def _say_snapshot(self) -> Iterator[Event]:
+        yield self._joining(self._begin)
+        for kind, data in self._blocks():
+            yield from self._events_of(kind, data)
+            if self._cutter.is_done:
+                break
+
+    def _say_facts(self) -> Iterator[Event]:
+        """Say the facts of a snapshot without gaps one after the other, as if they had come so."""
+        self.position = BEGINNING
+        snapshot = self._find_snapshot()
+        yield self._joining(BEGINNING)
+        yield SnapshotFacts(
+            LogSnapshot(
+                position=BEGINNING, trimmed_upto=BEGINNING, epoch_starts=(), positions={}, receipts=()
+            )
+        )
+        self._has_snapshot = True
+        if receipts := self._cutter.receipts(snapshot.receipts):
+            yield SnapshotMeta([], receipts)
+        starts = deque(snapshot.epoch_starts)
+        for kind, data in self._blocks():
+            if kind == "snapshot":
+                return
+            facts = decode_facts(data) if kind == "facts" else []
+            while facts:
+                upto = starts[0].serial if starts else facts[-1].serial
+                some = [fact for fact in facts if fact.serial <= upto]
+                facts = facts[len(some) :]
+                yield from self._facts(some)
+                if self._cutter.is_done or (facts and not self._cutter.epoch_start(starts[0])):
+                    return
+                if facts:
+                    self.position = starts[0].position
+                    yield SnapshotMeta([starts.popleft()], [])
+
+    def _find_snapshot(self) -> LogSnapshot:
+        decoder = SnapshotDecoder()
+        for kind, data in self._blocks():
+            snapshot = decoder.receive(data) if kind == "snapshot" else None
+            if snapshot is not None:
+                return snapshot
+        raise RemoteProtocolError("the backup has no snapshot")
+
+    def _facts(self, facts: Sequence[Fact]) -> Iterator[Event]:
+        if self._has_snapshot:
+            facts = self._cutter.facts(facts)
+            if facts:
+                self.position = facts[-1].position
+        if facts:
+            self.committed_ms = max(self.committed_ms, *(one.committed_at_ms for one in facts))
+            yield Facts(facts)
+
     def _events_of(self, kind: str, data: bytes) -> Iterator[Event]:
         match kind:
             case "facts":
-                facts = decode_facts(data)
-                if self._has_snapshot:
-                    facts = list(self._cutter.facts(facts))
-                if facts:
-                    if self._has_snapshot:
-                        self.position = facts[-1].position
-                    self.committed_ms = max(self.committed_ms, *(one.committed_at_ms for one in facts))
-                    yield Facts(facts)
+                yield from self._facts(decode_facts(data))
             case "meta":
                 starts, receipts = read_meta(data)
                 receipts = self._cutter.receipts(receipts)

@@ -60,9 +60,14 @@ class OpenPart:
         with map_path_errors("begin a part", path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             made = cls(path, os.fdopen(descriptor, "wb", buffering=0), head, sha256(), 0)
-            made.write(json_block("head", head))
-            made.mark(head.state)
-            sync_directory(folder.parts_path)
+            try:
+                made.write(json_block("head", head))
+                made.mark(head.state)
+                sync_directory(folder.parts_path)
+            except BaseException:
+                made.close()
+                path.unlink()
+                raise
         return made
 
     @classmethod
@@ -284,14 +289,9 @@ class CopyRecorder:
 
         def work() -> CopyState:
             self._part.close()
-            number = self._part.head.number
-            resumed = OpenPart.resume(self.folder, number)
+            resumed = OpenPart.resume(self.folder, self._part.head.number)
             if resumed is None:
-                # The part was about to begin.
-                self.folder.remove_part(number)
-                resumed = OpenPart.resume(self.folder, number - 1)
-            if resumed is None:
-                raise StorageError(op="write", why="the backup has no part any more", tried=False)
+                raise StorageError(op="write", why="the backup lacks the part it was writing", tried=False)
             self._part, state = resumed
             return state
 

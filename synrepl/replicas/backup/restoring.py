@@ -106,9 +106,7 @@ def choose_copy(folder: BackupFolder, found: BackupContents, cut: Cut | None) ->
 def _begins_before(copy: RecordedCopy, cut: Cut) -> bool:
     begin = copy.state.begin
     assert begin is not None
-    if cut.serial is not None:
-        return begin.serial <= cut.serial
-    return cut.ms is None or copy.state.begin_ms <= cut.ms
+    return copy.is_dense or not cut.is_before(begin.serial, copy.state.begin_ms)
 
 
 def check_empty(log: Log, database: str) -> None:
@@ -126,10 +124,14 @@ async def restore(
     cut: Cut | None,
     thread: IThread,
     clock: IClock,
-    on_progress: Callable[[Progress], object],
+    on_progress: Callable[[int, int], object],
 ) -> Restored:
-    """Restore what was `found` in a backup into an empty log that is open. Raises `ReplicationError`."""
+    """Restore what was `found` in a backup into an empty log that is open. Raises `ReplicationError`.
+
+    `on_progress` is called with the serial that was reached, and the last one.
+    """
     copy = choose_copy(folder, found, cut)
+    last = copy.state.position.serial if cut is None or cut.serial is None else cut.serial
     newest = found.whole[-1].state
     # Also what is left out was given to somebody.
     states = [one.state for one in found.copies]
@@ -157,7 +159,7 @@ async def restore(
     )
 
     def report(event: ReplicaEvent, progress: Progress) -> None:
-        on_progress(progress)
+        on_progress(progress.done, last)
 
     await JoinAttempt(log, conversation, clock, ALL, on_progress=report).run()
     return Restored(
@@ -179,7 +181,7 @@ async def restore_database(
     database: str,
     *,
     cut: Cut | None,
-    on_progress: Callable[[Progress], object],
+    on_progress: Callable[[int, int], object],
 ) -> Restored:
     """Restore what was `found` in the folder at `path` into a database. Raises `ReplicationError`."""
     folder = BackupFolder(path)

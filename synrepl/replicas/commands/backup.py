@@ -246,7 +246,7 @@ def verify(folder: Path, output: Output) -> None:
             "copy": one.number,
             "parts": [one.first, one.last],
             "is_whole": one.state.is_whole,
-            "from_serial": None if one.state.begin is None else one.state.begin.serial,
+            "from_serial": one.lowest_serial,
             "serial": one.state.position.serial,
             "epoch": one.state.position.epoch,
             "digest": one.state.position.digest,
@@ -282,11 +282,7 @@ def _verified_lines(folder: Path, found: "BackupContents", newest: dict[str, Any
             f"{folder} is valid up to serial {newest['serial']} of epoch {newest['epoch']}"
             f"{_committed(newest['committed_ms'])}, written {at(newest['written_ms'])}"
         )
-        begins = ", ".join(
-            f"{one.state.begin.serial} to {one.state.position.serial}"
-            for one in found.whole
-            if one.state.begin is not None
-        )
+        begins = ", ".join(f"{one.lowest_serial} to {one.state.position.serial}" for one in found.whole)
         yield f"it can be restored to any serial of {begins}"
     yield f"{counted(found.parts, 'part')} and {counted(found.files, 'file')}, {size(found.bytes)}"
     for one in found.damages:
@@ -380,7 +376,7 @@ def restore(
                 found,
                 database,
                 cut=until,
-                on_progress=lambda progress: advance.reach(progress.done, progress.total),
+                on_progress=advance.reach,
             )
         )
     if folder is not None and files is not None:

@@ -1,6 +1,6 @@
 """Backups of nodes on a network in memory, and logs restored from them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,12 @@ class RestoredLog:
 
 
 def restored(
-    folder: Path, cluster: FakeCluster, *, cut: Cut | None = None, engine: FaultyEngine | None = None
+    folder: Path,
+    cluster: FakeCluster,
+    *,
+    cut: Cut | None = None,
+    engine: FaultyEngine | None = None,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> RestoredLog:
     """Restore a folder into a new log in memory."""
     engine = FaultyEngine() if engine is None else engine
@@ -137,7 +142,7 @@ def restored(
             cut=cut,
             thread=ImmediateThread(),
             clock=clock,
-            on_progress=lambda progress: None,
+            on_progress=on_progress,
         )
 
     return RestoredLog(log, engine, cluster.done(Deferred.fromCoroutine(run())))

@@ -3,15 +3,21 @@
 from pathlib import Path
 
 import pytest
+from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.replicas.backup.recorded_conversation import Cut
 from synrepl.replicas.backup.restoring import parse_until
+from synrepl.replicas.replica import join
+from synrepl.replication.retention import keys_of
 from synrepl.storage.token_floor import MARGIN
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.digest import verify
+from synrepl.streams.writer import Writer
+from tests.memory_engine import FaultyEngine
 from tests.replicas.backup.recorders import Recorder, examined, restored
 from tests.replicas.clusters import FakeCluster
+from tests.replicas.nodes import FakeNode
 
 
 @pytest.fixture
@@ -20,23 +26,25 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
+def append_all(cluster: FakeCluster, a: FakeNode) -> None:
+    """Facts of several kinds of appends, up to serial 23."""
+    cluster.wrote(a, 4)  # 4 to 7
+    cluster.wrote(a, 5, key="five")  # 8 to 12
+    appends = [("to_device", "master", [b'[["@a",null]]'] * 3), ("push_rules", "master", [b'[["@b"]]'] * 2)]
+    cluster.done(a.log.append_atomic(appends, key="atomic"))  # 13 to 18
+    cluster.wrote(a, 5)  # 19 to 23
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["after the first copy", "within it"])
 @pytest.mark.parametrize("serial", range(3, 24))
-def test_it_ends_at_any_serial(folder: Path, serial: int) -> None:
+def test_it_ends_at_any_serial(folder: Path, serial: int, within: bool) -> None:
     """Appends that it would divide are left out: those with a key, and atomic ones."""
     cluster = FakeCluster()
     a = cluster.node("a")
     cluster.wrote(a, 3)
-    Recorder(cluster, folder).finish()
-    cluster.wrote(a, 4)  # 4 to 7
-    cluster.wrote(a, 5, key="five")  # 8 to 12
-    Recorder(cluster, folder).finish()
-    cluster.done(
-        a.log.append_atomic(
-            [("to_device", "master", [b'[["@a",null]]'] * 3), ("push_rules", "master", [b'[["@b"]]'] * 2)],
-            key="atomic",
-        )
-    )  # 13 to 18
-    cluster.wrote(a, 5)  # 19 to 23
+    if not within:
+        Recorder(cluster, folder).finish()
+    append_all(cluster, a)
     Recorder(cluster, folder).finish()
     expected = {**dict.fromkeys(range(8, 12), 7), **dict.fromkeys(range(13, 18), 12)}.get(serial, serial)
 
@@ -50,6 +58,27 @@ def test_it_ends_at_any_serial(folder: Path, serial: int) -> None:
         key for key, last in (("five", 12), ("atomic", 18)) if last <= expected
     }
     assert any(fact.stream == ATOMIC_APPENDS.name for fact in facts) is (expected >= 18)
+    positions = found.engine.head().positions
+    assert positions == {Writer(one.stream, one.writer): one.token for one in facts}
+
+
+@pytest.mark.parametrize("serial", range(10))
+def test_epochs_within_the_first_copy_begin_where_they_began(folder: Path, serial: int) -> None:
+    """A promotion before the first backup, and one before the first fact."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    for count in (4, 6):
+        cluster.done(Deferred.fromCoroutine(a.log.copies.next_epoch("promoted")))
+        cluster.wrote(a, count)
+    Recorder(cluster, folder).finish()
+
+    found = restored(folder, cluster, cut=Cut(serial=serial))
+
+    theirs, ours = a.engine.head().epoch_starts, found.engine.head().epoch_starts
+    began = [start for start in theirs if start.serial <= serial]
+    assert list(ours[:-1]) == began
+    assert (ours[-1].why, ours[-1].serial, ours[-1].epoch) == ("restored", serial, 4)
+    assert found.engine.facts == a.engine.facts[:serial]
 
 
 def test_it_ends_at_any_time(folder: Path) -> None:
@@ -64,10 +93,18 @@ def test_it_ends_at_any_time(folder: Path) -> None:
     Recorder(cluster, folder).finish()
     times = [fact.committed_at_ms for fact in a.engine.facts]
 
-    for at, count in ((times[1], 2), (times[2] - 1, 2), (times[2], 4), (times[5], 6), (times[7] + 9, 8)):
+    for at, count in (
+        (times[0] - 1, 0),
+        (times[1], 2),
+        (times[2] - 1, 2),
+        (times[2], 4),
+        (times[5], 6),
+        (times[7] + 9, 8),
+    ):
         found = restored(folder, cluster, cut=Cut(ms=at))
 
-        assert (found.result.serial, found.result.committed_ms) == (count, times[count - 1])
+        newest = times[count - 1] if count else 0
+        assert (found.result.serial, found.result.committed_ms) == (count, newest)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +121,7 @@ def test_what_it_does_not_have_is_refused(folder: Path, cut: Cut, words: str) ->
     a = cluster.node("a")
     cluster.pass_(0.1)
     cluster.wrote(a, 3)
+    cluster.done(Deferred.fromCoroutine(a.log.trim(1, keys_of(a.table), 1000)))
     Recorder(cluster, folder).finish()
     cluster.wrote(a, 2)
     Recorder(cluster, folder).finish()
@@ -121,21 +159,35 @@ def test_damage_is_not_passed_over(folder: Path) -> None:
     assert restored(folder, cluster, cut=Cut(serial=3)).result.serial == 3
 
 
-def test_an_unfinished_restore_begins_anew(folder: Path) -> None:
-    """Facts that it left count for nothing."""
+def test_an_unfinished_restore_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is whole the log is as new; and it is never there without the epoch of the restore."""
+    monkeypatch.setattr(join, "COMMIT_FACTS", 5)
     cluster = FakeCluster()
     a = cluster.node("a")
-    cluster.wrote(a, 9)
-    Recorder(cluster, folder).finish()
-    part = folder / "parts" / "1.part"
-    data = part.read_bytes()
-    engine = restored(folder, cluster, cut=Cut(serial=9)).engine
-    staging = engine.copy()
+    for _ in range(6):
+        cluster.wrote(a, 3)
+        Recorder(cluster, folder).finish()
+    engine = FaultyEngine()
+    left: list[int] = []
 
-    found = restored(folder, cluster)
+    def fail(done: int, total: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise StorageError(op="commit", why="the disk is full")
 
-    assert staging.facts == found.engine.facts == a.engine.facts
-    assert part.read_bytes() == data
+    for steps in range(1, 9):
+        left[:] = [steps]
+
+        with pytest.raises(StorageError, match="the disk is full"):
+            restored(folder, cluster, engine=engine, on_progress=fail)
+
+        engine.crash()
+        assert engine.facts == []
+
+    found = restored(folder, cluster, engine=engine)
+
+    assert found.engine.facts == a.engine.facts
+    assert found.log.head.epoch == 2
 
 
 def test_no_token_is_given_twice(folder: Path) -> None:
