@@ -40,9 +40,11 @@ STATE: Final = ".state"
 """The suffix of the state file, which records how far the log has come."""
 
 OPENED: Final = "opened"
-"""The note that is there while the log is open: the inode of its file, and `SEALED` if it has no ``-wal``."""
+"""The note that is there while the log is open: the inode of its file, the number of the boot, and `SEALED`
+as long as it needs no ``-wal``."""
 
 SEALED: Final = "sealed"
+OF_NO_FILE: Final = "0"
 
 STAGED: Final = ".joining"
 """The suffix of the file in which a copy is staged."""
@@ -241,11 +243,14 @@ class SQLiteDatabase(LogDatabase):
         found = connection.execute("SELECT value FROM notes WHERE name = ?", (OPENED,)).fetchone()
         if found is None or self._is_staging or self.is_put_back:
             return
-        inode, _, is_sealed = found[0].partition(" ")
+        inode, boots, *sealed = found[0].split(" ")
+        if boots != str(_boots(connection)):
+            # A release that knows no marks has opened it since.
+            return
         if inode != self._file.inode:
             why = f"{self.name} is a copy of a log, made while that was open: facts may be missing"
             hint = "start the daemon on the original"
-        elif not (self._has_wal or is_sealed):
+        elif not (self._has_wal or sealed):
             why = f"{self.name} was open when it was last written, and {self.name}-wal is missing, with facts"
             hint = "put that back beside it"
         else:
@@ -255,10 +260,12 @@ class SQLiteDatabase(LogDatabase):
         raise StorageError(op="open", why=why, hint=f"{hint} (manual: howto/backup)", tried=False)
 
     def mark_open(self, connection: SQLiteConnection, *, is_adopted: bool = False) -> None:
-        # Of a log that was put back the mark stays until that is complete.
-        if is_adopted or not (self._is_staging or self.is_put_back):
-            inode = self._file.inode
-            connection.execute(UPSERT_NOTE, (OPENED, f"{inode} {SEALED}" if is_adopted else inode))
+        if self._is_staging and not is_adopted:
+            return
+        # A log that was put back is a copy until that is complete.
+        inode = OF_NO_FILE if self.is_put_back else self._file.inode
+        mark = f"{inode} {_boots(connection)}"
+        connection.execute(UPSERT_NOTE, (OPENED, f"{mark} {SEALED}" if is_adopted else mark))
 
     def mark_closed(self) -> None:
         if not self._is_staging and self._writes is not None and self._file.is_in_place:
@@ -361,6 +368,11 @@ class SQLiteDatabase(LogDatabase):
         with map_path_errors("adopt_staged", self._path):
             file_swap.sync_directory(self._path.parent)
         self.mark_open(self.writer("adopt_staged"))
+
+
+def _boots(connection: SQLiteConnection) -> int:
+    boots: int = connection.execute("SELECT boots FROM log_header").fetchone()[0]
+    return boots
 
 
 def connect(path: Path, *pragmas: str) -> SQLiteConnection:

@@ -401,6 +401,15 @@ class StateTests(FileCase):
 
         self.assertEqual(10, self.opened(moved).head().serial)
 
+    def test_a_mark_of_an_earlier_boot_says_nothing(self) -> None:
+        """A release that does not know it has opened the log since, and closed it."""
+        self.killed()
+        with closing(sqlite3.connect(self.path)) as other, other:
+            other.execute("UPDATE log_header SET boots = boots + 1")
+        self.assertFalse(self.beside("-wal").exists())
+
+        self.assertEqual(10, self.opened().head().serial)
+
     def test_an_older_copy_is_refused_until_it_is_meant(self) -> None:
         """Followers have seen more than it holds; the operator must know, and may want it."""
         self.filled().close()
