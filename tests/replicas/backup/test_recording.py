@@ -1,5 +1,6 @@
 """A backup in memory: what is recorded, is found again, and goes on."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -306,3 +307,27 @@ def test_an_old_backup_is_a_problem(ages: list[float], most: float | None, words
 
     assert found.startswith(words)
     assert bool(found) is bool(words)
+
+
+def test_a_mark_comes_after_what_it_counts_is_on_the_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was acknowledged is behind the sync of its mark: a power cut takes nothing back."""
+    happened: list[str] = []
+    write = OpenPart.write
+
+    def note_write(part: OpenPart, data: bytes) -> None:
+        happened.append(data.split(b" ", 2)[1].decode())
+        write(part, data)
+
+    monkeypatch.setattr(OpenPart, "write", note_write)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: happened.append("sync"))
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    Recorder(cluster, folder).finish()
+
+    kinds = happened[::4]
+    assert happened == [step for kind in kinds for step in (kind, "sync", "mark", "sync")]
+    assert kinds[0] == "head"
+    assert {"facts", "snapshot", "note"} < set(kinds)
