@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from synrepl.storage.token_floor import MARGIN
+from tests.postgres import kept_facts, new_database
 from tests.processes.channel import eventually
 from tests.processes.replicas import Cluster
 from tests.service.processes import ROOT, Daemon, Process
@@ -112,3 +113,23 @@ def test_a_copy_of_a_running_log_begins_an_epoch_or_does_not_start(tmp_path: Pat
     assert (restored["serial"], restored["epoch"], restored["floor"]) == (3, 2, 3 + MARGIN)
     with Daemon(tmp_path, options=("--database", "sqlite:copy.db")):
         pass
+
+
+def test_a_backup_is_restored_into_postgresql(tmp_path: Path) -> None:
+    """It is the same log; a dump of it that was put back begins an epoch, as a file does."""
+    with Cluster(tmp_path) as cluster:
+        primary = cluster.add("primary")
+        for number in range(1, 6):
+            primary.post("events", number)
+        answer(tmp_path, "backup", "backup", "--url", primary.url)
+        facts = primary.facts()
+    url = new_database()
+
+    restored = answer(tmp_path, "restore", "backup", "--database", url, "--until", "4")
+    again = synrepl(tmp_path, "restore", "backup", "--database", url)
+    in_place = answer(tmp_path, "restore", "--in-place", "--database", url)
+
+    assert kept_facts(url) == facts[:4]
+    assert (restored["serial"], restored["epoch"]) == (4, 2)
+    assert (again.returncode, "has a log already, up to serial 4" in again.stderr) == (1, True)
+    assert (in_place["serial"], in_place["epoch"], in_place["floor"]) == (4, 3, 5 + 2 * MARGIN)
