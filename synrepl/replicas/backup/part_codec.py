@@ -144,7 +144,6 @@ class PartScan:
         self._hash = sha256()
         self._marked_hash = self._hash
         self._offset = 0
-        self._line = b""
         self._pending: CopyState | None = None
         self._snapshot = SnapshotDecoder()
 
@@ -158,6 +157,7 @@ class PartScan:
         Blocks behind the last mark are yielded too: they count only once their mark is yielded. Raises
         `Damage` for what is damaged before a later mark.
         """
+        doubted, state = -1, None
         while True:
             start = self._offset
             line = self._file.readline(MAX_HEAD)
@@ -167,14 +167,26 @@ class PartScan:
             try:
                 kind, data = self._read(line)
                 if kind == "mark":
-                    self._take_mark(start, data)
+                    state = self._mark(start, data)
                 else:
                     self._take(kind, data)
             except RemoteProtocolError as error:
                 if not self._has_later_mark(start):
                     self.is_cut = True
                     return
-                raise Damage(start, error.why) from None
+                if doubted == start:
+                    raise Damage(start, error.why) from None
+                # A running backup may have written the rest since: read it again.
+                doubted = start
+                self._file.seek(start)
+                continue
+            self._hash.update(line)
+            self._hash.update(data)
+            self._offset += len(line) + len(data)
+            if kind == "mark":
+                self.state = self._pending = state
+                self._marked_hash = self._hash.copy()
+                self.upto, self.digest = self._offset, self._hash.hexdigest()
             yield kind, data
 
     def _read(self, line: bytes) -> tuple[str, bytes]:
@@ -189,39 +201,29 @@ class PartScan:
             raise RemoteProtocolError("the block is cut")
         if sha256(data).hexdigest() != found[4].decode() or data.count(b"\n") != int(found[2]):
             raise RemoteProtocolError("the checksum of the block differs")
-        kind = found[1].decode()
-        if kind != "mark":
-            self._hash.update(line)
-            self._hash.update(data)
-        self._offset += len(line) + size
-        self._line = line
-        return kind, data
+        return found[1].decode(), data
 
-    def _take_mark(self, start: int, data: bytes) -> None:
+    def _mark(self, start: int, data: bytes) -> CopyState:
+        """Return the state at a mark."""
         mark = decode(data, Mark)
         if mark.sha256 != self._hash.hexdigest() or self._pending is None:
             raise Damage(start, "the checksum of what is before the mark differs")
-        state = msgspec.structs.replace(
+        return msgspec.structs.replace(
             self._pending,
             position=mark.position,
             token=mark.token,
             committed_ms=mark.committed_ms,
             written_ms=mark.written_ms,
         )
-        self.state = self._pending = state
-        self._hash.update(self._line)
-        self._hash.update(data)
-        self._marked_hash = self._hash.copy()
-        self.upto, self.digest = self._offset, self._hash.hexdigest()
 
     def _take(self, kind: str, data: bytes) -> None:
         if kind == "head":
             if self.head is not None:
                 raise RemoteProtocolError("a part has two heads")
-            self.head = decode(data, PartHead)
-            if self.head.format != FORMAT:
-                raise RemoteProtocolError(f"its format is {self.head.format}, this release reads {FORMAT}")
-            self._pending = self.head.state
+            head = decode(data, PartHead)
+            if head.format != FORMAT:
+                raise RemoteProtocolError(f"its format is {head.format}, this release reads {FORMAT}")
+            self.head, self._pending = head, head.state
             return
         if self._pending is None:
             raise RemoteProtocolError("there is no head")

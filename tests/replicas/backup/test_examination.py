@@ -87,6 +87,36 @@ def test_a_flipped_bit_at_every_byte_is_found(made: Path) -> None:
         assert reader.upto <= at, at
 
 
+@pytest.mark.parametrize("size", range(1, 2_000, 97))
+def test_what_is_written_while_it_is_read_is_no_damage(made: Path, size: int) -> None:
+    """The first look finds an end within a block, and the next one a mark behind it."""
+    data = part_of(made).read_bytes()
+
+    class Growing(BytesIO):
+        """Has the rest from the first look on that comes to its end."""
+
+        def readline(self, most: int | None = -1, /) -> bytes:
+            line = super().readline(-1 if most is None else most)
+            return line if line.endswith(b"\n") else self._grow(line)
+
+        def read(self, count: int | None = -1, /) -> bytes:
+            found = super().read(-1 if count is None else count)
+            return found if count is not None and len(found) == count else self._grow(found)
+
+        def _grow(self, found: bytes) -> bytes:
+            at = self.tell()
+            self.seek(size)
+            self.write(data[size:])
+            self.seek(at)
+            return found
+
+    scan = PartScan(Growing(data[:size]))
+    for _ in scan.blocks():
+        pass
+
+    assert (scan.upto, scan.is_cut) == (len(data), False)
+
+
 def test_cut_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
     """What is behind the last mark is recorded again."""
     cluster = FakeCluster()
