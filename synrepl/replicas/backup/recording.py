@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Any, BinaryIO, Final, Unpack, cast
 
 import msgspec
+from twisted.internet.defer import DeferredLock
 
 from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.base.interfaces import IClock, IThread
@@ -167,6 +168,8 @@ class CopyRecorder:
         self._clock = clock
         self._part = part
         self._fetch_files = fetch_files
+        self._lock = DeferredLock()
+        """Held from the state before a write to the state after it: notes come beside facts."""
         self._synced_at = float("-inf")
         self._is_doubtful = False
         """Whether the outcome of the last write is unknown."""
@@ -197,23 +200,26 @@ class CopyRecorder:
 
     async def note(self, **notes: Unpack[NoteChanges]) -> None:
         """Store these notes with the copy; None deletes a note."""
-        await self._go_on()
-        changes = cast("dict[str, str | None]", notes)
-        await self._write(json_block("note", changes), self.state.noted(changes))
+        async with self._lock:
+            await self._go_on()
+            changes = cast("dict[str, str | None]", notes)
+            await self._write(json_block("note", changes), self.state.noted(changes))
 
     async def add(
         self, facts: Sequence[Fact], upto: LogPosition, *, trimmed_upto: LogPosition | None
     ) -> None:
         """Add facts of the snapshot, as `StagedCopy.add` does."""
-        await self._go_on()
-        verify_added(self.position, facts, trimmed_upto)
-        await self._record(facts, b"", upto)
+        async with self._lock:
+            await self._go_on()
+            verify_added(self.position, facts, trimmed_upto)
+            await self._record(facts, b"", upto)
 
     async def restore(self, snapshot: LogSnapshot) -> None:
         """Store the rest of the snapshot, after its facts."""
-        await self._go_on()
-        state = self.state.with_snapshot(snapshot)
-        await self._write(snapshot_block(snapshot), state)
+        async with self._lock:
+            await self._go_on()
+            state = self.state.with_snapshot(snapshot)
+            await self._write(snapshot_block(snapshot), state)
 
     async def follow(
         self,
@@ -223,22 +229,24 @@ class CopyRecorder:
         upto: LogPosition | None = None,
     ) -> None:
         """Append facts as `LogCopies.follow` does. Raises `HistoryMismatch` if one does not follow."""
-        await self._go_on()
-        if upto is None and (wrong := verify(facts, self.position.digest)) is not None:
-            raise HistoryMismatch(wrong)
-        meta = meta_block(receipts=receipts) if receipts else b""
-        await self._record(facts, meta, position_after(facts, upto, self.position))
+        async with self._lock:
+            await self._go_on()
+            if upto is None and (wrong := verify(facts, self.position.digest)) is not None:
+                raise HistoryMismatch(wrong)
+            meta = meta_block(receipts=receipts) if receipts else b""
+            await self._record(facts, meta, position_after(facts, upto, self.position))
 
     async def begin_epoch(self, epoch_start: EpochStart) -> None:
         """Begin an epoch at the end of the copy."""
-        await self._go_on()
-        check_epoch_start(epoch_start, self.position)
-        state = msgspec.structs.replace(
-            self.state,
-            position=epoch_start.position,
-            epoch_starts=(*self.state.epoch_starts, epoch_start),
-        )
-        await self._write(meta_block([epoch_start]), state)
+        async with self._lock:
+            await self._go_on()
+            check_epoch_start(epoch_start, self.position)
+            state = msgspec.structs.replace(
+                self.state,
+                position=epoch_start.position,
+                epoch_starts=(*self.state.epoch_starts, epoch_start),
+            )
+            await self._write(meta_block([epoch_start]), state)
 
     async def close(self) -> None:
         """Close the part."""

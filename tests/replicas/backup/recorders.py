@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
@@ -22,6 +22,7 @@ from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.facts import Fact
+from synrepl.testing.memory_engine import DelayedThread
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.credentials import Credentials
 from tests.memory_engine import FaultyEngine
@@ -38,6 +39,8 @@ async def no_files(facts: Sequence[Fact]) -> None:
 class Recorder:
     """A backup that runs on the clock of a cluster, in a folder."""
 
+    killed: ClassVar[list["Recorder"]] = []
+
     def __init__(
         self,
         cluster: FakeCluster,
@@ -48,12 +51,14 @@ class Recorder:
         secret: str | None = None,
         fetch_files: Any = no_files,
         patience: float | None = 60.0,
+        disk_seconds: float | None = None,
     ) -> None:
         self.cluster = cluster
         self.folder = BackupFolder(folder)
         self.folder.open_to_write("backup")
         clock: Any = cluster.clock
-        self.log = RecordedCopies(self.folder, ImmediateThread(), clock, fetch_files=fetch_files)
+        thread = ImmediateThread() if disk_seconds is None else DelayedThread(clock, lambda: disk_seconds)
+        self.log = RecordedCopies(self.folder, thread, clock, fetch_files=fetch_files)
         settings = NodeSettings(replica_name=self.folder.identity.name)
         self.outcome: list[Any] = []
         self.error: Exception | None = None
@@ -100,6 +105,8 @@ class Recorder:
 
     def kill(self) -> None:
         """Stop as SIGKILL does: what is in the folder stays."""
+        # Alive: a freed coroutine would run its cleanup.
+        Recorder.killed.append(self)
         self.run.replica.stop()
         self.folder.close()
 

@@ -1,6 +1,7 @@
 """A backup in memory: what is recorded, is found again, and goes on."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -331,3 +332,25 @@ def test_a_mark_comes_after_what_it_counts_is_on_the_disk(
     assert happened == [step for kind in kinds for step in (kind, "sync", "mark", "sync")]
     assert kinds[0] == "head"
     assert {"facts", "snapshot", "note"} < set(kinds)
+
+
+def test_notes_and_facts_at_the_same_time_are_recorded_one_after_the_other(folder: Path) -> None:
+    """Keys arrive while facts do: a mark must not take back the position of the one before it."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    recorder = Recorder(cluster, folder, follow=True, disk_seconds=0.05)
+    cluster.pass_(2)
+    for number in range(5):
+        Deferred.fromCoroutine(recorder.log.note(floor=str(number)))
+        cluster.append(a, 2)
+        Deferred.fromCoroutine(recorder.log.note(peers=f"[{number}]"))
+        cluster.pass_(0.3)
+    cluster.pass_(3)
+
+    state = examined(folder).whole[-1].state
+    assert state.position == recorder.log.position == a.log.position
+    assert state.notes["peers"] == recorder.log.state.notes["peers"] == "[4]"
+    serials = re.findall(rb'\{"serial":(\d+)', (folder / "parts" / "1.part").read_bytes())
+    assert list(map(int, serials)) == list(range(1, 14))
+    recorder.kill()
