@@ -41,7 +41,7 @@ class BackupGroup(CliGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Name the command that is meant."""
-        if args and args[0] not in self.commands and args[0] != "--help":
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = [RUN, *args]
         return super().parse_args(ctx, args)
 
@@ -235,7 +235,7 @@ def _credentials(daemon: DaemonTarget) -> "Credentials":
 @_folder
 @output_option('{"serial", "epoch", "committed_ms", "written_ms", "cut_at", "damages", "copies", ...}')
 def verify(folder: Path, output: Output) -> None:
-    """Read the whole backup in DIR, parts and files, and compare it with its digests.
+    """Compare the backup in DIR with its digests: all parts, and all files.
 
     It may be running. Exit code 1 if something is damaged or missing, or nothing can be restored. An end that
     is cut, as that of a running or killed backup can be, is only told: all before it is valid.
@@ -321,7 +321,7 @@ def _parse_until(text: str) -> "Cut":
 
 
 @click.command(cls=CliCommand)
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), required=False)
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path, file_okay=False), required=False)
 @click.option(
     "--database",
     required=True,
