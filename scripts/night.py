@@ -11,7 +11,7 @@ from scripts import again
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
     "usage: scripts/night [--seeds N]"
-    " [seeds] [worlds] [examples] [faults] [interop] [rooms] [manual] [bench] [growth] [power]"
+    " [seeds] [worlds] [backups] [examples] [faults] [interop] [rooms] [manual] [bench] [growth] [power]"
     " | scripts/night --table"
 )
 SEEDS: Final = 200
@@ -32,10 +32,13 @@ def _seeded_tests() -> list[str]:
 def parts(day: int, seeds: int) -> dict[str, Part]:
     """Return the command and the variables of each part. Each day has seeds and faults of its own."""
     drawn = {"SYNREPL_FIRST_SEED": str(day * 1_000), "SYNREPL_SEEDS": str(seeds)}
+    kills = [str(path.relative_to(again.ROOT)) for path in again.ROOT.glob("tests/**/test_backup_kills.py")]
     return {
         "seeds": ((*PYTEST, *_seeded_tests(), "tests/storage/test_kill.py"), drawn),
         # Behind the last ones of the table in the tree: commit what it has got.
         "worlds": (("scripts/simulate", "--continue", "--seeds", str(WORLD_SEEDS)), {}),
+        # 1,000 kills of a backup and its daemon.
+        **({"backups": ((*PYTEST, *kills), {**drawn, "SYNREPL_LONG": "1"})} if kills else {}),
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),

@@ -13,6 +13,7 @@ __all__ = [
     "AppendKey",
     "AppendReceipt",
     "Appended",
+    "BACKUP_PREFIX",
     "BEGINNING",
     "EMPTY",
     "EpochStart",
@@ -131,6 +132,9 @@ class LogRange(msgspec.Struct, frozen=True, kw_only=True):
 
 READER_PREFIX: Final = "reader:"
 """The uuid of a named reader of the changelog is this and its name."""
+
+BACKUP_PREFIX: Final = "backup:"
+"""The uuid of a backup begins with this: it reads as a replica does, and can be none."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

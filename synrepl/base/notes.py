@@ -48,6 +48,10 @@ class Notes(TypedDict, total=False):
     """The issued keys, as JSON (`replicas/issued_keys.py`)."""
     peers: str
     """The addresses of the upstream's other replicas, as a JSON list."""
+    opened: str
+    """While a daemon has the log's file open: which file that is (`storage/sqlite.py`)."""
+    floor: str
+    """After a restore: every token that the daemon gives is above this one (`storage/token_floor.py`)."""
 
 
 class NoteChanges(TypedDict, total=False):
@@ -69,10 +73,11 @@ class NoteChanges(TypedDict, total=False):
     tables: str | None
     keys: str | None
     peers: str | None
+    floor: str | None
 
 
-COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync"})
-"""The notes that describe a copy: a log that is replaced by another copy takes that copy's."""
+COPY_NOTES: Final = frozenset({"history", "filter", "joined", "resync", "opened"})
+"""The notes that describe a copy and its file: a log that is replaced by another copy takes that copy's."""
 
 
 def changed(notes: Notes, changes: Mapping[str, object]) -> Notes:

@@ -19,6 +19,7 @@ from synrepl.rooms import rooms
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import StagedCopy
 from synrepl.storage.threads import ReactorThread
+from synrepl.storage.token_floor import floor_above, floor_of
 from synrepl.streams.facts import Fact
 from synrepl.streams.positions import VClock
 from synrepl.streams.writer import Writer
@@ -113,6 +114,9 @@ async def restore_snapshot(
                     why="restored",
                 )
             )
+            # Before the log is there: a kill must not leave it without.
+            tokens = [token for _, _, token in VClock.from_json(snapshot.clock)]
+            await log.note(floor=str(floor_above([floor_of(log.notes), *tokens])))
         await copy.note(history=snapshot.history, joined=YES, filter=None, joining=None)
         if server_name is None and snapshot.server_name != UNNAMED:
             await log.note(server_name=snapshot.server_name)

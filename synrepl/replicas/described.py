@@ -1,12 +1,12 @@
 """Replicas and leases in the status: who may see them, and what needs attention."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from synrepl.base.access import Access
 from synrepl.base.problems import Notice
-from synrepl.html.humanize import counted
+from synrepl.html.humanize import counted, span
 from synrepl.replicas.relay.leases import WARN_AT
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
@@ -58,8 +58,23 @@ def describe(roles: RoleManager, registry: ReplicaRegistry, access: Access) -> d
         "more_replicas": max(0, len(replicas) - SHOWN),
         "leases": leases[:SHOWN],
         "more_leases": max(0, len(leases) - SHOWN),
+        "backups": own_readers(registry.backups(), access)[:SHOWN],
         "unnotified": [str(address) for address in roles.notifier.unnotified],
     }
+
+
+def backup_problem(backups: Sequence[Described], most_seconds: float | None, now: float, began: float) -> str:
+    """Return why the newest backup is too old; empty if it is not, or if nobody asked.
+
+    A daemon that began at `began`, and knows of no backup, has time for one.
+    """
+    if most_seconds is None:
+        return ""
+    age = min((one["age_seconds"] for one in backups), default=now - began)
+    if age <= most_seconds:
+        return ""
+    what = f"the newest backup is {span(age)} old" if backups else f"no backup was made for {span(age)}"
+    return f"{what}, and should be at most {span(most_seconds)}: run synrepl backup (manual: howto/backup)"
 
 
 def notices(replicas: Iterable[Described], leases: Iterable[Described]) -> Iterator[Notice]:

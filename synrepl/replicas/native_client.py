@@ -177,6 +177,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
         *,
         registered: bool,
         keys: str = "",
+        capabilities: tuple[str, ...] = native.OWN_CAPABILITIES,
     ) -> None:
         """Say HELLO, with the `secret`, and wait for WELCOME. Raises `NotConnected` and `RefusedByUpstream`.
 
@@ -189,7 +190,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
                 version=native.VERSION,
                 registered=registered,
                 address=address,
-                capabilities=native.OWN_CAPABILITIES,
+                capabilities=capabilities,
                 secret=secret or "",
                 keys=keys,
             )
@@ -296,6 +297,7 @@ class NativeUpstream:
     address: Callable[[], str] = lambda: ""
     keys: Callable[[], str] = lambda: ""
     """The digest of the issued keys that are known here."""
+    capabilities: tuple[str, ...] = native.OWN_CAPABILITIES
     is_private: Callable[[Any], bool] = is_local
     """Whether nobody else can read a connection to the peer at this address: then the secret is sent."""
     suspicion: str = "is a synrepl daemon there?"
@@ -334,6 +336,7 @@ class NativeUpstream:
                 self.address(),
                 registered=not self.settings.anonymous,
                 keys=self.keys(),
+                capabilities=self.capabilities,
             )
         )
         greeting.addTimeout(CONNECT_SECONDS, self.clock)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from synrepl.base.tasks import Tasks
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
 from synrepl.replicas.command_forwarder import CommandForwarder
-from synrepl.replicas.described import describe, notices, own_readers
+from synrepl.replicas.described import backup_problem, describe, notices, own_readers
 from synrepl.replicas.diverged_facts import DivergedFacts
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
 from synrepl.replicas.metrics import ReplicasMetrics
@@ -54,6 +54,7 @@ class ReplicasPart(Part):
     def __init__(self, daemon: "DaemonParts", settings: ReplicasSettings) -> None:
         log, reactor = daemon.log, daemon.reactor
         self._settings = settings
+        self._began = reactor.seconds()
         self._listeners = daemon.listeners
         self._reactor = reactor
         self._log = log
@@ -237,6 +238,8 @@ class ReplicasPart(Part):
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
         # Imported on use: a primary does not load it, nor the upstreams below.
+        from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
+        from synrepl.replicas.replica.join import keep_diverged
         from synrepl.replicas.replica.replica import Replica
 
         return Replica(
@@ -244,8 +247,8 @@ class ReplicasPart(Part):
             self._upstreams(where),
             self._reactor,
             self._settings,
-            ephemeral=self._log.ephemeral.names,
-            keep_leftovers=self._diverged_facts.keep,
+            ephemeral=KeptEphemeral(self._log),
+            keep_leftovers=partial(keep_diverged, self._log, self._diverged_facts.keep),
             jitter=partial(random.uniform, 0.7, 1.3),
             on_primary_moved=self.roles.on_primary_moved,
             on_change=self._replica_changed,
@@ -383,7 +386,9 @@ class ReplicasPart(Part):
         self._metrics.role.clear()
         for role in Role:
             self._metrics.role.labels(role).set(role == self.roles.role)
-        self.numbers.collect(self.registry.status(), self.registry.describe_leases(), join)
+        self.numbers.collect(
+            self.registry.status(), self.registry.describe_leases(), join, self.registry.backups()
+        )
 
     def problems(self) -> Sequence[Problem]:
         """The problems of this daemon's role, first the one that makes it not ready."""
@@ -394,7 +399,18 @@ class ReplicasPart(Part):
         return [Problem(f"{state}: {why}", since, not_ready=True), *self._other_problems()]
 
     def _other_problems(self) -> list[Problem]:
-        return [*self._role_problems(), *self._lost_revocations(), *self.addresses.problems()]
+        return [
+            *self._role_problems(),
+            *self._lost_revocations(),
+            *self.addresses.problems(),
+            *self._backup_problems(),
+        ]
+
+    def _backup_problems(self) -> list[Problem]:
+        backups, now, most = self.registry.backups(), self._reactor.seconds(), self._settings.backup_seconds
+        why = backup_problem(backups, most, now, self._began)
+        age = min((one["age_seconds"] for one in backups), default=now - self._began)
+        return [Problem(why, now - age + (most or 0.0))] if why else []
 
     def _lost_revocations(self) -> list[Problem]:
         issued = self.registry.issued

@@ -19,7 +19,7 @@ class ReplicasRoom(Room):
     name = "replicas"
     headings = MappingProxyType(
         {
-            "Log and files": "acks lease_seconds lease_bytes",
+            "Log and files": "acks lease_seconds lease_bytes backup_seconds",
             "Replica": "upstream upstream_streams upstream_writers replica_name anonymous resync_on_fork"
             " stale_seconds refuse_stale_reads trust_stale_keys",
             "Connections": "heartbeat_seconds",
@@ -42,6 +42,18 @@ class ReplicasRoom(Room):
             "keys",
             "synrepl.replicas.commands.keys:keys",
             "List, add and revoke keys that replicas accept too.",
+            "Operate",
+        ),
+        RoomCommand(
+            "backup",
+            "synrepl.replicas.commands.backup:backup",
+            "Back up the log of a daemon; verify backups.",
+            "Operate",
+        ),
+        RoomCommand(
+            "restore",
+            "synrepl.replicas.commands.backup:restore",
+            "Make a log of a backup.",
             "Operate",
         ),
         RoomCommand(

@@ -147,6 +147,13 @@ class RelaySettings(StalenessSettings):
     )
     lease_bytes: int = setting("1GiB", "How much of the log a lease may retain.", parse=size)
 
+    backup_seconds: float | None = setting(
+        None,
+        "The status has a problem while the newest backup (synrepl backup) is older than this."
+        " None: it has none.",
+        parse=duration,
+        example="26h",
+    )
     acks: Mapping[str, Acks] = setting(
         MappingProxyType({}),
         "How many replicas must have an appended fact on disk before it is answered: STREAM=NUMBER,"

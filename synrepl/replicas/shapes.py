@@ -56,5 +56,6 @@ STATUS: Final = {
         }
     ],
     "leases": [LEASE],
+    "backups": [{"name": str, "serial": int, "age_seconds": float, "is_connected": bool}],
 }
 """Its keys of the status."""

@@ -127,8 +127,10 @@ class SQLEngine:
                     self._reload(connection)
                     self._check_head(connection, with_positions=is_whole)
                     database.check_recorded(connection)
+                    database.check_original(connection)
                     self._identify(connection)
                     connection.execute("UPDATE log_header SET boots = boots + 1")
+                    database.mark_open(connection)
                 head = self.head()
                 database.check_in_place("open")
                 database.record("open")
@@ -194,11 +196,16 @@ class SQLEngine:
 
     def close(self) -> None:
         """Close the database. Idempotent."""
-        if self.database.is_open and self._ownership.boots is not None and self._ownership.lost is None:
-            # The record may be stale; a log that can no longer be read must still close.
-            with suppress(StorageError), self.database.map_errors("close"):
-                self.database.check_in_place("close")
-                self.database.record("close")
+        database = self.database
+        if database.is_open and self._ownership.boots is not None:
+            # Also of a log that is lost to this process: what it has written is on the disk from now on.
+            with suppress(StorageError), database.map_errors("close"):
+                database.mark_closed()
+            if self._ownership.lost is None:
+                # The record may be stale; a log that can no longer be read must still close.
+                with suppress(StorageError), database.map_errors("close"):
+                    database.check_in_place("close")
+                    database.record("close")
         self.database.is_open = False
         self._ownership.boots = None
         self.database.release()
@@ -480,6 +487,7 @@ class SQLEngine:
                 boots = max(boots, staged.open().boots) + 1
                 with staged.database.transaction("adopt_staged") as connection:
                     connection.execute("UPDATE log_header SET boots = ?", (boots,))
+                    staged.database.mark_open(connection, is_adopted=True)
             finally:
                 staged.close()
             database.replace(staged.database, boots)

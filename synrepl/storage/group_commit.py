@@ -132,7 +132,8 @@ class _GrowingGroup:
 
     def add_new(self, stream: str, writer: str, facts: Sequence[bytes]) -> list[int]:
         """Add facts that have no token yet: each gets the next one of its stream, over all writers."""
-        first = token = self._highest.get(stream) or self._head.allocated.get(stream, 0)
+        highest = self._highest.get(stream) or self._head.allocated.get(stream, 0)
+        first = token = max(highest, self._head.floor)
         prev_token = self._position(stream, writer) or 0
         for rows in facts:
             token += 1

@@ -133,6 +133,18 @@ class DatabaseFile:
                     if self._descriptor is None:
                         os.close(descriptor)
 
+    @property
+    def inode(self) -> str:
+        """The number of the file that is held, on its file system."""
+        assert self._identity is not None
+        return str(self._identity[1])
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still at its path."""
+        found = _stat(self.path)
+        return found is not None and _identity(found) == self._identity
+
     def missing(self) -> str:
         """The file that was deleted or replaced at its path since it was opened; empty if there is none.
 

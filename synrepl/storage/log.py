@@ -29,6 +29,7 @@ from synrepl.storage.log_copies import LogCopies
 from synrepl.storage.log_head import LogHead
 from synrepl.storage.log_reads import LogReads
 from synrepl.storage.staged_copy import StagedCopy
+from synrepl.storage.token_floor import floor_of
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, opening_rows
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.facts import Fact
@@ -192,6 +193,7 @@ class Log:
         self._committer.reset()
         self._checked.health.failing.clear()
         self.head.load(head)
+        self.head.floor = floor_of(self.notes)
         self.boots = head.boots
         self.ephemeral.restart(head.boots)
 
@@ -323,6 +325,7 @@ class Log:
     async def _note(self, notes: NoteChanges) -> None:
         await self._writing.run(partial(self._engine.notes.store, notes))
         self.notes = changed(self.notes, notes)
+        self.head.floor = floor_of(self.notes)
 
     async def keep_leases(self, changed: Sequence[Lease], dropped: Sequence[str] = ()) -> None:
         """Store these leases, and delete the dropped uuids."""

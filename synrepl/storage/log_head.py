@@ -12,6 +12,8 @@ class LogHead:
     """The end of the log after the last commit of known outcome. Only the log and its committer change it."""
 
     def __init__(self) -> None:
+        self.floor = 0
+        """Every token that this log gives is above this one (`token_floor.py`)."""
         self.load(Head(epoch=0, serial=0, digest=EMPTY, boots=0, positions={}, allocated={}))
 
     def load(self, head: Head) -> None:

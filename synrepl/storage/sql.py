@@ -145,6 +145,9 @@ class LogDatabase(ABC):
         self.name = name
         self.ownership = Ownership(name)
         self.is_open = False
+        self.is_put_back = False
+        """Whether an operator says that this log was put here by other means: then it may be a copy of an
+        open one, or older than what is recorded outside of it."""
 
     # Connections
 
@@ -213,6 +216,18 @@ class LogDatabase(ABC):
 
     def check_recorded(self, connection: Any) -> None:
         """Refuse another log, or an older copy of this one, if the database can tell; in a transaction."""
+
+    def check_original(self, connection: Any) -> None:
+        """Refuse a copy of a log that was open when it was copied, if the database can tell."""
+
+    def mark_open(self, connection: Any, *, is_adopted: bool = False) -> None:
+        """Mark in the log that it is open here, so that a copy of it can be told; in a transaction.
+
+        `is_adopted`: this is a staged log that is about to replace another one.
+        """
+
+    def mark_closed(self) -> None:
+        """Take back the mark: a copy of what is on the disk is whole from now on."""
 
     def record(self, op: str) -> None:
         """Record outside of the database how far the log has come."""

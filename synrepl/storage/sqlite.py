@@ -25,6 +25,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.storage import file_swap
+from synrepl.storage.beside_facts import UPSERT_NOTE
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.private_files import map_path_errors, refuse_link
 from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
@@ -38,6 +39,13 @@ _logger = Logger(namespace="synrepl.storage")
 
 STATE: Final = ".state"
 """The suffix of the state file, which records how far the log has come."""
+
+OPENED: Final = "opened"
+"""The note that is there while the log is open: the inode of its file, the number of the boot, and `SEALED`
+as long as it needs no ``-wal``."""
+
+SEALED: Final = "sealed"
+OF_NO_FILE: Final = "0"
 
 STAGED: Final = ".joining"
 """The suffix of the file in which a copy is staged."""
@@ -125,6 +133,8 @@ class SQLiteDatabase(LogDatabase):
         self._state: StateFile | None = None
         self._summary: Summary | None = None
         self._recorded_version: int | None = None
+        self._has_wal = False
+        """Whether the file had a ``-wal`` before it was opened."""
         self._writes: SQLiteConnection | None = None
         self._reads: SQLiteConnection | None = None
 
@@ -142,6 +152,7 @@ class SQLiteDatabase(LogDatabase):
                 hint="create it, or choose another path for the database",
             )
         is_new = not self._path.exists()
+        self._has_wal = self._path.with_name(f"{self._path.name}-wal").exists()
         if not self._is_staging:
             self._state = StateFile(self._path.with_name(self._path.name + STATE))
             if is_new:
@@ -231,6 +242,8 @@ class SQLiteDatabase(LogDatabase):
 
     def check_recorded(self, connection: SQLiteConnection) -> None:
         """Refuse a log that is not the one recorded, or has lost part of it."""
+        if self.is_put_back:
+            return
         self._check_summary(_summarize(connection), partial(digest_of, connection))
 
     def _check_summary(self, found: Summary, digest_at: Callable[[int], str | None] = lambda _: None) -> None:
@@ -242,8 +255,48 @@ class SQLiteDatabase(LogDatabase):
             assert self._state is not None
             raise self._state.refusal(found, recorded[0], self.name)
 
+    def check_original(self, connection: SQLiteConnection) -> None:
+        """Refuse a copy of a log that was open: facts of its ``-wal`` may be missing.
+
+        A file keeps its inode when it is renamed, and in the image of a disk. While it is open it has a
+        ``-wal``, which a kill leaves behind.
+        """
+        found = connection.execute("SELECT value FROM notes WHERE name = ?", (OPENED,)).fetchone()
+        if found is None or self._is_staging or self.is_put_back:
+            return
+        inode, boots, *sealed = found[0].split(" ")
+        if boots != str(_boots(connection)):
+            # A release that knows no marks has opened it since.
+            return
+        if inode != self._file.inode:
+            why = f"{self.name} is a copy of a log, made while that was open: facts may be missing"
+            hint = "start the daemon on the original"
+        elif not (self._has_wal or sealed):
+            why = f"{self.name} was open when it was last written, and {self.name}-wal is missing, with facts"
+            hint = "put that back beside it"
+        else:
+            return
+        command = f"synrepl restore --in-place --database sqlite:{self.name}"
+        hint = f"{hint}; or, if this shall be the log from now on, run {command}, so that readers are told"
+        raise StorageError(op="open", why=why, hint=f"{hint} (manual: howto/backup)", tried=False)
+
+    def mark_open(self, connection: SQLiteConnection, *, is_adopted: bool = False) -> None:
+        if self._is_staging and not is_adopted:
+            return
+        # A log that was put back is a copy until that is complete.
+        inode = OF_NO_FILE if self.is_put_back else self._file.inode
+        mark = f"{inode} {_boots(connection)}"
+        connection.execute(UPSERT_NOTE, (OPENED, f"{mark} {SEALED}" if is_adopted else mark))
+
+    def mark_closed(self) -> None:
+        if not self._is_staging and self._writes is not None and self._file.is_in_place:
+            self._writes.execute("DELETE FROM notes WHERE name = ?", (OPENED,))
+
     def record(self, op: str) -> None:
         """Record how far the log has come."""
+        if op == "open" and not self._is_staging:
+            # A copy without the ``-wal`` must have the mark of `mark_open`, too.
+            self.writer(op).execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         self._record(self.writer(op))
 
     def record_changes(self, connection: SQLiteConnection) -> None:
@@ -320,6 +373,7 @@ class SQLiteDatabase(LogDatabase):
                 file_swap.seal(self._staged_path)
                 # Written first: after a kill a start accepts whichever of the two logs it finds.
                 self._state.write(_summarize(self.writer("adopt_staged")), adopting=staged._summary)
+                self.mark_open(self.writer("adopt_staged"), is_adopted=True)
                 self._disconnect()
                 file_swap.seal(self._path)
                 file_swap.replace(self._staged_path, self._path)
@@ -334,6 +388,12 @@ class SQLiteDatabase(LogDatabase):
         """Make the file's new name durable."""
         with map_path_errors("adopt_staged", self._path):
             file_swap.sync_directory(self._path.parent)
+        self.mark_open(self.writer("adopt_staged"))
+
+
+def _boots(connection: SQLiteConnection) -> int:
+    boots: int = connection.execute("SELECT boots FROM log_header").fetchone()[0]
+    return boots
 
 
 def connect(path: Path, *pragmas: str) -> SQLiteConnection:

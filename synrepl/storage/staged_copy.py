@@ -95,19 +95,31 @@ def _add(
     trimmed_upto: LogPosition | None,
 ) -> None:
     """Verify and commit facts of a snapshot, in the writing thread."""
-    if trimmed_upto is not None:
-        dense = facts
-        if facts and facts[0].serial <= trimmed_upto.serial:
-            dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
-        before = position if position.serial > trimmed_upto.serial else trimmed_upto
-        wrong = verify(dense, before.digest)
-        if wrong is not None:
-            raise HistoryMismatch(wrong)
-        if facts and len(dense) == len(facts) == upto.serial - position.serial:
-            # Nothing is missing: this is an ordinary commit, which needs no second verification.
-            engine.commit(facts, ())
-            return
+    dense = verify_added(position, facts, trimmed_upto)
+    if facts and len(dense) == len(facts) == upto.serial - position.serial:
+        # Nothing is missing: this is an ordinary commit, which needs no second verification.
+        engine.commit(facts, ())
+        return
     engine.commit(facts, (), upto=upto)
+
+
+def verify_added(
+    position: LogPosition, facts: Sequence[Fact], trimmed_upto: LogPosition | None
+) -> Sequence[Fact]:
+    """Verify facts of a snapshot, which a copy at `position` adds. Returns those among which none is missing.
+
+    Raises `HistoryMismatch` where one of them does not follow from the one before it.
+    """
+    if trimmed_upto is None:
+        return ()
+    dense = facts
+    if facts and facts[0].serial <= trimmed_upto.serial:
+        dense = [fact for fact in facts if fact.serial > trimmed_upto.serial]
+    before = position if position.serial > trimmed_upto.serial else trimmed_upto
+    wrong = verify(dense, before.digest)
+    if wrong is not None:
+        raise HistoryMismatch(wrong)
+    return dense
 
 
 def commit_followed(

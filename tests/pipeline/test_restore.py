@@ -9,6 +9,7 @@ from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive.archive import archive
 from synrepl.pipeline.snapshot.compact import compact
 from synrepl.pipeline.store import Store
+from synrepl.storage.token_floor import MARGIN
 from synrepl.streams.facts import Fact, decode_facts
 from tests.processes.replicas import Cluster, fill
 from tests.service.processes import TWISTD, Daemon, Process
@@ -144,4 +145,6 @@ def test_a_primary_restored_from_a_snapshot_begins_an_epoch(spark: "SparkSession
     assert ("restored", 300) == (now["epoch_starts"][-1]["why"], now["epoch_starts"][-1]["serial"])
     assert (2, 301) == (said["epoch"], said["first_serial"])
     assert (2, 301) == (later["epoch"], later["serial"])
+    # Those that the lost history may have given are left out.
+    assert said["tokens"][0] > MARGIN
     assert before["streams"] == now["streams"]

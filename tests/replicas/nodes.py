@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -25,6 +26,8 @@ from synrepl.replicas.relay.leases import Leases
 from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.replica.conversation import IUpstream
+from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
+from synrepl.replicas.replica.join import keep_diverged
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
@@ -269,8 +272,8 @@ class FakeNode:
             self.make_upstreams(where),
             self.clock,
             self.settings,
-            ephemeral=self.log.ephemeral.names,
-            keep_leftovers=self._keep_leftovers,
+            ephemeral=KeptEphemeral(self.log),
+            keep_leftovers=partial(keep_diverged, self.log, self._keep_leftovers),
             take_keys=self.registry.issued.take,
             jitter=self._jitter,
             on_primary_moved=self.roles.on_primary_moved,

@@ -353,10 +353,61 @@ class StateTests(FileCase):
 
         told = str(self.refused())
 
-        self.assertIn(f"{self.path} holds nothing, but {self.path}.state says that the log had reached", told)
-        self.assertIn(f"restore {self.path} and {self.path}-wal as they were", told)
-        self.assertIn(f"remove {self.path}.state", told)
+        self.assertIn(f"{self.path} was open when it was last written, and {self.path}-wal is missing", told)
+        self.assertIn("put that back beside it; or, if this shall be the log from now on, run synrepl", told)
+        self.assertIn(f"restore --in-place --database sqlite:{self.path}", told)
         self.beside(".away").rename(self.beside("-wal"))
+        self.assertEqual(10, self.opened().head().serial)
+
+    def test_a_copy_of_an_open_log_is_refused(self) -> None:
+        """Without its -wal it lacks the newest facts; with it, two daemons would write the same serials."""
+        engine = self.filled()
+        for wal in (False, True):
+            copy = self.directory() / "copy.db"
+            for ending in ("", "-wal")[: 1 + wal]:
+                # In another process: who closes a file here loses SQLite's locks on it.
+                subprocess.run(["cp", self.beside(ending), f"{copy}{ending}"], check=True)
+
+            told = str(self.refused(copy))
+
+            self.assertIn(f"{copy} is a copy of a log, made while that was open: facts may be missing", told)
+            self.assertIn(f"run synrepl restore --in-place --database sqlite:{copy}", told)
+            meant = SQLEngine(SQLiteDatabase(copy))
+            meant.database.is_put_back = True
+            # Until it has begun an epoch it is the same copy.
+            meant.open()
+            meant.database.release()
+            self.refused(copy)
+            meant = SQLEngine(SQLiteDatabase(copy))
+            meant.database.is_put_back = True
+            meant.open()
+            meant.close()
+            self.assertEqual(10 if wal else 0, self.opened(copy).head().serial)
+        self.assertEqual(10, engine.head().serial)
+
+    def test_a_log_may_be_moved_and_copied_while_it_is_closed(self) -> None:
+        """And renamed after a kill, as an image of its disk may be."""
+        self.filled().close()
+        copy = self.directory() / "copy.db"
+        shutil.copy(self.path, copy)
+        self.assertEqual(10, self.opened(copy).head().serial)
+        self.beside(".state").unlink()
+        for one in (self.path,):
+            one.unlink()
+        self.killed()
+        moved = self.directory() / "moved.db"
+        for ending in ("", "-wal", ".state"):
+            self.beside(ending).rename(f"{moved}{ending}")
+
+        self.assertEqual(10, self.opened(moved).head().serial)
+
+    def test_a_mark_of_an_earlier_boot_says_nothing(self) -> None:
+        """A release that does not know it has opened the log since, and closed it."""
+        self.killed()
+        with closing(sqlite3.connect(self.path)) as other, other:
+            other.execute("UPDATE log_header SET boots = boots + 1")
+        self.assertFalse(self.beside("-wal").exists())
+
         self.assertEqual(10, self.opened().head().serial)
 
     def test_an_older_copy_is_refused_until_it_is_meant(self) -> None:

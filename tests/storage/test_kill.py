@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from tests.processes.loading import drawn_seed
@@ -89,6 +90,8 @@ class KillTests(LogCase):
 
     def test_each_moment_of_a_life_leaves_a_log_that_opens(self) -> None:
         """All states of the directory in between are opened as the next process would open them."""
+        # The copies below stand for the file itself.
+        self.patch(DatabaseFile, "inode", "7")
         folder = self.directory() / "log"
         folder.mkdir()
         path = folder / "synrepl.db"

@@ -60,6 +60,29 @@ class AppendTests(LogCase):
         self.assertIsNone(verify(engine.facts, EMPTY))
         self.assertEqual({NOW * 1000}, {fact.committed_at_ms for fact in engine.facts})
 
+    def test_tokens_are_given_above_the_floor(self) -> None:
+        """The lost history may have given those below it, also of streams that this log does not know.
+
+        Those that come with their facts are the homeserver's, and stay as they are.
+        """
+        engine = FaultyEngine()
+        log = self.started(engine)
+        self.append(log, "events", "w1", A)
+        self.successResultOf(Deferred.fromCoroutine(log.note(floor="100")))
+
+        given = [self.append(log, *one) for one in (("events", "w1", A, B), ("new", "w1", A))]
+        assigning = log.append_assigned("events", [("w2", 2, A)])
+        self.clock.advance(0)
+        assigned = self.successResultOf(assigning)
+        again = self.append(log, "events", "w1", A)
+
+        self.assertEqual([[101, 102], [101]], [one.tokens for one in given])
+        self.assertEqual(([2], [103]), (assigned.tokens, again.tokens))
+        self.assertEqual(
+            [("w1", 0, 1), ("w1", 1, 101), ("w1", 101, 102), ("w2", 0, 2), ("w1", 102, 103)],
+            [(one.writer, one.prev_token, one.token) for one in engine.facts if one.stream == "events"],
+        )
+
     def test_what_comes_during_a_commit_goes_together_into_the_next(self) -> None:
         """One sync of the disk serves them all: this is where the speed comes from."""
         engine = FaultyEngine()

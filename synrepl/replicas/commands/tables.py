@@ -12,11 +12,12 @@ STATE_WORDS: Final = {"ended": "its lease has ended"}
 
 
 def status_tables(found: Mapping[str, Any], now: float, *, is_wide: bool) -> Iterable[Iterable[str]]:
-    """Return the tables of the upstream, of the replicas and of the leases in a status."""
+    """Return the tables of the upstream, of replicas, leases and backups in a status."""
     return (
         _upstream(found),
         replicas_table(found.get("replicas") or [], now, is_wide=is_wide),
         leases_table(found.get("leases") or [], now, is_wide=is_wide),
+        _backups(found.get("backups") or []),
     )
 
 
@@ -71,6 +72,20 @@ def replicas_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: b
         ]
         head = ("replica", "state", "connection", "serial", "lag rows", "lag seconds", "last seen", "address")
         yield from table((*head, "why"), rows, wide=("connection", "address"), is_wide=is_wide)
+
+
+def _backups(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if found:
+        rows = [
+            (
+                one["name"],
+                "connected" if one["is_connected"] else "away",
+                one["serial"],
+                span(one["age_seconds"]),
+            )
+            for one in found
+        ]
+        yield from table(("backup", "state", "serial", "age"), rows)
 
 
 def leases_table(found: Sequence[Mapping[str, Any]], now: float, *, is_wide: bool = False) -> Iterator[str]:

@@ -96,6 +96,7 @@ def make_welcome(registry: ReplicaRegistry, access: Access) -> Welcome:
         version=VERSION,
         capabilities=(*OWN_CAPABILITIES, CHANNEL) if _passes_channel(registry, access) else OWN_CAPABILITIES,
         tables=tuple(sorted(name for name in log.table_streams if access.sees(name))),
+        floor=log.head.floor,
         path=() if registry.roles.replica is None else registry.roles.replica.path,
     )
 

@@ -10,7 +10,7 @@ from twisted.logger import Logger
 
 from synrepl.base import rights
 from synrepl.base.access import Access, Keyring, Right
-from synrepl.base.history import READER_PREFIX, Lease
+from synrepl.base.history import BACKUP_PREFIX, READER_PREFIX, Lease
 from synrepl.base.interfaces import IClock
 from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.base.rights import command_operation
@@ -111,7 +111,7 @@ class ReplicaRegistry:
             self.clock,
             self.promises,
             self.tasks,
-            replicas=lambda: [one for one in self.connected if one.is_subscribed],
+            replicas=lambda: [one for one in self.connected if one.is_subscribed and not is_backup(one.uuid)],
             is_primary=lambda: self.roles.role == PRIMARY,
             defaults=self.settings.acks,
         )
@@ -137,11 +137,16 @@ class ReplicaRegistry:
         """All replicas that may acknowledge: the registered ones, whether they are connected or not.
 
         One that is only expected (`leases add`) has no copy. Of several with one name it is the one that was
-        seen last: the others have lost their disks.
+        seen last: the others have lost their disks. A backup is no replica: it serves nobody.
         """
         newest: dict[str, Lease] = {}
         for lease in self.leases.all():
-            if lease.registered and lease.ended_ms is None and lease.seen_ms is not None:
+            if (
+                lease.registered
+                and not is_backup(lease.uuid)
+                and lease.ended_ms is None
+                and lease.seen_ms is not None
+            ):
                 known = newest.get(lease.name)
                 if known is None or _last_seen(known) < _last_seen(lease):
                     newest[lease.name] = lease
@@ -416,10 +421,38 @@ class ReplicaRegistry:
         described = [
             self._describe(lease, relays.get(lease.uuid), elsewhere)
             for lease in self.leases.all()
-            if lease.uuid in relays or not lease.uuid.startswith(READER_PREFIX)
+            if not is_backup(lease.uuid)
+            and (lease.uuid in relays or not lease.uuid.startswith(READER_PREFIX))
         ]
         order = ["ended", "lost", "behind", "never seen", "moved", "live", "idle"]
         described.sort(key=lambda one: (order.index(one["state"]), -one["lag_rows"]))
+        return described
+
+    def backups(self) -> list[dict[str, Any]]:
+        """The status of every backup with a lease, the newest first.
+
+        `age_seconds` is how long ago a backup last had everything, as far as is known here.
+        """
+        now = self.clock.seconds()
+        relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
+        described: list[dict[str, Any]] = []
+        for lease in self.leases.all():
+            if not is_backup(lease.uuid):
+                continue
+            is_connected = lease.uuid in relays
+            absent = 0.0 if is_connected or lease.seen_ms is None else now - lease.seen_ms / 1000
+            age = max(absent, self.publisher.lag.seconds(lease.serial))
+            described.append(
+                {
+                    "uuid": lease.uuid,
+                    "name": lease.name,
+                    "key": lease.key,
+                    "serial": lease.serial,
+                    "age_seconds": round(max(0.0, age), 3),
+                    "is_connected": is_connected,
+                }
+            )
+        described.sort(key=lambda one: one["age_seconds"])
         return described
 
     def _replicas_elsewhere(self) -> list[Address]:
@@ -484,6 +517,11 @@ def refusal(code: str, message: str, **more: Any) -> "Refused":
     from synrepl.replicas.wire import native
 
     return native.refusal(code, message, **more)
+
+
+def is_backup(uuid: str) -> bool:
+    """Whether this is the uuid of a backup."""
+    return uuid.startswith(BACKUP_PREFIX)
 
 
 def _last_seen(lease: Lease) -> tuple[int, str]:

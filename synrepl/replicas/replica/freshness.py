@@ -3,8 +3,8 @@
 from synrepl.base.interfaces import IClock
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.replica.join import Progress
+from synrepl.replicas.replica.own_copies import IOwnCopy
 from synrepl.replicas.wire.native import Heartbeat
-from synrepl.storage.log import Log
 
 
 class Freshness:
@@ -16,7 +16,7 @@ class Freshness:
     before, the copy may have facts that the upstream has lost.
     """
 
-    def __init__(self, log: Log, clock: IClock) -> None:
+    def __init__(self, log: IOwnCopy, clock: IClock) -> None:
         self.head = 0
         self.progress: Progress | None = None
         self.heartbeat: Heartbeat | None = None

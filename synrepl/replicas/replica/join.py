@@ -3,10 +3,10 @@
 Also the batches in which received facts are committed, and the last serial that two histories share.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import ge
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,11 +21,10 @@ from synrepl.replicas.replica.conversation import (
     SnapshotFacts,
     SnapshotMeta,
 )
+from synrepl.replicas.replica.own_copies import ICopy, IOwnCopy, IStagedCopy
 from synrepl.replicas.replica.replica_states import ReplicaEvent
 from synrepl.replicas.wire.native import Heartbeat, Join, Joined, Joining, Peers
 from synrepl.storage.log import Log
-from synrepl.storage.log_copies import LogCopies
-from synrepl.storage.staged_copy import StagedCopy
 from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
@@ -40,7 +39,7 @@ class FactBatcher:
     to a position from the upstream: a heartbeat or an epoch start.
     """
 
-    def __init__(self, target: LogCopies | StagedCopy, *, is_filtered: bool) -> None:
+    def __init__(self, target: ICopy, *, is_filtered: bool) -> None:
         self.heartbeat: Heartbeat | None = None
         self._target = target
         self._is_filtered = is_filtered
@@ -158,7 +157,7 @@ class Progress(msgspec.Struct):
 class JoinAttempt:
     """One attempt to JOIN. `on_progress` is called with what has happened, and the progress."""
 
-    log: Log
+    log: IOwnCopy
     conversation: IConversation
     clock: IClock
     query: Filter
@@ -166,7 +165,7 @@ class JoinAttempt:
     on_progress: Callable[[ReplicaEvent, Progress], None]
 
     def __post_init__(self) -> None:
-        self._copy: StagedCopy
+        self._copy: IStagedCopy
         self._trimmed_upto: LogPosition | None = None
         self._announced = 0
         self._unstaged: list[Fact] = []
@@ -361,6 +360,18 @@ async def last_common(log: Log, conversation: IConversation) -> int:
                 high = serial
                 break
     return low
+
+
+KeepFacts = Callable[[AsyncIterator[Sequence[Fact]]], Awaitable[Any]]
+"""Writes facts to a file; returns its path, or None without facts."""
+
+
+async def keep_diverged(log: Log, keep: KeepFacts, conversation: IConversation) -> tuple[int, Any] | None:
+    """Save the facts that only this log has. Returns the first serial and the path; None without any."""
+    is_ours = log.history == conversation.welcome.history
+    common = await last_common(log, conversation) if is_ours else 0
+    path = await keep(facts_after(log, common))
+    return None if path is None else (common + 1, path)
 
 
 async def facts_after(log: Log, serial: int) -> AsyncIterator[Sequence[Fact]]:

@@ -1,6 +1,6 @@
 """Replica: connects to the upstream, joins if needed, follows, and reconnects with backoff."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
@@ -27,9 +27,9 @@ from synrepl.replicas.replica.conversation import (
     SnapshotMeta,
     UpstreamKeys,
 )
-from synrepl.replicas.replica.ephemeral_facts import add_ephemeral
 from synrepl.replicas.replica.freshness import Freshness
-from synrepl.replicas.replica.join import FactBatcher, JoinAttempt, Progress, facts_after, last_common
+from synrepl.replicas.replica.join import FactBatcher, JoinAttempt, Progress
+from synrepl.replicas.replica.own_copies import IKeptEphemeral, IOwnCopy
 from synrepl.replicas.replica.replica_states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.replica.upstreams import Upstreams
 from synrepl.replicas.settings import CopySettings
@@ -38,8 +38,7 @@ from synrepl.replication.addresses import Address
 from synrepl.replication.machine import Machine
 from synrepl.replication.other_daemons import IServedChannel, NoChannel
 from synrepl.replication.read_gate import copy_filter
-from synrepl.storage.log import Log
-from synrepl.streams.facts import Fact
+from synrepl.storage.token_floor import HIGHEST, floor_of
 from synrepl.wire.address_list import Fault, fault_of
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import MAX_ADDRESS, is_address, printable
@@ -63,8 +62,9 @@ JOIN_STATES: Final = {
 }
 """The state after each event of a `JoinAttempt`."""
 
-KeepLeftovers = Callable[[AsyncIterator[Sequence[Fact]]], Awaitable[Any]]
-"""Writes facts that only this copy has to a file; returns its path, or None without facts."""
+KeepLeftovers = Callable[[IConversation], Awaitable[tuple[int, Any] | None]]
+"""Writes the facts that the upstream of this conversation lacks to a file. Returns the first serial and the
+path; None without such facts."""
 
 RESYNC: Final = "synrepl resync writes the facts that only this copy has to a file, and joins again"
 
@@ -88,19 +88,20 @@ class Replica:
     When the upstream has trimmed facts that this copy is missing, the replica joins again by itself, and
     serves the old copy until then. When this copy is ahead of its upstream, or has another or a diverged
     history, the replica stops until `resync` is called, unless the setting `resync_on_fork` lets it join.
-    Facts that only this copy has are first given to `keep_leftovers`, if that is set. `ephemeral` names the
-    ephemeral streams. `on_primary_moved` is called with the primary's address in a refusal, `on_command` with
-    each command for all processes. `is_own_replica` tells whether the daemon with a uuid follows this one.
-    `take_keys` is called with all issued keys of the upstream. `channel` is that of this daemon.
+    Facts that only this copy has are first saved by `keep_leftovers`, if that is set. `ephemeral` takes the
+    facts of ephemeral streams. `on_primary_moved` is called with the primary's address in a refusal,
+    `on_command` with each command for all processes. `is_own_replica` tells whether the daemon with a uuid
+    follows this one. `take_keys` is called with all issued keys of the upstream. `channel` is that of this
+    daemon.
     """
 
     _logger = Logger()
-    log: Log
+    log: IOwnCopy
     upstreams: Sequence[IUpstream]
     clock: IClock
     settings: CopySettings
     _: KW_ONLY
-    ephemeral: Collection[str] = ()
+    ephemeral: IKeptEphemeral | None = None
     keep_leftovers: KeepLeftovers | None = None
     jitter: Callable[[], float] = lambda: 1.0
     on_primary_moved: Callable[[str], None] = lambda where: None
@@ -205,6 +206,9 @@ class Replica:
         await self._check_server_name(welcome.server_name)
         self._check_path(welcome)
         await self._note_tables(welcome.tables)
+        if (floor := min(welcome.floor, HIGHEST)) > floor_of(self.log.notes):
+            # For the case that this copy becomes the primary.
+            await self.log.note(floor=str(floor))
         self.welcome = welcome
         self.freshness.contacted()
         self.freshness.head = welcome.position.serial
@@ -265,14 +269,13 @@ class Replica:
     async def _save_diverged(self, conversation: IConversation) -> None:
         if self.keep_leftovers is None:
             return
-        is_ours = self.log.history == conversation.welcome.history
-        common = await last_common(self.log, conversation) if is_ours else 0
-        path = await self.keep_leftovers(facts_after(self.log, common))
-        if path is not None:
+        saved = await self.keep_leftovers(conversation)
+        if saved is not None:
+            first, path = saved
             self.leftover_paths.append(str(path))
             self._logger.warn(
                 "wrote the facts that only this copy had, from serial {first} on, to {path}",
-                first=common + 1,
+                first=first,
                 path=path,
             )
 
@@ -282,9 +285,13 @@ class Replica:
         log = self.log
         position = log.position
         epoch_start = log.head.epoch_starts[-1] if log.head.epoch_starts else None
-        clock = log.positions_by_stream()
-        for name in self.ephemeral:
-            clock.pop(name, None)
+        ephemeral = self.ephemeral
+        names = () if ephemeral is None else ephemeral.names
+        clock = {
+            name: dict(positions)
+            for name, positions in log.positions_by_stream().items()
+            if name not in names
+        }
         request = native.Subscribe(
             history=log.history,
             position=position,
@@ -307,7 +314,8 @@ class Replica:
                         if batcher.pending >= FLUSH_FACTS:
                             await batcher.flush()
                     case Ephemeral(facts, is_all):
-                        add_ephemeral(log, self.ephemeral, facts, is_all=is_all)
+                        if ephemeral is not None:
+                            ephemeral.add(facts, is_all=is_all)
                     case native.Peers(addresses):
                         self._tasks.start(self._save_peers(addresses), "saving peers")
                     case UpstreamKeys(keys):

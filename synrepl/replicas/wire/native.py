@@ -63,7 +63,10 @@ KEYS: Final = "keys"
 ATOMIC: Final = "atomic"
 """The capability to store atomic appends as a whole, by the facts of ``atomic_appends``."""
 
-OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS, KEYS, ATOMIC)
+BACKUP: Final = "backup"
+"""The capability of an upstream to tell backups from replicas (`base.history.BACKUP_PREFIX`)."""
+
+OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS, KEYS, ATOMIC, BACKUP)
 """Capabilities of this daemon. They are always announced, as the default (`CAPABILITIES`) cannot change."""
 
 CHANNEL: Final = "channel"
@@ -111,7 +114,7 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     `address` is the upstream's own address, `primary` that of the primary, as far as the upstream knows it.
     `path` has the uuids of the daemons that the upstream follows, the nearest first; empty from a primary,
     and from older daemons. `tables` are the streams that the primary reads from the homeserver's tables: in
-    these a writer may be ahead of others.
+    these a writer may be ahead of others. `floor`: every token that a primary gives is above it.
     """
 
     history: str
@@ -128,6 +131,7 @@ class Welcome(Command, frozen=True, kw_only=True, omit_defaults=True):
     capabilities: tuple[str, ...] = CAPABILITIES
     path: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    floor: Natural64 = 0
 
     EXAMPLES = {
         NATIVE: (

@@ -6,7 +6,16 @@ from typing import Final
 import pytest
 
 from synrepl.cli import main
-from tests.cli.mistakes import USAGE, Mistake, addresses, check_junk, check_mistake, check_typing, commands
+from tests.cli.mistakes import (
+    FAILURE,
+    USAGE,
+    Mistake,
+    addresses,
+    check_junk,
+    check_mistake,
+    check_typing,
+    commands,
+)
 from tests.cli.test_mistakes import DAEMON_MISTAKES
 
 __all__ = ["addresses"]
@@ -19,6 +28,19 @@ MISTAKES: Final[list[Mistake]] = [
     ("resync", USAGE, "Missing option '--url'"),
     ("leases add --url {nobody}", USAGE, "add takes the name of a replica"),
     ("leases give", USAGE, "'give' is not one of"),
+    ("backup verify", USAGE, "Missing argument 'DIR'"),
+    ("backup verify .", FAILURE, ". is no backup: it has no backup.json (name the folder of a backup)"),
+    ("backup verify missing", FAILURE, "missing is no backup: it has no backup.json"),
+    ("backup verify {folder}", FAILURE, "{folder} is no backup: it has no backup.json"),
+    ("backup run", USAGE, "Missing argument 'DIR'"),
+    ("backup --follow", USAGE, "Missing argument 'DIR'"),
+    ("backup D --name=", USAGE, "--name must be one word"),
+    ("backup D --upstream nope:1", USAGE, "--upstream"),
+    ("backup /proc/nothing", FAILURE, "/proc/nothing: "),
+    ("restore D", USAGE, "Missing option '--database'"),
+    ("restore D --database sqlite:x.db", FAILURE, "D is no backup: it has no backup.json"),
+    ("restore D --database sqlite:x.db --until noon", USAGE, "must be a serial, or a time with its offset"),
+    ("restore D --database x.db", FAILURE, "the database must be sqlite:PATH or postgresql://"),
 ]
 
 

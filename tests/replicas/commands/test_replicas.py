@@ -6,12 +6,14 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from scripts.staging import Stage
 from synrepl.cli import main
 from synrepl.replicas.commands.roles import WHAT_TO_DO
+from synrepl.replicas.commands.tables import status_tables
 from synrepl.replicas.error_codes import REFUSALS
 from synrepl.replicas.relay.relay_states import RelayState
 from synrepl.replicas.relay.replica_registry import REPLICA_STATES
@@ -282,3 +284,16 @@ def test_the_manual_has_every_refusal() -> None:
     assert sorted(REFUSALS) == sorted(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
     for kind in REFUSALS.values():
         assert f"{kind.means[0].upper()}{kind.means[1:]}. " in text
+
+
+def test_backups_are_listed_in_the_status() -> None:
+    """With their age, by which an operator sees that a timer has stopped."""
+    backups = [
+        {"name": "nightly", "serial": 29, "age_seconds": 9_000.0, "is_connected": False},
+        {"name": "vault", "serial": 31, "age_seconds": 0.0, "is_connected": True},
+    ]
+
+    lines = [line for table in status_tables({"backups": backups}, 0.0, is_wide=False) for line in table]
+
+    shown = [" ".join(line.split()) for line in click.unstyle("\n".join(lines)).splitlines()]
+    assert shown == ["backup state serial age", "nightly away 29 2 h 30 min", "vault connected 31 0 s"]

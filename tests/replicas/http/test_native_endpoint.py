@@ -22,6 +22,7 @@ from synrepl.replicas.http.native_endpoint import (
 )
 from synrepl.replicas.native_client import NativeConversation, NativeUpstream
 from synrepl.replicas.replica.conversation import RefusedByUpstream
+from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.routes import OFFSET
 from synrepl.replicas.settings import CopySettings
@@ -117,7 +118,8 @@ class FollowingTests(EndpointCase):
         thread = ImmediateThread()
         log = Log(FaultyEngine(), thread, thread, self.clock, ephemeral=self.ephemeral, logger=Logger())
         self.wait(log.start())
-        made = Replica(log, [self.upstream()], self.clock, settings, ephemeral=self.ephemeral, **options)
+        kept = KeptEphemeral(log)
+        made = Replica(log, [self.upstream()], self.clock, settings, ephemeral=kept, **options)
         self.addCleanup(made.stop)
         made.start()
         self.pass_(3)

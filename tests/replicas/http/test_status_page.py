@@ -39,6 +39,13 @@ LEASE: dict[str, Any] = {
     "ended": None,
     "reason": "",
 }
+BACKUP: dict[str, Any] = {
+    "uuid": "backup:9c40",
+    "name": "nightly",
+    "serial": 1_190,
+    "age_seconds": 9_000.0,
+    "is_connected": False,
+}
 UPSTREAM: dict[str, Any] = {
     "address": "tcp:berlin:9092 -",
     "state": "snapshot",
@@ -80,6 +87,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "upstream": copy.deepcopy(UPSTREAM),
         "replicas": [dict(REPLICA)],
         "leases": [dict(LEASE)],
+        "backups": [dict(BACKUP)],
         "epoch_starts": [
             {"epoch": 2, "serial": 900, "digest": "d", "at_ms": (NOW - 60) * 1000, "why": "promoted"}
             | {"stream": "", "token": 0}
@@ -153,6 +161,8 @@ class StatusPageTests(SiteCase):
             "paris",
             REPLICA_STATES["live"],
             "85%",
+            "nightly",
+            "2 h 30 min",
             "promoted",
             "pusher1",
             "worker1 7, worker2 9",

@@ -1,0 +1,274 @@
+"""Restoring a log from a backup: a copy is received from the folder, as a replica receives one.
+
+So everything is verified by the same code. Then an epoch begins (``restored``): readers with digests that are
+beyond the restored log are told. For followers that know tokens alone see `storage/token_floor.py`.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from twisted.logger import Logger
+
+from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.errors import StorageError
+from synrepl.html.humanize import at
+from synrepl.replicas.backup.backup_folder import BackupFolder
+from synrepl.replicas.backup.examination import BackupContents, RecordedCopy
+from synrepl.replicas.backup.recorded_conversation import Cut, RecordedConversation
+from synrepl.replicas.replica.join import JoinAttempt, Progress
+from synrepl.replicas.replica.replica_states import ReplicaEvent
+from synrepl.storage.databases import Database, engine_for
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log import Log
+from synrepl.storage.private_files import create_private, make_directory, map_path_errors, sync_directory
+from synrepl.storage.threads import ReactorThread
+from synrepl.storage.token_floor import floor_above, floor_of
+from synrepl.wire.filter import ALL
+
+BLOCK: Final = 1024 * 1024
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Restored(msgspec.Struct, kw_only=True):
+    """The result of a restore: the log ends with `serial`, before which `epoch` begins anew."""
+
+    serial: int
+    epoch: int
+    digest: str
+    committed_ms: int
+    history: str
+    server_name: str
+    floor: int
+    files: int = 0
+    missing_files: Sequence[str] = ()
+
+
+def parse_until(text: str) -> Cut:
+    """Parse a serial, or a time with its offset (``2026-11-30T10:00:00Z``). Raises `ValueError`."""
+    if text.isascii() and text.isdigit():
+        return Cut(serial=int(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(
+            "must be a serial, or a time with its offset such as 2026-11-30T10:00:00Z or"
+            f" 2026-11-30T11:00:00+01:00, not {text!r}"
+        )
+    return Cut(ms=(moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+def choose_copy(folder: BackupFolder, found: BackupContents, cut: Cut | None) -> RecordedCopy:
+    """Return the copy from which to restore up to `cut`; None: up to the end. Raises `StorageError`."""
+    whole = found.whole
+    if not whole:
+        raise _refused(
+            f"{folder.path} has no complete copy of a log", "synrepl backup verify says what it has"
+        )
+    last = whole[-1].state
+    if cut is None:
+        if found.damages:
+            one = found.damages[0]
+            raise _refused(
+                f"{one.path} is damaged: {one.why}",
+                f"restore what is before it with --until {last.position.serial}, or another backup",
+            )
+        return whole[-1]
+    if cut.serial is not None and cut.serial > last.position.serial:
+        why = f"{folder.path} is valid up to serial {last.position.serial}, and not up to {cut.serial}"
+        raise _refused(why, "give a lower serial, or restore another backup")
+    fit = [one for one in whole if _begins_before(one, cut)]
+    if not fit:
+        begin = whole[0].state.begin
+        assert begin is not None
+        newest = f", whose newest fact is of {at(whole[0].state.begin_ms)}" if whole[0].state.begin_ms else ""
+        why = f"{folder.path} begins with a copy up to serial {begin.serial}{newest}"
+        raise _refused(why, "give a later --until, or restore another backup")
+    chosen = fit[-1]
+    if cut.serial is not None and cut.serial > chosen.state.position.serial:
+        following = whole[whole.index(chosen) + 1].state.begin
+        assert following is not None
+        why = (
+            f"{folder.path} has no facts between serial {chosen.state.position.serial} and"
+            f" {following.serial}: they were trimmed before they were backed up"
+        )
+        raise _refused(why, f"use --until {chosen.state.position.serial} or {following.serial}")
+    return chosen
+
+
+def _begins_before(copy: RecordedCopy, cut: Cut) -> bool:
+    begin = copy.state.begin
+    assert begin is not None
+    return copy.is_dense or not cut.is_before(begin.serial, copy.state.begin_ms)
+
+
+def check_empty(log: Log, database: str) -> None:
+    """Raise `StorageError` unless this open log is new."""
+    if log.head.serial or log.head.trimmed_upto.serial or log.notes.get("joined") is not None:
+        why = f"{database} has a log already, up to serial {log.head.serial}"
+        raise _refused(why, "name a database that does not exist yet, and keep this one until all is well")
+
+
+async def restore(
+    folder: BackupFolder,
+    found: BackupContents,
+    log: Log,
+    *,
+    cut: Cut | None,
+    thread: IThread,
+    clock: IClock,
+    on_progress: Callable[[int, int], object],
+) -> Restored:
+    """Restore what was `found` in a backup into an empty log that is open. Raises `ReplicationError`.
+
+    `on_progress` is called with the serial that was reached, and the last one.
+    """
+    copy = choose_copy(folder, found, cut)
+    last = copy.state.position.serial if cut is None or cut.serial is None else cut.serial
+    newest = found.whole[-1].state
+    # Also what is left out was given to somebody.
+    states = [one.state for one in found.copies]
+    tokens = [state.token for state in states] + [floor_of(state.notes) for state in states]  # type: ignore[arg-type]
+    floor = floor_above([floor_of(log.notes), *tokens])
+    epoch = max(state.position.epoch for state in states) + 1
+
+    def epoch_start(position: LogPosition) -> EpochStart:
+        return EpochStart(
+            epoch=epoch,
+            serial=position.serial,
+            digest=position.digest,
+            at_ms=int(clock.seconds() * 1000),
+            why="restored",
+        )
+
+    conversation = RecordedConversation(folder, copy, thread, cut=cut or Cut(), epoch_start=epoch_start)
+    notes = newest.notes
+    # Before the log is there: a kill must not leave it without.
+    await log.note(
+        floor=str(floor),
+        # A revocation is never taken back: keys are restored as they were last.
+        keys=notes.get("keys"),
+        server_name=notes.get("server_name"),
+    )
+
+    def report(event: ReplicaEvent, progress: Progress) -> None:
+        on_progress(progress.done, last)
+
+    await JoinAttempt(log, conversation, clock, ALL, on_progress=report).run()
+    return Restored(
+        serial=log.head.serial,
+        epoch=log.head.epoch,
+        digest=log.head.digest,
+        committed_ms=conversation.committed_ms,
+        history=log.history,
+        server_name=log.notes.get("server_name", ""),
+        floor=floor,
+        missing_files=found.missing_files,
+    )
+
+
+async def restore_database(
+    reactor: Any,
+    path: Path,
+    found: BackupContents,
+    database: str,
+    *,
+    cut: Cut | None,
+    on_progress: Callable[[int, int], object],
+) -> Restored:
+    """Restore what was `found` in the folder at `path` into a database. Raises `ReplicationError`."""
+    folder = BackupFolder(path)
+    choose_copy(folder, found, cut)
+    name = Database(database).name
+    log = _closed_log(engine_for(database), reactor)
+    thread = ReactorThread(reactor, "reading a backup")
+    await log.start()
+    try:
+        check_empty(log, name)
+        return await restore(
+            folder, found, log, cut=cut, thread=thread, clock=reactor, on_progress=on_progress
+        )
+    finally:
+        await thread.stop()
+        await log.stop()
+
+
+async def restore_in_place(reactor: Any, database: str) -> Restored:
+    """Begin an epoch in a log that was put in its place by other means. Raises `ReplicationError`."""
+    described = Database(database)
+    if described.flavor == "sqlite" and not described.path.is_file():
+        raise _refused(f"there is no file {described.path}", "put the copy of the log there first")
+    engine = engine_for(database)
+    engine.database.is_put_back = True
+    log = _closed_log(engine, reactor)
+    await log.start()
+    try:
+        tokens = [token for writers in log.head.positions.values() for token in writers.values()]
+        floor = floor_above([floor_of(log.notes), *log.head.allocated.values(), *tokens])
+        # What it was is over: the settings of the daemon decide.
+        await log.note(
+            floor=str(floor),
+            role=None,
+            promoting=None,
+            handover=None,
+            primary_at=None,
+            upstream_at=None,
+            resync=None,
+        )
+        await log.copies.next_epoch("restored")
+        head = log.head
+        facts, _ = await log.reads.facts(after=head.serial - 1, upto=head.serial, limit=1)
+        return Restored(
+            serial=head.serial,
+            epoch=head.epoch,
+            digest=head.digest,
+            committed_ms=facts[-1].committed_at_ms if facts else 0,
+            history=log.history,
+            server_name=log.notes.get("server_name", ""),
+            floor=floor,
+        )
+    finally:
+        await log.stop()
+
+
+def _closed_log(engine: SQLEngine, reactor: Any) -> Log:
+    return Log(
+        engine,
+        ReactorThread(reactor, "writing"),
+        ReactorThread(reactor, "reading"),
+        reactor,
+        ephemeral=(),
+        logger=Logger(namespace="synrepl.restore"),
+    )
+
+
+def restore_files(folder: BackupFolder, target: Path) -> int:
+    """Copy the files of a backup to the folder of a daemon's files; return how many were new."""
+    count = 0
+    for checksum in folder.stored_files():
+        source, place = folder.file_path(checksum), target / "sha256" / checksum[:2] / checksum[2:]
+        with map_path_errors("restore a file", place):
+            make_directory(place.parent)
+            if place.exists():
+                continue
+            fresh = place.with_name(f".{place.name}.new")
+            with source.open("rb") as read, create_private(fresh) as written:
+                while data := read.read(BLOCK):
+                    written.write(data)
+                written.flush()
+                os.fsync(written.fileno())
+            fresh.replace(place)
+            sync_directory(place.parent)
+        count += 1
+    return count
+
+
+def _refused(why: str, hint: str) -> StorageError:
+    return StorageError(op="restore", why=why, hint=hint, tried=False)

@@ -1,0 +1,31 @@
+"""Token floor: after a restore no token is given that the lost history may have given.
+
+A restored log is older than what its readers have seen. Those that know epochs and digests are told so. A
+follower on the line protocol knows tokens alone: it takes a fact whose token it has passed for one that it
+has, and would skip everything until the restored log has caught up with it. So a restore notes a floor, and
+each token that the daemon gives from then on is above that. The tokens of a homeserver stay as they are: it
+gives them itself, and its own restore decides about them.
+
+One floor serves all streams: also one that the lost history has begun, and the restored log does not know.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from synrepl.base.notes import Notes
+
+MARGIN: Final = 1_000_000_000
+"""How many tokens of one stream the lost history may have given after the last one that is known."""
+
+HIGHEST: Final = 2**62
+"""The highest floor: tokens of 64 bits must be left above it."""
+
+
+def floor_above(tokens: Iterable[int]) -> int:
+    """Return the floor after the loss of a history of which these tokens, and earlier floors, are known."""
+    return min(max(tokens, default=0) + MARGIN, HIGHEST)
+
+
+def floor_of(notes: Notes) -> int:
+    """Return the floor that a log has noted; 0 without one."""
+    return int(notes.get("floor", "0"))

@@ -1,0 +1,166 @@
+"""Files of a backup: there before the facts that refer to them."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.web.client import ResponseDone
+
+from synrepl.errors import NotConnected, RemoteProtocolError
+from synrepl.http_api.request_errors import HttpError
+from synrepl.http_api.route import HttpRequest
+from synrepl.replicas.backup.backup_folder import BackupFolder
+from synrepl.replicas.backup.file_copies import FileCopies, references
+from synrepl.storage.threads import ImmediateThread
+from synrepl.streams.facts import Fact
+from synrepl.testing.heap_clock import HeapClock
+from tests.replicas.backup.recorders import Recorder, examined, restored
+from tests.replicas.clusters import FakeCluster
+
+HELLO = b"hello\n"
+NAME = sha256(HELLO).hexdigest()
+OTHER = "0" * 64
+
+
+class FakeDaemon:
+    """Serves some files, as an `HttpClient` does; `error` comes instead."""
+
+    base_url = "http://a"
+
+    def __init__(self, files: dict[str, bytes], error: Exception | None = None) -> None:
+        self.files = files
+        self.error = error
+        self.asked: list[str] = []
+
+    async def open(self, request: HttpRequest) -> Any:
+        """Answer with a file, or with the error."""
+        checksum = request.target.rpartition("/")[2]
+        self.asked.append(checksum)
+        if self.error is not None:
+            raise self.error
+        if checksum not in self.files:
+            raise HttpError(404, "no_such_file", "no name refers to it")
+        return Answer(self.files[checksum])
+
+
+class Answer:
+    """An answer with these bytes, one by one."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def deliverBody(self, protocol: Any) -> None:
+        """Deliver them."""
+        for byte in self._data:
+            protocol.dataReceived(bytes([byte]))
+        protocol.connectionLost(Failure(ResponseDone()))
+
+
+def fact(stream: str, rows: bytes) -> Fact:
+    """A fact with these rows."""
+    return Fact(1, 1, stream, "w", 0, 1, rows, 0, "")
+
+
+def named(checksum: str) -> Fact:
+    """A fact that names a file."""
+    return fact("files", b'[["create","media/hello.txt","%b",6]]' % checksum.encode())
+
+
+def fetch(folder: Path, daemon: FakeDaemon | None, *facts: Fact) -> tuple[FileCopies, BackupFolder]:
+    """Fetch the files of these facts."""
+    opened = BackupFolder(folder)
+    (folder / "files").mkdir(parents=True, exist_ok=True)
+    client: Any = daemon
+    copies = FileCopies(opened, ImmediateThread(), HeapClock(), lambda: client)
+    results: list[Any] = []
+    Deferred.fromCoroutine(copies.fetch(facts)).addBoth(results.append)
+    if isinstance(results[0], Failure):
+        results[0].raiseException()
+    return copies, opened
+
+
+@pytest.mark.parametrize(
+    ("one", "found"),
+    [
+        (named(NAME), [NAME]),
+        (fact("files", b'[["delete","media/hello.txt",null,null]]'), []),
+        (fact("packages", b'[["x","1",{"sha256":"%b","size":6},null]]' % NAME.encode()), [NAME]),
+        (fact("packages", b'[["%b"]]' % NAME.encode()), []),
+    ],
+)
+def test_facts_refer_to_files(one: Fact, found: list[str]) -> None:
+    """By the stream of files, and by columns of streams of one's own."""
+    assert list(references([one])) == found
+
+
+def test_a_file_is_stored_under_its_checksum_once(tmp_path: Path) -> None:
+    """A second fact, or another run, does not ask again."""
+    daemon = FakeDaemon({NAME: HELLO})
+    _, folder = fetch(tmp_path, daemon, named(NAME), named(NAME))
+
+    fetch(tmp_path, daemon, named(NAME))
+
+    assert folder.file_path(NAME).read_bytes() == HELLO
+    assert daemon.asked == [NAME]
+    assert [one.name for one in folder.files_path.iterdir()] == [NAME]
+
+
+def test_a_file_that_is_gone_is_left_out(tmp_path: Path) -> None:
+    """A later fact has taken its last name away."""
+    _, folder = fetch(tmp_path, FakeDaemon({}), named(OTHER))
+
+    assert folder.stored_files() == []
+
+
+def test_without_an_address_files_are_counted(tmp_path: Path) -> None:
+    """The command says so in its last line."""
+    copies, _ = fetch(tmp_path, None, named(OTHER), named(OTHER))
+
+    assert copies.missing == 1
+
+
+@pytest.mark.parametrize(
+    ("daemon", "error"),
+    [
+        (FakeDaemon({NAME: b"other"}), RemoteProtocolError),
+        (FakeDaemon({}, HttpError(503, "file_not_here", "later")), NotConnected),
+        (FakeDaemon({}, NotConnected("away")), NotConnected),
+    ],
+)
+def test_what_cannot_be_fetched_now_is_an_error(
+    tmp_path: Path, daemon: FakeDaemon, error: type[Exception]
+) -> None:
+    """The facts are not recorded then; the next attempt asks again. Nothing half is left."""
+    with pytest.raises(error):
+        fetch(tmp_path, daemon, named(NAME))
+
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_facts_wait_for_their_files(tmp_path: Path) -> None:
+    """The folder never has a position whose files it lacks; a backup that cannot get them goes on later."""
+    folder = tmp_path / "backup"
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 3)
+    Recorder(cluster, folder).finish()
+    cluster.done(a.append("files", [[["create", "media/hello.txt", NAME, 6]]]))
+    daemon = FakeDaemon({}, NotConnected("away"))
+    client: Any = daemon
+    copies = FileCopies(BackupFolder(folder), ImmediateThread(), cluster.clock, lambda: client)
+    recorder = Recorder(cluster, folder, fetch_files=copies.fetch)
+    cluster.pass_(5)
+
+    before = examined(folder).whole[-1].state.position.serial
+    daemon.error, daemon.files = None, {NAME: HELLO}
+    recorder.finish(30)
+
+    found = examined(folder)
+    assert (before, found.whole[-1].state.position.serial) == (3, 4)
+    assert (found.files, found.missing_files) == (1, [])
+    (folder / "files" / NAME).unlink()
+    assert examined(folder).missing_files == ["media/hello.txt"]
+    assert list(restored(folder, cluster).result.missing_files) == ["media/hello.txt"]
