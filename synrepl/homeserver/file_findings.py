@@ -10,7 +10,7 @@ from synrepl.homeserver.duties import DUTIES
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding, Unseen
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
-from synrepl.homeserver.work_findings import find_in_work, find_without_work
+from synrepl.homeserver.work_findings import find_in_work, find_media_with_others, find_without_work
 from synrepl.html.humanize import counted, several
 from synrepl.wire.dialect import NEWEST, Release, Span, release_text
 from synrepl.wire.text import printable
@@ -30,6 +30,7 @@ def find_in_files(
         asked = releases or [homeserver.release or NEWEST.release]
         yield from _refused(homeserver, asked)
         yield from _ignored(homeserver, min(asked))
+        yield from find_media_with_others(homeserver, asked)
     yield from _twice(homeserver)
     yield from _replaced(homeserver)
     yield from find_in_work(homeserver)
