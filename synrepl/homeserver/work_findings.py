@@ -86,7 +86,9 @@ def _not_served(homeserver: Homeserver) -> Iterator[Finding]:
 
 
 def notes_on_work(homeserver: Homeserver) -> Iterator[Finding]:
-    """Yield what is unusual and may be intended."""
+    """Yield what is unusual and may be intended; nothing of a part of the files."""
+    if not homeserver.server_name:
+        return
     yield from _without_port(homeserver, is_serving=False)
     for process in _idle(homeserver):
         if not homeserver.has_unknown_names and _meant(process.name) is None:
