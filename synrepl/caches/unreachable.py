@@ -214,7 +214,7 @@ _OTHERS: Final = (
     ),
     (
         r"sync_valid_filter",
-        "it is kept by one process for a time, and runs out",
+        "it has whether the text of a filter is valid, which depends on that text alone",
     ),
 )
 """Caches of other kinds, as metrics and logs call them, and why no row drops them."""

@@ -163,6 +163,7 @@ def test_a_name_that_the_release_lacks(release: Release, name: str, why: str) ->
         ("*stateGroupCache*", "groups of states never change"),
         ("sync", "kept for caches: sync_response_cache_duration"),
         ("lazy_loaded_members_cache", "each process keeps its own for 30 minutes"),
+        ("sync_valid_filter", "whether the text of a filter is valid"),
         ("get_room_hierarchy_cache", "each process keeps its own for 5 minutes"),
     ],
 )
