@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.caches.unreachable import kept_answer, why_unreachable
+from synrepl.caches.unreachable import kept_answer, runs_out, why_unreachable
 from synrepl.errors import ConfigError, suggest
 from synrepl.wire.dialect import NEWEST, Dialect, Span, span, whole_release
 
@@ -155,7 +155,7 @@ def find_name(name: str, release: Release) -> CacheName:
     if found := names.get(name):
         return found
     which = ".".join(map(str, release))
-    if kept_answer(name):
+    if kept_answer(name) or runs_out(name, release):
         raise ConfigError(why_unreachable(name, release))
     if _FUNCTION.fullmatch(name):
         if whole_release(release) not in OF_MODULES:
@@ -167,7 +167,9 @@ def find_name(name: str, release: Release) -> CacheName:
             raise ConfigError(
                 f"Synapse {which} has no cache {name} ({has}); did you mean {' or '.join(kin)}?"
             )
-        raise ConfigError(f"Synapse {which} has no cache {name} ({has}), and keeps no such answer")
+        raise ConfigError(
+            f"Synapse {which} has no cache {name} ({has}), and no other cache that is known here in its place"
+        )
     if why := why_unreachable(name, release):
         raise ConfigError(why)
     hint = suggest(name, list(names)) or suggest(name, list(all_names()))

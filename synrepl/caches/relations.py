@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from synrepl.caches.names import ROOM_ALIASES, CacheName, names_of
+from synrepl.caches.unreachable import runs_out
 from synrepl.caches.vintage import Vintage
 from synrepl.wire.dialect import Span, span, whole_release
 
@@ -159,16 +160,18 @@ def _said(name: str, release: tuple[int, ...]) -> str:
     copies = dict.fromkeys(
         one.cache
         for one in _relations()[table].copies
-        if one.cache in names and at in one.span and (not column or column in one.columns)
+        if at in one.span and (not column or column in one.columns)
     )
-    found = [names[cache] for cache in copies]
-    besides = [*filter(None, (_BESIDES.get(table), _STREAM if table in _SENT else ""))]
+    found = [names[cache] for cache in copies if cache in names]
+    run_out = [said for cache in copies if (said := runs_out(cache, release))]
+    besides = [*run_out, *filter(None, (_BESIDES.get(table), _STREAM if table in _SENT else ""))]
     what = f"{name} is a {'column' if column else 'table'} of the database, and no cache"
     if not found:
         after = besides or [
             "a change is seen at the next read; if it is not, restart the process that answers"
         ]
-        return f"{what}: Synapse {which} has nothing of it in a cache that is known here; {'; '.join(after)}"
+        known = "that rows drop" if run_out else "that is known here"
+        return f"{what}: Synapse {which} has nothing of it in a cache {known}; {'; '.join(after)}"
     drops = ", ".join(_drops(found, release))
     kept = f"Synapse {which} keeps what it read of it until these are dropped: {drops}"
     return f"{what}. {'; '.join([kept, *besides])}"

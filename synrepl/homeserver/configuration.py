@@ -165,7 +165,7 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files say of a homeserver.
+    """What the files say of a homeserver. Its `server_name` is empty if they are a part of them.
 
     `writers` are the configured writers of each stream, by the name in `stream_writers`; a stream that is not
     there is written by the main process. `named` are the names that duties, `stream_writers` and
@@ -231,13 +231,15 @@ def read_homeserver(
     targets: Sequence[Target] = (),
     path_map: PathMap | None = None,
     release: Release | None = None,
+    takes_part: bool = False,
 ) -> Homeserver:
     """Read the configuration in these files and directories, in order, as `release` does, or the newest.
 
     `metrics` are URLs of metrics by the name of the process; they count more than `targets` of Prometheus,
-    and these more than what the files say. Raises `ConfigError`, whose text says which file and what to give.
+    and these more than what the files say. `takes_part`: files without the server_name are read too. Raises
+    `ConfigError`, whose text says which file and what to give.
     """
-    merged = merge_files(paths, KEYS, workers)
+    merged = merge_files(paths, KEYS, workers, takes_part=takes_part)
     return _ConfigurationLoader(merged, dict(metrics or {}), targets, path_map or PathMap(), release).read()
 
 
@@ -277,6 +279,13 @@ class _ConfigurationLoader:
         for file in self._merged.passed_over:
             why = f"{file} ends with .yml, and of a folder Synapse reads files that end with .yaml alone"
             self._note("ignored_file", why, "rename it, if it has settings of Synapse")
+        if not self._server_name():
+            self._miss(
+                "configuration",
+                "no file that was given has a `server_name`, without which no process starts: they are a part"
+                " of the configuration. What is missing, who does what, and whether processes agree was not"
+                " judged; give all files of each process",
+            )
         self._say_which_factors_have_no_cache()
         self._say_what_caches_may_have()
         for one in self._merged.unfilled:
@@ -384,7 +393,7 @@ class _ConfigurationLoader:
 
     def _server_name(self) -> str:
         names = [config.get("server_name") for config in self._configs]
-        return next(name for name in names if isinstance(name, str))
+        return next((name for name in names if isinstance(name, str)), "")
 
     # -- processes -----------------------------------------------------------------------------------------
 
@@ -428,7 +437,11 @@ class _ConfigurationLoader:
             has_redis=bool(config.mapping("redis").get("enabled")),
             secret_mark=self._secret_mark(config),
             writers=stream_writers(config),
-            refusals=tuple(find_refusals(config)),
+            refusals=tuple(
+                one
+                for one in find_refusals(config)
+                if self._server_name() or not one.lacks or one.lacks in config.values
+            ),
         )
 
     def _done_in(self, name: str) -> dict[str, tuple[str, ...]]:
@@ -486,8 +499,9 @@ class _ConfigurationLoader:
 
     def _listens(self, config: ProcessConfig) -> tuple[int | str, ...] | None:
         key = "listeners" if config.is_main else "worker_listeners"
-        if config.is_main and key not in config:
-            return None  # it has others, by older keys
+        # Without the key the main process has others, by older keys; of a part of the files any may have it.
+        if (config.is_main or not self._server_name()) and key not in config:
+            return None
         found: list[int | str] = []
         for listener, names in http_listeners(config):
             where = listener.get("path") or listener.get("port")

@@ -10,7 +10,7 @@ from synrepl.homeserver.duties import DUTIES
 from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding, Unseen
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
-from synrepl.homeserver.work_findings import find_in_work, find_without_work
+from synrepl.homeserver.work_findings import find_in_work, find_media_with_others, find_without_work
 from synrepl.html.humanize import counted, several
 from synrepl.wire.dialect import NEWEST, Release, Span, release_text
 from synrepl.wire.text import printable
@@ -23,26 +23,32 @@ def find_in_files(
 
     `releases` are those of the processes, as far as they are known; without any, the one that was given with
     the files counts, or else the newest. With None, as they are to come, what releases refuse is left out.
-    `there` are processes that were heard or measured.
+    `there` are processes that were heard or measured. Of a part of the files, without the server_name, what
+    is missing is not told.
     """
+    is_whole = bool(homeserver.server_name)
     yield from _read_by_main(homeserver)
     if releases is not None:
         asked = releases or [homeserver.release or NEWEST.release]
         yield from _refused(homeserver, asked)
         yield from _ignored(homeserver, min(asked))
+        if is_whole:
+            yield from find_media_with_others(homeserver, asked)
     yield from _twice(homeserver)
     yield from _replaced(homeserver)
-    yield from find_in_work(homeserver)
-    if homeserver.has_workers and not homeserver.has_unknown_names:
+    if is_whole:
+        yield from find_in_work(homeserver)
+    if is_whole and homeserver.has_workers and not homeserver.has_unknown_names:
         yield from _nobody(homeserver, there)
-    if not homeserver.has_unknown_names:
+    if is_whole and not homeserver.has_unknown_names:
         missing = [name for name in homeserver.named if _is_missing(homeserver, name)]
         yield from find_without_work(homeserver, missing)
     yield from _misspelled(homeserver)
     yield from _wrong_ports(homeserver)
     yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
-    yield from _contradictions(homeserver)
+    if is_whole:
+        yield from _contradictions(homeserver)
 
 
 WITH_KEY: Final = {
@@ -61,7 +67,7 @@ LEFT_IN: Final = {
 def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
     """Return what cannot be known from the files alone."""
     found = list(homeserver.unread)
-    is_open = not homeserver.has_workers or homeserver.has_unknown_names
+    is_open = not (homeserver.has_workers and homeserver.server_name) or homeserver.has_unknown_names
     keys = homeserver.named.get(MAIN, ())
     if (keys or homeserver.left_in) and _is_missing(homeserver, MAIN):
         found.append(
@@ -247,7 +253,7 @@ def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
 
 def _and_listener(homeserver: Homeserver) -> str:
     """What to do besides naming the main process in `instance_map`, if it has no listener for it."""
-    main = homeserver.process(MAIN)
+    main = homeserver.process(MAIN) if homeserver.server_name else None
     if main is None or not main.file or main.listens or (main.listens is None and main.has_listeners):
         return ""
     return (
@@ -259,7 +265,7 @@ def _and_listener(homeserver: Homeserver) -> str:
 def notes_on_listeners(homeserver: Homeserver) -> Iterator[Finding]:
     """A main process that listens nowhere: it starts, and logs nothing of it. Its file may be shortened."""
     main = homeserver.process(MAIN)
-    if main is None or not main.file or main.has_listeners:
+    if main is None or not main.file or main.has_listeners or not homeserver.server_name:
         return
     yield Finding(
         kind="no_listeners",

@@ -156,12 +156,19 @@ class MergedFiles(msgspec.Struct, frozen=True, kw_only=True):
     read_by_main: Sequence[tuple[str, str]] = ()
 
 
-def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterable[Path] = ()) -> MergedFiles:
+def merge_files(
+    paths: Iterable[Path],
+    read_keys: Iterable[str],
+    workers: Iterable[Path] = (),
+    *,
+    takes_part: bool = False,
+) -> MergedFiles:
     """Read these files and directories, in order. Marks of templates are sought below `read_keys`.
 
     `paths` are what the main process is given, with files of workers or without, and `workers` are not.
 
-    Raises `ConfigError` for a file that cannot be read, and if none is the configuration of a homeserver.
+    Raises `ConfigError` for a file that cannot be read, and if none is the configuration of a homeserver:
+    none has its server_name or, with `takes_part`, none has what only Synapse has.
     """
     of_main = list(paths)
     given = [*of_main, *workers]
@@ -216,7 +223,10 @@ def merge_files(paths: Iterable[Path], read_keys: Iterable[str], workers: Iterab
         # Beside those that hold its files, manifests are of containers, networks and disks.
         around = [(file, kind) for file, kind in around if not kind.startswith(OF_KUBERNETES)]
     processes = sorted(_processes(shared, own), key=lambda one: not one.is_main)
-    if not any(isinstance(one.get("server_name"), str) for one in processes):
+    is_part = takes_part and not around and not any("server_name" in one for one in processes)
+    if is_part and _has_part(shared.values):
+        processes = [shared.process(), *processes]
+    if not (is_part and processes) and not any(isinstance(one.get("server_name"), str) for one in processes):
         names = ", ".join(str(path) for path in given)
         if around:
             made = dict.fromkeys(how for _, kind in around for mark, how in _MADE_BY if mark in kind)
@@ -246,6 +256,16 @@ def _naming(content: Mapping[str, Any]) -> list[str]:
     return [
         key for key in ("worker_app", "worker_name") if content.get(key, HOMESERVER_APP) != HOMESERVER_APP
     ]
+
+
+def _has_part(content: Mapping[str, Any]) -> bool:
+    """Whether this content without server_name has settings that are of Synapse without doubt."""
+    listeners = map(as_mapping, as_list(content.get("listeners")))
+    return (
+        any(as_mapping(content.get(key)) for key in ("instance_map", "stream_writers"))
+        or "enabled" in as_mapping(content.get("redis"))
+        or any("type" in one and ("port" in one or "path" in one) for one in listeners)
+    )
 
 
 COLLECTIONS: Final = ("listeners", "redis", "database", "instance_map", "stream_writers")

@@ -19,7 +19,10 @@ from synrepl.wire.text import printable
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A process does not start: the releases that refuse, the key (and its stream), why, and what to do."""
+    """A process does not start: the releases that refuse, the key (and its stream), why, and what to do.
+
+    `lacks` is the key that would mend it: where it is not set at all, a file that was not given may have it.
+    """
 
     span: Span
     key: str
@@ -27,6 +30,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str
     kind: str = "refused_key"
     stream: str = ""
+    lacks: str = ""
 
 
 Found = Iterator[Refusal]
@@ -255,6 +259,7 @@ def _no_main(config: ProcessConfig) -> Found:
             key="instance_map",
             why="`instance_map` has no `main`: this worker does not know where the main process is",
             remedy=_main_entry(config),
+            lacks="instance_map",
         )
 
 
@@ -303,6 +308,7 @@ def _restricted(config: ProcessConfig) -> Found:
             key=key,
             why=f"`{key}` needs a `worker_replication_secret`",
             remedy="set the same worker_replication_secret for all processes",
+            lacks="worker_replication_secret",
         )
     for name in writer_names(names):
         if not _is_mapped(name, config):
@@ -311,6 +317,7 @@ def _restricted(config: ProcessConfig) -> Found:
                 key=key,
                 why=f"`{key}` names {printable(name)}, which `instance_map` lacks",
                 remedy=f"add it to instance_map, or remove it from {key}",
+                lacks="instance_map",
             )
 
 
@@ -398,6 +405,7 @@ def _wrong_writers(config: ProcessConfig, shown: str, key: str, value: Any) -> F
                     remedy=f"add {printable(name)} to instance_map with host and port of its replication"
                     " listener,"
                     " or remove it from stream_writers",
+                    lacks="instance_map",
                 )
 
 
@@ -420,6 +428,7 @@ def _old_apps(config: ProcessConfig) -> Found:
             key=duty.switch,
             why=why,
             remedy=f"set `{duty.switch}: false` in the shared file",
+            lacks=duty.switch,
         )
         if duty.takes_list and config.get(duty.names) is not None:
             continue
@@ -428,6 +437,7 @@ def _old_apps(config: ProcessConfig) -> Found:
             key=duty.switch,
             why=why,
             remedy=_new_form(duty, config),
+            lacks=duty.switch,
         )
 
 

@@ -9,7 +9,7 @@ from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import refused_by
 from synrepl.html.humanize import several
-from synrepl.wire.dialect import NEWEST, Release
+from synrepl.wire.dialect import NEWEST, Release, release_text, span
 from synrepl.wire.text import printable
 
 MEANT: Final = {
@@ -86,7 +86,9 @@ def _not_served(homeserver: Homeserver) -> Iterator[Finding]:
 
 
 def notes_on_work(homeserver: Homeserver) -> Iterator[Finding]:
-    """Yield what is unusual and may be intended."""
+    """Yield what is unusual and may be intended; nothing of a part of the files."""
+    if not homeserver.server_name:
+        return
     yield from _without_port(homeserver, is_serving=False)
     for process in _idle(homeserver):
         if not homeserver.has_unknown_names and _meant(process.name) is None:
@@ -297,3 +299,36 @@ def _media_not_served(homeserver: Homeserver) -> Iterator[Finding]:
                 remedy=f"write `names: [media]` at a listener in {process.file}, beside what it has",
                 cost=RESTART_ONE,
             )
+
+
+_WITH_OTHERS: Final = span("1.111", "1.114")
+"""The releases in which `media` lacks the endpoints for media that ask for a token: `client` has those of
+clients, and `federation` those of servers, in a process that has the media repository."""
+_MEDIA_OF: Final = {"client": "/_matrix/client/v1/media", "federation": "/_matrix/federation/v1/media"}
+
+
+def find_media_with_others(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[Finding]:
+    """Endpoints for media that are in another resource than media, of which no process with media has any."""
+    given = _given(homeserver)
+    having = [one for one in given if one.has_media]
+    within = [release for release in releases if release in _WITH_OTHERS]
+    if not within or any(one.serves is None for one in given):
+        return
+    served = frozenset().union(*(one.serves or () for one in given))
+    lacks = [
+        name for name in _MEDIA_OF if name in served and not any(name in (one.serves or ()) for one in having)
+    ]
+    for process in having if lacks else ():
+        if "media" not in (process.serves or ()):
+            continue
+        paths, resources = several([_MEDIA_OF[one] for one in lacks]), several(lacks)
+        yield Finding(
+            kind="media_not_served",
+            process=process.name,
+            why=f"in {release_text(min(within))} requests for {paths} are not found: there they belong to the"
+            f" resource{'s' * (len(lacks) > 1)} {resources}, and not to media; no process with the media"
+            " repository has them on a listener",
+            remedy=f"add {resources} to the resources of the listener with media in {process.file}, or update"
+            f" to {release_text(_WITH_OTHERS.until or NEWEST.release)} or newer, where media has them",
+            cost=RESTART_ONE,
+        )

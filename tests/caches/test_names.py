@@ -114,9 +114,22 @@ def test_a_release_has_its_special_names(dialect: Dialect) -> None:
 @pytest.mark.parametrize(
     ("release", "name", "why"),
     [
-        ((1, 80), "dr_cache_fake", "has no cache dr_cache_fake (since 1.86), and keeps no such answer"),
-        ((1, 100), "get_room_type", "has no cache get_room_type (since 1.112), and keeps no such answer"),
+        (
+            (1, 80),
+            "dr_cache_fake",
+            "has no cache dr_cache_fake (since 1.86), and no other cache that is known here in its place",
+        ),
+        (
+            (1, 100),
+            "get_room_type",
+            "has no cache get_room_type (since 1.112), and no other cache that is known here in its place",
+        ),
         ((1, 100), "get_user_suspended_status", "(since 1.107)"),
+        (
+            (1, 34),
+            "get_destination_retry_timings",
+            "for 5 minutes (since 0.33.6, until 1.35); wait, or restart",
+        ),
         ((1, 163), "get_user_in_directory", "(since 0.22, until 1.89)"),
         ((1, 40), "get_rooms_for_user", "(until 0.27 and since 1.69)"),
         ((1, 140), "get_sliding_sync_rooms_for_user", "; did you mean get_sliding_sync_rooms_for_user_from_"),
@@ -149,7 +162,9 @@ def test_a_name_that_the_release_lacks(release: Release, name: str, why: str) ->
         ("_get_event_cache", "--room ROOM drops all cached events"),
         ("*stateGroupCache*", "groups of states never change"),
         ("sync", "kept for caches: sync_response_cache_duration"),
-        ("lazy_loaded_members_cache", "kept by one process for a time"),
+        ("lazy_loaded_members_cache", "each process keeps its own for 30 minutes"),
+        ("sync_valid_filter", "whether the text of a filter is valid"),
+        ("get_room_hierarchy_cache", "each process keeps its own for 5 minutes"),
     ],
 )
 def test_a_cache_that_no_row_names(name: str, why: str) -> None:

@@ -12,6 +12,15 @@ SAID = [
     # 1.135.0 kept the user as an object, which no row can name.
     ("users.admin", "1.135.0", ["--all is_server_admin"], ["is_server_admin USER"]),
     ("users.shadow_banned", "1.98", ["--all get_user_by_access_token", "get_user_by_id"], []),
+    # What a release forgets after a time, and no row drops.
+    (
+        "destinations",
+        "1.34",
+        ["keeps get_destination_retry_timings for 5 minutes", "restart these processes"],
+        ["a change is seen at the next read"],
+    ),
+    ("destinations.retry_last_ts", "1.17", ["keeps get_destination_retry_timings for 5 minutes"], []),
+    ("destinations", "1.35", ["dropped: get_destination_retry_timings DESTINATION"], ["5 minutes"]),
     # A column that a release does not read any more.
     ("users.password_hash", "1.66", ["get_user_by_id USER_ID"], []),
     ("users.password_hash", "1.120", ["nothing of it in a cache"], ["get_user_by_id"]),

@@ -8,6 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from synrepl.cli import main
+from synrepl.errors import ConfigError
+from synrepl.homeserver.configuration import read_homeserver
 
 CASES = Path(__file__).parent / "cases"
 WELL, UNWELL, WRONG, PARTLY = 0, 1, 2, 3
@@ -926,3 +928,67 @@ def test_the_app_of_the_main_process_in_its_folder_is_its_own(tmp_path: Path) ->
     (tmp_path / "conf.d/main.yaml").write_text("worker_app: synapse.app.homeserver\n")
 
     run("--homeserver", tmp_path / "homeserver.yaml", "--homeserver", tmp_path / "conf.d", code=WELL)
+
+
+# -- a part of the files -------------------------------------------------------------------------------------
+
+OF_WORKER = "worker_app: synapse.app.generic_worker\nworker_name: w1\n"
+OF_MAP = "instance_map: {main: {host: h, port: 9093}, w1: {host: h, port: 9094}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "expected"),
+    [
+        (OF_WORKER, ["w1"], []),
+        (OF_MAP, ["master"], []),
+        ("redis: {enabled: true}", ["master"], []),
+        ("listeners: [{type: http, port: 8008, resources: [{names: [client]}]}]", ["master"], []),
+        # The map may be in another file.
+        ("stream_writers: {events: [w1]}", ["master"], []),
+        # What is there is judged.
+        ("stream_writers: {event: [w1]}", ["master"], [("refused_key", "master")]),
+        (OF_MAP + "stream_writers: {events: [w2]}", ["master"], [("refused_key", "master")]),
+        ("redis: {enabled: true, port: '6379'}", ["master"], [("refused_at_start", "master")]),
+        ("worker_app: synapse.app.none\nworker_name: w1", ["w1"], [("refused_at_start", "w1")]),
+        (
+            OF_MAP + "listeners: [{type: http, port: 1, resources: [{names: [replication]}]}]",
+            ["master"],
+            [("wrong_port", "master")],
+        ),
+    ],
+)
+def test_a_part_without_server_name_is_read(
+    tmp_path: Path, text: str, processes: list[str], expected: list[tuple[str, str]]
+) -> None:
+    """What is there is judged, and what is missing is not; the answer says so."""
+    path = tmp_path / "part.yaml"
+    path.write_text(text)
+    found = run("--homeserver", path, code=UNWELL if expected else PARTLY)
+
+    assert found["server_name"] is None
+    assert processes == [one["name"] for one in found["processes"]]
+    assert {(None, None)} == {(one["duties"], one["writes"]) for one in found["processes"]}
+    assert expected == kinds(found)
+    assert "no file that was given has a `server_name`" in str(found["unseen"])
+    assert {"unmeasured"} >= {one["kind"] for one in found["notes"]}
+
+
+def test_parts_of_several_files(tmp_path: Path) -> None:
+    """A worker whose listeners are in none of them has no wrong port."""
+    (tmp_path / "map.yaml").write_text(OF_MAP)
+    (tmp_path / "w1.yaml").write_text(OF_WORKER)
+    found = run("--homeserver", tmp_path / "map.yaml", "--worker", tmp_path / "w1.yaml", code=PARTLY)
+
+    assert ["master", "w1"] == [one["name"] for one in found["processes"]]
+    assert [] == found["findings"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 1", "redis: {host: x}", "listeners: [1, {port: 3}]", "server_name: 5\nredis: {enabled: true}"],
+)
+def test_a_file_with_nothing_of_synapse_is_no_part(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no server_name"):
+        read_homeserver([path], takes_part=True)

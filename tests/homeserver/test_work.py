@@ -164,6 +164,40 @@ def test_media_that_is_not_served(
     assert said in found["why"] + found["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("release", "resources", "lacks"),
+    [
+        ("1.110", ["media"], []),
+        ("1.111", ["media"], ["client", "federation"]),
+        ("1.113", ["media", "client"], ["federation"]),
+        ("1.113", ["media", "client", "federation"], []),
+        ("1.114", ["media"], []),
+    ],
+)
+def test_media_whose_endpoints_are_in_other_resources(
+    tmp_path: Path, release: str, resources: list[str], lacks: list[str]
+) -> None:
+    """The main process has these resources, and not the repository."""
+    shared = {
+        **WHOLE,
+        "enable_media_repo": False,
+        "listeners": [listener("client", "federation", "replication", port=9093)],
+    }
+    media = worker("media1", listener(*resources), app="media_repository")
+    files = write(tmp_path, homeserver=shared, m=media)
+    if not lacks:
+        assert [] == kinds(run(*files, "--synapse", release, code=WELL))
+        return
+    found = one(run(*files, "--synapse", release, code=UNWELL), "media_not_served")
+    assert "media1" == found["process"]
+    assert all(f"/_matrix/{name}/v1/media" in found["why"] for name in lacks)
+    assert f"add {' and '.join(lacks)} to the resources" in found["remedy"]
+
+    shared["enable_media_repo"] = True
+    files = write(tmp_path, homeserver=shared, m=media)
+    assert [] == kinds(run(*files, "--synapse", release, code=WELL))
+
+
 def test_media_of_another_program_is_noted(tmp_path: Path) -> None:
     files = write(
         tmp_path, homeserver={**WHOLE, "enable_media_repo": False}, w=worker("w1", listener("client"))

@@ -79,7 +79,10 @@ def homeserver_options(command: Command) -> Command:
     def run(*args: Any, **rest: Any) -> Any:
         names = ("homeserver_files", "workers", "metrics", "targets", "root", "maps")
         given = {name: rest.pop(name) for name in names}
-        return command(*args, homeserver=_read(**given, synapse=rest.pop("synapse", None)), **rest)
+        # Who looks at files alone may have a part of them.
+        takes_part = bool(rest.get("files_only"))
+        homeserver = _read(**given, synapse=rest.pop("synapse", None), takes_part=takes_part)
+        return command(*args, homeserver=homeserver, **rest)
 
     return with_options(run, command, options)
 
@@ -92,6 +95,8 @@ def _read(
     root: Path | None,
     maps: tuple[str, ...],
     synapse: str | None,
+    *,
+    takes_part: bool,
 ) -> "Homeserver":
     # Imported on use: it takes most of the start time.
     from synrepl.homeserver.addresses import PathMap, read_targets
@@ -106,6 +111,7 @@ def _read(
             targets=[one for path in targets for one in read_targets(path)],
             path_map=PathMap(root, tuple(map(_map, maps))),
             release=None if synapse is None else Dialect.parse(synapse).release,
+            takes_part=takes_part,
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error

@@ -95,16 +95,18 @@ def _inspect_files(homeserver: "Homeserver", output: Output) -> int:
     # A database is not looked at.
     unseen = [one for one in unseen_in_files(homeserver) if one.what != "database"]
     processes = [one for one in homeserver.processes if one.file or one.metrics is not None]
+    # Of a part of the files it is not known who does what.
+    is_whole = bool(homeserver.server_name)
     result = {
-        "server_name": homeserver.server_name,
+        "server_name": homeserver.server_name or None,
         "processes": [
             {
                 "name": one.name,
                 "file": one.file or None,
                 "host": one.host,
                 "metrics": None if one.metrics is None else one.metrics.shown,
-                "duties": list(one.duties),
-                "writes": list(one.writes),
+                "duties": list(one.duties) if is_whole else None,
+                "writes": list(one.writes) if is_whole else None,
             }
             for one in processes
         ],
@@ -145,7 +147,7 @@ def _file_lines(
     redis = result["redis"]
     at = redis and (redis["path"] or f"{redis['host']}:{redis['port']}")
     yield (
-        f"{shown(homeserver.server_name)}:"
+        f"{shown(homeserver.server_name or 'a part of the configuration')}:"
         f" {counted(len(result['processes']), 'process', 'processes')} in the files,"
         f" {f'Redis at {shown(at)}' if at else 'no Redis'}"
     )
@@ -156,8 +158,10 @@ def _file_lines(
             (
                 shown(one["name"]),
                 shown(one["metrics"] or "not known"),
-                shown(", ".join(one["duties"])),
-                shown(", ".join(one["writes"]) if output.is_wide else counted(len(one["writes"]), "stream")),
+                _listed(one["duties"]),
+                _listed(one["writes"])
+                if output.is_wide or one["writes"] is None
+                else counted(len(one["writes"]), "stream"),
             )
             for one in result["processes"]
         ],
@@ -169,6 +173,10 @@ def _file_lines(
     yield from _other_lines(notes, [one for one in unseen if one.what != MAIN])
     if not findings:
         yield click.style("nothing is wrong in the files" + (" as far as seen" if unseen else ""), "green")
+
+
+def _listed(names: list[str] | None) -> str:
+    return "not known" if names is None else shown(", ".join(names))
 
 
 # -- a live homeserver ---------------------------------------------------------------------------------------

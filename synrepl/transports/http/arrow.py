@@ -113,7 +113,10 @@ def arrow_encoder(request: Any, query: ChangelogQuery, clock: Any) -> ArrowEncod
         why = "Arrow supports only closed ranges of facts; for follow, epoch_starts or receipts use NDJSON"
         raise ApiError("not_acceptable", why)
     if find_spec("pyarrow") is None:
-        why = "this daemon has no Arrow support: install pyarrow on it, or accept application/x-ndjson"
+        why = (
+            "this daemon has no Arrow support, which pipelines need: where the daemon runs, install pyarrow"
+            " (pip install 'synrepl[arrow]') and restart it; other clients may accept application/x-ndjson"
+        )
         raise ApiError("not_acceptable", why)
     run: RunInThread = ImmediateThread().run
     if hasattr(clock, "getThreadPool"):
