@@ -87,7 +87,7 @@ def told(text: str) -> Passage:
             HEAD.format("synapse.http.matrixfederationclient", "WARNING")
             + "{GET-O-3} [b.org] Request failed: GET matrix://b.org/x: HttpResponseException(\"502: b'x'\",)",
             "fed_request_failed",
-            "look",
+            "normal",
             "answered with 502: it, or what is behind its proxy, is down",
         ),
         (
