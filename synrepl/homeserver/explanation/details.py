@@ -19,6 +19,7 @@ from synrepl.homeserver.explanation.duplicates import (
     UPGRADES,
     told_of_duplicate,
 )
+from synrepl.homeserver.explanation.main_requests import is_of_main
 from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
 from synrepl.homeserver.explanation.missing_modules import told_of_module
 from synrepl.homeserver.explanation.modules import module_of
@@ -929,6 +930,22 @@ def _proxied(match: Match, writers: Writers) -> Passage | None:
     return _answer(match, int(code), found["method"], found["path"], 0.0) if found is not None else None
 
 
+OF_MAIN: Final = (
+    "Only the main process takes that path with that method (read in 1.85 to 1.163): a worker answers with"
+    " 404 or 405 and M_UNRECOGNIZED. If this is the main process, what was asked for is not there."
+)
+TO_MAIN: Final = "if this is a worker: have the proxy send that method of that path to the main process"
+
+
+def _client_refused(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request that the process does not take, if only the main process takes it."""
+    found = re.search(r"method='([A-Z]{1,10})' uri='(/[^\s'?]{0,500})", match.text, re.ASCII)
+    if found is None or "Unrecognized request" not in match.text or not is_of_main(found[1], found[2]):
+        return None
+    what = f"This process does not take {found[1]} {_shown(found[2])}."
+    return _passage(match, [what, OF_MAIN], [TO_MAIN], [])
+
+
 def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> Passage | None:
     """Explain a request that was refused or failed, or was slow between processes; None for all others."""
     is_internal = path.startswith("/_synapse/replication/")
@@ -948,6 +965,9 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
     elif is_internal and code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         words = [f"{what}: they do not have the same worker_replication_secret."]
         advice = ["compare it in the files of all processes: synrepl inspect --files"]
+    elif code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and is_of_main(method, path):
+        words = [f"{what}.", OF_MAIN]
+        advice = [TO_MAIN]
     elif code == HTTPStatus.NOT_FOUND and resource:
         words = [
             f"{what}.",
@@ -1100,6 +1120,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "db_password": _login,
     "module_missing": _module,
     "fed_request_failed": _fed_refused,
+    "client_refused": _client_refused,
     "client_fetch": _fetched,
     "request_received": _received,
     "response_cached": _kept_answer,
