@@ -1,13 +1,13 @@
 """Requests of clients that only the main process takes, whatever its workers take of the same paths.
 
-Read in the releases 1.85 to 1.163: what is here, no worker of these takes. Later ones may.
+Read in 1.85, 1.109, 1.133 and 1.163: what is here, no worker of these takes. Later ones may.
 """
 
 import re
 from typing import Final
 
 _PATHS: Final = (
-    # Of delayed events a worker takes GET, and from 1.163 on POST of restart.
+    # Of delayed events a worker takes GET, and in 1.163 POST of restart.
     ("POST", r"org\.matrix\.msc4140/delayed_events/[^/]+(?:/(?:cancel|send))?"),
     ("POST", r"rooms/[^/]+/(?:forget|upgrade|report(?:/[^/]+)?)"),
     ("POST", r"users/[^/]+/report"),
