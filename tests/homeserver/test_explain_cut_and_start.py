@@ -236,3 +236,61 @@ def test_an_answer_that_was_kept_is_told_with_how_long(name: str, says: str) -> 
 
     assert says in " ".join(passage.words)
     assert "This is normal." in passage.words
+
+
+TO_OTHERS = [
+    (
+        "Request failed: GET matrix://b.org/x: ConnectionRefusedError('Connection refused',)",
+        "nothing listens",
+    ),
+    ("Request failed: GET matrix://b.org/x: TimeoutError('',)", "did not answer in time"),
+    ("Request failed: GET matrix-federation://b.org/x: DNSLookupError('no results',)", "has no address"),
+    ("Request failed: GET matrix://b.org/x: HttpResponseException('502: Bad Gateway',)", "answered with 502"),
+    (
+        (
+            "Request failed: GET matrix://b.org/x: ResponseNeverReceived:[<twisted.python.failure.Failure"
+            " OpenSSL.SSL.Error: [('SSL routines', '', 'certificate verify failed')]>]"
+        ),
+        "certificate was not accepted",
+    ),
+    ("Completed request: 200 OK in 0.1 secs, got 12 bytes - GET matrix://b.org/x", "was sent, or answered"),
+    ("Got response headers: 200 OK", "was sent, or answered"),
+    ("Sending request: GET matrix://b.org/x; timeout 10.000000s", "was sent, or answered"),
+]
+BEFORE_REQUEST = [
+    "2026-11-02 10:00:00,000 - synapse.http.matrixfederationclient - 672 - INFO - s-5- {GET-O-17} [b.org] ",
+    "ationclient - 672 - INFO - sending-5- {GET-O-17} [b.org] ",
+    "INFO - sending-5 - {GET-O-17} [b.org] ",
+    "sending-5- {GET-O-17} [b.org] ",
+    "{GET-O-17} [b.org] ",
+]
+
+
+@pytest.mark.parametrize(("text", "said"), TO_OTHERS)
+@pytest.mark.parametrize("before", BEFORE_REQUEST)
+def test_a_request_to_another_homeserver_is_known_by_its_id(before: str, text: str, said: str) -> None:
+    passage = explain(before + text).passages[0]
+    words = " ".join([*passage.words, *passage.advice])
+    assert (passage.severity, said in words) == ("normal", True)
+    assert "127.0.0.1" not in words
+    assert "normal" in words
+
+
+@pytest.mark.parametrize("before", ["[b.org] Request failed: ", "Request failed: "])
+def test_the_scheme_of_an_address_tells_of_another_homeserver(before: str) -> None:
+    passage = explain(f"{before}GET matrix://b.org/x: ConnectionRefusedError('Connection refused')").passages[
+        0
+    ]
+    assert (passage.kind, passage.severity) == ("fed_request_failed", "normal")
+
+
+def test_what_is_not_known_of_such_a_request_is_said_so() -> None:
+    passage = explain("{PUT-O-3} [b.org] Turned into a pumpkin").passages[0]
+    assert (passage.kind, passage.severity) == ("fed_request_said", "look")
+
+
+@pytest.mark.parametrize("end", [",)", ",", ")"])
+def test_the_end_of_a_repr_is_no_part_of_a_reason(end: str) -> None:
+    line = "synapse.http.client - 5 - INFO - x - Error sending request to  POST http://a:1/_synapse/x: "
+    passage = explain(f"{line}ConnectionRefusedError('Connection refused'{end}").passages[0]
+    assert any(word.startswith("Connection refused: ") for word in passage.words)

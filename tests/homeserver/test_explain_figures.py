@@ -385,3 +385,13 @@ def test_commands_of_a_crafted_text_are_bounded() -> None:
 
     assert 2_500 == passage.count
     assert len(str(passage)) < 3_000
+
+
+@pytest.mark.parametrize(
+    ("name", "has_key"), [("*getEvent*", True), ("*getEventOther*", False), ("a", False)]
+)
+def test_the_limit_of_a_cache_is_told_with_the_key_that_sets_it(name: str, *, has_key: bool) -> None:
+    passage = explain(f'synapse_util_caches_cache_max_size{{name="{name}"}} 5120').passages[0]
+    assert "entries, not bytes" in passage.words[0]
+    assert "without the asterisks" in passage.advice[0]
+    assert any("event_cache_size" in step for step in passage.advice) == has_key

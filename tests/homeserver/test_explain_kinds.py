@@ -87,7 +87,7 @@ def told(text: str) -> Passage:
             HEAD.format("synapse.http.matrixfederationclient", "WARNING")
             + "{GET-O-3} [b.org] Request failed: GET matrix://b.org/x: HttpResponseException(\"502: b'x'\",)",
             "fed_request_failed",
-            "look",
+            "normal",
             "answered with 502: it, or what is behind its proxy, is down",
         ),
         (
@@ -991,3 +991,72 @@ def test_a_socket_is_told_without_the_upstream() -> None:
         "connect() to unix:/run/main.sock failed (2: No such file or directory) while connecting to upstream"
     )
     assert told(line).words[0].startswith("Nothing listens at unix:/run/main.sock")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "severity", "said"),
+    [
+        (
+            '{"errcode": "M_UNRECOGNIZED", "error": "Unrecognized request"}',
+            "unrecognized_request",
+            "look",
+            "does not take it",
+        ),
+        ('{"errcode":"M_UNRECOGNIZED"}', "unrecognized_request", "look", "goes to the main process"),
+        ("SynapseError: 404 - Unrecognized request", "unrecognized_request", "look", "does not take it"),
+        (
+            "synapse.api.errors.UnrecognizedRequestError: 405: Unrecognized request",
+            "unrecognized_request",
+            "look",
+            "does not take it",
+        ),
+        (
+            HEAD.format("synapse.http.server", "INFO")
+            + "<XForwardedForRequest at 0x7f method='POST' uri='/_matrix/client/unstable/org.matrix.msc4140"
+            "/delayed_events/abc/send' clientproto='HTTP/1.1' site='8081'> SynapseError: 404 - Unrecognized"
+            " request",
+            "client_refused",
+            "look",
+            "to the main process",
+        ),
+        (
+            '{"errcode":"M_MISSING_TOKEN","error":"Missing access token"}',
+            "missing_token",
+            "look",
+            "Authorization",
+        ),
+        (
+            '{"errcode":"M_LIMIT_EXCEEDED","retry_after_ms":200}',
+            "rate_limited",
+            "look",
+            "rate_limited: false",
+        ),
+        ('{"errcode":"M_RESOURCE_LIMIT_EXCEEDED"}', "resource_limited", "error", "max_mau_value"),
+        ('{"errcode":"M_USER_DEACTIVATED"}', "user_deactivated", "look", "deactivated"),
+        ('{"errcode":"M_EXCLUSIVE","error":"x"}', "name_exclusive", "look", "namespaces"),
+        ('{"errcode":"M_UNKNOWN_POS","error":"x"}', "sliding_sync_new", "normal", "begins a new one"),
+    ],
+)
+def test_a_code_of_an_error_with_one_meaning(text: str, kind: str, severity: str, said: str) -> None:
+    passage = told(text)
+    assert (passage.kind, passage.severity) == (kind, severity)
+    assert said in " ".join([*passage.words, *passage.advice])
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "is_said"),
+    [
+        ("POST /_matrix/client/unstable/org.matrix.msc4140/delayed_events/a", 405, True),
+        ("POST /_matrix/client/v3/rooms/!a:b/upgrade", 404, True),
+        ("GET /_matrix/client/v3/pushers", 404, True),
+        ("GET /_matrix/client/unstable/org.matrix.msc4140/delayed_events", 404, False),
+        ("GET /_matrix/client/v3/rooms/!a:b/state", 404, False),
+    ],
+)
+def test_what_workers_do_not_take_goes_to_the_main_process(asked: str, code: int, *, is_said: bool) -> None:
+    line = (
+        HEAD.format("synapse.access.http.8083", "INFO")
+        + "1.2.3.4 - 8083 - {None} Processed request: 0.001sec/0.000sec (0.001sec, 0.000sec)"
+        + f' (0.000sec/0.000sec/0) 59B {code} "{asked} HTTP/1.1" "x" [0 dbevts]'
+    )
+    assert ("Only the main process takes" in " ".join(told(line).words)) == is_said

@@ -56,6 +56,10 @@ HEADERS: Final = [
     "/var/log/matrix-synapse/homeserver.log:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "homeserver.log:1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
     "1234:2026-11-02 10:00:00,000 - {logger} - 1 - {level} - main - ",
+    # the beginning was cut off
+    "GET-12- ",
+    "federation_transaction_transmission_loop-5 - ",
+    "r_of_a_name - 147 - {level} - POST-370 - ",
 ]
 RAISED: Final = ["", "{error}: ", "synapse.config._base.{error}: ", "    {error}: "]
 

@@ -19,6 +19,7 @@ from synrepl.homeserver.explanation.duplicates import (
     UPGRADES,
     told_of_duplicate,
 )
+from synrepl.homeserver.explanation.main_requests import is_of_main
 from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
 from synrepl.homeserver.explanation.missing_modules import told_of_module
 from synrepl.homeserver.explanation.modules import module_of
@@ -445,7 +446,8 @@ def _fed_refused(match: Match, writers: Writers) -> Passage | None:
                 " its proxy, is down or too slow. It is asked again later."
             )
         ]
-        return _passage(match, words, ["nothing is to be done here"], [])
+        told = _passage(match, words, ["nothing is to be done here"], [])
+        return msgspec.structs.replace(told, severity="normal")
     if found is not None and found[1] == "404":
         words = [
             (
@@ -928,6 +930,22 @@ def _proxied(match: Match, writers: Writers) -> Passage | None:
     return _answer(match, int(code), found["method"], found["path"], 0.0) if found is not None else None
 
 
+OF_MAIN: Final = (
+    "Only the main process takes that path with that method (read in 1.85 to 1.163): a worker answers with"
+    " 404 or 405 and M_UNRECOGNIZED. If this is the main process, what was asked for is not there."
+)
+TO_MAIN: Final = "if this is a worker: have the proxy send that method of that path to the main process"
+
+
+def _client_refused(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request that the process does not take, if only the main process takes it."""
+    found = re.search(r"method='([A-Z]{1,10})' uri='(/[^\s'?]{0,500})", match.text, re.ASCII)
+    if found is None or "Unrecognized request" not in match.text or not is_of_main(found[1], found[2]):
+        return None
+    what = f"This process does not take {found[1]} {_shown(found[2])}."
+    return _passage(match, [what, OF_MAIN], [TO_MAIN], [])
+
+
 def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> Passage | None:
     """Explain a request that was refused or failed, or was slow between processes; None for all others."""
     is_internal = path.startswith("/_synapse/replication/")
@@ -947,6 +965,9 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
     elif is_internal and code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         words = [f"{what}: they do not have the same worker_replication_secret."]
         advice = ["compare it in the files of all processes: synrepl inspect --files"]
+    elif code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and is_of_main(method, path):
+        words = [f"{what}.", OF_MAIN]
+        advice = [TO_MAIN]
     elif code == HTTPStatus.NOT_FOUND and resource:
         words = [
             f"{what}.",
@@ -1099,6 +1120,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "db_password": _login,
     "module_missing": _module,
     "fed_request_failed": _fed_refused,
+    "client_refused": _client_refused,
     "client_fetch": _fetched,
     "request_received": _received,
     "response_cached": _kept_answer,
@@ -1145,16 +1167,59 @@ def explain_message(
         passage = msgspec.structs.replace(passage, words=[REQUEST_FAILED], advice=[])
     if passage.severity != "normal":
         passage = _with_reasons(passage, match, writers, reasons, frames)
+        if passage.kind in TO_OTHERS:
+            passage = _of_others(passage, match, reasons)
         if passage.kind == "push_unreachable":
             passage = _not_pushed(passage, reasons)
         if not passage.cause:
             passage = _with_frames(passage, frames, is_cut=is_cut)
     words = list(passage.words)
-    if passage.severity == "normal" and "normal" not in words[0]:
+    if passage.severity == "normal" and not any("normal" in word for word in words):
         words.append("This is normal.")
     if match.spans and not match.is_cut:
         words.append(f"Logged by {', and '.join(span_text(one.since, one.until) for one in match.spans)}.")
     return msgspec.structs.replace(passage, words=words)
+
+
+TO_OTHERS: Final = frozenset(
+    (
+        "fed_request_failed",
+        "fed_request_said",
+        "fed_tx_failed",
+        "fed_tx_failed_old",
+        "fed_connect_failed",
+        "fed_event_not_sent",
+        "fed_ask_failed",
+        "key_lookup",
+        "device_resync",
+    )
+)
+"""Messages of requests to other homeservers that failed."""
+
+_UNREACHED: Final = {
+    "refused": "nothing listens at its address, or a firewall says so",
+    "no_route": "there is no way through the network to its address",
+    "timed_out": "it did not answer in time",
+    "address_none": "its name has no address, or the lookup took too long",
+    "tls": "its certificate was not accepted, or it does not speak TLS there",
+    "closed_between": "it, or something between, closed the connection without an answer",
+    "asked_bad_gateway": "a proxy answered for it, as it is down or too slow",
+    "fed_not_retried": "it did not answer before, and is not asked again yet",
+}
+"""How another homeserver is not reached, by the reason in the line or in the traceback."""
+
+
+def _of_others(passage: Passage, match: Match, reasons: Sequence[Match | str]) -> Passage:
+    """Explain why another homeserver was not reached: a matter of its own addresses, not of this server's."""
+    named = find_reason(match.text[len(match.pattern.literals[0]) :])
+    known = [one.message.key for one in (named, *reasons) if isinstance(one, Match)]
+    why = [_UNREACHED[key] for key in dict.fromkeys(known) if key in _UNREACHED]
+    if not why or len(why) < len(set(known)) or any(isinstance(one, str) for one in reasons):
+        return passage
+    reached = f"It was not reached: {'; '.join(why)}. That is normal, and it is asked again later."
+    words = [match.meanings[0], reached]
+    advice = [match.message.do]
+    return msgspec.structs.replace(passage, severity="normal", words=words, advice=advice, cause="")
 
 
 _NO_UPDATE: Final = re.compile(r"(?:Error doing update|KeyError): '(?P<name>\w{3,100})'\Z", re.ASCII)
@@ -1350,10 +1415,14 @@ def _shown(text: str) -> str:
     if len(text) > MAX_REASON:
         return f"{text[:MAX_REASON]} ..."
     text = text.rstrip(".: ")
-    # The text may begin within brackets or quotes.
+    # The text may begin within brackets or quotes, and up to Python 3.6 a repr ends with a comma.
+    text = _REPR_END.sub(r"\1", text)
     while text and _is_unpaired(text, text[-1]):
         text = text[:-1].rstrip(".: ")
     return text
+
+
+_REPR_END: Final = re.compile(r"(?<=['\"]),(\)*)\Z")
 
 
 def _is_unpaired(text: str, last: str) -> bool:

@@ -57,6 +57,7 @@ _HEADER: Final = re.compile(
     | (?:[\w.-]{1,80}\ )?[\w./@-]{1,80}\[\d+\]:(?=\ )
     | (?P<logger>(?:synapse(?:_port_db)?|twisted|txredisapi)(?:\._?[a-z0-9]\w*|\.[A-Z]{2,8}\b)*(?=[\s:\]\-(])
         | root(?=:|\ -\ |\(\d))
+    | [a-z_][\w.]{0,100}(?=\ -\ \d{1,6}\ -\ [A-Z]{4,8}\ -\ )
     | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
     | [\w.-]{1,80}\ (?:matrix|synapse|python)[\w./@-]{0,80}:(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
@@ -74,6 +75,9 @@ _REQUEST: Final = re.compile(
     r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[(?P<other>[^\]]{0,200})\] |[\w.-]{1,100}-\d{1,9} )", re.ASCII
 )
 """The request on whose behalf a line was logged: between the header and the message."""
+
+_REQUEST_ALONE: Final = re.compile(r"(?P<name>[\w./]{1,150}-\d{1,12}) ?- (?=\S)", re.ASCII)
+"""The request where what Synapse writes before it was cut off."""
 
 _NUMBER: Final = re.compile(r"\d{1,6} - (?=\S{0,200} ?- )", re.ASCII)
 """The number of the line in the module, where the level was written before the logger."""
@@ -290,6 +294,9 @@ def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
             named = msgspec.structs.replace(header, request=found["name"] or found["other"] or "")
             yield LoggedText(rest[found.end() :].strip(), named)
         yield LoggedText(rest, header)
+    if not header and (found := _REQUEST_ALONE.match(rest)):
+        named = msgspec.structs.replace(header, request=found["name"])
+        yield LoggedText(rest[found.end() :].strip(), named)
     if found := _EXCEPTION.match(rest) or _INNER_EXCEPTION.search(rest[:500]):
         yield LoggedText(rest[found.end() :].strip(), header, found["name"])
     elif not header and (found := _CAPTURED.match(text)) and found.end():

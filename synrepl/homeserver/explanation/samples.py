@@ -25,6 +25,13 @@ _SAMPLE: Final = re.compile(
 _HELP: Final = re.compile(r"# (?:HELP|TYPE|UNIT|EOF) ?(?P<name>[a-z_:]{0,160})", re.ASCII)
 
 
+OF_EVENTS: Final = (
+    "*getEvent* is the cache of events: it may have event_cache_size (10K if it is not set, at the top level"
+    " of homeserver.yaml) times its factor, which is getEvent in per_cache_factors, or the global_factor"
+)
+"""What to do about the cache of events, which has a key of its own."""
+
+
 class Sample(NamedTuple):
     """One sample: the name of its metric, its labels as they stand there, and its value."""
 
@@ -114,4 +121,6 @@ def explain_samples(samples: list[Sample], count: int) -> Passage:
     if count > MAX_SAMPLES:
         words.append(f"The first {MAX_SAMPLES} of {count:,}.")
     advice = [metric.do] if metric.do else []
+    if any('"*getEvent*"' in one.labels for one in samples):
+        advice.append(OF_EVENTS)
     return Passage(kind="metric", text=printable(names[0]), words=words, advice=advice, fields=rows)
