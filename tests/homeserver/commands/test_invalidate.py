@@ -90,8 +90,14 @@ def test_a_room_of_an_old_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["get_room_type", "!room:example.org"], "(since 1.112), and no other cache that is known here in its place"),
-        (["get_user_suspended_status", "@ada:example.org"], "(since 1.107), and no other cache that is known here in its place"),
+        (
+            ["get_room_type", "!room:example.org"],
+            "(since 1.112), and no other cache that is known here in its place",
+        ),
+        (
+            ["get_user_suspended_status", "@ada:example.org"],
+            "(since 1.107), and no other cache that is known here in its place",
+        ),
     ],
 )
 def test_a_cache_that_a_release_between_lacks(words: list[str], why: str, tmp_path: Path) -> None:
