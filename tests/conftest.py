@@ -119,6 +119,7 @@ WHOLE: Final = (
     "test_mutants.py::test_every_mutant_fits",
     "test_references.py::test_the_tree",
     "test_rooms_script",
+    "test_simulate",
     "test_site",
     "test_test_extras",
     "upgrades/",
