@@ -230,7 +230,8 @@ def _make_folder(folder: Path) -> None:
     """Create a folder, and those above it that are missing, each with a durable name."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    if not folder.parent.exists():
+        _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     handle = os.open(folder.parent, os.O_RDONLY)
     try:
