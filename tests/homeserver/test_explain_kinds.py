@@ -1060,3 +1060,23 @@ def test_what_workers_do_not_take_goes_to_the_main_process(asked: str, code: int
         + f' (0.000sec/0.000sec/0) 59B {code} "{asked} HTTP/1.1" "x" [0 dbevts]'
     )
     assert ("Only the main process takes" in " ".join(told(line).words)) == is_said
+
+
+def test_a_stack_that_was_logged_is_no_failure() -> None:
+    """Python writes it for a line that asks for its callers, as Synapse does of its clock at level DEBUG."""
+    stack = (
+        "Stack (most recent call last):\n"
+        '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
+        '  File "/usr/lib/python3/dist-packages/synapse/app/homeserver.py", line 505, in <module>\n'
+        "    main()\n"
+    )
+    line = "2025-12-04 14:27:08,832 - synapse.util.clock - 224 - DEBUG - main - looping_call(x): Scheduled\n"
+
+    after = " - synapse.replication.tcp.redis - 302 - INFO - sentinel - Connected to redis\n"
+    for text in (line + stack, stack, line + stack + line + stack):
+        found = explain(text + line.partition(" - ")[0] + after)
+        assert ["redis_connect"] == [one.kind for one in found.passages]
+    raised = explain(
+        line + stack + 'Traceback (most recent call last):\n  File "a", line 1\nValueError: no\n'
+    )
+    assert ["traceback"] == [one.kind for one in raised.passages]

@@ -19,10 +19,12 @@ from synrepl.homeserver.explanation.pasted_lines import (
 from synrepl.homeserver.explanation.psql import PsqlOutput
 
 _BEGINS: Final = re.compile(
-    r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point) \(most recent call last\):'
+    r'(?:\A|\s)(?:File "[^"]{1,300}", line \d+|(?:Traceback|Capture point|Stack) \(most recent call last\):'
     r"|[\^~]{3,}\s*\Z|(?:/[\w.~-]{1,60}){1,20}\.py:\d{1,6}:[\w<>]{1,80}\s*\Z)"
 )
 _FIRST: Final = "Traceback (most recent call last):"
+_STACK: Final = "Stack (most recent call last):"
+"""Before the callers of a line that was logged with ``stack_info``."""
 _PART: Final = re.compile(
     r"(?:The above exception was|During handling of|--- <exception caught here>|[\^~][\s\^~]*\Z)"
 )
@@ -275,7 +277,7 @@ class _Traceback:
 
     def __init__(self) -> None:
         self._lines = self._unknown = self._last = 0
-        self._is_frame = self._is_logged = False
+        self._is_frame = self._is_logged = self._is_stack = False
         self._asserted = ""
         self._exceptions: list[str] = []
         self._frames: dict[str, None] = {}
@@ -292,6 +294,7 @@ class _Traceback:
         if not self._lines:
             # Old releases of Twisted log each line of a traceback by itself.
             self._is_logged = header.logger != ""
+            self._is_stack = _STACK in line[:500]
         if not self._is_of(text, line):
             return False
         self._lines += 1
@@ -347,6 +350,11 @@ class _Traceback:
     def entries(self, held: PastedEntry | None) -> Iterator[PastedEntry]:
         """Yield the line before the traceback, with it, or each by itself."""
         found = self.exceptions
+        if self._is_stack and not found:
+            # Where its caller was, of a line that asked for it: nothing failed.
+            if held is not None:
+                yield msgspec.structs.replace(held, lines=held.lines + self._lines)
+            return
         if held is not None and not self._is_logged and logged_message(_unpacked(held.line)[0])[0].logger:
             yield PastedEntry(
                 held.number,
