@@ -1080,3 +1080,23 @@ def test_a_stack_that_was_logged_is_no_failure() -> None:
         line + stack + 'Traceback (most recent call last):\n  File "a", line 1\nValueError: no\n'
     )
     assert ["traceback"] == [one.kind for one in raised.passages]
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("401: Destination mismatch in auth header", "addressed to another name"),
+        ("401: Missing Authorization headers", "without what says who sends it"),
+        ("400: Malformed Authorization header", "in no known form"),
+        ("401: Invalid signature for server a.example with key ed25519:a", "signature could not be checked"),
+    ],
+)
+def test_a_request_is_refused_for_its_signature_only_if_that_was_looked_at(why: str, told: str) -> None:
+    """As synapse#17576 of element-hq has it, whose other end had written another name."""
+    logged = (
+        "synapse.federation.transport.server._base - 323 - WARNING - PUT-2355 - authenticate_request failed"
+    )
+
+    [passage] = explain(f"2024-08-10 16:48:39,209 - {logged}: {why}\n").passages
+
+    assert told in passage.words[0]

@@ -527,6 +527,38 @@ def _login(match: Match, writers: Writers) -> Passage | None:
     return None if told is None else _passage(match, *told, [])
 
 
+_NO_SIGNATURE: Final[Mapping[str, tuple[str, str]]] = {
+    "Destination mismatch": (
+        (
+            "Another homeserver sent a request that is addressed to another name than the server_name here: it"
+            " was refused. Nothing is said of its signature."
+        ),
+        (
+            "of one homeserver: it is wrong there, and nothing is to be done here. Of all: compare server_name"
+            " with what .well-known/matrix/server and the proxy lead here"
+        ),
+    ),
+    "Missing Authorization headers": (
+        (
+            "A request to the federation API came without what says who sends it: of no homeserver, or through a"
+            " proxy that removes the header Authorization. It was refused."
+        ),
+        "a browser or a monitor: nothing is to be done. Of homeservers: let the proxy pass Authorization on",
+    ),
+    "Malformed Authorization header": (
+        "A request to the federation API says in no known form who sends it: it was refused.",
+        "of one sender: nothing is to be done here. Of all: see whether the proxy changes Authorization",
+    ),
+}
+"""Why a request of another homeserver is refused before its signature is looked at (read in 1.100)."""
+
+
+def _signature(match: Match, writers: Writers) -> Passage | None:
+    """Explain a request of another homeserver that was refused, by its words."""
+    found = next((told for text, told in _NO_SIGNATURE.items() if text in match.text), None)
+    return None if found is None else _passage(match, [found[0]], [found[1]], [])
+
+
 def _module(match: Match, writers: Writers) -> Passage | None:
     """Explain a module that Python does not find by its name."""
     told = told_of_module(match.text)
@@ -1118,6 +1150,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "pg_duration": _pg_duration,
     "deadlock": _deadlock,
     "db_password": _login,
+    "fed_signature": _signature,
     "module_missing": _module,
     "fed_request_failed": _fed_refused,
     "client_refused": _client_refused,
