@@ -530,18 +530,18 @@ def _login(match: Match, writers: Writers) -> Passage | None:
 _NO_SIGNATURE: Final[Mapping[str, tuple[str, str]]] = {
     "Destination mismatch": (
         (
-            "Another homeserver sent a request that is addressed to another name than the server_name here: it"
+            "Another homeserver sent a request that is addressed to another name than server_name here: it"
             " was refused. Nothing is said of its signature."
         ),
         (
-            "of one homeserver: it is wrong there, and nothing is to be done here. Of all: compare server_name"
+            "of one homeserver: it is wrong there; nothing is to be done here. Of all: compare server_name"
             " with what .well-known/matrix/server and the proxy lead here"
         ),
     ),
     "Missing Authorization headers": (
         (
-            "A request to the federation API came without what says who sends it: of no homeserver, or through a"
-            " proxy that removes the header Authorization. It was refused."
+            "A request to the federation API came without what says who sends it: of no homeserver, or through"
+            " a proxy that removes the header Authorization. It was refused."
         ),
         "a browser or a monitor: nothing is to be done. Of homeservers: let the proxy pass Authorization on",
     ),
