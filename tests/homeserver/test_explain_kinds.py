@@ -1086,7 +1086,7 @@ def test_a_stack_that_was_logged_is_no_failure() -> None:
     ("why", "told"),
     [
         ("401: Destination mismatch in auth header", "addressed to another name"),
-        ("401: Missing Authorization headers", "without what says who sends it"),
+        ("401: Missing Authorization headers", "without what says who sent it"),
         ("400: Malformed Authorization header", "in no known form"),
         ("401: Invalid signature for server a.example with key ed25519:a", "signature could not be checked"),
     ],

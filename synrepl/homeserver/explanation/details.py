@@ -540,7 +540,7 @@ _NO_SIGNATURE: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "Missing Authorization headers": (
         (
-            "A request to the federation API came without what says who sends it: of no homeserver, or through"
+            "A request to the federation API came without what says who sent it: of no homeserver, or through"
             " a proxy that removes the header Authorization. It was refused."
         ),
         "a browser or a monitor: nothing is to be done. Of homeservers: let the proxy pass Authorization on",

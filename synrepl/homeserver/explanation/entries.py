@@ -24,7 +24,7 @@ _BEGINS: Final = re.compile(
 )
 _FIRST: Final = "Traceback (most recent call last):"
 _STACK: Final = "Stack (most recent call last):"
-"""Before the callers of a line that was logged with ``stack_info``."""
+"""Before the callers of a line that asked for them to be logged."""
 _PART: Final = re.compile(
     r"(?:The above exception was|During handling of|--- <exception caught here>|[\^~][\s\^~]*\Z)"
 )
