@@ -344,13 +344,10 @@ class ReplicasPart(Part):
             else:
                 endpoint = client_endpoint(self._reactor, where.native, secret.files)
                 return upstream(endpoint, secret=secret, is_private=partial(is_private, where.native))
-        from synrepl.replicas.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
-        from synrepl.transports.http.http_client import HttpClient
+        from synrepl.replicas.http.native_endpoint import upstream_over_http
 
         secret = self.addresses.credentials_for(where.http)
-        over = NativeHttpEndpoint(HttpClient(self._reactor, where.http, secret=secret))
-        # Where the secret may go is decided for the URL.
-        return upstream(over, secret=secret, is_private=lambda peer: True, suspicion=PROXY_SUSPICION)
+        return upstream_over_http(upstream, self._reactor, where.http, secret)
 
     def listed_daemons(self) -> Sequence[Address]:
         """The daemons in `--upstream`, where they can be asked."""

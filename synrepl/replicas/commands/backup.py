@@ -166,7 +166,7 @@ class _Run:
         advance: Advance,
     ) -> None:
         from synrepl.replicas.backup.backup_run import BackupRun
-        from synrepl.replicas.backup.connecting import BackupConnections, BackupSettings
+        from synrepl.replicas.backup.connections import BackupConnections, BackupSettings
         from synrepl.replicas.backup.file_copies import FileCopies
         from synrepl.replicas.backup.recorded_copies import RecordedCopies
         from synrepl.storage.threads import ReactorThread

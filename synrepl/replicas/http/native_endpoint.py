@@ -4,8 +4,8 @@ It passes proxies that know nothing but HTTP/1.1. What travels are the bytes of 
 """
 
 import re
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -35,9 +35,12 @@ from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.routes import CONNECTION, NATIVE, NATIVE_BYTES, OFFSET
 from synrepl.replicas.wire.native import refusal
 from synrepl.transports.connection import STALLED_SECONDS
+from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_error
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.transports.http.response_body import BodyChunks
+
+T = TypeVar("T")
 
 PROXY_SUSPICION: Final = (
     "is there a synrepl daemon, and does a proxy before it hold back the answer until that ends"
@@ -91,6 +94,13 @@ class NativeHttpEndpoint:
         protocol.makeConnection(transport)
         response.deliverBody(transport)
         return protocol
+
+
+def upstream_over_http(make: Callable[..., T], reactor: Any, url: str, secret: Credentials) -> T:
+    """Call `make`, which makes an upstream over an endpoint, for the daemon at this URL."""
+    endpoint = NativeHttpEndpoint(HttpClient(reactor, url, secret=secret))
+    # Where the secret may go is decided for the URL.
+    return make(endpoint, secret=secret, is_private=lambda peer: True, suspicion=PROXY_SUSPICION)
 
 
 class _Received(msgspec.Struct):

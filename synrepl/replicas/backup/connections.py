@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from synrepl.base.access import Keyring
+from synrepl.base.metric_values import Registry
 from synrepl.base.metrics import Metrics
 from synrepl.replicas.backup.backup_run import CAPABILITIES
 from synrepl.replicas.native_client import NativeUpstream
@@ -32,7 +31,7 @@ class BackupConnections:
         self._reactor = reactor
         self._settings = settings
         self._credentials = credentials
-        self._metrics = Metrics(CollectorRegistry())
+        self._metrics = Metrics(Registry())
         self._addresses = PeerAddresses(
             settings.upstream_addresses, credentials, Keyring(), reactor, notes={}
         )
@@ -48,18 +47,16 @@ class BackupConnections:
                 metrics=self._metrics,
                 settings=self._settings,
                 where=where,
-                secret=self._credentials,
                 capabilities=CAPABILITIES,
             )
             if where.http:
-                from synrepl.replicas.http.native_endpoint import PROXY_SUSPICION, NativeHttpEndpoint
+                from synrepl.replicas.http.native_endpoint import upstream_over_http
 
-                over = NativeHttpEndpoint(HttpClient(self._reactor, where.http, secret=self._credentials))
-                # Where the secret may go is decided for the URL.
-                made.append(upstream(over, is_private=lambda peer: True, suspicion=PROXY_SUSPICION))
+                made.append(upstream_over_http(upstream, self._reactor, where.http, self._credentials))
             else:
                 endpoint = client_endpoint(self._reactor, where.native, self._credentials.files)
-                made.append(upstream(endpoint, is_private=partial(is_private, where.native)))
+                is_safe = partial(is_private, where.native)
+                made.append(upstream(endpoint, secret=self._credentials, is_private=is_safe))
         return made
 
     def files_of(self, replica: Replica) -> HttpClient | None:
