@@ -274,6 +274,14 @@ def test_subscribers_of_a_channel() -> None:
     assert not explain('1) "hs"\n2) (integer) 3\n').passages
 
 
+def test_all_lines_of_an_output_are_counted() -> None:
+    """Only the numbers of the first ones are listed: there may be thousands of channels."""
+    channels = "".join(f'{at}) "hs{at}"\n{at + 1}) (integer) 1\n' for at in range(1, 20, 2))
+    [found] = explain(f"> PUBSUB NUMSUB\n{channels}").passages
+
+    assert (21, list(range(1, 11))) == (found.count, found.lines)
+
+
 @pytest.mark.parametrize(
     ("line", "means"),
     [

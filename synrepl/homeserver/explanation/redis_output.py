@@ -1,19 +1,113 @@
-"""What redis-cli prints of a homeserver's Redis: commands (MONITOR), subscribers (PUBSUB NUMSUB), INFO.
+"""What redis-cli prints of a homeserver's Redis: CLIENT LIST, MONITOR, PUBSUB NUMSUB and INFO.
 
-The connections (CLIENT LIST) are in `redis_clients`. Docs: docs/howto/explain.md.
+Docs: docs/howto/explain.md.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
-from synrepl.homeserver.explanation.redis_clients import RAISE, RedisClients
 from synrepl.homeserver.explanation.results import MAX_NUMBERS, Passage
-from synrepl.html.humanize import listed
+from synrepl.html.humanize import counted, listed
 from synrepl.wire.text import printable
+
+
+class _Output(msgspec.Struct):
+    """What one command of redis-cli printed, as far as it was read, and what is said of it."""
+
+    kind: ClassVar[str]
+    command: ClassVar[str]
+    lines: list[int] = []
+    count: int = 0
+
+    def takes(self, line: str, number: int) -> bool:
+        """Whether a line is of this output, and needs no other explanation."""
+        raise NotImplementedError
+
+    def passage(self) -> Passage | None:
+        """What is said of it; None if there is nothing to say."""
+        raise NotImplementedError
+
+    def _add(self, number: int) -> None:
+        self.count += 1
+        if len(self.lines) < MAX_NUMBERS:
+            self.lines = [*self.lines, number]
+
+    def _passage(self, words: list[str], advice: list[str], severity: str) -> Passage:
+        return Passage(
+            kind=self.kind,
+            text=self.command,
+            words=words,
+            advice=advice,
+            severity=severity,
+            lines=self.lines,
+            count=self.count,
+        )
+
+
+_CLIENT: Final = re.compile(
+    r"id=\d{1,20} addr=\S{1,200} .{0,600}\bsub=(?P<sub>\d{1,9}) psub=(?P<psub>\d{1,9}) "
+    r"(?:.{0,600}\bomem=(?P<waiting>\d{1,12})\b)?",
+    re.ASCII,
+)
+RAISE: Final = "until then raise client-output-buffer-limit pubsub of Redis"
+MUCH: Final = 1024 * 1024
+"""The fewest bytes that wait for a connection which does not keep up."""
+
+
+class _Clients(_Output):
+    """The connections in a text so far, and how many of them have a subscription.
+
+    `waiting` are the most bytes that wait for one of these (omem).
+    """
+
+    kind = "redis_clients"
+    command = "redis-cli client list"
+    subscribed: int = 0
+    waiting: int = 0
+
+    def takes(self, line: str, number: int) -> bool:
+        found = _CLIENT.match(line.strip("> \t"))
+        if found is None:
+            return False
+        self._add(number)
+        is_subscribed = found["sub"] != "0" or found["psub"] != "0"
+        self.subscribed += is_subscribed
+        if is_subscribed:
+            self.waiting = max(self.waiting, int(found["waiting"] or 0))
+        return True
+
+    def passage(self) -> Passage | None:
+        if not self.count:
+            return None
+        all_of_them = counted(self.count, "connection")
+        told = f"{all_of_them} to Redis, of which {self.subscribed} receive (sub of 1 or more);"
+        words = [
+            f"{told} the others only send, or are of other programs. A process of Synapse has one of each."
+        ]
+        advice = ["compare the number that receive with that of the processes: synrepl inspect"]
+        if not self.subscribed:
+            words.insert(0, "No process receives anything over Redis: no connection is subscribed.")
+            advice = [
+                (
+                    "see in the log of each process whether it was subscribed, and restart it; compare"
+                    " redis: in the files of all: synrepl inspect --files"
+                )
+            ]
+        elif self.waiting >= MUCH:
+            words.insert(
+                0,
+                f"A connection that receives does not keep up: {self.waiting} bytes wait for it (omem). Redis"
+                " closes it at client-output-buffer-limit pubsub (32 MB, or 8 MB for a minute, if not set):"
+                " its process then connects again, and fetches what it missed.",
+            )
+            advice = [f"find its process by addr, and why it does not read (CPU of one core); {RAISE}"]
+        severity = "error" if not self.subscribed else "look" if self.waiting >= MUCH else ""
+        return self._passage(words, advice, severity)
+
 
 _COMMAND: Final = re.compile(
     r"(?:\A|\s)\d{9,11}\.\d{6} \[\d{1,5} (?P<client>[^\]]{1,200})\]"
@@ -40,27 +134,29 @@ def _kept(name: str, among: Collection[str]) -> str:
     return name if name in among or len(among) < MAX_KEPT else _REST
 
 
-class RedisCommands(msgspec.Struct):
-    """The commands in the output of MONITOR so far."""
+class _Commands(_Output):
+    """The commands in the output of MONITOR so far.
 
+    The first ones that publish a line are left to be explained by themselves, too.
+    """
+
+    kind = "redis_commands"
+    command = "redis-cli monitor"
     names: Counter[str] = msgspec.field(default_factory=Counter)
     published: dict[str, Counter[str]] = {}
     publishers: dict[str, set[str]] = {}
     subscribers: dict[str, set[str]] = {}
     shared: int = 0
     left: int = 0
-    lines: list[int] = []
 
     def takes(self, line: str, number: int) -> bool:
-        """Whether a line is a command; the first ones that publish a line are left to be explained too."""
         found = _COMMAND.search(line.rstrip())
         if found is None:
             return False
         name, client = found["name"].upper(), found["client"]
         arguments = _ARGUMENT.findall(found["rest"])
         self.names[_kept(name, self.names)] += 1
-        if len(self.lines) < MAX_NUMBERS:
-            self.lines = [*self.lines, number]
+        self._add(number)
         if name in ("SUBSCRIBE", "PSUBSCRIBE"):
             for channel in arguments:
                 clients = self.subscribers.setdefault(_kept(channel, self.subscribers), set())
@@ -81,8 +177,7 @@ class RedisCommands(msgspec.Struct):
         return True
 
     def passage(self) -> Passage | None:
-        """Say who hears what; None if all that there is was explained line by line."""
-        if self.names.total() == self.left:
+        if self.count == self.left:
             return None
         counts = listed([f"{count} {printable(name)}" for name, count in self.names.most_common(8)])
         words = [f"Commands that a Redis was sent (redis-cli monitor): {counts}."]
@@ -116,15 +211,7 @@ class RedisCommands(msgspec.Struct):
                 "if it goes on, no other process is at this Redis: compare redis: in the files of all (host,"
                 " port, path): synrepl inspect --files"
             )
-        return Passage(
-            kind="redis_commands",
-            text="redis-cli monitor",
-            words=words,
-            advice=advice,
-            severity="look" if advice else "",
-            lines=self.lines,
-            count=self.names.total(),
-        )
+        return self._passage(words, advice, "look" if advice else "")
 
 
 _ASKED: Final = re.compile(r"\bpubsub numsub\b", re.IGNORECASE)
@@ -133,16 +220,16 @@ _ITEM: Final = re.compile(
 )
 
 
-class RedisNumsub(msgspec.Struct):
+class _Numsub(_Output):
     """The channels in the output of PUBSUB NUMSUB so far, each with the number of its subscribers."""
 
+    kind = "redis_subscribers"
+    command = "redis-cli pubsub numsub"
     counts: dict[str, int] = {}
-    lines: list[int] = []
     is_asked: bool = False
     channel: str = ""
 
     def takes(self, line: str, number: int) -> bool:
-        """Whether a line is the command, or of its output."""
         if _ASKED.search(line):
             self.is_asked = True
         elif not self.is_asked or (found := _ITEM.match(line)) is None:
@@ -152,12 +239,10 @@ class RedisNumsub(msgspec.Struct):
             self.channel = found["channel"]
         elif self.channel and len(self.counts) < MAX_KEPT:
             self.counts[self.channel] = int(found["count"])
-        if len(self.lines) < MAX_NUMBERS:
-            self.lines = [*self.lines, number]
+        self._add(number)
         return True
 
     def passage(self) -> Passage | None:
-        """Say how many hear each channel; None without any."""
         if not self.counts:
             return None
         shown = list(self.counts.items())[:MAX_NUMBERS]
@@ -167,15 +252,7 @@ class RedisNumsub(msgspec.Struct):
         if deaf:
             words.insert(0, f"Nobody hears {printable(', '.join(deaf[:MAX_SHOWN]))}.")
             advice = ["compare server_name and redis: in the files of all processes: synrepl inspect --files"]
-        return Passage(
-            kind="redis_subscribers",
-            text="redis-cli pubsub numsub",
-            words=[*words, OF_SYNAPSE],
-            advice=advice,
-            severity="look" if deaf else "",
-            lines=self.lines,
-            count=len(self.lines),
-        )
+        return self._passage([*words, OF_SYNAPSE], advice, "look" if deaf else "")
 
 
 class _Figure(msgspec.Struct, frozen=True):
@@ -232,16 +309,15 @@ _SECTION: Final = re.compile(
 _KNOWN: Final = ("redis_version", "connected_clients", "maxclients", "blocked_clients", "tcp_port", *_FIGURES)
 
 
-class RedisInfo(msgspec.Struct):
-    """The lines of INFO so far: those with something to look at, and how many there are."""
+class _Info(_Output):
+    """The lines of INFO so far. One without a section before it must be one that is known here."""
 
+    kind = "redis_info"
+    command = "redis-cli info"
     odd: dict[str, str] = {}
-    count: int = 0
-    lines: list[int] = []
     is_open: bool = False
 
     def takes(self, line: str, number: int) -> bool:
-        """Whether a line is of INFO. One without a section before it must be one that is known here."""
         text = line.strip("> \t\r")
         if _SECTION.match(text):
             self.is_open = True
@@ -250,36 +326,26 @@ class RedisInfo(msgspec.Struct):
         if found is None or not (self.is_open or found["name"] in _KNOWN):
             self.is_open = self.is_open and not text
             return False
-        self.count += 1
+        self._add(number)
         figure = _FIGURES.get(found["name"])
         if figure is not None and figure.is_odd(found["value"]):
             self.odd = {**self.odd, found["name"]: found["value"]}
-        if len(self.lines) < MAX_NUMBERS:
-            self.lines = [*self.lines, number]
         return True
 
     def passage(self) -> Passage | None:
-        """Say what is worth a look; None without a line of INFO."""
         if not self.count:
             return None
         words = [f"{name}:{printable(value)}: {_FIGURES[name].means}." for name, value in self.odd.items()]
-        return Passage(
-            kind="redis_info",
-            text="redis-cli info",
-            words=words
-            or ["What a Redis says of itself (INFO): nothing that is looked at here is odd in it."],
-            advice=list(dict.fromkeys(_FIGURES[name].advice for name in self.odd)),
-            severity="look" if self.odd else "",
-            lines=self.lines,
-            count=self.count,
-        )
+        words = words or ["What a Redis says of itself (INFO): nothing that is looked at here is odd in it."]
+        advice = list(dict.fromkeys(_FIGURES[name].advice for name in self.odd))
+        return self._passage(words, advice, "look" if self.odd else "")
 
 
 class RedisOutput:
     """Whatever redis-cli printed in a text."""
 
     def __init__(self) -> None:
-        self._kinds = (RedisClients(), RedisCommands(), RedisNumsub(), RedisInfo())
+        self._kinds = (_Clients(), _Commands(), _Numsub(), _Info())
 
     def takes(self, line: str, number: int) -> bool:
         """Whether a line is of any output, and needs no other explanation."""
