@@ -10,8 +10,8 @@ from synrepl.base.history import AppendReceipt, EpochStart, LogPosition
 from synrepl.base.interfaces import Head, IClock, IThread
 from synrepl.base.notes import NoteChanges, Notes, changed, own_notes
 from synrepl.replicas.backup.backup_folder import BackupFolder
+from synrepl.replicas.backup.copy_recorder import CopyRecorder, FetchFiles, OpenPart, next_part
 from synrepl.replicas.backup.part_codec import CopyState
-from synrepl.replicas.backup.recording import CopyRecorder, FetchFiles, OpenPart, next_part
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.facts import Fact
 

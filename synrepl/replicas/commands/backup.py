@@ -315,7 +315,7 @@ def _examine(folder: Path) -> "BackupContents":
 
 
 def _parse_until(text: str) -> "Cut":
-    from synrepl.replicas.backup.restoring import parse_until
+    from synrepl.replicas.backup.restored import parse_until
 
     return parse_until(text)
 
@@ -366,11 +366,11 @@ def restore(
         raise click.UsageError("name the DIR of a backup; or --in-place, without --until and --files")
     Database(database)  # raises `ConfigError`, before much is read
     if folder is None:
-        result = _run_restore(lambda reactor, advance: _restoring().restore_in_place(reactor, database))
+        result = _run_restore(lambda reactor, advance: _restored().restore_in_place(reactor, database))
     else:
         found = _examine(folder)
         result = _run_restore(
-            lambda reactor, advance: _restoring().restore_database(
+            lambda reactor, advance: _restored().restore_database(
                 reactor,
                 folder,
                 found,
@@ -381,7 +381,7 @@ def restore(
         )
     if folder is not None and files is not None:
         from synrepl.replicas.backup.backup_folder import BackupFolder
-        from synrepl.replicas.backup.restoring import restore_files
+        from synrepl.replicas.backup.restored import restore_files
 
         try:
             result.files = restore_files(BackupFolder(folder), files)
@@ -398,10 +398,10 @@ def restore(
     output.show(msgspec.to_builtins(result), lines)
 
 
-def _restoring() -> Any:
-    from synrepl.replicas.backup import restoring
+def _restored() -> Any:
+    from synrepl.replicas.backup import restored
 
-    return restoring
+    return restored
 
 
 def _run_restore(work: Callable[[Any, Advance], Any]) -> Any:

@@ -16,7 +16,7 @@ from synrepl.replicas.backup.backup_run import CAPABILITIES, BackupRun
 from synrepl.replicas.backup.examination import BackupContents, Examiner
 from synrepl.replicas.backup.recorded_conversation import Cut
 from synrepl.replicas.backup.recorded_copies import RecordedCopies
-from synrepl.replicas.backup.restoring import Restored, check_empty, restore
+from synrepl.replicas.backup.restored import Restored, check_empty, restore
 from synrepl.replicas.native_client import NativeUpstream
 from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log

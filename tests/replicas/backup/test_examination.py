@@ -7,7 +7,7 @@ from shutil import copytree
 import pytest
 
 from synrepl.errors import StorageError
-from synrepl.replicas.backup import recording
+from synrepl.replicas.backup import copy_recorder
 from synrepl.replicas.backup.examination import BackupContents
 from synrepl.replicas.backup.part_codec import Damage, PartScan
 from tests.replicas.backup.recorders import Recorder, examined
@@ -158,7 +158,7 @@ def test_a_damaged_part_is_not_gone_on_with(made: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A backup in several parts."""
-    monkeypatch.setattr(recording, "PART_BYTES", 1_000)
+    monkeypatch.setattr(copy_recorder, "PART_BYTES", 1_000)
     folder = tmp_path / "several"
     cluster = FakeCluster()
     a = cluster.node("a")

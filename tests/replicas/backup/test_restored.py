@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.errors import StorageError
 from synrepl.replicas.backup.recorded_conversation import Cut
-from synrepl.replicas.backup.restoring import parse_until
+from synrepl.replicas.backup.restored import parse_until
 from synrepl.replicas.replica import join
 from synrepl.replication.retention import keys_of
 from synrepl.storage.token_floor import MARGIN

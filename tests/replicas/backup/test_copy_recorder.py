@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred
 from synrepl.base.access import Right
 from synrepl.errors import NotConnected, StorageError
 from synrepl.replicas.backup.backup_run import BackupFailed
+from synrepl.replicas.backup.copy_recorder import OpenPart
 from synrepl.replicas.backup.recorded_conversation import Cut
-from synrepl.replicas.backup.recording import OpenPart
 from synrepl.replicas.described import backup_problem
 from synrepl.replicas.relay import handshake
 from synrepl.replicas.wire import native

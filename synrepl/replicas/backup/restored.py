@@ -1,4 +1,4 @@
-"""Restoring a log from a backup: a copy is received from the folder, as a replica receives one.
+"""Restored logs: a copy is received from the folder of a backup, as a replica receives one.
 
 So everything is verified by the same code. Then an epoch begins (``restored``): readers with digests that are
 beyond the restored log are told. For followers that know tokens alone see `storage/token_floor.py`.
