@@ -94,7 +94,6 @@ class ReplicasPart(Part):
             is_active=lambda: self.roles.role == REPLICA,
             dropped=lambda name: self._metrics.commands_dropped.labels(name).inc(),
         )
-        self._publisher.follower_commands.forwarders.append(self.commands)
         self.registry = ReplicaRegistry(
             log,
             self._publisher,
@@ -108,6 +107,9 @@ class ReplicasPart(Part):
         self.native_transports: dict[str, INativeTransport] = {}
         """The open native connections over HTTP, by id."""
         self.write_forwarder = make_write_forwarder(log, self.roles, self._has_file, self._peer_http)
+        # Who hears of what, as `Daemon._open` lists it for the core.
+        self._publisher.follower_commands.forwarders.append(self.commands)
+        self.registry.subscribe()
         log.copies.on_epoch_started(self._on_epoch_started)
 
     def hooks(self) -> Hooks:

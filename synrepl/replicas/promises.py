@@ -131,9 +131,9 @@ class PromiseKeeper:
         """The newest promise that each of its replicas has on disk."""
         self._is_loaded = False
         self._lock = DeferredLock()
-        self.log.copies.on_replaced(self._forget)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Read the promises again when they are asked for: the log has been replaced."""
         self.newest = self.settled = None
         self._is_loaded = False
 

@@ -204,6 +204,7 @@ class FakeNode:
             self.roles,
             keys=Keyring(self._secret),
         )
+        self.registry.subscribe()
         self.publisher.wire(self.roles, StoredHere())
         self.registry.keys.wire(self.registry.issued)
         self._factory = PublisherFactory(

@@ -329,6 +329,7 @@ class RelayTests(FeedContract, SiteCase):
             RelaySettings(server_name="hs.example"),
             roles,
         )
+        self.registry.subscribe()
         self.addCleanup(self.registry.halt)
 
     def connect(self, at: LogPosition, *, is_slow: bool = False) -> Peer:

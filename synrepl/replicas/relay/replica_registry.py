@@ -123,14 +123,18 @@ class ReplicaRegistry:
             refusal=self._write_refusal,
             doubt=self._doubt_of_keys,
         )
-        self.issued.subscribers.append(self._on_keys)
         self.command_receiver = CommandReceiver(
             self.publisher.follower_commands,
             self.publisher.metrics,
             self.clock,
             broadcast=lambda command, source: self.publisher.broadcast(command, but=source),
         )
+
+    def subscribe(self) -> None:
+        """Hear of commands, issued keys, and copies that replace the log."""
         self.publisher.broadcast_subscribers.append(self._on_relayed)
+        self.issued.subscribers.append(self._on_keys)
+        self.log.copies.on_replaced(self.promises.forget)
         self.log.copies.on_replaced(self.leases.reload)
 
     def _registered_replicas(self) -> list[PromisedReplica]:

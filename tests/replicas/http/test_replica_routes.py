@@ -73,6 +73,7 @@ class CopiesCase(SiteCase):
             RelaySettings(server_name="hs.example"),
             self.roles,
         )
+        self.registry.subscribe()
         self.addCleanup(self.registry.halt)
         self.addCleanup(self.roles.stop)
         self.roles.start()
