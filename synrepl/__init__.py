@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from synrepl.replication.follower.caches import Caches
     from synrepl.replication.follower.follower import Follower
     from synrepl.replication.follower.updates import FollowerEvent, Updates
-    from synrepl.replication.publisher import Publisher
+    from synrepl.replication.serving.publisher import Publisher
     from synrepl.services import connect, serve
     from synrepl.storage.id_tables.layout import IdStream, IdTable
     from synrepl.storage.position_files import FilePositions
@@ -63,7 +63,7 @@ _NAMES = {
     "synrepl.base.metrics": "Metrics",
     "synrepl.replication.follower.follower": "Follower",
     "synrepl.replication.follower.updates": "FollowerEvent Updates",
-    "synrepl.replication.publisher": "Publisher",
+    "synrepl.replication.serving.publisher": "Publisher",
     "synrepl.services": "connect serve",
     "synrepl.storage.id_tables.layout": "IdStream IdTable",
     "synrepl.ids.generator": "AllocatedIds MultiWriterIdGenerator NotAWriter StreamIdGenerator",

@@ -14,7 +14,7 @@ from synrepl.base.metrics import Metrics
 from synrepl.errors import ConfigError
 from synrepl.http_api.route import public_url
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.transports.connection_monitor import ConnectionMonitor, http_probe
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.endpoints import check_client, client_endpoint, server_endpoint

@@ -20,7 +20,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from scripts.bench_parts.children import open_log, print_and_stop, reactor
 from scripts.bench_parts.live_readers import WARM_UP_SECONDS, LiveReaders, stamped
 from synrepl.base.metrics import Metrics
-from synrepl.replication.publisher import PUMP_SECONDS, Publisher
+from synrepl.replication.serving.publisher import PUMP_SECONDS, Publisher
 from synrepl.streams.table import StreamTable
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire.dialect import CURRENT

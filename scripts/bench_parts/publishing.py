@@ -13,7 +13,7 @@ from twisted.logger import Logger
 
 from scripts.bench_parts.measuring import EVENT, Options, Result, best, part, peer
 from synrepl.base.metrics import Metrics
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable

@@ -121,7 +121,7 @@ def publisher(url: str, rows: int) -> None:
     from scripts.bench_parts.children import reactor
     from synrepl.base.metrics import Metrics
     from synrepl.replication.membership.daemon_member import DaemonMember
-    from synrepl.replication.publisher import Publisher
+    from synrepl.replication.serving.publisher import Publisher
     from synrepl.storage.log import Log
     from synrepl.storage.threads import ImmediateThread
     from synrepl.streams.table import StreamTable

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from scripts.bench_parts.children import reactor
 from scripts.bench_parts.measuring import EVENT, best
 from synrepl.base.metrics import Metrics
-from synrepl.replication.publisher import PUMP_SECONDS, Publisher
+from synrepl.replication.serving.publisher import PUMP_SECONDS, Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable

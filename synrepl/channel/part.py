@@ -38,7 +38,7 @@ from synrepl.daemon.listeners import Port
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.replication.hooks import IRole
 from synrepl.replication.other_daemons import IChannelConversation, IOtherDaemons
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.status_parts import NO_SOURCE
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import takes

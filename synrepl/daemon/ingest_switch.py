@@ -11,8 +11,8 @@ from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import IRole
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.declaration import Declaration
 

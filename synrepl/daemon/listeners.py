@@ -17,7 +17,7 @@ from synrepl.config import Settings
 from synrepl.errors import ConfigError
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import IHello, NoHello
-from synrepl.replication.read_gate import ReadGate
+from synrepl.replication.serving.read_gate import ReadGate
 from synrepl.transports.endpoints import server_endpoint
 from synrepl.transports.http.site_context import SiteContext
 from synrepl.transports.late_factory import LateFactory

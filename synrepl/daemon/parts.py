@@ -17,8 +17,8 @@ from synrepl.ingest.fact_source import IFactSource
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks, IRole
 from synrepl.replication.other_daemons import IOtherDaemons
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.stored_bytes import IStoredBytes
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams

@@ -26,10 +26,10 @@ from synrepl.ingest.channel_host import IChannelHost
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.own_facts import warn_of_unproven
-from synrepl.replication.publisher import Publisher
-from synrepl.replication.read_gate import ReadGate
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.retention import Retention, keys_of
+from synrepl.replication.serving.publisher import Publisher
+from synrepl.replication.serving.read_gate import ReadGate
 from synrepl.rooms import rooms, wanted_rooms
 from synrepl.storage.append_gate import AppendGate, WriterRules, starting
 from synrepl.storage.databases import engine_for

@@ -9,7 +9,7 @@ from synrepl.base.problems import Problem
 from synrepl.ingest.source import Source
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.membership.daemon_member import DaemonMember
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.write_policy import WritePolicy
 
 

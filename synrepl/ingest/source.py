@@ -14,8 +14,8 @@ from synrepl.errors import GapError, LocalProtocolError, NotConnected
 from synrepl.ingest.settings import IngestSettings
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent
-from synrepl.replication.presence import SyncingUser
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.presence import SyncingUser
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.transports.connection_monitor import ConnectionMonitor, http_probe
 from synrepl.transports.endpoints import client_endpoint
 from synrepl.transports.tcp import FollowerFactory

@@ -18,8 +18,8 @@ from synrepl.ingest.source import ServerSource, Source
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import ICatchUp, MissedFacts
 from synrepl.replication.ingester import Ingester, LoggedPositions
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.stalled_writers import StalledWriters
 from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log

@@ -29,7 +29,7 @@ from synrepl.base.response_errors import NotForwarded
 from synrepl.base.tasks import Tasks
 from synrepl.html.humanize import counted
 from synrepl.replicas.promises import IPromised, PromiseKeeper
-from synrepl.replication.log_waiters import MAX_WAITERS
+from synrepl.replication.serving.log_waiters import MAX_WAITERS
 from synrepl.streams.writer import Writer
 from synrepl.wire.acks import NO_ACKS, Acks
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
-from synrepl.replication.command_lines import REMIND_SECONDS, line_of
+from synrepl.replication.serving.command_lines import REMIND_SECONDS, line_of
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, Ping
 from synrepl.wire.dialect import NEWEST

@@ -15,8 +15,8 @@ from synrepl.base.rights import command_refusal
 from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.command_forwarder import PING, Numbered, command_of
-from synrepl.replication.command_lines import CommandOrigin
-from synrepl.replication.follower_commands import FollowerCommands
+from synrepl.replication.serving.command_lines import CommandOrigin
+from synrepl.replication.serving.commands import FollowerCommands
 from synrepl.wire.commands import FROM_ALL_PROCESSES, FederationAck, Ping
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import is_name

@@ -25,7 +25,7 @@ from synrepl.errors import ReplicationError, StorageError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.replication.hooks import Posted, PostedPart
-from synrepl.replication.log_waiters import LogWaiters
+from synrepl.replication.serving.log_waiters import LogWaiters
 from synrepl.storage.log import Log
 
 MIB: Final = 1024 * 1024

@@ -1,1 +1,1 @@
-"""Replication: publishing the log to followers, following other servers, and members of a channel."""
+"""Replication: serving the log, following other servers, members of a channel, and what these share."""

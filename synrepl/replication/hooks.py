@@ -23,7 +23,7 @@ from synrepl.streams.writer import Writer
 from synrepl.wire.acks import NO_ACKS, Acks
 
 if TYPE_CHECKING:
-    from synrepl.replication.log_waiters import LogWaiters
+    from synrepl.replication.serving.log_waiters import LogWaiters
 
 FORWARD_SECONDS: Final = 10.0
 """How long a forwarded append waits for its answer, unless the request says otherwise."""

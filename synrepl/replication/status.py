@@ -13,8 +13,8 @@ from synrepl.base.access import LOCAL, Access
 from synrepl.base.interfaces import IClock
 from synrepl.html.humanize import counted, size, span
 from synrepl.replication.hooks import Hooks
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.status_parts import NO_INGEST, FactReceiver, Lagging, RoomPart, StatusPart
 from synrepl.rooms import DaemonState
 from synrepl.rooms import rooms as installed_rooms

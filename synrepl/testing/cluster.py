@@ -18,7 +18,7 @@ from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import NotConnected, ReplicationError
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable

@@ -19,10 +19,10 @@ from synrepl.base.rights import command_operation, refusal
 from synrepl.base.time import Timer
 from synrepl.base.turn_queue import TurnQueue
 from synrepl.replication.connection import ConnectionOwner
-from synrepl.replication.forks import is_later
 from synrepl.replication.hooks import IHello, NoHello, ReadRefusal
-from synrepl.replication.publisher import Publisher
-from synrepl.replication.served_follower import ServedFollower
+from synrepl.replication.serving.follower import ServedFollower
+from synrepl.replication.serving.forks import is_later
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.strategies import following, serving
 from synrepl.transports.connection import ReplicationProtocol, failure_code
 from synrepl.transports.failures import PEER_CLOSED, address_text, describe_failure

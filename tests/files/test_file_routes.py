@@ -16,7 +16,7 @@ from synrepl.errors import NotConnected
 from synrepl.files import uploads
 from synrepl.files.store import Spool, StoredFile
 from synrepl.http_api.request_errors import HttpError
-from synrepl.replication.read_gate import ReadGate
+from synrepl.replication.serving.read_gate import ReadGate
 from tests.files.builders import checksum
 from tests.files.site import DATA, PLACE, SHA, FilesSiteCase, Upstream
 from tests.http.builders import Answer

@@ -23,9 +23,9 @@ from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
 from synrepl.http_api.routes import APPEND
 from synrepl.replication.declared_streams import DeclaredStreams
-from synrepl.replication.log_waiters import LogWaiters
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.serving.log_waiters import LogWaiters
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.declared import DaemonStreams

@@ -255,7 +255,7 @@ class FollowingTests(FollowCase):
 
     def test_it_can_end_where_there_are_no_facts(self) -> None:
         """A filtered copy is told of a place alone; the timer of the heartbeat may be the first to see it."""
-        with patch("synrepl.replication.log_waiters.POLL_SECONDS", 30):
+        with patch("synrepl.replication.serving.log_waiters.POLL_SECONDS", 30):
             talk = self.follow("upto=3&heartbeat=1")
             self.wait(self.log.copies.follow((), upto=LogPosition(1, 3, "d" * 64)))
             self.clock.advance(1)

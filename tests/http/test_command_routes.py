@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from synrepl.replication.follower_commands import MAX_COMMANDS
+from synrepl.replication.serving.commands import MAX_COMMANDS
 from synrepl.wire.commands import ClearUserSync, FederationAck, RemovePusher, UserSync
 from tests.http.builders import Answer, SiteCase
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from synrepl.base.notes import Notes
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import Alone
-from synrepl.replication.read_gate import ReadGate
+from synrepl.replication.serving.read_gate import ReadGate
 from tests.http.builders import CATCH_UP, SiteCase, receipt
 
 PRIMARY = Address("tcp:berlin:9092", "http://berlin:9093")

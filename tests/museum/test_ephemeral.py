@@ -1,11 +1,11 @@
 """Bugs of streams that nobody keeps: typing and presence."""
 
 from synrepl.errors import NeverAllocated
-from synrepl.replication.presence import EXPIRY_SECONDS
+from synrepl.replication.serving.presence import EXPIRY_SECONDS
 from synrepl.testing import Cluster
 from synrepl.wire.dialect import CURRENT
 from tests.replication.follower.test_strategy import Setup
-from tests.replication.test_serve_strategy import client
+from tests.replication.serving.test_strategy import client
 
 
 def test_typing_that_restarts_lower_is_a_new_life() -> None:

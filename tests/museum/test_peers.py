@@ -13,7 +13,7 @@ from synrepl.transports.tls import ClientTls, ServerTls, TlsFiles
 from synrepl.wire.dialect import CURRENT
 from tests.certificates import Authority
 from tests.replication.follower.test_strategy import Setup
-from tests.replication.test_serve_strategy import append, client, cluster
+from tests.replication.serving.test_strategy import append, client, cluster
 
 
 def test_old_and_new_row_formats_live_in_one_cluster() -> None:

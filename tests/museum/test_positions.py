@@ -12,7 +12,7 @@ from synrepl.wire.dialect import CURRENT
 from tests.http.builders import SiteCase, receipt
 from tests.raw_peer import raw_client
 from tests.replication.follower.test_strategy import TABLE, Setup, rows
-from tests.replication.test_serve_strategy import append, client
+from tests.replication.serving.test_strategy import append, client
 
 
 def test_a_position_does_not_overtake_queued_rows() -> None:

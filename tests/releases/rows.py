@@ -3,7 +3,7 @@
 import json
 from typing import Any, Final
 
-from synrepl.replication.encoder import Encoder
+from synrepl.replication.serving.encoder import Encoder
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable

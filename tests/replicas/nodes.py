@@ -35,7 +35,7 @@ from synrepl.replicas.settings import CopySettings, RelaySettings, UpstreamSetti
 from synrepl.replication.addresses import Address
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import StoredHere
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.facts import Fact

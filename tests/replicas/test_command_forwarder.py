@@ -8,8 +8,8 @@ from prometheus_client import generate_latest
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.command_forwarder import MAX_QUEUED, WINDOW, command_of
 from synrepl.replicas.wire.native import VERSION, Hello
-from synrepl.replication.command_lines import line_of
-from synrepl.replication.federation_acks import PRESENT_SECONDS
+from synrepl.replication.serving.command_lines import line_of
+from synrepl.replication.serving.federation_acks import PRESENT_SECONDS
 from synrepl.wire.commands import (
     ClearUserSync,
     FederationAck,

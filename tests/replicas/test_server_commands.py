@@ -8,8 +8,8 @@ from twisted.internet.defer import Deferred
 from synrepl.errors import NotConnected
 from synrepl.ingest.source import MAX_WAITING, ServerCommands
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower_sender import MAX_COMMANDS
 from synrepl.replication.hooks import StoredHere
+from synrepl.replication.serving.follower_sender import MAX_COMMANDS
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryEndpoint
 from synrepl.transports.tcp import FollowerFactory

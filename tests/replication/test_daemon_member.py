@@ -21,7 +21,7 @@ from synrepl.replication.membership.claim_states import TRANSITIONS as CLAIM_TRA
 from synrepl.replication.membership.claim_states import ClaimEvent, ClaimState
 from synrepl.replication.membership.daemon_member import DaemonMember
 from synrepl.replication.membership.name_claim import CONFLICT_SECONDS, PROBE_SECONDS, NameClaim
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable

@@ -18,8 +18,8 @@ from synrepl.base.metrics import Metrics
 from synrepl.http_api.routes import STATUS
 from synrepl.http_client import BlockingClient
 from synrepl.replication.declared_streams import DeclaredStreams
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.table import StreamTable
 from synrepl.transports.http.api import make_site

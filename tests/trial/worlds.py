@@ -16,8 +16,8 @@ from synrepl.base.metrics import Metrics
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, Updates
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.services import PublisherService, connect, serve
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from synrepl.base.history import AppendReceipt, EpochStart
 from synrepl.replicas.relay.snapshot_codec import meta_block
 from synrepl.replicas.wire.blocks import encode_block, encode_blocks
-from synrepl.replication.feed import EphemeralStep
-from synrepl.replication.text_pages import LineEncoder
+from synrepl.replication.serving.feed import EphemeralStep
+from synrepl.replication.serving.text_pages import LineEncoder
 from synrepl.streams.facts import Fact, encode_facts
 from synrepl.wire.filter import ALL, Filter
 

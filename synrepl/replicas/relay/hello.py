@@ -8,8 +8,8 @@ It is admitted, or refused, in these steps:
 3. JOIN: `ReplicaRegistry.join_refusal` (`replica_registry.py`) refuses streams that the key may not see, and
    what this daemon cannot give: it has no whole copy yet, is fenced, has fewer streams, or has dropped the
    replica from its list; then more leases than there may be, and a replica that is connected already.
-4. SUBSCRIBE: the same, and the replica's position is compared with the log (`replication/admission.py`):
-   `trimmed`, `ahead`, `fork`, `other_history`.
+4. SUBSCRIBE: the same, and the replica's position is compared with the log
+   (`replication/serving/admission.py`): `trimmed`, `ahead`, `fork`, `other_history`.
 5. A refusal is one line, REFUSED with a code (`replicas/error_codes.py`); then the connection is closed.
 6. The replica (`NativeConversation._receive`, `Replica._on_refused`) shows code and reason in its status. It
    joins again if it was `trimmed`, asks another upstream if one is named, stops for an operator if the

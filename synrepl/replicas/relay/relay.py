@@ -21,11 +21,11 @@ from synrepl.replicas.relay.snapshot_codec import snapshot_block
 from synrepl.replicas.wire import native
 from synrepl.replicas.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.replication.connection import ConnectionOwner
-from synrepl.replication.feed import EphemeralMode, Feed, Stop
-from synrepl.replication.log_waiters import Interest
 from synrepl.replication.machine import Machine, states_of
 from synrepl.replication.other_daemons import IChannelDownlink
-from synrepl.replication.sender import Sender
+from synrepl.replication.serving.feed import EphemeralMode, Feed, Stop
+from synrepl.replication.serving.log_waiters import Interest
+from synrepl.replication.serving.sender import Sender
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL
 from synrepl.wire.grammar import Command

@@ -26,10 +26,10 @@ from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
 from synrepl.replicas.settings import RelaySettings
 from synrepl.replication.addresses import Address
-from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
-from synrepl.replication.command_lines import line_of
 from synrepl.replication.other_daemons import IServedChannel, NoChannel
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.admission import ReaderPosition, history_mismatch, position_mismatch
+from synrepl.replication.serving.command_lines import line_of
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.wire.filter import Filter

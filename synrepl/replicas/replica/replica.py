@@ -37,7 +37,7 @@ from synrepl.replicas.wire import native
 from synrepl.replication.addresses import Address
 from synrepl.replication.machine import Machine
 from synrepl.replication.other_daemons import IServedChannel, NoChannel
-from synrepl.replication.read_gate import copy_filter
+from synrepl.replication.serving.read_gate import copy_filter
 from synrepl.storage.token_floor import HIGHEST, floor_of
 from synrepl.wire.address_list import Fault, fault_of
 from synrepl.wire.grammar import Command

@@ -9,7 +9,7 @@ from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
 from synrepl.replication.membership.echoes import Echoes
 from synrepl.replication.membership.name_claim import CONFLICT_SECONDS, NameClaim
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.streams.writer import Writer
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun

@@ -18,7 +18,6 @@ from synrepl.base.interfaces import IClock
 from synrepl.errors import LocalProtocolError, NotConnected
 from synrepl.replication.connection import Connection
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.follower_sender import FollowerSender
 from synrepl.replication.machine import Machine
 from synrepl.replication.membership.channel_states import TRANSITIONS, ChannelEvent, ChannelState
 from synrepl.replication.membership.channel_writers import ChannelWriters
@@ -26,7 +25,8 @@ from synrepl.replication.membership.echoes import Echoes
 from synrepl.replication.membership.member import ChannelMember
 from synrepl.replication.membership.name_claim import PROBE_SECONDS, NameClaim
 from synrepl.replication.membership.position_query import PositionQuery
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.follower_sender import FollowerSender
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.strategies import SHARED
 from synrepl.streams.writer import Writer
 from synrepl.wire.commands import Position, Rdata, Replicate

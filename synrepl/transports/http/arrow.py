@@ -11,9 +11,9 @@ from typing import Any, Final
 from twisted.internet.threads import deferToThreadPool
 
 from synrepl.http_api.routes import ARROW
-from synrepl.replication.encoder import LogEncoder
-from synrepl.replication.feed import Feed, PageStep
-from synrepl.replication.text_pages import read_text_page
+from synrepl.replication.serving.encoder import LogEncoder
+from synrepl.replication.serving.feed import Feed, PageStep
+from synrepl.replication.serving.text_pages import read_text_page
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.digest import checksum

@@ -16,8 +16,8 @@ from synrepl.base.rights import route_operation
 from synrepl.base.turn_queue import TurnQueue
 from synrepl.http_api.route import Route
 from synrepl.replication.hooks import ReadRefusal
-from synrepl.replication.log_waiters import TooManyWaiting
-from synrepl.replication.read_gate import ReadGate
+from synrepl.replication.serving.log_waiters import TooManyWaiting
+from synrepl.replication.serving.read_gate import ReadGate
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.authorization import check
 from synrepl.transports.http.shared_work import SharedWork

@@ -2,9 +2,9 @@
 
 from synrepl.base.time import Timer
 from synrepl.http_api.routes import NDJSON
-from synrepl.replication.feed import Stop
-from synrepl.replication.log_waiters import Interest
-from synrepl.replication.sender import Sender
+from synrepl.replication.serving.feed import Stop
+from synrepl.replication.serving.log_waiters import Interest
+from synrepl.replication.serving.sender import Sender
 from synrepl.transports.http.arrow import ArrowEncoder
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.changelog_lines import line_encoder

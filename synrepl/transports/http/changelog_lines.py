@@ -11,9 +11,9 @@ from zlib import crc32
 import msgspec
 
 from synrepl.base.history import AppendReceipt, EpochStart
-from synrepl.replication.encoder import LogEncoder
-from synrepl.replication.feed import EphemeralStep
-from synrepl.replication.text_pages import LineEncoder
+from synrepl.replication.serving.encoder import LogEncoder
+from synrepl.replication.serving.feed import EphemeralStep
+from synrepl.replication.serving.text_pages import LineEncoder
 from synrepl.streams.digest import checksum
 from synrepl.streams.facts import Fact, encode_fact
 from synrepl.wire.filter import Filter

@@ -5,9 +5,9 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.http_api.route import MAX_INTEGER
-from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
-from synrepl.replication.feed import EphemeralMode, Feed, Stop
-from synrepl.replication.ring import Ring
+from synrepl.replication.serving.admission import ReaderPosition, history_mismatch, position_mismatch
+from synrepl.replication.serving.feed import EphemeralMode, Feed, Stop
+from synrepl.replication.serving.ring import Ring
 from synrepl.storage.log import Log
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call

@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.base.history import LogRange
 from synrepl.http_api.routes import CHANGELOG, DIGESTS, EXTENT, READER_HEADER
-from synrepl.replication.feed import Stop
+from synrepl.replication.serving.feed import Stop
 from synrepl.streams.positions import VClock
 from synrepl.transports.http.arrow import arrow_encoder
 from synrepl.transports.http.call import Call

@@ -6,11 +6,11 @@ from synrepl.base.rights import is_told
 from synrepl.base.time import Timer
 from synrepl.errors import LocalProtocolError
 from synrepl.http_api.routes import NDJSON
-from synrepl.replication.command_lines import line_of
-from synrepl.replication.feed import Stop
 from synrepl.replication.hooks import ReadRefusal
-from synrepl.replication.log_waiters import Interest
-from synrepl.replication.sender import Sender
+from synrepl.replication.serving.command_lines import line_of
+from synrepl.replication.serving.feed import Stop
+from synrepl.replication.serving.log_waiters import Interest
+from synrepl.replication.serving.sender import Sender
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.changelog_answer import write_head
 from synrepl.transports.http.changelog_lines import HeartbeatLine, MovedLine, encode_line, line_encoder

@@ -7,8 +7,8 @@ from synrepl.base.interfaces import IClock, IThread
 from synrepl.base.metrics import Metrics
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
-from synrepl.replication.publisher import Publisher
 from synrepl.replication.refused_facts import RefusedFacts
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.status_parts import FactReceiver, NoIngest, RoomPart
 from synrepl.replication.stored_bytes import NO_BYTES, IStoredBytes
 from synrepl.storage.log import Log

@@ -27,7 +27,7 @@ from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.routes import OFFSET
 from synrepl.replicas.settings import CopySettings
 from synrepl.replicas.wire.native import Subscribe
-from synrepl.replication.follower_commands import FollowerCommands
+from synrepl.replication.serving.commands import FollowerCommands
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials

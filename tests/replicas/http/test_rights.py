@@ -12,7 +12,7 @@ from synrepl.base.rights import Operation, command_operation, operations, route_
 from synrepl.http_api.route import Route
 from synrepl.http_api.routes import ROUTES
 from synrepl.replicas.wire.native import Join, Subscribe
-from synrepl.replication.command_lines import line_of
+from synrepl.replication.serving.command_lines import line_of
 from synrepl.wire.codec import codec_of
 from synrepl.wire.commands import FORWARDED, FederationAck, declared_commands
 from synrepl.wire.filter import Filter

@@ -20,7 +20,7 @@ from synrepl.errors import NotConnected
 from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest
 from synrepl.replicas.write_forwarder import WriteForwarder
-from synrepl.replication.publisher import Publisher
+from synrepl.replication.serving.publisher import Publisher
 from synrepl.transports.http.http_client import HttpClient
 from tests.http.builders import BROKEN, Answer, SiteCase, Talk, receipt, typing
 from tests.http.test_append_body import BAD

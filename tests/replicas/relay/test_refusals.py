@@ -8,8 +8,8 @@ from synrepl.base.access import Access, Key, Keyring
 from synrepl.replicas.error_codes import REFUSALS
 from synrepl.replicas.relay.leases import MAX_LEASES
 from synrepl.replicas.wire.native import VERSION, Hello, Join, Subscribe, Welcome
-from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
+from synrepl.replication.serving import text_pages as pages_module
 from synrepl.wire.commands import RemoteServerUp
 from synrepl.wire.filter import Filter
 from synrepl.wire.position import LogPosition

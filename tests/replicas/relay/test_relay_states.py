@@ -28,7 +28,7 @@ from synrepl.replicas.wire.native import (
     Up,
     refusal,
 )
-from synrepl.replication import text_pages as pages_module
+from synrepl.replication.serving import text_pages as pages_module
 from synrepl.wire.grammar import Command
 from synrepl.wire.position import LogPosition
 from tests.replicas.clusters import FakeCluster

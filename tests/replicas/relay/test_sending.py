@@ -5,7 +5,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from synrepl.replicas.wire.native import VERSION, Hello, Welcome
-from synrepl.replication import text_pages as pages_module
+from synrepl.replication.serving import text_pages as pages_module
 from synrepl.wire.filter import Filter
 from synrepl.wire.position import LogPosition
 from tests.replicas.clusters import FakeCluster, RawReplica

@@ -11,8 +11,8 @@ from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.replica import join as joining_module
 from synrepl.replicas.wire import native
 from synrepl.replicas.wire.native import Join, Joined
-from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
+from synrepl.replication.serving import text_pages as pages_module
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter

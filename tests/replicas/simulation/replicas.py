@@ -29,9 +29,9 @@ from synrepl.replicas.roles.notifier import MAX_NOTIFY_RETRY_SECONDS
 from synrepl.replicas.roles.rivals import INQUIRY_INTERVAL
 from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.wire.native import Hello, Subscribe
-from synrepl.replication import feed as feed_module
-from synrepl.replication import text_pages as pages_module
 from synrepl.replication.retention import keys_of
+from synrepl.replication.serving import feed as feed_module
+from synrepl.replication.serving import text_pages as pages_module
 from synrepl.storage.schema import end_of_log
 from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.declaration import stream_of

@@ -7,7 +7,7 @@ from typing import Final
 
 from synrepl.base.interfaces import IClock
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.command_lines import REMIND_SECONDS, CommandOrigin
+from synrepl.replication.serving.command_lines import REMIND_SECONDS, CommandOrigin
 
 RECONNECT_SECONDS: Final = 300.0
 """How long the ack of a lost connection still counts. A sender that reconnects requests the facts after its

@@ -22,8 +22,8 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
 from synrepl.base.history import EpochStart
-from synrepl.replication.encoder import LogEncoder
-from synrepl.replication.feed import (
+from synrepl.replication.serving.encoder import LogEncoder
+from synrepl.replication.serving.feed import (
     EphemeralStep,
     Feed,
     FeedPosition,
@@ -33,8 +33,8 @@ from synrepl.replication.feed import (
     Stop,
     TokenPage,
 )
-from synrepl.replication.log_waiters import ANY, Interest, LogWaiters
-from synrepl.replication.ring import RingGroup
+from synrepl.replication.serving.log_waiters import ANY, Interest, LogWaiters
+from synrepl.replication.serving.ring import RingGroup
 from synrepl.storage.log import Log
 
 

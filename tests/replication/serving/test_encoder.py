@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from synrepl.replication.encoder import Encoder
+from synrepl.replication.serving.encoder import Encoder
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.streams.table import StreamTable

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from synrepl.base.history import BEGINNING, EpochStart, LogPosition
-from synrepl.replication.feed import (
+from synrepl.replication.serving.feed import (
     EphemeralMode,
     EphemeralStep,
     Feed,
@@ -15,7 +15,7 @@ from synrepl.replication.feed import (
     Step,
     Stop,
 )
-from synrepl.replication.ring import WRITE_BYTES, Ring, RingGroup
+from synrepl.replication.serving.ring import WRITE_BYTES, Ring, RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 

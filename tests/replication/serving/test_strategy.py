@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from synrepl.replication.federation_acks import RECONNECT_SECONDS
-from synrepl.replication.presence import EXPIRY_SECONDS, SyncingUser
+from synrepl.replication.serving.federation_acks import RECONNECT_SECONDS
+from synrepl.replication.serving.presence import EXPIRY_SECONDS, SyncingUser
 from synrepl.testing import Cluster
 from synrepl.transports.connection import STALLED_SECONDS
 from synrepl.wire.codec import MAX_LENGTH

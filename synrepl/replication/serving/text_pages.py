@@ -6,9 +6,9 @@ become objects first and lines then, both with the interpreter's lock.
 
 from typing import Final
 
-from synrepl.replication.encoder import LogEncoder
-from synrepl.replication.feed import SLICE_SERIALS, Feed, PageStep
-from synrepl.replication.ring import WRITE_BYTES
+from synrepl.replication.serving.encoder import LogEncoder
+from synrepl.replication.serving.feed import SLICE_SERIALS, Feed, PageStep
+from synrepl.replication.serving.ring import WRITE_BYTES
 from synrepl.storage.log import Log
 from synrepl.storage.sql import TextForm
 from synrepl.streams.facts import decode_facts

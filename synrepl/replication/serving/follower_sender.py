@@ -9,11 +9,18 @@ from twisted.logger import Logger
 from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
 from synrepl.replication.connection import Connection
-from synrepl.replication.encoder import Encoder, LogEncoder
-from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionsStep, TokenPage, read_page
-from synrepl.replication.follower_feed import FollowerFeed
-from synrepl.replication.ring import Ring, RingGroup
-from synrepl.replication.sender import Sender
+from synrepl.replication.serving.encoder import Encoder, LogEncoder
+from synrepl.replication.serving.feed import (
+    EphemeralStep,
+    Feed,
+    PageStep,
+    PositionsStep,
+    TokenPage,
+    read_page,
+)
+from synrepl.replication.serving.follower_feed import FollowerFeed
+from synrepl.replication.serving.ring import Ring, RingGroup
+from synrepl.replication.serving.sender import Sender
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream

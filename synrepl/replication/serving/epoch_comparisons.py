@@ -8,7 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from synrepl.base.tasks import Tasks
 from synrepl.errors import StorageError
-from synrepl.replication.forks import fork_serial, tokens_at
+from synrepl.replication.serving.forks import fork_serial, tokens_at
 from synrepl.streams.writer import Writer
 from synrepl.wire.extension import EpochMark
 

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from synrepl.base.history import BEGINNING, AppendReceipt, EpochStart
-from synrepl.replication.ring import WRITE_BYTES, IEncoder, Ring, RingGroup
+from synrepl.replication.serving.ring import WRITE_BYTES, IEncoder, Ring, RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import ALL, Filter
 

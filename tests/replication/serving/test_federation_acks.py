@@ -6,9 +6,9 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication import federation_acks as acks_module
-from synrepl.replication.command_lines import REMIND_SECONDS, CommandOrigin
-from synrepl.replication.federation_acks import (
+from synrepl.replication.serving import federation_acks as acks_module
+from synrepl.replication.serving.command_lines import REMIND_SECONDS, CommandOrigin
+from synrepl.replication.serving.federation_acks import (
     MAX_NAME,
     MAX_SENDERS,
     PRESENT_SECONDS,

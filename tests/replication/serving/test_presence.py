@@ -7,8 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.task import Clock
 
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication import presence as syncing_module
-from synrepl.replication.presence import (
+from synrepl.replication.serving import presence as syncing_module
+from synrepl.replication.serving.presence import (
     EXPIRY_SECONDS,
     MAX_INSTANCES,
     MAX_NAME,

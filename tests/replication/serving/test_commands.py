@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from synrepl.replication.follower_commands import FollowerCommands
+from synrepl.replication.serving.commands import FollowerCommands
 from synrepl.streams.table import StreamTable
 from synrepl.wire.commands import RemoteServerUp
 from synrepl.wire.grammar import Command

@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred
 
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
-from synrepl.replication.feed import MAX_SERIAL
-from synrepl.replication.ring import RingGroup
+from synrepl.replication.serving.feed import MAX_SERIAL
+from synrepl.replication.serving.ring import RingGroup
 from synrepl.wire.filter import Filter
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 
 from synrepl.base.history import EpochStart, LogPosition
-from synrepl.replication.admission import ReaderPosition, history_mismatch, position_mismatch
+from synrepl.replication.serving.admission import ReaderPosition, history_mismatch, position_mismatch
 
 
 class History:

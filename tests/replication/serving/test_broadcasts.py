@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from twisted.internet.task import Clock
 
-import synrepl.replication.broadcasts as broadcasts_module
-from synrepl.replication.broadcasts import Broadcasts
+import synrepl.replication.serving.broadcasts as broadcasts_module
+from synrepl.replication.serving.broadcasts import Broadcasts
 
 
 class Sent:

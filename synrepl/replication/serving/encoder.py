@@ -6,7 +6,14 @@ from operator import attrgetter
 from typing import Any, Final
 
 from synrepl.base.history import AppendReceipt, EpochStart
-from synrepl.replication.feed import EphemeralStep, Feed, PageStep, PositionsStep, TokenPage, read_page
+from synrepl.replication.serving.feed import (
+    EphemeralStep,
+    Feed,
+    PageStep,
+    PositionsStep,
+    TokenPage,
+    read_page,
+)
 from synrepl.replication.strategies import ServeStrategy
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact

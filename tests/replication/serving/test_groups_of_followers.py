@@ -11,7 +11,7 @@ from twisted.internet.testing import StringTransport
 from twisted.logger import Logger
 
 from synrepl.base.metrics import Metrics
-from synrepl.replication.publisher import PUMP_SECONDS, Publisher
+from synrepl.replication.serving.publisher import PUMP_SECONDS, Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.table import StreamTable

@@ -10,8 +10,8 @@ from synrepl.base.rights import command_refusal
 from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError, StorageError
 from synrepl.replication.connection import Connection
-from synrepl.replication.follower_sender import FollowerSender
-from synrepl.replication.forks import epoch_mark, is_behind
+from synrepl.replication.serving.follower_sender import FollowerSender
+from synrepl.replication.serving.forks import epoch_mark, is_behind
 from synrepl.replication.strategies import serving
 from synrepl.streams.stream import Stream
 from synrepl.wire.commands import FROM_ALL_PROCESSES, EpochNotice, Name, Replicate, Rewind
@@ -22,7 +22,7 @@ from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import MAX_NAME
 
 if TYPE_CHECKING:
-    from synrepl.replication.publisher import Publisher
+    from synrepl.replication.serving.publisher import Publisher
 
 MAX_NAMED: Final = 200
 """The most stream names remembered of a follower. A REPLICATE that would exceed this adds none."""

@@ -8,10 +8,10 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.base.history import EpochStart
-from synrepl.replication import feed as feed_module
-from synrepl.replication.encoder import LogEncoder
-from synrepl.replication.feed import Feed, Stop
-from synrepl.replication.sender import Sender
+from synrepl.replication.serving import feed as feed_module
+from synrepl.replication.serving.encoder import LogEncoder
+from synrepl.replication.serving.feed import Feed, Stop
+from synrepl.replication.serving.sender import Sender
 from synrepl.streams.facts import Fact
 from synrepl.testing import Cluster, FakeDaemon
 

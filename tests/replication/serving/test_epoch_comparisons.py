@@ -7,10 +7,10 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-import synrepl.replication.epoch_comparisons as comparisons_module
+import synrepl.replication.serving.epoch_comparisons as comparisons_module
 from synrepl.base.tasks import Tasks
 from synrepl.errors import StorageError
-from synrepl.replication.epoch_comparisons import EpochComparisons
+from synrepl.replication.serving.epoch_comparisons import EpochComparisons
 from synrepl.wire.extension import EpochMark
 
 HISTORY = "h"

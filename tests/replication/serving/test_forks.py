@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from synrepl.base.history import EpochStart
-from synrepl.replication.forks import fork_serial, is_behind, is_later
+from synrepl.replication.serving.forks import fork_serial, is_behind, is_later
 from synrepl.wire.extension import EpochMark
 
 Start = tuple[int, int, int]

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.base.metrics import Metrics
-from synrepl.replication.feed import (
+from synrepl.replication.serving.feed import (
     PAGE_ROWS,
     EphemeralMode,
     Feed,
@@ -28,7 +28,7 @@ from synrepl.replication.feed import (
     Stop,
     TokenPage,
 )
-from synrepl.replication.ring import Ring, RingGroup
+from synrepl.replication.serving.ring import Ring, RingGroup
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream

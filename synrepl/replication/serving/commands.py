@@ -18,10 +18,10 @@ from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.run_owners import RunOwners
 from synrepl.base.tasks import Tasks
 from synrepl.errors import LocalProtocolError, RemoteProtocolError, ReplicationError, RowError
-from synrepl.replication.command_lines import CommandOrigin, line_of
-from synrepl.replication.federation_acks import FederationAcks
 from synrepl.replication.hooks import IForwarding, StoredHere
-from synrepl.replication.presence import SyncingUsers
+from synrepl.replication.serving.command_lines import CommandOrigin, line_of
+from synrepl.replication.serving.federation_acks import FederationAcks
+from synrepl.replication.serving.presence import SyncingUsers
 from synrepl.streams.table import StreamTable
 from synrepl.wire import commands
 from synrepl.wire.grammar import Command
