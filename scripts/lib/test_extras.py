@@ -42,6 +42,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/homeserver/test_transactions.py": SERVERS,
     "tests/museum": DEV,
     "tests/ids": SERVERS,
+    "tests/ingest": DEV,
     "tests/base": DEV,
     "tests/power": DEV,
     "tests/processes": SERVERS,

@@ -15,7 +15,7 @@ What a client publishes becomes a fact of the log, and goes to all followers, in
    itself, and what two processes claim to write. Rows and positions go on to its follower. Other commands go
    to `Publisher.on_channel_command`, which sends them to the followers at once.
 6. The follower (`replication/follower/`) finds and fills gaps, and applies each fact once: by
-   `Ingester.submit` (`replication/ingester.py`), to which `SourceManager` has attached it.
+   `Ingester.submit` (`ingest/ingester.py`), to which `SourceManager` has attached it.
 7. The ingester appends what has gathered with `Log.append_assigned`. Once it is committed, the log calls
    `Publisher`, which sends it on as it does with every fact (docs/explanation/afternoon.md).
 

@@ -8,10 +8,10 @@ from synrepl.base.problems import Problem
 from synrepl.config import Settings
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
+from synrepl.ingest.write_policy import WritePolicy
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.status_parts import NO_INGEST
-from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials

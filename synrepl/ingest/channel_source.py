@@ -7,10 +7,10 @@ from twisted.logger import Logger
 
 from synrepl.base.problems import Problem
 from synrepl.ingest.source import Source
+from synrepl.ingest.write_policy import WritePolicy
 from synrepl.replication.follower.updates import FollowerEvent
 from synrepl.replication.membership.daemon_member import DaemonMember
 from synrepl.replication.serving.publisher import Publisher
-from synrepl.replication.write_policy import WritePolicy
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from synrepl.base.settings import setting, text, word
 from synrepl.errors import ConfigError
-from synrepl.replication.write_policy import StreamWrite, read_writes
+from synrepl.ingest.write_policy import StreamWrite, read_writes
 from synrepl.storage.settings import LogSettings
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.settings import ConnectionSettings, client_endpoints

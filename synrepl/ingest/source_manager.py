@@ -13,15 +13,15 @@ from synrepl.errors import ConfigError
 from synrepl.extras import install
 from synrepl.ingest.channel_source import ChannelSource
 from synrepl.ingest.fact_source import IFactSource
+from synrepl.ingest.ingester import Ingester, LoggedPositions
 from synrepl.ingest.settings import IngestSettings
 from synrepl.ingest.source import ServerSource, Source
+from synrepl.ingest.stalled_writers import StalledWriters
+from synrepl.ingest.write_policy import WritePolicy
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import ICatchUp, MissedFacts
-from synrepl.replication.ingester import Ingester, LoggedPositions
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.serving.publisher import Publisher
-from synrepl.replication.stalled_writers import StalledWriters
-from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials

@@ -11,12 +11,12 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.internet.defer import ensureDeferred
 
 from synrepl.errors import NotConnected
+from synrepl.ingest.ingester import Ingester, LoggedPositions
+from synrepl.ingest.write_policy import StreamWrite, WritePolicy
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, ICatchUp, MissedFacts, NowhereToFetch
-from synrepl.replication.ingester import Ingester, LoggedPositions
 from synrepl.replication.membership.daemon_member import DaemonMember
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.write_policy import StreamWrite, WritePolicy
 from synrepl.streams.table import StreamTable
 from synrepl.testing import FakeDaemon, Network
 from synrepl.transports.redis.address import RedisAddress

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class FakeCluster:
-    """Nodes on one network. Those that were `made` end with their test (`tests/replication/conftest.py`)."""
+    """Nodes on one network. Those that were `made` end with their test (`tests/replicas/conftest.py`)."""
 
     made: ClassVar[list["FakeCluster"]] = []
 

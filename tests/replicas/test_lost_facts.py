@@ -1,8 +1,8 @@
 """A fact that the primary could not get, at its replicas."""
 
 from synrepl.streams.facts import LOST
+from tests.ingest.test_lost_facts import row
 from tests.replicas.clusters import FakeCluster
-from tests.replication.test_lost_facts import row
 
 
 def test_a_replica_has_the_hole() -> None:

@@ -12,7 +12,7 @@ from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.streams.catalog import RefusedFact
 from synrepl.streams.facts import LOST
 from synrepl.streams.writer import Writer
-from tests.replication.test_lost_facts import TABLE, UNREADABLE, Ingesting
+from tests.ingest.test_lost_facts import TABLE, UNREADABLE, Ingesting
 
 GOOD = '["get_user_by_id",["@a:hs"],1]'
 

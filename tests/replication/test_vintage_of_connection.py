@@ -8,7 +8,7 @@ from synrepl.replication.follower.caches import Caches
 from synrepl.replication.strategies import SHARED
 from synrepl.testing import Cluster
 from synrepl.wire.dialect import NEWEST
-from tests.replication.test_ingester import Line
+from tests.ingest.test_ingester import Line
 
 
 class RoomCaches(Caches):

@@ -14,7 +14,7 @@ from synrepl.base.settings import Setting
 from synrepl.config import Settings, settings
 from synrepl.config.settings import settings_class
 from synrepl.errors import ConfigError
-from synrepl.replication.write_policy import StreamWrite
+from synrepl.ingest.write_policy import StreamWrite
 from synrepl.tap import Options
 from synrepl.wire.dialect import LEGACY, NATIVE, Dialect
 from tests.certificates import Authority

@@ -13,10 +13,10 @@ from synrepl.config import Settings
 from synrepl.daemon.ingest import Ingest
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
+from synrepl.ingest.write_policy import WritePolicy
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.serving.publisher import Publisher
-from synrepl.replication.write_policy import WritePolicy
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.catalog import takes

@@ -12,17 +12,17 @@ from synrepl.config import Settings
 from synrepl.errors import StorageError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.source_manager import SourceManager
+from synrepl.ingest.write_policy import WritePolicy
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import MissedFacts
 from synrepl.replication.refused_facts import RefusedFacts
-from synrepl.replication.write_policy import WritePolicy
 from synrepl.streams.facts import NO_ROWS
 from synrepl.transports.credentials import Credentials
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.rdata_runs import RdataRun
 from tests.http.builders import SiteCase
-from tests.replication.test_ingester import Line
+from tests.ingest.test_ingester import Line
 
 FORGED: Final[dict[str, list[Any]]] = {
     "promises": ["acks", ["1"], []],

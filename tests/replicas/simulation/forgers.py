@@ -17,9 +17,9 @@ from twisted.python.failure import Failure
 
 from synrepl.base.metrics import Metrics
 from synrepl.errors import ReplicationError
+from synrepl.ingest.ingester import Ingester
 from synrepl.replicas.roles.messages import CannotPromote
 from synrepl.replication.follower.follower import Follower
-from synrepl.replication.ingester import Ingester
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.streams.writer import Writer
 from synrepl.testing.network import Network
@@ -28,8 +28,8 @@ from synrepl.wire.acks import Acks
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import CURRENT
 from synrepl.wire.grammar import Command
+from tests.ingest.test_ingester import Line
 from tests.replicas.nodes import FakeNode
-from tests.replication.test_ingester import Line
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
 __all__ = ["ForgerySimulation"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from synrepl.errors import ConfigError
-from synrepl.replication.write_policy import StreamWrite, WritePolicy, read_writes
+from synrepl.ingest.write_policy import StreamWrite, WritePolicy, read_writes
 from synrepl.streams.catalog import ToDevice
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable

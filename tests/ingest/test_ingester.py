@@ -9,10 +9,10 @@ from twisted.logger import Logger
 
 from synrepl.base.metrics import Metrics
 from synrepl.errors import StorageError
-from synrepl.replication import ingester as ingester_module
+from synrepl.ingest import ingester as ingester_module
+from synrepl.ingest.ingester import Ingester, LoggedPositions
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, Updates
-from synrepl.replication.ingester import Ingester, LoggedPositions
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.strategies import SHARED
 from synrepl.storage.log import Log

@@ -6,9 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from synrepl.base.metrics import Metrics
+from synrepl.ingest.ingester import Ingester, LoggedPositions
 from synrepl.replication.follower.follower import Follower
 from synrepl.replication.follower.updates import FollowerEvent, MissedFacts, NowhereToFetch
-from synrepl.replication.ingester import Ingester, LoggedPositions
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.streams.facts import LOST, NO_ROWS, Fact
 from synrepl.streams.table import StreamTable

@@ -7,7 +7,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.base.interfaces import SaveablePosition
-from synrepl.replication.stalled_writers import STUCK_SECONDS, StalledWriters
+from synrepl.ingest.stalled_writers import STUCK_SECONDS, StalledWriters
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 
