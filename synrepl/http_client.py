@@ -20,7 +20,7 @@ from synrepl.http_api.request_errors import RequestError, read_error
 from synrepl.http_api.route import HttpRequest, public_url
 from synrepl.http_api.routes import READER_HEADER
 from synrepl.http_api.shapes import find_mismatch
-from synrepl.key_rules import LOCALHOST, localhost_refusal, url_refusal
+from synrepl.key_rules import LOCALHOST, localhost_exposure, url_exposure
 from synrepl.small_files import read_small_file
 from synrepl.wire.address_list import AddressList
 
@@ -172,7 +172,7 @@ class BlockingClient:
             headers["Content-Type"] = "application/json"
         is_fresh = self._connection.sock is None
         if is_fresh:
-            self._check_key(url_refusal(self.url, insecure=self._insecure))
+            self._check_key(url_exposure(self.url, insecure=self._insecure))
             with self._connection_errors(is_unsent=True):
                 self._connection.connect()
             self._check_peer()
@@ -201,7 +201,7 @@ class BlockingClient:
         parts, _ = self._parts[self.url]
         if parts.scheme == "http" and parts.hostname == LOCALHOST:
             peer = str(self._connection.sock.getpeername()[0])
-            self._check_key(localhost_refusal(peer, insecure=self._insecure))
+            self._check_key(localhost_exposure(peer, insecure=self._insecure))
 
     def _send(self, request: HttpRequest, body: bytes | None, headers: Mapping[str, str]) -> Response:
         try:

@@ -35,21 +35,21 @@ def is_loopback_host(host: str) -> bool:
     return host.lower() == LOCALHOST or is_loopback_ip(host)
 
 
-def refusal(where: str, *, is_private: bool, insecure: bool) -> str:
+def exposure(where: str, *, is_private: bool, insecure: bool) -> str:
     """Return why no key may be sent to `where`; empty if one may. `is_private`: nobody else can read it."""
     return "" if is_private or insecure else f"no key is sent to {where} in the clear: {REMEDY}"
 
 
-def localhost_refusal(peer: str, *, insecure: bool) -> str:
+def localhost_exposure(peer: str, *, insecure: bool) -> str:
     """Return why no key may be sent to this IP address, which ``localhost`` led to; empty if one may."""
-    return refusal(f"{LOCALHOST} at {peer}", is_private=is_loopback_ip(peer), insecure=insecure)
+    return exposure(f"{LOCALHOST} at {peer}", is_private=is_loopback_ip(peer), insecure=insecure)
 
 
-def url_refusal(url: str, *, insecure: bool) -> str:
+def url_exposure(url: str, *, insecure: bool) -> str:
     """Return why no key may be sent in a request for this URL; empty if one may."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     is_private = parts.scheme == "https" or is_loopback_host(host)
-    return refusal(
+    return exposure(
         f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", is_private=is_private, insecure=insecure
     )

@@ -1,7 +1,8 @@
 """The table of rights: what each operation takes of a peer, whichever way it comes in.
 
 An operation is declared once, with its right and its streams: a route of the HTTP API, a parameter of one, or
-a command of a follower or a replica. Every way in asks `refusal` before it stores, changes or tells anything.
+a command of a follower or a replica. Every way in asks `missing_right` before it stores, changes or tells
+anything.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +32,7 @@ NAME_OWNERS: Final = Operation("name any owner of an idempotency key", Right.ADM
 """What a replica may do that forwards facts: the receipt then belongs to the peer which it names."""
 
 
-def refusal(access: Access, operation: Operation, named: Iterable[str] | None = ()) -> str:
+def missing_right(access: Access, operation: Operation, named: Iterable[str] | None = ()) -> str:
     """Return why the peer may not do this, and what to do about it; empty if it may.
 
     `named` are the streams that the request names (None: all); they matter if the operation concerns these.
@@ -84,7 +85,7 @@ def command_refusals(access: Access) -> dict[type[Command], str]:
     return {
         command: why
         for command in declared_commands()
-        if command.SENT_BY & CLIENT and (why := refusal(access, command_operation(command)))
+        if command.SENT_BY & CLIENT and (why := missing_right(access, command_operation(command)))
     }
 
 

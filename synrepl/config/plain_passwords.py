@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from synrepl.http_api.route import public_url
-from synrepl.key_rules import is_loopback_host, url_refusal
+from synrepl.key_rules import is_loopback_host, url_exposure
 from synrepl.transports.redis.address import RedisAddress
 
 
@@ -30,7 +30,7 @@ def plain_passwords(
             sign = "&" if query else "?"
             yield f"{name}: nothing verifies that {far[0]} is the server: add {sign}sslmode=verify-full"
     for name, url in instance_map.items():
-        if url_refusal(url, insecure=False):
+        if url_exposure(url, insecure=False):
             where = f"{name} at {public_url(url)}"
             yield f"instance_map: the secret goes to {where} in the clear, as Synapse sends it"
 

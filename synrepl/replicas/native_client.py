@@ -15,7 +15,7 @@ from synrepl.base.interfaces import IClock
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.metrics import Metrics
 from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError, ReplicationError
-from synrepl.key_rules import refusal
+from synrepl.key_rules import exposure
 from synrepl.replicas.command_forwarder import Numbered
 from synrepl.replicas.event_queue import EventQueue
 from synrepl.replicas.issued_keys import read_keys_block
@@ -325,7 +325,7 @@ class NativeUpstream:
             raise NotConnected(f"{where}: the connection was lost at once")
         credentials = Credentials.of(self.secret)
         is_safe = credentials.secret is None or self.is_private(connection.transport.getPeer())
-        if why := refusal(where, is_private=is_safe, insecure=credentials.insecure):
+        if why := exposure(where, is_private=is_safe, insecure=credentials.insecure):
             conversation.close()
             raise NotConnected(why)
         greeting: Deferred[None] = Deferred.fromCoroutine(

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from synrepl.base.settings import NameSettings, duration, names, setting, size, switch, text, word
 from synrepl.errors import ConfigError
-from synrepl.key_rules import refusal, url_refusal
+from synrepl.key_rules import exposure, url_exposure
 from synrepl.replication.addresses import Address
 from synrepl.transports.endpoints import is_private
 from synrepl.transports.settings import ConnectionSettings, client_endpoints
@@ -208,8 +208,8 @@ def check_settings(built: Any) -> None:
     if not built.upstream and (built.upstream_streams or built.upstream_writers):
         raise ConfigError("--upstream-streams and --upstream-writers need --upstream: set it, or remove them")
     for where in built.upstream_addresses if built.secret is not None and not built.insecure else ():
-        why = url_refusal(where.http, insecure=False) if where.http else ""
+        why = url_exposure(where.http, insecure=False) if where.http else ""
         if where.native and not is_private(where.native):
-            why = refusal(where.native, is_private=False, insecure=False)
+            why = exposure(where.native, is_private=False, insecure=False)
         if why:
             raise ConfigError(f"--upstream: {why}")

@@ -10,7 +10,7 @@ from twisted.internet.address import UNIXAddress
 
 from synrepl import key_rules
 from synrepl.base.response_errors import NeverSent
-from synrepl.key_rules import is_loopback_ip, url_refusal
+from synrepl.key_rules import is_loopback_ip, url_exposure
 
 if TYPE_CHECKING:
     from OpenSSL import SSL
@@ -54,7 +54,7 @@ class Credentials:
         """
         if self.secret is None:
             return {}
-        if not is_homeserver and (why := url_refusal(url, insecure=self.insecure)):
+        if not is_homeserver and (why := url_exposure(url, insecure=self.insecure)):
             raise NeverSent(why)
         return {"authorization": [f"Bearer {self.secret}"]}
 

@@ -15,7 +15,7 @@ from synrepl.base.access import LOCAL, Access, Keyring
 from synrepl.base.interfaces import IClock
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.metrics import Metrics
-from synrepl.base.rights import command_operation, refusal
+from synrepl.base.rights import command_operation, missing_right
 from synrepl.base.time import Timer
 from synrepl.base.turn_queue import TurnQueue
 from synrepl.replication.connection import ConnectionOwner
@@ -83,7 +83,7 @@ class _ServerSide(ConnectionOwner):
     def _refusal(self) -> ReadRefusal | None:
         protocol = self._protocol
         if protocol.access is not None:
-            if why := refusal(protocol.access, command_operation(Replicate)):
+            if why := missing_right(protocol.access, command_operation(Replicate)):
                 return ReadRefusal("", why)
             return self._factory.publisher.read_gate.unreadable()
         name = printable(protocol.certified_name or "")

@@ -11,7 +11,7 @@ from twisted.internet.testing import StringTransport
 from twisted.web.client import URI
 
 from synrepl.base.response_errors import NeverSent
-from synrepl.key_rules import url_refusal
+from synrepl.key_rules import url_exposure
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import _Endpoints
 from synrepl.transports.tls import TlsFiles
@@ -43,15 +43,15 @@ from synrepl.transports.tls import TlsFiles
 )
 def test_a_secret_goes_where_nobody_else_can_read_it(url: str, may: bool) -> None:
     """By the words of the URL: an odd form of an address is a name, and a name may be anything."""
-    assert ("" == url_refusal(url, insecure=False)) is may
-    assert url_refusal(url, insecure=True) == ""
+    assert ("" == url_exposure(url, insecure=False)) is may
+    assert url_exposure(url, insecure=True) == ""
     credentials = Credentials("rosebud")
     if may:
         assert credentials.headers_for(url) == {"authorization": ["Bearer rosebud"]}
     else:
         with pytest.raises(NeverSent, match="in the clear: use https:// or tls:, or a UNIX socket; "):
             credentials.headers_for(url)
-        assert "evil" not in url or "127.0.0.1@" not in url_refusal(url, insecure=False)
+        assert "evil" not in url or "127.0.0.1@" not in url_exposure(url, insecure=False)
     assert credentials.headers_for(url, is_homeserver=True) == {"authorization": ["Bearer rosebud"]}
     assert Credentials().headers_for(url) == {}
 

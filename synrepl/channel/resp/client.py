@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.base.access import Access, Key, Right
-from synrepl.base.rights import Operation, refusal
+from synrepl.base.rights import Operation, missing_right
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.publish_rights import line_refusal
@@ -113,7 +113,7 @@ class RespClient:
     def seen_clients(self) -> Iterator["RespClient"]:
         """Yield the clients that this one may see: all, or those with its key if that is limited."""
         assert self.access is not None
-        sees_all = not refusal(self.access, OTHER_CLIENTS)
+        sees_all = not missing_right(self.access, OTHER_CLIENTS)
         for one in self.server.clients():
             if sees_all or (one.access is not None and one.user == self.user):
                 yield one

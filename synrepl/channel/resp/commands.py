@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from synrepl.base.access import Right
-from synrepl.base.rights import Operation, refusal
+from synrepl.base.rights import Operation, missing_right
 from synrepl.channel import resp_codec as resp
 from synrepl.channel.resp import cache_commands as cache
 from synrepl.channel.resp import connection_commands as connection
@@ -95,7 +95,7 @@ def _run(client: RespClient, name: bytes, command: RespCommand, words: Words) ->
         raise RefusedRequest(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
     if command.takes is not None:
         assert client.access is not None
-        if why := refusal(client.access, command.takes):
+        if why := missing_right(client.access, command.takes):
             raise RefusedRequest(f"NOPERM {why}")
     return command.run(client, words)
 

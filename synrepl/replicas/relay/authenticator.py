@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from synrepl.base.access import LOCAL, REMOTE, Access, Key
 from synrepl.base.key_records import split_issued
-from synrepl.base.rights import command_operation, refusal
+from synrepl.base.rights import command_operation, missing_right
 from synrepl.replicas.relay.interfaces import RelayConnection
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import REPLICA
@@ -47,7 +47,7 @@ class Authenticator:
             return self._unknown_key(greeting.secret)
         else:
             self.access, self._key = keys.access(key), key
-        if why := refusal(self.access, command_operation(native.Hello)):
+        if why := missing_right(self.access, command_operation(native.Hello)):
             return native.refusal("no_rights", why)
         # Here already: an authenticated connection counts as the presence of this uuid.
         return self._registry.owner_refusal(greeting.uuid, self.access, name=greeting.listed_name)

@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.base.access import Access
 from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
-from synrepl.base.rights import command_operation, refusal
+from synrepl.base.rights import command_operation, missing_right
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.wire.native import (
     CHANNEL,
@@ -105,4 +105,4 @@ def _passes_channel(registry: ReplicaRegistry, access: Access) -> bool:
     """Whether the replica may join the channel of this daemon."""
     if not registry.channel().is_served:
         return False
-    return not any(refusal(access, command_operation(one)) for one in (Channel, Publish))
+    return not any(missing_right(access, command_operation(one)) for one in (Channel, Publish))

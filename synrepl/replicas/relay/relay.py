@@ -7,7 +7,7 @@ from typing import Any, Final
 from twisted.internet.defer import CancelledError
 
 from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
-from synrepl.base.rights import command_operation, is_told, refusal
+from synrepl.base.rights import command_operation, is_told, missing_right
 from synrepl.base.time import Timer
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.issued_keys import keys_block
@@ -406,7 +406,7 @@ class Relay(ConnectionOwner):
         self, command: native.Channel | native.Publish | native.PublishTo | native.PublisherLost
     ) -> None:
         access = self._authenticator.access
-        if why := refusal(access, command_operation(type(command))):
+        if why := missing_right(access, command_operation(type(command))):
             raise RemoteProtocolError(why)
         if isinstance(command, native.Channel):
             downlink = None

@@ -8,12 +8,11 @@ import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synrepl.base import rights
 from synrepl.base.access import Access, Keyring, Right
 from synrepl.base.history import BACKUP_PREFIX, READER_PREFIX, Lease
 from synrepl.base.interfaces import IClock
 from synrepl.base.response_errors import ErrorResponse, OwnResponse
-from synrepl.base.rights import command_operation
+from synrepl.base.rights import command_operation, missing_right
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import ExpiryClock
 from synrepl.errors import LocalProtocolError, ReplicationError, StorageError
@@ -321,7 +320,7 @@ class ReplicaRegistry:
         from synrepl.replicas.wire.native import Subscribe
 
         # A request for a copy and one for what follows take the same.
-        if why := rights.refusal(access, command_operation(Subscribe), query.streams):
+        if why := missing_right(access, command_operation(Subscribe), query.streams):
             return refusal("no_rights", why)
         # This log is about to be replaced by a copy.
         return None if self.roles.is_whole else refusal("not_ready", NOT_READY)

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, DeferredList
 
 from synrepl.base.history import Appended
 from synrepl.base.response_errors import NotForwarded
-from synrepl.base.rights import NAME_OWNERS, refusal
+from synrepl.base.rights import NAME_OWNERS, missing_right
 from synrepl.errors import RowError
 from synrepl.http_api.route import BAD_WRITER
 from synrepl.http_api.routes import APPEND, APPEND_BATCH
@@ -351,7 +351,7 @@ def _owner(call: Call) -> str:
     access, named = call.access, call.query["owner"]
     if named is None:
         return access.name
-    if refusal(access, NAME_OWNERS):
+    if missing_right(access, NAME_OWNERS):
         return f"{access.name} {named}"
     return str(named)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from synrepl.base.access import LOCAL, REMOTE, Access, Keyring
-from synrepl.base.rights import Operation, refusal, route_operation
+from synrepl.base.rights import Operation, missing_right, route_operation
 from synrepl.http_api.route import JSON, Route
 from synrepl.transports.credentials import certified_name, ip_of, is_local
 from synrepl.transports.http.api_error import ApiError
@@ -74,7 +74,7 @@ def check_route(access: Access, route: Route, path_variables: Mapping[str, str])
 
 def check(access: Access, operation: Operation, named: Iterable[str] = ()) -> None:
     """Raises `ApiError` unless the peer may do this with the streams that the request names."""
-    if why := refusal(access, operation, named):
+    if why := missing_right(access, operation, named):
         raise ApiError("no_rights", why)
 
 

@@ -16,7 +16,7 @@ from synrepl.base.time import Timer
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import read_error
 from synrepl.http_api.route import HttpRequest, public_url
-from synrepl.key_rules import LOCALHOST, localhost_refusal
+from synrepl.key_rules import LOCALHOST, localhost_exposure
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.failures import describe_error, root_cause
 from synrepl.transports.http.headers import CONTENT_DIGEST, WANT_DIGEST, content_digest
@@ -261,7 +261,7 @@ class _LocalEndpoint:
 
     def _check(self, protocol: Any) -> Any:
         peer = protocol.transport.getPeer()
-        if not (why := localhost_refusal(str(getattr(peer, "host", "")), insecure=False)):
+        if not (why := localhost_exposure(str(getattr(peer, "host", "")), insecure=False)):
             return protocol
         protocol.transport.abortConnection()
         raise NeverSent(why)
