@@ -54,6 +54,7 @@ def test_names_that_exist_are_fine(tmp_path: Path) -> None:
         ("`Reader.write`", "`Reader.write` does not exist"),
         ("``synrepl.reader.write_all``", "`synrepl.reader.write_all` does not exist"),
         ("`wire/gone.py`", "`wire/gone.py` does not exist"),
+        ("`wire/reader.py`", "`wire/reader.py` does not exist"),  # it is in another folder
         ("`other_key`", "`other_key` does not exist"),
         ("`go_on()`", "`go_on()` does not exist"),
         ("docs/gone.md", "docs/gone.md leads nowhere"),

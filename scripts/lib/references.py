@@ -249,7 +249,9 @@ def wrong_span(tree: Tree, text: str, near: Path) -> bool:
         return False
     names = tree.names_for(near)
     if _PATH.fullmatch(text) or _FOLDER.fullmatch(text):
-        written = Path(text).stem in names or text in tree.listings(near)
+        # The code may write a file of this name, but no module into a folder of ours.
+        is_module = text.endswith(".py") and "/" in text and tree.has_file(str(Path(text).parent), near)
+        written = (not is_module and Path(text).stem in names) or text in tree.listings(near)
         return not (Path(text).stem.isupper() or written or tree.has_file(text, near))
     name = text.removesuffix("()")
     if (metric := _METRIC.fullmatch(name)) and metric[1] in names:
