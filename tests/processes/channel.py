@@ -116,6 +116,12 @@ def redis_of(url: str) -> dict[str, Any]:
     return found
 
 
+def knows(url: str, stream: str, writer: str) -> bool:
+    """Whether it has heard where this writer stands: from there on it misses nothing, and what was before it
+    does not ask for."""
+    return writer in status(url)["streams"][stream]["writers"]
+
+
 def described(url: str) -> str:
     """The part of the status that matters when something is wrong."""
     had = status(url)

@@ -22,6 +22,7 @@ from tests.processes.channel import (
     described,
     eventually,
     kept,
+    knows,
     on_redis,
     redis_of,
     status,
@@ -423,7 +424,7 @@ def test_a_row_that_is_too_long_for_a_line_arrives(tmp_path: Path, redis: RedisS
         beta = stack.enter_context(on_redis(tmp_path, redis, "beta", "--config", str(tmp_path / "beta.yaml")))
         tail = stack.enter_context(Tail(beta, "current", cwd=tmp_path))
         wait_until_writing(alpha)
-        eventually(lambda: redis_of(beta.url)["subscribed"], "a daemon that hears")
+        eventually(lambda: knows(beta.url, "to_device", "alpha"), "a daemon that hears the writer")
         tail.wait_until_live()
         with Asker(alpha.url) as asker:
             asker.post("to_device", [[["@short:a"]]])

@@ -16,6 +16,7 @@ from tests.processes.channel import (
     ascends,
     eventually,
     kept,
+    knows,
     metric,
     on_redis,
     redis_of,
@@ -55,9 +56,10 @@ class World:
         self.count = 0
 
     def is_live(self) -> bool:
-        """Whether both ways are open."""
+        """Whether both ways are open, and the reader knows where the writer stands."""
         found = status(self.reader.url)
-        return bool(found["redis"]["subscribed"]) and all(one["connected"] for one in found["following"])
+        is_open = bool(found["redis"]["subscribed"]) and all(one["connected"] for one in found["following"])
+        return is_open and all(knows(self.reader.url, one, "alpha") for one in ("receipts", "caches"))
 
     def post(self, count: int) -> None:
         """Facts of two streams, several a request."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.processes.channel import SECRET, Fact, ask, eventually, kept, status
+from tests.processes.channel import SECRET, Fact, ask, eventually, kept, knows, status
 from tests.processes.loading import made_rows
 from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
@@ -102,7 +102,7 @@ def test_redis(direction: str, old: Release, stack: ExitStack, tmp_path: Path) -
         receiver.daemon(tmp_path / "r", *joined, "--instance-name", "beta", "--config", str(map_file))
     )
     eventually(lambda: status(writer.url)["redis"]["is_writing"], "a writer that has its name")
-    eventually(lambda: status(reader.url)["redis"]["subscribed"], "a reader that is subscribed")
+    eventually(lambda: knows(reader.url, "receipts", "alpha"), "a reader that knows where the writer stands")
     fill(writer.url)
     eventually(lambda: numbers(kept(reader.url)) == list(range(1, FACTS + 1)), "all facts at the reader")
 
@@ -119,6 +119,7 @@ def test_resp(direction: str, old: Release, stack: ExitStack, tmp_path: Path) ->
         client.daemon(tmp_path / "c", *joined, "--instance-name", "alpha", "--redis-writes", "receipts")
     )
     eventually(lambda: status(writer.url)["redis"]["is_writing"], "a writer that has its name")
+    eventually(lambda: knows(channel.url, "receipts", "alpha"), "a port that knows where the writer stands")
     fill(writer.url)
     eventually(lambda: numbers(kept(channel.url)) == list(range(1, FACTS + 1)), "all facts at the port")
 
