@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.base.secret import Secret
-from synrepl.caches.names import all_names, names_of, plain_name
 from synrepl.config.config_files import read_yaml
 from synrepl.errors import ConfigError, suggest
 from synrepl.homeserver.addresses import (
@@ -43,6 +42,7 @@ from synrepl.homeserver.duties import (
     writer_names,
     writes,
 )
+from synrepl.homeserver.file_notes import MAX_KEY, notes_on_values
 from synrepl.homeserver.findings import Finding, Unseen
 from synrepl.homeserver.merging import (
     MAIN,
@@ -55,9 +55,9 @@ from synrepl.homeserver.merging import (
     merge_files,
 )
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
-from synrepl.html.humanize import counted, size
+from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
-from synrepl.wire.dialect import NEWEST, Release, release_text, span
+from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable
 
 MAX_PROCESSES: Final = 500
@@ -92,7 +92,6 @@ TCP: Final = span("0.1", "1.67")
 """The releases that exchange lines by way of Redis, and those that do so over TCP."""
 
 _NEAR: Final = 0.9
-MAX_KEY: Final = 80
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,8 +285,9 @@ class _ConfigurationLoader:
                 " of the configuration. What is missing, who does what, and whether processes agree was not"
                 " judged; give all files of each process",
             )
-        self._say_which_factors_have_no_cache()
-        self._say_what_caches_may_have()
+        misspelled = tuple(dict.fromkeys(self._misspelled()))
+        told = frozenset(key for key, _, _ in misspelled)
+        self._notes += notes_on_values(self._configs, self._release, told=told)
         for one in self._merged.unfilled:
             self._miss(
                 "configuration",
@@ -361,7 +361,7 @@ class _ConfigurationLoader:
             },
             unnamed={name: tuple(of) for name, of in unnamed.items()},
             shared_ports=tuple(self._shared_ports(away)),
-            misspelled=tuple(dict.fromkeys(self._misspelled())),
+            misspelled=misspelled,
             read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
             left_in=() if self._main.is_main else self._left_in(),
             unread=tuple(self._unread),
@@ -635,39 +635,6 @@ class _ConfigurationLoader:
                     process=app,
                 )
 
-    def _say_which_factors_have_no_cache(self) -> None:
-        """Name the factors of caches that other releases have."""
-        at = {plain_name(name) for name in names_of(self._release)}
-        others = {plain_name(name): name for name in all_names()}
-        for file, name in dict.fromkeys(
-            (config.origin("caches"), str(name))
-            for config in self._configs
-            for name in as_mapping(config.mapping("caches").get("per_cache_factors"))
-        ):
-            if (known := others.get(plain_name(name))) is not None and known not in at:
-                has = " and ".join(map(str, dict.fromkeys(one.span for one in all_names()[known])))
-                self._note(
-                    "ignored_key",
-                    f"`caches: per_cache_factors: {printable(name)}` in {file}: Synapse"
-                    f" {release_text(self._release)} has no such cache ({has}), and the factor no effect",
-                    "remove it, or name the cache that has come in its place",
-                )
-
-    def _say_what_caches_may_have(self) -> None:
-        """Say what the caches of all processes may have together: the limit is of each."""
-        limits = [
-            _bytes(as_mapping(config.mapping("caches").get("cache_autotuning")).get("max_cache_memory_usage"))
-            for config in self._configs
-        ]
-        if len(limits) > 1 and all(limits):
-            self._note(
-                "cache_memory",
-                f"`caches: cache_autotuning` in {self._configs[0].origin('caches')}: the"
-                " max_cache_memory_usage is that of each process, and that of these"
-                f" {len(limits)} together is {size(sum(limits))}",
-                "see that the machine has it; set less for all, or for a process in its own file",
-            )
-
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""
         at: dict[str, set[Any]] = {name: {where} for name, where in self._instances().items()}
@@ -885,9 +852,3 @@ def redis_settings(config: ProcessConfig) -> RedisSettings | None:
         certificate_file=text("certificate_file"),
         private_key_file=text("private_key_file"),
     )
-
-
-def _bytes(value: Any) -> int:
-    """A size as Synapse reads it, such as 2048M; 0 for anything else."""
-    found = re.fullmatch(r"(\d{1,12})([KMGT]?)", str(value), re.ASCII)
-    return int(found[1]) * 1024 ** " KMGT".index(found[2] or " ") if found is not None else 0

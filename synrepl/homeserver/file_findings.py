@@ -45,6 +45,7 @@ def find_in_files(
         yield from find_without_work(homeserver, missing)
     yield from _misspelled(homeserver)
     yield from _wrong_ports(homeserver)
+    yield from _unmapped(homeserver)
     yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
     if is_whole:
@@ -287,6 +288,29 @@ def _mapped(homeserver: Homeserver) -> str:
     """Where `instance_map` has the main process."""
     where = homeserver.instances.get(MAIN)
     return "" if where is None else f" at {printable(str(where))}, as instance_map.main has it"
+
+
+def _unmapped(homeserver: Homeserver) -> Iterator[Finding]:
+    """Processes that others go to, and that an entry in `instance_map`, which is missing, would not reach."""
+    reached = dict.fromkeys(
+        [*(name for names in homeserver.writers.values() for name in names), *sorted(homeserver.proxies)]
+    )
+    for name in reached:
+        process = homeserver.process(name)
+        is_there = process is not None and process.file and name != MAIN and name not in homeserver.instances
+        if process is None or not is_there or process.listens is None or process.listens:
+            continue
+        at = [where for where, is_http in process.holds.items() if is_http]
+        yield Finding(
+            kind="wrong_port",
+            process=name,
+            why=f"other processes go to {printable(name)} for what it does, and {process.file} has no"
+            " listener with the resource replication: an entry in `instance_map` alone does not help",
+            remedy=f"add to {process.file} a listener of type http with the resource replication, at a port"
+            " of its own, which its entry in instance_map names"
+            + (f" (that at {printable(str(at[0]))} has none)" if at else ""),
+            cost=RESTART_ALL,
+        )
 
 
 def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:

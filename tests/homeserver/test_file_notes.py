@@ -1,0 +1,117 @@
+"""Notes on values that Synapse takes without a word, as public reports have them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synrepl.homeserver.file_notes import setting_names
+from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, run, write
+
+
+def notes(folder: Path, kind: str, *rest: str, **files: dict[str, Any]) -> list[str]:
+    """The notes of this kind on these files; the first is the homeserver's."""
+    found = run(*write(folder, **files), *rest, code=WELL)
+    return [one["why"] for one in found["notes"] if one["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        # As if it were the counterpart of federation_sender_instances.
+        (["federation_receiver_instances"], ["`federation_receiver_instances` in", "is no setting"]),
+        (["rc_mesage", "global_factor"], ["`rc_mesage` (did you mean rc_message?)", "are no settings"]),
+        ([f"key{n}" for n in range(12)], ["`key9` and 2 more in"]),
+        (["x-common", ".anchor", "_base", "use_presence", "enable_group_creation", "no_tls"], []),
+    ],
+)
+def test_a_key_that_is_no_setting(tmp_path: Path, keys: list[str], told: list[str]) -> None:
+    found = notes(tmp_path, "unknown_key", homeserver={**WHOLE, **dict.fromkeys(keys, 1)})
+
+    assert bool(told) == bool(found)
+    assert all(one in found[0] for one in told)
+
+
+def test_a_key_that_a_finding_names_is_not_noted_again(tmp_path: Path) -> None:
+    found = run(*write(tmp_path, homeserver={**WHOLE, "streams_writers": {}}), code=UNWELL)
+
+    assert ["misspelled_key"] == [one["kind"] for one in found["findings"]]
+    assert [] == [one for one in found["notes"] if one["kind"] == "unknown_key"]
+
+
+def test_all_settings_that_are_read_have_their_name_in_the_list() -> None:
+    from synrepl.homeserver.configuration import KEYS, MEANT
+
+    assert set() == {*KEYS, *MEANT} - setting_names()
+
+
+@pytest.mark.parametrize(("factor", "count"), [(0.1, 1), (0, 1), (0.5, 0), (1, 0), ("{{ factor }}", 0)])
+def test_a_low_factor(tmp_path: Path, factor: Any, count: int) -> None:
+    """Set to save memory, it costs CPU, and memory too (matrix-org/synapse#3939)."""
+    files = write(tmp_path, homeserver={**WHOLE, "caches": {"global_factor": factor}})
+    found = run(*files, code=3 if isinstance(factor, str) else WELL)
+
+    assert count == sum(one["kind"] == "low_cache_factor" for one in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("caches", "release", "count"),
+    [
+        ({"expire_caches": True, "cache_entry_ttl": "30m"}, "1.63", 1),
+        ({"expiry_time": "1h"}, "1.50", 1),
+        ({"expire_caches": True}, "1.64", 0),
+        ({"expiry_time": "1h"}, "1.44", 0),
+        ({"global_factor": 1}, "1.63", 0),
+    ],
+)
+def test_caches_that_do_not_expire(tmp_path: Path, caches: Any, release: str, count: int) -> None:
+    """Although it is set (matrix-org/synapse#13245)."""
+    found = notes(tmp_path, "caches_not_expired", "--synapse", release, hs={**WHOLE, "caches": caches})
+
+    assert count == len(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workers", "told"),
+    [
+        ({"cp_max": 10}, 12, "13 processes may open 130 connections"),
+        ({"cp_max": 10}, 8, ""),
+        ({}, 20, "21 processes may open 105 connections"),
+        ({"cp_max": "{{ pool }}"}, 30, ""),
+    ],
+)
+def test_connections_of_all_processes(
+    tmp_path: Path, arguments: dict[str, Any], workers: int, told: str
+) -> None:
+    """The pool is of each process (spantaleev/matrix-docker-ansible-deploy#4442)."""
+    homeserver = {**WHOLE, "database": {"name": "psycopg2", "args": arguments}}
+    files = {f"w{n}": {**WORKER, "worker_name": f"w{n}"} for n in range(workers)}
+    options = write(tmp_path, homeserver=homeserver, **files)
+    found = run(*options, code=3 if arguments.get("cp_max") == "{{ pool }}" else WELL)
+    connections = [one["why"] for one in found["notes"] if one["kind"] == "connections"]
+
+    assert bool(told) == bool(connections)
+    assert all(told in why for why in connections)
+
+
+@pytest.mark.parametrize("key", ["outbound_federation_restricted_to", "stream_writers"])
+def test_what_else_a_process_lacks_that_the_map_lacks(tmp_path: Path, key: str) -> None:
+    """Both are told at once: with the entry alone its requests fail."""
+    value: Any = ["w1"] if key.startswith("outbound") else {"events": "w1"}
+    listener = {"type": "http", "port": 8080, "resources": [{"names": ["federation"]}]}
+    homeserver = {
+        **WHOLE,
+        key: value,
+        "worker_replication_secret": "s",
+        "pusher_instances": ["w1"],
+    }
+    found = run(
+        *write(tmp_path, homeserver=homeserver, w1={**WORKER, "worker_listeners": [listener]}), code=UNWELL
+    )
+
+    assert ["which `instance_map` lacks", "no listener with the resource replication"] == [
+        part
+        for one in found["findings"]
+        for part in ("which `instance_map` lacks", "no listener with the resource replication")
+        if part in one["why"]
+    ]
