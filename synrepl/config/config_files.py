@@ -85,8 +85,17 @@ _HELM: Final = re.compile(
 )
 
 
+_GO: Final = re.compile(
+    rb"\{\{-?\s*(?:[^{}]*\s)?"
+    rb"(?:\$?\.Env\b|\.Data\.|secret \"|key \"|env \"|tmpl\.|base64\.|file\.|datasource )"
+)
+"""Marks of gomplate, of Vault's agent and of Consul's templates."""
+
+
 def template_in(content: bytes) -> str:
     """Say what template this is, and what to give; "" if no statement of a known kind is in it."""
+    if _GO.search(content):
+        return "a template (its marks are those of gomplate, or of Vault's agent): give the file made from it"
     if _HELM.search(content):
         return f"a template of Helm that was not rendered: give {RENDER}"
     if b"{%" in content:
@@ -99,6 +108,33 @@ NO_YAML: Final = {
     ".md": "give each block as a file of its own",
 }
 """What other files are in which settings are written, by how their names end."""
+_PROGRAMS: Final = (
+    (re.compile(rb"\A#!"), "a script: run it, and give the files that it writes"),
+    (
+        re.compile(rb"^(?:ARG[^\n]*\n|#[^\n]*\n|\s*\n)*FROM \S+", re.IGNORECASE),
+        "the description of an image (Dockerfile): give the files of the container",
+    ),
+    (
+        re.compile(rb"^(?:resource|module|locals|variable|template|auto_auth)\b[^\n:]*\{\s*$", re.MULTILINE),
+        "in HCL, as for Terraform or Vault's agent: give the files that are made by it",
+    ),
+    (
+        re.compile(rb"^\[(?:Unit|Service|Container)\]\s*$", re.MULTILINE),
+        "a unit of systemd: give the files that its ExecStart names",
+    ),
+)
+"""Programs in which settings are written, by how they begin."""
+
+
+def program_in(content: bytes) -> str:
+    """Say what program this is, and what to give; "" for none that is known."""
+    found = next((what for mark, what in _PROGRAMS if mark.search(content)), "")
+    by_image = (
+        ", with those of /conf and /conf/workers, which the image makes at its start (SYNAPSE_WORKER_TYPES)"
+    )
+    return found + by_image * (bool(found) and b"SYNAPSE_WORKER_TYPES" in content)
+
+
 YAML_HINTS: Final = {
     "mapping values are not allowed here": "two settings in one line, or a text with a colon, which needs"
     " quotes",
@@ -114,17 +150,19 @@ def _load(path: Path, loader: Any, *, quotes_marks: bool = False, content: bytes
         content = read_small_file(path)
     try:
         try:
-            return yaml.load(content, loader)  # noqa: S506 (it is a SafeLoader)
+            found = yaml.load(content, loader)  # noqa: S506 (it is a SafeLoader)
         except yaml.YAMLError:
             if not quotes_marks or (quoted := _quoted(content)) == content:
                 raise
-            return yaml.load(quoted, loader)  # noqa: S506
+            found = yaml.load(quoted, loader)  # noqa: S506
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         why = getattr(error, "problem", None) or " ".join(str(error).split())
         if path.suffix in NO_YAML:
             raise ConfigError(f"{path} is no YAML: {NO_YAML[path.suffix]}") from error
+        if program := program_in(content):
+            raise ConfigError(f"{path} is {program}") from error
         if "another document" in why:
             at = where.removeprefix(",")
             raise ConfigError(
@@ -139,6 +177,11 @@ def _load(path: Path, loader: Any, *, quotes_marks: bool = False, content: bytes
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise ConfigError(f"{path}: not YAML: {why}") from error
+    # Lines that have no colon are one text.
+    is_text = all(isinstance(one, str) for one in (found if isinstance(found, list) else [found]))
+    if found and is_text and (program := program_in(content)):
+        raise ConfigError(f"{path} is {program}")
+    return found
 
 
 def read_secret(path: Path, warnings: list[str]) -> str:

@@ -80,6 +80,7 @@ MEANT: Final = (
 )
 """Keys that give a duty to a process. If one is misspelled, another process does it, without a message."""
 
+NAMING: Final = ("worker_app", "worker_name")
 OF_WORKERS: Final = (
     *("worker_replication_host", "worker_replication_http_port", "worker_listeners", "worker_main_http_uri"),
 )
@@ -179,11 +180,11 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     those of two processes on one machine, or of two listeners of one: the port, the first process, the
     second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
     each is like. `read_by_main` are files of workers in a folder of the main process, each with the key that
-    makes it a worker's. `left_in` is a worker's file with the listeners of the main process, and the key that
-    makes it a worker's, if no file is the main process'. `unread` is what could not be read of the files,
-    and `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether
-    the file of a worker was, and `has_unknown_names` whether a template's mark was left in the name of
-    one.
+    makes it a worker's. `left_in` is a worker's file with the listeners of the main process, and its keys of
+    a worker, the first of which makes it one, if no file is the main process'. `unread` is what could not be
+    read of the files, and `notes` what is worth a note. `release` is the one that was given, and
+    `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark
+    was left in the name of one.
     """
 
     server_name: str
@@ -372,12 +373,18 @@ class _ConfigurationLoader:
         )
 
     def _left_in(self) -> tuple[str, ...]:
-        """The file with the listeners of the main process and the key that makes it a worker's, if any."""
+        """The file with the listeners of the main process, and its keys of a worker, if any.
+
+        The first of them makes it a worker's.
+        """
         for config in self._configs:
-            for key in ("worker_app", "worker_name"):
+            for key in NAMING:
                 has_key = config.app if key == "worker_app" else config.get(key)
-                if has_key and "listeners" in config and config.origin(key) == config.origin("listeners"):
-                    return config.origin(key), key
+                file = config.origin(key)
+                if has_key and "listeners" in config and file == config.origin("listeners"):
+                    own = ["worker_name", *OF_WORKERS] if key == "worker_app" else OF_WORKERS
+                    others = [one for one in own if one in config]
+                    return file, key, *(one for one in others if config.origin(one) == file)
         return ()
 
     def _misspelled(self) -> Iterator[tuple[str, str, str]]:
@@ -688,7 +695,7 @@ class _ConfigurationLoader:
 
     def _secret_mark(self, config: ProcessConfig) -> str | None:
         names = "worker_replication_secret", "worker_replication_secret_path"
-        secret = self._secret(config.values, *names, config.file)
+        secret = self._secret(config.values, *names, config.origin(names[1]))
         if secret is None:
             return None if any(isinstance(config.get(name), str) for name in names) else ""
         return sha256(self._salt + secret.encode()).hexdigest()

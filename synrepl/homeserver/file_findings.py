@@ -11,7 +11,7 @@ from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding, Unsee
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
 from synrepl.homeserver.work_findings import find_in_work, find_media_with_others, find_without_work
-from synrepl.html.humanize import counted, several
+from synrepl.html.humanize import counted, listed, several
 from synrepl.wire.dialect import NEWEST, Release, Span, release_text
 from synrepl.wire.text import printable
 
@@ -58,11 +58,6 @@ WITH_KEY: Final = {
     " start",
 }
 """What a main process does with a key of workers."""
-LEFT_IN: Final = {
-    "worker_app": "if it is the main process', remove `worker_app` and `worker_name`",
-    "worker_name": "if it is the main process', remove `worker_name`",
-}
-"""What to do where the file of the main process has such a key."""
 
 
 def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
@@ -75,9 +70,7 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
             Unseen(
                 what=MAIN,
                 why=(
-                    "{} has a `{}`, and is taken for a worker's: {}; {}".format(
-                        *homeserver.left_in, WITH_KEY[homeserver.left_in[1]], LEFT_IN[homeserver.left_in[1]]
-                    )
+                    _left_in(*homeserver.left_in)
                     if homeserver.left_in
                     else f"no file that was given is of it ({keys[0]}): add it"
                 ),
@@ -92,6 +85,16 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
         if is_open and name != MAIN and _is_missing(homeserver, name)
     ]
     return found
+
+
+def _left_in(file: str, key: str, *others: str) -> str:
+    """Say what the keys of a worker in a file with the listeners of the main process do there."""
+    keys = [f"`{one}`" for one in (key, *others)]
+    return (
+        f"{file} has a `{key}`, and is taken for a worker's: {WITH_KEY[key]}; if it is the main process',"
+        f" remove {listed(keys)}, which belong{'s' * (not others)} into a file of the worker's own, given"
+        " beside this one"
+    )
 
 
 def _not_given(keys: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from synrepl.caches.names import all_names, names_of, plain_name
 from synrepl.homeserver.findings import Finding
-from synrepl.homeserver.merging import ProcessConfig, as_mapping
+from synrepl.homeserver.merging import ProcessConfig, as_list, as_mapping
 from synrepl.html.humanize import counted, listed, size
 from synrepl.wire.dialect import NEWEST, Release, release_text, span
 from synrepl.wire.text import printable
@@ -38,15 +38,25 @@ def notes_on_values(
 
 
 def _unknown_keys(configs: Sequence[ProcessConfig], told: frozenset[str]) -> Iterator[Finding]:
-    """Keys at the top that no release which was read knows."""
+    """Keys that no release which was read knows: at the top, and below the keys whose names are all known."""
     by_file: dict[str, dict[str, None]] = {}
     known = setting_names()
+    sections = {name.partition(".")[0] for name in known if "." in name}
     for config in configs:
-        for key in config.values:
+        for key, value in config.values.items():
             # Keys that begin with x-, a point or _ are for anchors of YAML.
-            is_name = isinstance(key, str) and not key.startswith(("x-", ".", "_"))
-            if is_name and key not in known and key not in told:
-                by_file.setdefault(config.origin(key), {}).setdefault(key)
+            if not isinstance(key, str) or key in told or key.startswith(("x-", ".", "_")):
+                continue
+            section = key.removeprefix("worker_") if key == "worker_listeners" else key
+            below = [value, *as_list(value)] if section in sections else []
+            wrong = [
+                f"{section}.{name}"
+                for one in below
+                for name in as_mapping(one)
+                if isinstance(name, str) and f"{section}.{name}" not in known
+            ]
+            for name in [key] if key not in known else wrong:
+                by_file.setdefault(config.origin(key), {}).setdefault(name)
     for file, keys in by_file.items():
         named = [f"`{printable(key, limit=MAX_KEY)}`{_meant(key)}" for key in list(keys)[:MAX_NAMED]] + (
             [f"{len(keys) - MAX_NAMED} more"] if len(keys) > MAX_NAMED else []
@@ -62,13 +72,16 @@ def _unknown_keys(configs: Sequence[ProcessConfig], told: frozenset[str]) -> Ite
 
 
 def _meant(key: str) -> str:
-    near = difflib.get_close_matches(key, setting_names(), 1, 0.9) if len(key) < MAX_KEY else []
-    return f" (did you mean {near[0]}?)" if near else ""
+    section, _, name = key.rpartition(".")
+    known = [one.rpartition(".") for one in setting_names()]
+    of_same = [last for first, _, last in known if first == section]
+    near = difflib.get_close_matches(name, of_same, 1, 0.8 if section else 0.9) if len(name) < MAX_KEY else []
+    return f" (did you mean {section and section + '.'}{near[0]}?)" if near else ""
 
 
 @cache
 def setting_names() -> frozenset[str]:
-    """The settings that Synapse has at the top of its configuration.
+    """The settings that Synapse has at the top of its configuration, and below some of them, with a point.
 
     ``setting_names.txt`` has what 1.0.0, 1.28.0, 1.40.0, 1.56.0, 1.66.0, 1.85.2, 1.109.0, 1.133.0, 1.157.1
     and 1.163.2 ask their configuration for. A name that only a release between them had is not there.

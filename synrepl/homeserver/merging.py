@@ -191,7 +191,8 @@ def merge_files(
                 replaced += _replaced(content, dict.fromkeys(content, str(file)), str(file), layer)
                 content = {**content, **layer}
             if isinstance(content, dict) and (kind := _kind_around(content)):
-                around.append((str(file), kind + (IN_VAIN if _sets(content, FACTOR) else "")))
+                why = "".join(text for name, text in BY_ENVIRONMENT.items() if _sets(content, name))
+                around.append((str(file), kind + why))
             elif isinstance(content, dict):
                 contents[file] = {
                     key: _marked(value, str(file), str(key), unfilled) if key in keys else value
@@ -310,10 +311,14 @@ def _says(key: str, value: Any) -> bool:
 
 OF_KUBERNETES: Final = "a manifest of Kubernetes"
 OF_HELM: Final = "Helm chart"
+WORKER_TYPES: Final = "SYNAPSE_WORKER_TYPES"
 FACTOR: Final = "SYNAPSE_CACHE_FACTOR"
-IN_VAIN: Final = (
-    f" (Synapse ignores its {FACTOR} since 1.60: set `caches: global_factor` in its configuration)"
-)
+BY_ENVIRONMENT: Final = {
+    FACTOR: f" (Synapse ignores its {FACTOR} since 1.60: set `caches: global_factor` in its configuration)",
+    WORKER_TYPES: f" (by its {WORKER_TYPES} the image makes the files of workers at its start: they are in"
+    " /conf/workers, and what they share in /conf/workers/shared.yaml)",
+}
+"""What variables in the environment of a container mean."""
 OF_COMPOSE: Final = "a file of Docker Compose"
 
 

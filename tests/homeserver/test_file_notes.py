@@ -8,6 +8,8 @@ import pytest
 from synrepl.homeserver.file_notes import setting_names
 from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, run, write
 
+REPLICATION = {"port": 9093, "type": "http", "resources": [{"names": ["replication"]}]}
+
 
 def notes(folder: Path, kind: str, *rest: str, **files: dict[str, Any]) -> list[str]:
     """The notes of this kind on these files; the first is the homeserver's."""
@@ -115,3 +117,33 @@ def test_what_else_a_process_lacks_that_the_map_lacks(tmp_path: Path, key: str) 
         for part in ("which `instance_map` lacks", "no listener with the resource replication")
         if part in one["why"]
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("push", {"jitter_dalay": 10}, "`push.jitter_dalay` (did you mean push.jitter_delay?)"),
+        ("presence", {"enable": True}, "`presence.enable` (did you mean presence.enabled?)"),
+        ("redis", {"enabled": True, "db": 1}, "`redis.db`"),
+        ("caches", {"global_facter": 1}, "`caches.global_facter` (did you mean caches.global_factor?)"),
+        ("listeners", [{**REPLICATION, "bind_adresses": []}], "`listeners.bind_adresses` (did"),
+        ("retention", {"enabled": True, "default_policy": {}}, ""),
+        # What is below these is not known.
+        ("experimental_features", {"msc1": True}, ""),
+    ],
+)
+def test_a_key_below_another_that_is_no_setting(tmp_path: Path, key: str, value: Any, told: str) -> None:
+    found = notes(tmp_path, "unknown_key", homeserver={**WHOLE, key: value})
+
+    assert bool(told) == bool(found)
+    assert all(told in why for why in found)
+
+
+@pytest.mark.parametrize(("key", "kinds"), [("compress", []), ("cors", ["refused_key"])])
+def test_a_resource_with_another_key(tmp_path: Path, key: str, kinds: list[str]) -> None:
+    """Releases do not start with one, and show a traceback."""
+    resource = {"names": ["replication"], key: True}
+    homeserver = {**WHOLE, "listeners": [{**REPLICATION, "resources": [resource]}]}
+    found = run(*write(tmp_path, homeserver=homeserver), code=UNWELL if kinds else WELL)
+
+    assert kinds == [one["kind"] for one in found["findings"]]

@@ -178,3 +178,41 @@ def test_files_of_several_workers_in_one(tmp_path: Path) -> None:
     assert "`worker_name` is there 3 times" in why
     assert "the last alone counts" in why
     assert "a file of its own" in one(found, "replaced_key")["remedy"]
+
+
+DOCKERFILE = (
+    "FROM matrixdotorg/synapse-workers\nENTRYPOINT \\\n  SYNAPSE_WORKER_TYPES=pusher \\\n  /start.py\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (DOCKERFILE, ["Dockerfile", "/conf/workers"]),
+        (
+            "#!/bin/bash\ncat << EOF > w.yaml\nworker_app: a\nworker_name: w$i\nEOF\ndone\n",
+            ["script: run it"],
+        ),
+        ('resource "local_file" "hs" {\n  content = <<EOT\n  server_name: x\nEOT\n}\n', ["HCL"]),
+        ("auto_auth {\n}\ntemplate {\n  contents = <<EOH\n  a: {{ .Data.x }}\nEOH\n}\n", ["Vault's agent"]),
+        ("[Unit]\nDescription=Synapse %i\n[Service]\nExecStart=python -m a --config-path=b\n", ["ExecStart"]),
+        ('a: {{ tmpl.Exec "hs" | base64.Encode }}\n{{ define "hs" }}\nb: 1\n{{ end }}\n', ["gomplate"]),
+    ],
+)
+def test_programs_in_which_settings_are_written(tmp_path: Path, content: str, said: list[str]) -> None:
+    """They are named by what they are, with what to give, and not by the first thing that is no YAML."""
+    (tmp_path / "given").write_text(content)
+    result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(tmp_path / "given")])
+
+    assert result.exit_code == 2
+    assert all(one in result.output for one in said), result.output
+
+
+def test_workers_that_an_image_makes(tmp_path: Path) -> None:
+    environment = {"SYNAPSE_WORKER_TYPES": "pusher, event_persister:2"}
+    services = {"synapse": {"image": "matrixdotorg/synapse-workers", "environment": environment}}
+    (tmp_path / "compose.yaml").write_text(json.dumps({"services": services}))
+    result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(tmp_path / "compose.yaml")])
+
+    assert result.exit_code == 2
+    assert "/conf/workers" in result.output
