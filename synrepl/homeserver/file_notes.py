@@ -75,6 +75,9 @@ def _meant(key: str) -> str:
     section, _, name = key.rpartition(".")
     known = [one.rpartition(".") for one in setting_names()]
     of_same = [last for first, _, last in known if first == section]
+    within = [first for first, _, last in known if last == name and first]
+    if not section and len(within) == 1:
+        return f" (it is a key below `{within[0]}`)"
     near = difflib.get_close_matches(name, of_same, 1, 0.8 if section else 0.9) if len(name) < MAX_KEY else []
     return f" (did you mean {section and section + '.'}{near[0]}?)" if near else ""
 

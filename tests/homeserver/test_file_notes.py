@@ -22,7 +22,9 @@ def notes(folder: Path, kind: str, *rest: str, **files: dict[str, Any]) -> list[
     [
         # As if it were the counterpart of federation_sender_instances.
         (["federation_receiver_instances"], ["`federation_receiver_instances` in", "is no setting"]),
-        (["rc_mesage", "global_factor"], ["`rc_mesage` (did you mean rc_message?)", "are no settings"]),
+        (["rc_mesage", "use_presences"], ["`rc_mesage` (did you mean rc_message?)", "are no settings"]),
+        (["cache_autotuning"], ["`cache_autotuning` (it is a key below `caches`)"]),
+        (["enabled"], ["`enabled` in"]),
         ([f"key{n}" for n in range(12)], ["`key9` and 2 more in"]),
         (["x-common", ".anchor", "_base", "use_presence", "enable_group_creation", "no_tls"], []),
     ],
