@@ -30,6 +30,7 @@ def notes_on_values(
     yield from _factors_without_cache(configs, release)
     yield from _low_factors(configs)
     yield from _never_expired(configs, release)
+    yield from _autotuning(configs)
     yield from _memory_of_caches(configs)
     yield from _connections(configs)
 
@@ -154,6 +155,20 @@ def _never_expired(configs: Sequence[ProcessConfig], release: Release) -> Iterat
                 remedy=f"update to {release_text(_EXEMPT.until or NEWEST.release)} or newer, where they do;"
                 " a small factor for these in `per_cache_factors` keeps them small until then",
             )
+
+
+def _autotuning(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
+    """Limits that only count where the memory is counted, which no file says."""
+    for file in dict.fromkeys(
+        config.origin("caches") for config in configs if config.mapping("caches").get("cache_autotuning")
+    ):
+        yield Finding(
+            kind="needs_jemalloc",
+            why=f"`caches: cache_autotuning` in {file} counts only in a process that has jemalloc loaded: one"
+            " without it keeps no limit, and says nothing of it",
+            remedy="the image for Docker has it; elsewhere set LD_PRELOAD to libjemalloc.so.2 for each"
+            " process. The limits are of all that the process has allocated, not of the caches alone",
+        )
 
 
 def _memory_of_caches(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import pytest
 from synrepl.homeserver.file_notes import setting_names
 from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, run, write
 
+TUNING = {"max_cache_memory_usage": "2G", "target_cache_memory_usage": "1G", "min_cache_ttl": "1m"}
 REPLICATION = {"port": 9093, "type": "http", "resources": [{"names": ["replication"]}]}
 
 
@@ -56,6 +57,15 @@ def test_a_low_factor(tmp_path: Path, factor: Any, count: int) -> None:
     found = run(*files, code=3 if isinstance(factor, str) else WELL)
 
     assert count == sum(one["kind"] == "low_cache_factor" for one in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("caches", "count"),
+    [({"cache_autotuning": TUNING}, 1), ({"cache_autotuning": {}}, 0), ({"global_factor": 1}, 0)],
+)
+def test_autotuning_needs_jemalloc(tmp_path: Path, caches: Any, count: int) -> None:
+    """Without it the limits have no effect, and no line says so."""
+    assert count == len(notes(tmp_path, "needs_jemalloc", hs={**WHOLE, "caches": caches}))
 
 
 @pytest.mark.parametrize(
