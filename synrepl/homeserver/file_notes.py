@@ -18,6 +18,8 @@ from synrepl.wire.dialect import NEWEST, Release, release_text, span
 from synrepl.wire.text import printable
 
 MAX_KEY: Final = 80
+FIRST_READ: Final = (1, 0, 0)
+"""The first release whose settings are known."""
 MAX_NAMED: Final = 10
 """The most unknown keys of a file that are named."""
 
@@ -26,7 +28,8 @@ def notes_on_values(
     configs: Sequence[ProcessConfig], release: Release, *, told: frozenset[str] = frozenset()
 ) -> Iterator[Finding]:
     """Yield what is worth a note. `told` are unknown keys that a finding names."""
-    yield from _unknown_keys(configs, told)
+    if release >= FIRST_READ:
+        yield from _unknown_keys(configs, told)
     yield from _factors_without_cache(configs, release)
     yield from _low_factors(configs)
     yield from _never_expired(configs, release)
@@ -79,7 +82,11 @@ def _meant(key: str) -> str:
     within = [first for first, _, last in known if last == name and first]
     if not section and len(within) == 1:
         return f" (it is a key below `{within[0]}`)"
-    near = difflib.get_close_matches(name, of_same, 1, 0.8 if section else 0.9) if len(name) < MAX_KEY else []
+    near = (
+        difflib.get_close_matches(name, sorted(of_same), 1, 0.8 if section else 0.9)
+        if len(name) < MAX_KEY
+        else []
+    )
     return f" (did you mean {section and section + '.'}{near[0]}?)" if near else ""
 
 
@@ -87,8 +94,8 @@ def _meant(key: str) -> str:
 def setting_names() -> frozenset[str]:
     """The settings that Synapse has at the top of its configuration, and below some of them, with a point.
 
-    ``setting_names.txt`` has what 1.0.0, 1.28.0, 1.40.0, 1.56.0, 1.66.0, 1.85.2, 1.109.0, 1.133.0, 1.157.1
-    and 1.163.2 ask their configuration for. A name that only a release between them had is not there.
+    ``setting_names.txt`` has what 16 releases from 1.0.0 to 1.163.2 ask their configuration for: at most 16
+    releases apart, but 1.0.0 and 1.20.0. What only a release between them had is not there.
     """
     text = resources.files(__package__).joinpath("setting_names.txt").read_text("utf-8")
     return frozenset(text.split())

@@ -37,6 +37,12 @@ def test_a_key_that_is_no_setting(tmp_path: Path, keys: list[str], told: list[st
     assert all(one in found[0] for one in told)
 
 
+def test_settings_of_the_oldest_releases_are_not_known(tmp_path: Path) -> None:
+    homeserver = {"server_name": "x", "of_the_oldest": 1}
+
+    assert [] == notes(tmp_path, "unknown_key", "--synapse", "0.25", homeserver=homeserver)
+
+
 def test_a_key_that_a_finding_names_is_not_noted_again(tmp_path: Path) -> None:
     found = run(*write(tmp_path, homeserver={**WHOLE, "streams_writers": {}}), code=UNWELL)
 
