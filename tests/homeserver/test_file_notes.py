@@ -1,15 +1,29 @@
 """Notes on values that Synapse takes without a word, as public reports have them."""
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from synrepl.homeserver import file_notes
 from synrepl.homeserver.file_notes import setting_names
+from synrepl.homeserver.findings import NOTES
 from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, run, write
 
+ROOT = Path(__file__).resolve().parents[2]
 TUNING = {"max_cache_memory_usage": "2G", "target_cache_memory_usage": "1G", "min_cache_ttl": "1m"}
 REPLICATION = {"port": 9093, "type": "http", "resources": [{"names": ["replication"]}]}
+
+
+def test_each_kind_of_note_is_in_the_table() -> None:
+    """And in the manual, which has all kinds of notes."""
+    manual = (ROOT / "docs/howto/inspect.md").read_text("utf-8")
+    kinds = set(re.findall(r'kind="(\w+)"', inspect.getsource(file_notes)))
+
+    assert kinds <= set(NOTES)
+    assert [] == [kind for kind in kinds if f"`{kind}`" not in manual]
 
 
 def notes(folder: Path, kind: str, *rest: str, **files: dict[str, Any]) -> list[str]:
