@@ -142,17 +142,21 @@ def _low_factors(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
             )
 
 
-_EXEMPT: Final = span("1.45", "1.64")
-"""Releases in which some caches do not expire. 1.56.0 and 1.66.0 were read, and the pull requests between."""
+_EXEMPT: Final = span("1.44", "1.64")
+"""Releases in which some caches do not expire, whatever is set."""
+_BY_DEFAULT: Final = span("1.53")
+"""Releases in which caches expire by default; from 1.38 on they can."""
 _EXPIRY: Final = ("expiry_time", "expire_caches", "cache_entry_ttl")
 
 
 def _never_expired(configs: Sequence[ProcessConfig], release: Release) -> Iterator[Finding]:
-    """Settings of expiry that some caches of this release do not heed. Without any nobody relies on it."""
-    for file in dict.fromkeys(
-        config.origin("caches") for config in configs if any(map(config.mapping("caches").get, _EXPIRY))
+    """Of configurations with settings of caches: those of nobody who asks after them have none."""
+    for file, is_set in dict.fromkeys(
+        (config.origin("caches"), any(map(config.mapping("caches").get, _EXPIRY)))
+        for config in configs
+        if config.mapping("caches")
     ):
-        if release in _EXEMPT:
+        if is_set and release in _EXEMPT:
             yield Finding(
                 kind="caches_not_expired",
                 why="who is in a room and which rooms a user is in (get_users_in_room, get_rooms_for_user,"
@@ -161,6 +165,14 @@ def _never_expired(configs: Sequence[ProcessConfig], release: Release) -> Iterat
                 " grow up to their size, above all in processes that serve /sync",
                 remedy=f"update to {release_text(_EXEMPT.until or NEWEST.release)} or newer, where they do;"
                 " a small factor for these in `per_cache_factors` keeps them small until then",
+            )
+        elif not is_set and release not in _BY_DEFAULT:
+            yield Finding(
+                kind="caches_not_expired",
+                why=f"`caches` in {file} has no `expiry_time`: in {release_text(release)} what is kept stays"
+                " until its cache is full, and the memory of a process only grows until then",
+                remedy=("set `caches: expiry_time: 30m`, or " if release >= (1, 38, 0) else "")
+                + f"update to {release_text(_BY_DEFAULT.since)} or newer, where they expire after 30 min",
             )
 
 
