@@ -80,23 +80,22 @@ def _quoted(content: bytes) -> bytes:
 
 
 RENDER: Final = "what `helm template NAME CHART -f VALUES` writes"
-_HELM: Final = re.compile(
-    rb"\{\{-?\s*(?:[^{}]*\s)?\(?(?:\$?\.(?:Values|Release|Chart|Files)\b|include |define |tpl )"
-)
-
-
+_STATEMENT: Final = re.compile(rb"\{\{-?([^{}]{1,300})")
+"""The beginning of a statement of a template. Words are sought in it alone, so that no text takes long."""
+_HELM: Final = re.compile(rb"(?:^|[\s(])(?:\$?\.(?:Values|Release|Chart|Files)\b|include |define |tpl )")
 _GO: Final = re.compile(
-    rb"\{\{-?\s*(?:[^{}]*\s)?"
+    rb"(?:^|[\s(])"
     rb"(?:\$?\.Env\b|\.Data\.|secret \"|key \"|env \"|tmpl\.|base64\.|file\.|datasource )"
 )
-"""Marks of gomplate, of Vault's agent and of Consul's templates."""
+"""Words of gomplate, of Vault's agent and of Consul's templates."""
 
 
 def template_in(content: bytes) -> str:
     """Say what template this is, and what to give; "" if no statement of a known kind is in it."""
-    if _GO.search(content):
+    statements = _STATEMENT.findall(content)
+    if any(map(_GO.search, statements)):
         return "a template (its marks are those of gomplate, or of Vault's agent): give the file made from it"
-    if _HELM.search(content):
+    if any(map(_HELM.search, statements)):
         return f"a template of Helm that was not rendered: give {RENDER}"
     if b"{%" in content:
         return "a template of Jinja, as Ansible has them: give the file that was made from it"
@@ -108,27 +107,27 @@ NO_YAML: Final = {
     ".md": "give each block as a file of its own",
 }
 """What other files are in which settings are written, by how their names end."""
-_PROGRAMS: Final = (
-    (re.compile(rb"\A#!"), "a script: run it, and give the files that it writes"),
+_FIRST_LINES: Final = (
+    (r"#!", "a script: run it, and give the files that it writes"),
+    (r"(?:ARG|FROM) \S", "the description of an image (Dockerfile): give the files of the container"),
     (
-        re.compile(rb"^(?:ARG[^\n]*\n|#[^\n]*\n|\s*\n)*FROM \S+", re.IGNORECASE),
-        "the description of an image (Dockerfile): give the files of the container",
-    ),
-    (
-        re.compile(rb"^(?:resource|module|locals|variable|template|auto_auth)\b[^\n:]*\{\s*$", re.MULTILINE),
+        r"(?:resource|module|locals|variable|provider|terraform|template|auto_auth)\b[^:]*\{",
         "in HCL, as for Terraform or Vault's agent: give the files that are made by it",
     ),
-    (
-        re.compile(rb"^\[(?:Unit|Service|Container)\]\s*$", re.MULTILINE),
-        "a unit of systemd: give the files that its ExecStart names",
-    ),
+    (r"\[(?:Unit|Service|Container)\]", "a unit of systemd: give the files that its ExecStart names"),
+    (r"(?:docker|podman) ", "a command that starts a container: give the files of that"),
+    (r"(?:export )?\w+=", "an environment: give the files of the process, or of its container"),
+    (r"\[[\w.:\" -]+\]$", "INI or TOML, which Synapse does not read: give the files of Synapse"),
 )
-"""Programs in which settings are written, by how they begin."""
+"""Programs in which settings are written, by the beginning of their first line that is no comment."""
 
 
 def program_in(content: bytes) -> str:
     """Say what program this is, and what to give; "" for none that is known."""
-    found = next((what for mark, what in _PROGRAMS if mark.search(content)), "")
+    lines = (line.strip()[:200] for line in content.decode("utf-8", "replace").splitlines())
+    told = (line for line in lines if line.startswith("#!") or (line and line[0] not in "#;"))
+    first = next(told, "")
+    found = next((what for mark, what in _FIRST_LINES if re.match(mark, first)), "")
     by_image = (
         ", with those of /conf and /conf/workers, which the image makes at its start (SYNAPSE_WORKER_TYPES)"
     )

@@ -32,7 +32,7 @@ MAX_LOST: Final = 5
 """The most names of a replaced key that are reported."""
 MAX_MARKS: Final = 100
 """The most places with a template's mark that are reported."""
-_TEMPLATE: Final = re.compile(r"\$\{\s*(\w{1,100})[^}]*\}|\{\{\s*([\w.]{1,100})[^}]*\}\}")
+_TEMPLATE: Final = re.compile(r"\$\{\s*(\w{1,100})[^}]{0,500}\}|\{\{\s*([\w.]{1,100})[^}]{0,500}\}\}")
 
 
 class Template(str):
@@ -319,6 +319,7 @@ BY_ENVIRONMENT: Final = {
     " /conf/workers, and what they share in /conf/workers/shared.yaml)",
 }
 """What variables in the environment of a container mean."""
+OF_ANSIBLE: Final = "variables of Ansible"
 OF_COMPOSE: Final = "a file of Docker Compose"
 
 
@@ -328,6 +329,7 @@ _MADE_BY: Final = (
     ("(Application)", f"of a chart {RENDER}"),
     ("(Kustomization)", "what `kubectl kustomize FOLDER` writes"),
     ("Secret)", "what `kubectl get secret NAME -o yaml` writes, if it is sealed or kept elsewhere"),
+    (OF_ANSIBLE, "those that the role writes on the server, workers' too"),
     (OF_COMPOSE, "those of a container by `docker compose cp SERVICE:/data FOLDER`"),
 )
 """What makes the files of Synapse from such a file, by a part of its kind."""
@@ -355,8 +357,10 @@ def _kind_around(content: Mapping[Any, Any]) -> str:
     is_of_chart = any(_CAMEL.fullmatch(str(key)) for key in content) and not _PARTS.isdisjoint(content)
     if is_of_chart or any(isinstance(content.get(key), dict | int) for key in of_chart):
         return f"values of a {OF_HELM}"
+    if "server_name" in as_mapping(content.get("global")):
+        return "a configuration of Dendrite, which is another homeserver"
     of_role = [key for key in content if str(key).startswith(("matrix_", "synapse_"))]
-    return "variables of Ansible" if len(of_role) > 1 else ""
+    return OF_ANSIBLE if len(of_role) > 1 else ""
 
 
 def _sets(value: Any, name: str) -> bool:
