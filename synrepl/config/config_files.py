@@ -117,7 +117,7 @@ _FIRST_LINES: Final = (
     (r"\[(?:Unit|Service|Container)\]", "a unit of systemd: give the files that its ExecStart names"),
     (r"(?:docker|podman) ", "a command that starts a container: give the files of that"),
     (r"(?:export )?\w+=", "an environment: give the files of the process, or of its container"),
-    (r"\[[\w.:\" -]+\]$", "INI or TOML, which Synapse does not read: give the files of Synapse"),
+    (r"\[[\w.:\" -]+\]$", "INI or TOML, and no YAML"),
 )
 """Programs in which settings are written, by the beginning of their first line that is no comment."""
 
