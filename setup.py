@@ -48,6 +48,7 @@ setup(
     packages=find_packages(include=["synrepl", "synrepl.*", "pyspark_synrepl"]),
     package_data={
         "synrepl": ["py.typed", "caches/names.txt", "caches/relations.txt", "cli/sessions/*.gz"],
+        "synrepl.homeserver": ["setting_names.txt"],
         "": ["*.j2", "*.json", "*.mplstyle", "*.properties"],
     },
     # Twisted looks for plugins in every `twisted/plugins` folder of the path; ours must not have an

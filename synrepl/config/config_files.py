@@ -80,14 +80,22 @@ def _quoted(content: bytes) -> bytes:
 
 
 RENDER: Final = "what `helm template NAME CHART -f VALUES` writes"
-_HELM: Final = re.compile(
-    rb"\{\{-?\s*(?:[^{}]*\s)?\(?(?:\$?\.(?:Values|Release|Chart|Files)\b|include |define |tpl )"
+_STATEMENT: Final = re.compile(rb"\{\{-?([^{}]{1,300})")
+"""The beginning of a statement of a template. Words are sought in it alone, so that no text takes long."""
+_HELM: Final = re.compile(rb"(?:^|[\s(])(?:\$?\.(?:Values|Release|Chart|Files)\b|include |define |tpl )")
+_GO: Final = re.compile(
+    rb"(?:^|[\s(])"
+    rb"(?:\$?\.Env\b|\.Data\.|secret \"|key \"|env \"|tmpl\.|base64\.|file\.|datasource )"
 )
+"""Words of gomplate, of Vault's agent and of Consul's templates."""
 
 
 def template_in(content: bytes) -> str:
     """Say what template this is, and what to give; "" if no statement of a known kind is in it."""
-    if _HELM.search(content):
+    statements = _STATEMENT.findall(content)
+    if any(map(_GO.search, statements)):
+        return "a template (its marks are those of gomplate, or of Vault's agent): give the file made from it"
+    if any(map(_HELM.search, statements)):
         return f"a template of Helm that was not rendered: give {RENDER}"
     if b"{%" in content:
         return "a template of Jinja, as Ansible has them: give the file that was made from it"
@@ -99,6 +107,33 @@ NO_YAML: Final = {
     ".md": "give each block as a file of its own",
 }
 """What other files are in which settings are written, by how their names end."""
+_FIRST_LINES: Final = (
+    (r"#!", "a script: run it, and give the files that it writes"),
+    (r"(?:ARG|FROM) \S", "the description of an image (Dockerfile): give the files of the container"),
+    (
+        r"(?:resource|module|locals|variable|provider|terraform|template|auto_auth)\b[^:]*\{",
+        "in HCL, as for Terraform or Vault's agent: give the files that are made by it",
+    ),
+    (r"\[(?:Unit|Service|Container)\]", "a unit of systemd: give the files that its ExecStart names"),
+    (r"(?:docker|podman) ", "a command that starts a container: give the files of that"),
+    (r"(?:export )?\w+=", "an environment: give the files of the process, or of its container"),
+    (r"\[[\w.:\" -]+\]$", "INI or TOML, and no YAML"),
+)
+"""Programs in which settings are written, by the beginning of their first line that is no comment."""
+
+
+def program_in(content: bytes) -> str:
+    """Say what program this is, and what to give; "" for none that is known."""
+    lines = (line.strip()[:200] for line in content.decode("utf-8", "replace").splitlines())
+    told = (line for line in lines if line.startswith("#!") or (line and line[0] not in "#;"))
+    first = next(told, "")
+    found = next((what for mark, what in _FIRST_LINES if re.match(mark, first)), "")
+    by_image = (
+        ", with those of /conf and /conf/workers, which the image makes at its start (SYNAPSE_WORKER_TYPES)"
+    )
+    return found + by_image * (bool(found) and b"SYNAPSE_WORKER_TYPES" in content)
+
+
 YAML_HINTS: Final = {
     "mapping values are not allowed here": "two settings in one line, or a text with a colon, which needs"
     " quotes",
@@ -114,17 +149,19 @@ def _load(path: Path, loader: Any, *, quotes_marks: bool = False, content: bytes
         content = read_small_file(path)
     try:
         try:
-            return yaml.load(content, loader)  # noqa: S506 (it is a SafeLoader)
+            found = yaml.load(content, loader)  # noqa: S506 (it is a SafeLoader)
         except yaml.YAMLError:
             if not quotes_marks or (quoted := _quoted(content)) == content:
                 raise
-            return yaml.load(quoted, loader)  # noqa: S506
+            found = yaml.load(quoted, loader)  # noqa: S506
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         why = getattr(error, "problem", None) or " ".join(str(error).split())
         if path.suffix in NO_YAML:
             raise ConfigError(f"{path} is no YAML: {NO_YAML[path.suffix]}") from error
+        if program := program_in(content):
+            raise ConfigError(f"{path} is {program}") from error
         if "another document" in why:
             at = where.removeprefix(",")
             raise ConfigError(
@@ -139,6 +176,11 @@ def _load(path: Path, loader: Any, *, quotes_marks: bool = False, content: bytes
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise ConfigError(f"{path}: not YAML: {why}") from error
+    # Lines that have no colon are one text.
+    is_text = all(isinstance(one, str) for one in (found if isinstance(found, list) else [found]))
+    if found and is_text and (program := program_in(content)):
+        raise ConfigError(f"{path} is {program}")
+    return found
 
 
 def read_secret(path: Path, warnings: list[str]) -> str:

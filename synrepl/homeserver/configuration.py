@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.base.secret import Secret
-from synrepl.caches.names import all_names, names_of, plain_name
 from synrepl.config.config_files import read_yaml
 from synrepl.errors import ConfigError, suggest
 from synrepl.homeserver.addresses import (
@@ -43,6 +42,7 @@ from synrepl.homeserver.duties import (
     writer_names,
     writes,
 )
+from synrepl.homeserver.file_notes import MAX_KEY, notes_on_values
 from synrepl.homeserver.findings import Finding, Unseen
 from synrepl.homeserver.merging import (
     MAIN,
@@ -55,9 +55,9 @@ from synrepl.homeserver.merging import (
     merge_files,
 )
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
-from synrepl.html.humanize import counted, size
+from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
-from synrepl.wire.dialect import NEWEST, Release, release_text, span
+from synrepl.wire.dialect import NEWEST, Release, span
 from synrepl.wire.text import printable
 
 MAX_PROCESSES: Final = 500
@@ -80,6 +80,7 @@ MEANT: Final = (
 )
 """Keys that give a duty to a process. If one is misspelled, another process does it, without a message."""
 
+NAMING: Final = ("worker_app", "worker_name")
 OF_WORKERS: Final = (
     *("worker_replication_host", "worker_replication_http_port", "worker_listeners", "worker_main_http_uri"),
 )
@@ -92,7 +93,6 @@ TCP: Final = span("0.1", "1.67")
 """The releases that exchange lines by way of Redis, and those that do so over TCP."""
 
 _NEAR: Final = 0.9
-MAX_KEY: Final = 80
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,11 +180,11 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     those of two processes on one machine, or of two listeners of one: the port, the first process, the
     second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
     each is like. `read_by_main` are files of workers in a folder of the main process, each with the key that
-    makes it a worker's. `left_in` is a worker's file with the listeners of the main process, and the key that
-    makes it a worker's, if no file is the main process'. `unread` is what could not be read of the files,
-    and `notes` what is worth a note. `release` is the one that was given, and `has_workers` says whether
-    the file of a worker was, and `has_unknown_names` whether a template's mark was left in the name of
-    one.
+    makes it a worker's. `left_in` is a worker's file with the listeners of the main process, and its keys of
+    a worker, the first of which makes it one, if no file is the main process'. `unread` is what could not be
+    read of the files, and `notes` what is worth a note. `release` is the one that was given, and
+    `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark
+    was left in the name of one.
     """
 
     server_name: str
@@ -286,8 +286,9 @@ class _ConfigurationLoader:
                 " of the configuration. What is missing, who does what, and whether processes agree was not"
                 " judged; give all files of each process",
             )
-        self._say_which_factors_have_no_cache()
-        self._say_what_caches_may_have()
+        misspelled = tuple(dict.fromkeys(self._misspelled()))
+        told = frozenset(key for key, _, _ in misspelled)
+        self._notes += notes_on_values(self._configs, self._release, told=told)
         for one in self._merged.unfilled:
             self._miss(
                 "configuration",
@@ -361,7 +362,7 @@ class _ConfigurationLoader:
             },
             unnamed={name: tuple(of) for name, of in unnamed.items()},
             shared_ports=tuple(self._shared_ports(away)),
-            misspelled=tuple(dict.fromkeys(self._misspelled())),
+            misspelled=misspelled,
             read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
             left_in=() if self._main.is_main else self._left_in(),
             unread=tuple(self._unread),
@@ -372,12 +373,18 @@ class _ConfigurationLoader:
         )
 
     def _left_in(self) -> tuple[str, ...]:
-        """The file with the listeners of the main process and the key that makes it a worker's, if any."""
+        """The file with the listeners of the main process, and its keys of a worker, if any.
+
+        The first of them makes it a worker's.
+        """
         for config in self._configs:
-            for key in ("worker_app", "worker_name"):
+            for key in NAMING:
                 has_key = config.app if key == "worker_app" else config.get(key)
-                if has_key and "listeners" in config and config.origin(key) == config.origin("listeners"):
-                    return config.origin(key), key
+                file = config.origin(key)
+                if has_key and "listeners" in config and file == config.origin("listeners"):
+                    own = ["worker_name", *OF_WORKERS] if key == "worker_app" else OF_WORKERS
+                    others = [one for one in own if one in config]
+                    return file, key, *(one for one in others if config.origin(one) == file)
         return ()
 
     def _misspelled(self) -> Iterator[tuple[str, str, str]]:
@@ -635,39 +642,6 @@ class _ConfigurationLoader:
                     process=app,
                 )
 
-    def _say_which_factors_have_no_cache(self) -> None:
-        """Name the factors of caches that other releases have."""
-        at = {plain_name(name) for name in names_of(self._release)}
-        others = {plain_name(name): name for name in all_names()}
-        for file, name in dict.fromkeys(
-            (config.origin("caches"), str(name))
-            for config in self._configs
-            for name in as_mapping(config.mapping("caches").get("per_cache_factors"))
-        ):
-            if (known := others.get(plain_name(name))) is not None and known not in at:
-                has = " and ".join(map(str, dict.fromkeys(one.span for one in all_names()[known])))
-                self._note(
-                    "ignored_key",
-                    f"`caches: per_cache_factors: {printable(name)}` in {file}: Synapse"
-                    f" {release_text(self._release)} has no such cache ({has}), and the factor no effect",
-                    "remove it, or name the cache that has come in its place",
-                )
-
-    def _say_what_caches_may_have(self) -> None:
-        """Say what the caches of all processes may have together: the limit is of each."""
-        limits = [
-            _bytes(as_mapping(config.mapping("caches").get("cache_autotuning")).get("max_cache_memory_usage"))
-            for config in self._configs
-        ]
-        if len(limits) > 1 and all(limits):
-            self._note(
-                "cache_memory",
-                f"`caches: cache_autotuning` in {self._configs[0].origin('caches')}: the"
-                " max_cache_memory_usage is that of each process, and that of these"
-                f" {len(limits)} together is {size(sum(limits))}",
-                "see that the machine has it; set less for all, or for a process in its own file",
-            )
-
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""
         at: dict[str, set[Any]] = {name: {where} for name, where in self._instances().items()}
@@ -721,7 +695,7 @@ class _ConfigurationLoader:
 
     def _secret_mark(self, config: ProcessConfig) -> str | None:
         names = "worker_replication_secret", "worker_replication_secret_path"
-        secret = self._secret(config.values, *names, config.file)
+        secret = self._secret(config.values, *names, config.origin(names[1]))
         if secret is None:
             return None if any(isinstance(config.get(name), str) for name in names) else ""
         return sha256(self._salt + secret.encode()).hexdigest()
@@ -885,9 +859,3 @@ def redis_settings(config: ProcessConfig) -> RedisSettings | None:
         certificate_file=text("certificate_file"),
         private_key_file=text("private_key_file"),
     )
-
-
-def _bytes(value: Any) -> int:
-    """A size as Synapse reads it, such as 2048M; 0 for anything else."""
-    found = re.fullmatch(r"(\d{1,12})([KMGT]?)", str(value), re.ASCII)
-    return int(found[1]) * 1024 ** " KMGT".index(found[2] or " ") if found is not None else 0

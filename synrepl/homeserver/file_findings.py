@@ -11,7 +11,7 @@ from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding, Unsee
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
 from synrepl.homeserver.work_findings import find_in_work, find_media_with_others, find_without_work
-from synrepl.html.humanize import counted, several
+from synrepl.html.humanize import counted, listed, several
 from synrepl.wire.dialect import NEWEST, Release, Span, release_text
 from synrepl.wire.text import printable
 
@@ -45,6 +45,7 @@ def find_in_files(
         yield from find_without_work(homeserver, missing)
     yield from _misspelled(homeserver)
     yield from _wrong_ports(homeserver)
+    yield from _unmapped(homeserver)
     yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
     if is_whole:
@@ -57,11 +58,6 @@ WITH_KEY: Final = {
     " start",
 }
 """What a main process does with a key of workers."""
-LEFT_IN: Final = {
-    "worker_app": "if it is the main process', remove `worker_app` and `worker_name`",
-    "worker_name": "if it is the main process', remove `worker_name`",
-}
-"""What to do where the file of the main process has such a key."""
 
 
 def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
@@ -74,9 +70,7 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
             Unseen(
                 what=MAIN,
                 why=(
-                    "{} has a `{}`, and is taken for a worker's: {}; {}".format(
-                        *homeserver.left_in, WITH_KEY[homeserver.left_in[1]], LEFT_IN[homeserver.left_in[1]]
-                    )
+                    _left_in(*homeserver.left_in)
                     if homeserver.left_in
                     else f"no file that was given is of it ({keys[0]}): add it"
                 ),
@@ -91,6 +85,16 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
         if is_open and name != MAIN and _is_missing(homeserver, name)
     ]
     return found
+
+
+def _left_in(file: str, key: str, *others: str) -> str:
+    """Say what the keys of a worker in a file with the listeners of the main process do there."""
+    keys = [f"`{one}`" for one in (key, *others)]
+    return (
+        f"{file} has a `{key}`, and is taken for a worker's: {WITH_KEY[key]}; if it is the main process',"
+        f" remove {listed(keys)}, which belong{'s' * (not others)} into a file of the worker's own, given"
+        " beside this one"
+    )
 
 
 def _not_given(keys: Sequence[str]) -> str:
@@ -287,6 +291,29 @@ def _mapped(homeserver: Homeserver) -> str:
     """Where `instance_map` has the main process."""
     where = homeserver.instances.get(MAIN)
     return "" if where is None else f" at {printable(str(where))}, as instance_map.main has it"
+
+
+def _unmapped(homeserver: Homeserver) -> Iterator[Finding]:
+    """Processes that others go to, and that an entry in `instance_map`, which is missing, would not reach."""
+    reached = dict.fromkeys(
+        [*(name for names in homeserver.writers.values() for name in names), *sorted(homeserver.proxies)]
+    )
+    for name in reached:
+        process = homeserver.process(name)
+        is_there = process is not None and process.file and name != MAIN and name not in homeserver.instances
+        if process is None or not is_there or process.listens is None or process.listens:
+            continue
+        at = [where for where, is_http in process.holds.items() if is_http]
+        yield Finding(
+            kind="wrong_port",
+            process=name,
+            why=f"other processes go to {printable(name)} for what it does, and {process.file} has no"
+            " listener with the resource replication: an entry in `instance_map` alone does not help",
+            remedy=f"add to {process.file} a listener of type http with the resource replication, at a port"
+            " of its own, which its entry in instance_map names"
+            + (f" (that at {printable(str(at[0]))} has none)" if at else ""),
+            cost=RESTART_ALL,
+        )
 
 
 def _wrong_ports(homeserver: Homeserver) -> Iterator[Finding]:

@@ -126,6 +126,11 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
         "cache_memory": "what the caches of all processes may have together",
+        "low_cache_factor": "a factor of all caches below the default",
+        "caches_not_expired": "caches of this release that do not expire by time, though it is set",
+        "needs_jemalloc": "limits of caches that count in a process with jemalloc alone",
+        "connections": "more connections of all processes together than PostgreSQL has by default",
+        "unknown_key": "a key that is no setting of any release that is known",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",

@@ -32,7 +32,7 @@ MAX_LOST: Final = 5
 """The most names of a replaced key that are reported."""
 MAX_MARKS: Final = 100
 """The most places with a template's mark that are reported."""
-_TEMPLATE: Final = re.compile(r"\$\{\s*(\w{1,100})[^}]*\}|\{\{\s*([\w.]{1,100})[^}]*\}\}")
+_TEMPLATE: Final = re.compile(r"\$\{\s*(\w{1,100})[^}]{0,500}\}|\{\{\s*([\w.]{1,100})[^}]{0,500}\}\}")
 
 
 class Template(str):
@@ -191,7 +191,8 @@ def merge_files(
                 replaced += _replaced(content, dict.fromkeys(content, str(file)), str(file), layer)
                 content = {**content, **layer}
             if isinstance(content, dict) and (kind := _kind_around(content)):
-                around.append((str(file), kind + (IN_VAIN if _sets(content, FACTOR) else "")))
+                why = "".join(text for name, text in BY_ENVIRONMENT.items() if _sets(content, name))
+                around.append((str(file), kind + why))
             elif isinstance(content, dict):
                 contents[file] = {
                     key: _marked(value, str(file), str(key), unfilled) if key in keys else value
@@ -310,10 +311,15 @@ def _says(key: str, value: Any) -> bool:
 
 OF_KUBERNETES: Final = "a manifest of Kubernetes"
 OF_HELM: Final = "Helm chart"
+WORKER_TYPES: Final = "SYNAPSE_WORKER_TYPES"
 FACTOR: Final = "SYNAPSE_CACHE_FACTOR"
-IN_VAIN: Final = (
-    f" (Synapse ignores its {FACTOR} since 1.60: set `caches: global_factor` in its configuration)"
-)
+BY_ENVIRONMENT: Final = {
+    FACTOR: f" (Synapse ignores its {FACTOR} since 1.60: set `caches: global_factor` in its configuration)",
+    WORKER_TYPES: f" (by its {WORKER_TYPES} the image makes the files of workers at its start: they are in"
+    " /conf/workers, and what they share in /conf/workers/shared.yaml)",
+}
+"""What variables in the environment of a container mean."""
+OF_ANSIBLE: Final = "variables of Ansible"
 OF_COMPOSE: Final = "a file of Docker Compose"
 
 
@@ -323,6 +329,7 @@ _MADE_BY: Final = (
     ("(Application)", f"of a chart {RENDER}"),
     ("(Kustomization)", "what `kubectl kustomize FOLDER` writes"),
     ("Secret)", "what `kubectl get secret NAME -o yaml` writes, if it is sealed or kept elsewhere"),
+    (OF_ANSIBLE, "those that the role writes on the server, workers' too"),
     (OF_COMPOSE, "those of a container by `docker compose cp SERVICE:/data FOLDER`"),
 )
 """What makes the files of Synapse from such a file, by a part of its kind."""
@@ -350,8 +357,10 @@ def _kind_around(content: Mapping[Any, Any]) -> str:
     is_of_chart = any(_CAMEL.fullmatch(str(key)) for key in content) and not _PARTS.isdisjoint(content)
     if is_of_chart or any(isinstance(content.get(key), dict | int) for key in of_chart):
         return f"values of a {OF_HELM}"
+    if "server_name" in as_mapping(content.get("global")):
+        return "a configuration of Dendrite, which is another homeserver"
     of_role = [key for key in content if str(key).startswith(("matrix_", "synapse_"))]
-    return "variables of Ansible" if len(of_role) > 1 else ""
+    return OF_ANSIBLE if len(of_role) > 1 else ""
 
 
 def _sets(value: Any, name: str) -> bool:

@@ -484,6 +484,8 @@ TYPES: Final[Mapping[str, Span]] = {
     "metrics": span("0.31"),
     "replication": span("", "1.67"),
 }
+OF_RESOURCES: Final = span("1.28")
+"""1.28.0 and newer ones were read. An older one may refuse it as well."""
 RESOURCES: Final[Mapping[str, Span]] = {
     **dict.fromkeys(
         ("client", "consent", "federation", "keys", "media", "metrics", "openid", "replication", "static"),
@@ -530,6 +532,11 @@ def _bad_listener(listener: Any) -> Iterator[tuple[Span, str]]:
         if isinstance(resources, int | float):
             yield ALWAYS, "its resources are no list"
         for resource in as_list(resources):
+            if others := [str(one) for one in as_mapping(resource) if one not in ("names", "compress")]:
+                yield (
+                    OF_RESOURCES,
+                    f"a resource has other keys than names and compress ({printable(others[0])})",
+                )
             names = as_mapping(resource).get("names") or ()
             if isinstance(names, int | float):
                 yield ALWAYS, "the names of a resource are no list"

@@ -27,8 +27,8 @@ from synrepl.wire.text import printable
 FAILING: Final = DaemonState(
     "failing",
     "facts cannot be stored, or stored facts cannot be read; readable facts are still sent",
-    "read the error: mostly the disk is full, or the database cannot be reached; facts are"
-    " accepted again by themselves (manual: howto/operate)",
+    "read the error: after a full disk, or a database that could not be reached, facts are accepted again by"
+    " themselves; a damaged file does not mend itself (manual: howto/operate)",
     kind="bad",
 )
 BEHIND: Final = DaemonState(

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from synrepl.cli import main
+from synrepl.config.config_files import program_in, template_in
 from tests.homeserver.test_files import PARTLY, UNWELL, WELL, WHOLE, run
 from tests.homeserver.test_work import one
 
@@ -178,3 +179,55 @@ def test_files_of_several_workers_in_one(tmp_path: Path) -> None:
     assert "`worker_name` is there 3 times" in why
     assert "the last alone counts" in why
     assert "a file of its own" in one(found, "replaced_key")["remedy"]
+
+
+DOCKERFILE = (
+    "FROM matrixdotorg/synapse-workers\nENTRYPOINT \\\n  SYNAPSE_WORKER_TYPES=pusher \\\n  /start.py\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (DOCKERFILE, ["Dockerfile", "/conf/workers"]),
+        (
+            "#!/bin/bash\ncat << EOF > w.yaml\nworker_app: a\nworker_name: w$i\nEOF\ndone\n",
+            ["script: run it"],
+        ),
+        ('resource "local_file" "hs" {\n  content = <<EOT\n  server_name: x\nEOT\n}\n', ["HCL"]),
+        ("auto_auth {\n}\ntemplate {\n  contents = <<EOH\n  a: {{ .Data.x }}\nEOH\n}\n", ["Vault's agent"]),
+        ("[Unit]\nDescription=Synapse %i\n[Service]\nExecStart=python -m a --config-path=b\n", ["ExecStart"]),
+        ("docker run -d \\\n  -e SYNAPSE_WORKER_TYPES=pusher \\\n  image\n", ["container", "/conf/workers"]),
+        ("# of Compose\nSYNAPSE_SERVER_NAME=x\nSYNAPSE_WORKER_TYPES=pusher:2\n", ["an environment"]),
+        ('[global]\nserver_name = "x"\nport = 1\n', ["INI or TOML"]),
+        ("[program:synapse_main]\ncommand=python -m a --config-path=b\n", ["INI or TOML"]),
+        ("version: 2\nglobal: {server_name: x}\n", ["Dendrite"]),
+        ("matrix_domain: x\nmatrix_synapse_workers_enabled: true\n", ["Ansible", "on the server"]),
+        ('a: {{ tmpl.Exec "hs" | base64.Encode }}\n{{ define "hs" }}\nb: 1\n{{ end }}\n', ["gomplate"]),
+    ],
+)
+def test_programs_in_which_settings_are_written(tmp_path: Path, content: str, said: list[str]) -> None:
+    """They are named by what they are, with what to give, and not by the first thing that is no YAML."""
+    (tmp_path / "given").write_text(content)
+    result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(tmp_path / "given")])
+
+    assert result.exit_code == 2
+    assert all(one in result.output for one in said), result.output
+
+
+def test_workers_that_an_image_makes(tmp_path: Path) -> None:
+    environment = {"SYNAPSE_WORKER_TYPES": "pusher, event_persister:2"}
+    services = {"synapse": {"image": "matrixdotorg/synapse-workers", "environment": environment}}
+    (tmp_path / "compose.yaml").write_text(json.dumps({"services": services}))
+    result = CliRunner().invoke(main, ["inspect", "--files", "--homeserver", str(tmp_path / "compose.yaml")])
+
+    assert result.exit_code == 2
+    assert "/conf/workers" in result.output
+
+
+@pytest.mark.parametrize(
+    "text", [b"{{" + b" " * 300_000, b"{{ " * 100_000, b"{{" + b"secret " * 40_000, b"# \n" * 300_000]
+)
+def test_no_text_takes_long_to_be_told_apart(text: bytes) -> None:
+    """A search that tries all ways to divide such a text would not end."""
+    assert template_in(text) == program_in(text) == ""

@@ -1,0 +1,239 @@
+"""Notes on values in a homeserver's files that Synapse takes without a word; without I/O.
+
+Each is of one key, whatever process reads it. What is refused is in `refusals`.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from synrepl.caches.names import all_names, names_of, plain_name
+from synrepl.homeserver.findings import Finding
+from synrepl.homeserver.merging import ProcessConfig, as_list, as_mapping
+from synrepl.html.humanize import counted, listed, size
+from synrepl.wire.dialect import NEWEST, Release, release_text, span
+from synrepl.wire.text import printable
+
+MAX_KEY: Final = 80
+FIRST_READ: Final = (1, 0, 0)
+"""The first release whose settings are known."""
+MAX_NAMED: Final = 10
+"""The most unknown keys of a file that are named."""
+
+
+def notes_on_values(
+    configs: Sequence[ProcessConfig], release: Release, *, told: frozenset[str] = frozenset()
+) -> Iterator[Finding]:
+    """Yield what is worth a note. `told` are unknown keys that a finding names."""
+    if release >= FIRST_READ:
+        yield from _unknown_keys(configs, told)
+    yield from _factors_without_cache(configs, release)
+    yield from _low_factors(configs)
+    yield from _never_expired(configs, release)
+    yield from _autotuning(configs)
+    yield from _memory_of_caches(configs)
+    yield from _connections(configs)
+
+
+# -- keys ----------------------------------------------------------------------------------------------------
+
+
+def _unknown_keys(configs: Sequence[ProcessConfig], told: frozenset[str]) -> Iterator[Finding]:
+    """Keys that no release which was read knows: at the top, and below the keys whose names are all known."""
+    by_file: dict[str, dict[str, None]] = {}
+    known = setting_names()
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    for config in configs:
+        for key, value in config.values.items():
+            # Keys that begin with x-, a point or _ are for anchors of YAML.
+            if not isinstance(key, str) or key in told or key.startswith(("x-", ".", "_")):
+                continue
+            section = key.removeprefix("worker_") if key == "worker_listeners" else key
+            below = [value, *as_list(value)] if section in sections else []
+            wrong = [
+                f"{section}.{name}"
+                for one in below
+                for name in as_mapping(one)
+                if isinstance(name, str) and f"{section}.{name}" not in known
+            ]
+            for name in [key] if key not in known else wrong:
+                by_file.setdefault(config.origin(key), {}).setdefault(name)
+    for file, keys in by_file.items():
+        named = [f"`{printable(key, limit=MAX_KEY)}`{_meant(key)}" for key in list(keys)[:MAX_NAMED]] + (
+            [f"{len(keys) - MAX_NAMED} more"] if len(keys) > MAX_NAMED else []
+        )
+        are = "are no settings" if len(keys) > 1 else "is no setting"
+        yield Finding(
+            kind="unknown_key",
+            why=f"{listed(named)} in {file} {are} of Synapse as far as is known (releases up to"
+            f" {NEWEST.name} were read): it ignores {'them' if len(keys) > 1 else 'it'}, and says nothing",
+            remedy="correct or remove it; settings of a module go below `modules`, those of another program"
+            " into its own file",
+        )
+
+
+def _meant(key: str) -> str:
+    section, _, name = key.rpartition(".")
+    known = [one.rpartition(".") for one in setting_names()]
+    of_same = [last for first, _, last in known if first == section]
+    within = [first for first, _, last in known if last == name and first]
+    if not section and len(within) == 1:
+        return f" (it is a key below `{within[0]}`)"
+    near = (
+        difflib.get_close_matches(name, sorted(of_same), 1, 0.8 if section else 0.9)
+        if len(name) < MAX_KEY
+        else []
+    )
+    return f" (did you mean {section and section + '.'}{near[0]}?)" if near else ""
+
+
+@cache
+def setting_names() -> frozenset[str]:
+    """The settings that Synapse has at the top of its configuration, and below some of them, with a point.
+
+    ``setting_names.txt`` has what 16 releases from 1.0.0 to 1.163.2 ask their configuration for: at most 16
+    releases apart, but 1.0.0 and 1.20.0. What only a release between them had is not there.
+    """
+    text = resources.files(__package__).joinpath("setting_names.txt").read_text("utf-8")
+    return frozenset(text.split())
+
+
+# -- caches --------------------------------------------------------------------------------------------------
+
+
+def _factors_without_cache(configs: Sequence[ProcessConfig], release: Release) -> Iterator[Finding]:
+    """The factors of caches that other releases have."""
+    at = {plain_name(name) for name in names_of(release)}
+    others = {plain_name(name): name for name in all_names()}
+    for file, name in dict.fromkeys(
+        (config.origin("caches"), str(name))
+        for config in configs
+        for name in as_mapping(config.mapping("caches").get("per_cache_factors"))
+    ):
+        if (known := others.get(plain_name(name))) is not None and known not in at:
+            has = " and ".join(map(str, dict.fromkeys(one.span for one in all_names()[known])))
+            yield Finding(
+                kind="ignored_key",
+                why=f"`caches: per_cache_factors: {printable(name)}` in {file}: Synapse"
+                f" {release_text(release)} has no such cache ({has}), and the factor no effect",
+                remedy="remove it, or name the cache that has come in its place",
+            )
+
+
+DEFAULT_FACTOR: Final = 0.5
+
+
+def _low_factors(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
+    """A factor below the default, as people set it to save memory."""
+    for file, factor in dict.fromkeys(
+        (config.origin("caches"), config.mapping("caches").get("global_factor")) for config in configs
+    ):
+        if isinstance(factor, int | float) and factor < DEFAULT_FACTOR:
+            yield Finding(
+                kind="low_cache_factor",
+                why=f"`caches: global_factor` in {file} is less than the default, {DEFAULT_FACTOR}: what is"
+                " not kept is read from the database again and again, requests wait for each other, and CPU"
+                " and memory often get worse by it, not better",
+                remedy="if they are high, raise it: Synapse's documentation says that lowering makes this"
+                " worse, and names 2.0 as a beginning",
+            )
+
+
+_EXEMPT: Final = span("1.44", "1.64")
+"""Releases in which some caches do not expire, whatever is set."""
+_BY_DEFAULT: Final = span("1.53")
+"""Releases in which caches expire by default; from 1.38 on they can."""
+_EXPIRY: Final = ("expiry_time", "expire_caches", "cache_entry_ttl")
+
+
+def _never_expired(configs: Sequence[ProcessConfig], release: Release) -> Iterator[Finding]:
+    """Of configurations with settings of caches: those of nobody who asks after them have none."""
+    for file, is_set in dict.fromkeys(
+        (config.origin("caches"), any(map(config.mapping("caches").get, _EXPIRY)))
+        for config in configs
+        if config.mapping("caches")
+    ):
+        if is_set and release in _EXEMPT:
+            yield Finding(
+                kind="caches_not_expired",
+                why="who is in a room and which rooms a user is in (get_users_in_room, get_rooms_for_user,"
+                " get_rooms_for_user_with_stream_ordering, get_users_who_share_room_with_user) does not"
+                f" expire by time in {release_text(release)}, whatever `caches` in {file} says: these caches"
+                " grow up to their size, above all in processes that serve /sync",
+                remedy=f"update to {release_text(_EXEMPT.until or NEWEST.release)} or newer, where they do;"
+                " a small factor for these in `per_cache_factors` keeps them small until then",
+            )
+        elif not is_set and release not in _BY_DEFAULT:
+            yield Finding(
+                kind="caches_not_expired",
+                why=f"`caches` in {file} has no `expiry_time`: in {release_text(release)} what is kept stays"
+                " until its cache is full, and the memory of a process only grows until then",
+                remedy=("set `caches: expiry_time: 30m`, or " if release >= (1, 38, 0) else "")
+                + f"update to {release_text(_BY_DEFAULT.since)} or newer, where they expire after 30 min",
+            )
+
+
+def _autotuning(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
+    """Limits that only count where the memory is counted, which no file says."""
+    for file in dict.fromkeys(
+        config.origin("caches") for config in configs if config.mapping("caches").get("cache_autotuning")
+    ):
+        yield Finding(
+            kind="needs_jemalloc",
+            why=f"`caches: cache_autotuning` in {file} counts only in a process that has jemalloc loaded: one"
+            " without it keeps no limit, and says nothing of it",
+            remedy="the image for Docker has it; elsewhere set LD_PRELOAD to libjemalloc.so.2 for each"
+            " process. The limits are of all that the process has allocated, not of the caches alone",
+        )
+
+
+def _memory_of_caches(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
+    """What the caches of all processes may have together: the limit is of each."""
+    limits = [
+        _bytes(as_mapping(config.mapping("caches").get("cache_autotuning")).get("max_cache_memory_usage"))
+        for config in configs
+    ]
+    if len(limits) > 1 and all(limits):
+        yield Finding(
+            kind="cache_memory",
+            why=f"`caches: cache_autotuning` in {configs[0].origin('caches')}: the max_cache_memory_usage is"
+            f" that of each process, and that of these {len(limits)} together is {size(sum(limits))}",
+            remedy="see that the machine has it; set less for all, or for a process in its own file",
+        )
+
+
+def _bytes(value: Any) -> int:
+    """A size as Synapse reads it, such as 2048M; 0 for anything else."""
+    found = re.fullmatch(r"(\d{1,12})([KMGT]?)", str(value), re.ASCII)
+    return int(found[1]) * 1024 ** " KMGT".index(found[2] or " ") if found is not None else 0
+
+
+# -- the database --------------------------------------------------------------------------------------------
+
+DEFAULT_POOL: Final = 5
+"""Twisted's, which counts where `cp_max` is not set."""
+DEFAULT_CONNECTIONS: Final = 97
+"""PostgreSQL's default max_connections, without those that it keeps for superusers."""
+
+
+def _connections(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
+    """What all processes may open together, if a PostgreSQL with its defaults has not as many."""
+    pools = []
+    for config in configs:
+        databases = [as_mapping(one) for one in config.mapping("databases").values()]
+        for one in databases or [config.mapping("database")]:
+            pool = as_mapping(one.get("args")).get("cp_max", DEFAULT_POOL)
+            if one.get("name") == "psycopg2" and type(pool) is int:
+                pools.append(pool)
+    if sum(pools) > DEFAULT_CONNECTIONS:
+        yield Finding(
+            kind="connections",
+            why=f"{counted(len(configs), 'process', 'processes')} may open {sum(pools)} connections to"
+            " PostgreSQL together (`cp_max` of each, and of each database): it has 100, unless its"
+            " max_connections was raised",
+            remedy=f"set max_connections of PostgreSQL to {sum(pools)} and what other programs need, or lower"
+            " cp_max in `database: args`; behind a pooler the sum is of its clients",
+        )

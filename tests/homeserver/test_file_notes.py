@@ -1,0 +1,185 @@
+"""Notes on values that Synapse takes without a word, as public reports have them."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synrepl.homeserver import file_notes
+from synrepl.homeserver.file_notes import setting_names
+from synrepl.homeserver.findings import NOTES
+from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, run, write
+
+ROOT = Path(__file__).resolve().parents[2]
+TUNING = {"max_cache_memory_usage": "2G", "target_cache_memory_usage": "1G", "min_cache_ttl": "1m"}
+REPLICATION = {"port": 9093, "type": "http", "resources": [{"names": ["replication"]}]}
+
+
+def test_each_kind_of_note_is_in_the_table() -> None:
+    """And in the manual, which has all kinds of notes."""
+    manual = (ROOT / "docs/howto/inspect.md").read_text("utf-8")
+    kinds = set(re.findall(r'kind="(\w+)"', inspect.getsource(file_notes)))
+
+    assert kinds <= set(NOTES)
+    assert [] == [kind for kind in kinds if f"`{kind}`" not in manual]
+
+
+def notes(folder: Path, kind: str, *rest: str, **files: dict[str, Any]) -> list[str]:
+    """The notes of this kind on these files; the first is the homeserver's."""
+    found = run(*write(folder, **files), *rest, code=WELL)
+    return [one["why"] for one in found["notes"] if one["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        # As if it were the counterpart of federation_sender_instances.
+        (["federation_receiver_instances"], ["`federation_receiver_instances` in", "is no setting"]),
+        (["rc_mesage", "use_presences"], ["`rc_mesage` (did you mean rc_message?)", "are no settings"]),
+        (["cache_autotuning"], ["`cache_autotuning` (it is a key below `caches`)"]),
+        (["enabled"], ["`enabled` in"]),
+        ([f"key{n}" for n in range(12)], ["`key9` and 2 more in"]),
+        (["x-common", ".anchor", "_base", "use_presence", "enable_group_creation", "no_tls"], []),
+    ],
+)
+def test_a_key_that_is_no_setting(tmp_path: Path, keys: list[str], told: list[str]) -> None:
+    found = notes(tmp_path, "unknown_key", homeserver={**WHOLE, **dict.fromkeys(keys, 1)})
+
+    assert bool(told) == bool(found)
+    assert all(one in found[0] for one in told)
+
+
+def test_settings_of_the_oldest_releases_are_not_known(tmp_path: Path) -> None:
+    homeserver = {"server_name": "x", "of_the_oldest": 1}
+
+    assert [] == notes(tmp_path, "unknown_key", "--synapse", "0.25", homeserver=homeserver)
+
+
+def test_a_key_that_a_finding_names_is_not_noted_again(tmp_path: Path) -> None:
+    found = run(*write(tmp_path, homeserver={**WHOLE, "streams_writers": {}}), code=UNWELL)
+
+    assert ["misspelled_key"] == [one["kind"] for one in found["findings"]]
+    assert [] == [one for one in found["notes"] if one["kind"] == "unknown_key"]
+
+
+def test_all_settings_that_are_read_have_their_name_in_the_list() -> None:
+    from synrepl.homeserver.configuration import KEYS, MEANT
+
+    assert set() == {*KEYS, *MEANT} - setting_names()
+
+
+@pytest.mark.parametrize(("factor", "count"), [(0.1, 1), (0, 1), (0.5, 0), (1, 0), ("{{ factor }}", 0)])
+def test_a_low_factor(tmp_path: Path, factor: Any, count: int) -> None:
+    """Set to save memory, it costs CPU, and memory too (matrix-org/synapse#3939)."""
+    files = write(tmp_path, homeserver={**WHOLE, "caches": {"global_factor": factor}})
+    found = run(*files, code=3 if isinstance(factor, str) else WELL)
+
+    assert count == sum(one["kind"] == "low_cache_factor" for one in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("caches", "count"),
+    [({"cache_autotuning": TUNING}, 1), ({"cache_autotuning": {}}, 0), ({"global_factor": 1}, 0)],
+)
+def test_autotuning_needs_jemalloc(tmp_path: Path, caches: Any, count: int) -> None:
+    """Without it the limits have no effect, and no line says so."""
+    assert count == len(notes(tmp_path, "needs_jemalloc", hs={**WHOLE, "caches": caches}))
+
+
+@pytest.mark.parametrize(
+    ("caches", "release", "count"),
+    [
+        ({"expire_caches": True, "cache_entry_ttl": "30m"}, "1.63", 1),
+        ({"expiry_time": "1h"}, "1.50", 1),
+        ({"expire_caches": True}, "1.64", 0),
+        ({"expiry_time": "1h"}, "1.43", 0),
+        # Only since 1.53 they do without a word (matrix-org/synapse#11641).
+        ({"global_factor": 1}, "1.46", 1),
+        ({"global_factor": 1}, "1.53", 0),
+        ({}, "1.46", 0),
+        ({"global_factor": 1}, "1.63", 0),
+    ],
+)
+def test_caches_that_do_not_expire(tmp_path: Path, caches: Any, release: str, count: int) -> None:
+    """Although it is set (matrix-org/synapse#13245)."""
+    found = notes(tmp_path, "caches_not_expired", "--synapse", release, hs={**WHOLE, "caches": caches})
+
+    assert count == len(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workers", "told"),
+    [
+        ({"cp_max": 10}, 12, "13 processes may open 130 connections"),
+        ({"cp_max": 10}, 8, ""),
+        ({}, 20, "21 processes may open 105 connections"),
+        ({"cp_max": "{{ pool }}"}, 30, ""),
+    ],
+)
+def test_connections_of_all_processes(
+    tmp_path: Path, arguments: dict[str, Any], workers: int, told: str
+) -> None:
+    """The pool is of each process (spantaleev/matrix-docker-ansible-deploy#4442)."""
+    homeserver = {**WHOLE, "database": {"name": "psycopg2", "args": arguments}}
+    files = {f"w{n}": {**WORKER, "worker_name": f"w{n}"} for n in range(workers)}
+    options = write(tmp_path, homeserver=homeserver, **files)
+    found = run(*options, code=3 if arguments.get("cp_max") == "{{ pool }}" else WELL)
+    connections = [one["why"] for one in found["notes"] if one["kind"] == "connections"]
+
+    assert bool(told) == bool(connections)
+    assert all(told in why for why in connections)
+
+
+@pytest.mark.parametrize("key", ["outbound_federation_restricted_to", "stream_writers"])
+def test_what_else_a_process_lacks_that_the_map_lacks(tmp_path: Path, key: str) -> None:
+    """Both are told at once: with the entry alone its requests fail."""
+    value: Any = ["w1"] if key.startswith("outbound") else {"events": "w1"}
+    listener = {"type": "http", "port": 8080, "resources": [{"names": ["federation"]}]}
+    homeserver = {
+        **WHOLE,
+        key: value,
+        "worker_replication_secret": "s",
+        "pusher_instances": ["w1"],
+    }
+    found = run(
+        *write(tmp_path, homeserver=homeserver, w1={**WORKER, "worker_listeners": [listener]}), code=UNWELL
+    )
+
+    assert ["which `instance_map` lacks", "no listener with the resource replication"] == [
+        part
+        for one in found["findings"]
+        for part in ("which `instance_map` lacks", "no listener with the resource replication")
+        if part in one["why"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("push", {"jitter_dalay": 10}, "`push.jitter_dalay` (did you mean push.jitter_delay?)"),
+        ("presence", {"enable": True}, "`presence.enable` (did you mean presence.enabled?)"),
+        ("redis", {"enabled": True, "db": 1}, "`redis.db`"),
+        ("caches", {"global_facter": 1}, "`caches.global_facter` (did you mean caches.global_factor?)"),
+        ("listeners", [{**REPLICATION, "bind_adresses": []}], "`listeners.bind_adresses` (did"),
+        ("retention", {"enabled": True, "default_policy": {}}, ""),
+        # What is below these is not known.
+        ("experimental_features", {"msc1": True}, ""),
+    ],
+)
+def test_a_key_below_another_that_is_no_setting(tmp_path: Path, key: str, value: Any, told: str) -> None:
+    found = notes(tmp_path, "unknown_key", homeserver={**WHOLE, key: value})
+
+    assert bool(told) == bool(found)
+    assert all(told in why for why in found)
+
+
+@pytest.mark.parametrize(("key", "kinds"), [("compress", []), ("cors", ["refused_key"])])
+def test_a_resource_with_another_key(tmp_path: Path, key: str, kinds: list[str]) -> None:
+    """Releases do not start with one, and show a traceback."""
+    resource = {"names": ["replication"], key: True}
+    homeserver = {**WHOLE, "listeners": [{**REPLICATION, "resources": [resource]}]}
+    found = run(*write(tmp_path, homeserver=homeserver), code=UNWELL if kinds else WELL)
+
+    assert kinds == [one["kind"] for one in found["findings"]]
