@@ -50,7 +50,8 @@ _CONTINUED: Final = re.compile(
 or a request."""
 
 _UNFINISHED: Final = re.compile(
-    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
+    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach"
+    r"|\[(?:error|crit|warn)\] .{1,300}, client: [\da-f.:]{2,45},)\s*\Z",
     re.ASCII,
 )
 """The end of a line whose message goes on in the next line."""
@@ -78,8 +79,12 @@ _FRAME: Final = re.compile(
 _REQUEST_CUT: Final = re.compile(r"Processed request: (?!.{0,3000} dbevts\])", re.ASCII)
 """A request as Synapse logs it, of which a terminal broke the line."""
 
-_GLUED: Final = re.compile(r"\A(\d{1,2}/\d{1,2}/\d{4} \d{1,2}:\d\d:\d\d [AP]M)(?=\S)", re.ASCII)
-"""The time that Rancher puts before a line, without a space."""
+_GLUED: Final = re.compile(
+    r"\A(\d{1,2}/\d{1,2}/\d{4} \d{1,2}:\d\d:\d\d [AP]M"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00:00)(?=[^\s,])",
+    re.ASCII,
+)
+"""The time that Rancher, or TrueNAS, puts before a line, without a space."""
 
 _FILE_OF_TAIL: Final = re.compile(r"==> \S.{0,300} <==")
 """What tail prints before the lines of each file."""
@@ -90,6 +95,17 @@ _MAX_JOINED: Final = 2000
 
 _STARS: Final = re.compile(r"[*=#-]{20,}")
 """The edge of a banner, which Synapse puts around why it does not start."""
+
+_NEXT_FRAME: Final = re.compile(r'\s+(?=File "[^"]{1,300}", line \d)')
+_LAST_EXCEPTION: Final = re.compile(
+    r"(?<=\s)(?:\w{1,80}\.){0,10}[A-Z]\w{0,80}"
+    r"(?:Error|Exception|Violation|Failure|Setup|Exit|Column|Table): ",
+    re.ASCII,
+)
+"""Where, in a traceback that is all in one line, a file and the exception begin."""
+
+MAX_ONE: Final = 16_000
+"""The most characters of a traceback in one line."""
 
 _BAR: Final = "\u2502\u2502"
 """What k9s puts between the lines of a log, at the edges of its window."""
@@ -141,7 +157,10 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
                 continue
             yield from trace.entries(held)
             held = trace = None
-        if held is not None and _UNFINISHED.search(held.line, max(0, len(held.line) - 80)) is not None:
+        if (
+            held is not None
+            and _UNFINISHED.search(held.line, max(0, len(held.line) - MAX_BEFORE)) is not None
+        ):
             held = PastedEntry(
                 held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1
             )
@@ -193,7 +212,25 @@ def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         if '{"' in line[:MAX_BEFORE]:
             yield from ((number, one) for one in spread(line))
         else:
-            yield from ((number, one.rstrip(" ") if _BAR in line else one) for one in line.split(_BAR))
+            for part in line.split(_BAR):
+                yield from ((number, one) for one in _in_one(part.rstrip(" ") if _BAR in line else part))
+
+
+def _in_one(line: str) -> list[str]:
+    """Return the lines that a shipper of logs, or who pasted them, made one of."""
+    if "#012" in line:
+        # What rsyslog writes for the end of a line.
+        return line.split("#012")
+    _, begins, after = line.partition(_FIRST)
+    if not begins or not after.strip():
+        return [line]
+    if "\\n" in after:
+        return line.replace("\\n", "\n").split("\n")
+    if 'File "' not in after:
+        return [line]
+    *frames, last = _NEXT_FRAME.split(line[:MAX_ONE])
+    at = max((found.start() for found in _LAST_EXCEPTION.finditer(last)), default=len(last))
+    return [*frames, last[:at], *([last[at:].strip(" `")] if last[at:].strip() else [])]
 
 
 def _unpacked(line: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:

@@ -59,6 +59,7 @@ _HEADER: Final = re.compile(
         | root(?=:|\ -\ |\(\d))
     | [a-z_][\w.]{0,100}(?=\ -\ \d{1,6}\ -\ [A-Z]{4,8}\ -\ )
     | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
+    | [\w./-]{1,80}\ (?=synapse\.[\w.]{1,100}\ -\ \d{1,6}\ -\ [A-Z]{4,8}\ -\ )
     | [\w.-]{1,80}\ (?:matrix|synapse|python)[\w./@-]{0,80}:(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
     | (?:Info|Warning|Error):(?=\ [A-Z][a-z]{2}\ )
