@@ -297,12 +297,17 @@ def failed(*names: str, why: str = "TimeoutError('')") -> str:
 @pytest.mark.parametrize(
     ("text", "is_told"),
     [
-        (failed("a.example", "b.example", "c.example"), True),
+        (failed("a.example", "b.example", "c.example", "d.example"), True),
+        (failed("a.example", "b.example", "c.example"), False),
+        (
+            failed("a.example", "b.example", "c.example") + failed("d.example", why="DNSLookupError('')"),
+            False,
+        ),
         (failed("a.example", "a.example", "b.example"), False),
         (failed("a.example", "matrix.org"), True),
-        (failed("a.example", "b.example", "c.example", why="HttpResponseException('404: Not Found')"), False),
+        (failed(*"abcd", why="HttpResponseException('404: Not Found')"), False),
         (
-            failed("a.example", "b.example", "c.example")
+            failed(*"abcd")
             + logged(
                 "http.matrixfederationclient", "INFO", "{GET-O-2} [d.example] Completed request: 200 OK"
             ),
@@ -315,6 +320,16 @@ def test_that_no_homeserver_at_all_is_reached_is_not_their_matter(text: str, *, 
 
     assert is_told == ("no_way_out" in [one.kind for one in found.passages])
     assert is_told == found.summary.startswith("None of the ")
+
+
+def test_the_package_of_another_author_is_named() -> None:
+    """As matrix-org/synapse#11153 has it, where the storage for media did not fit the release."""
+    why = "AttributeError: 'HomeServerConfig' object has no attribute 'media_store_path'"
+    for package, is_told in (("s3_storage_provider.py", True), ("twisted/web/http.py", False)):
+        text = traced(f'synapse/rest.py", line 1\n    x\n  File "/a/site-packages/{package}', why)
+        [passage] = explain(text).passages
+
+        assert is_told == ("update s3_storage_provider" in said(passage))
 
 
 def test_what_is_worth_a_look_beside_the_streams_is_not_the_summary() -> None:

@@ -1572,6 +1572,50 @@ def _places(frames: Sequence[str]) -> list[str]:
     return told
 
 
+_OF_SYNAPSE: Final = frozenset(
+    (
+        "attr",
+        "canonicaljson",
+        "cryptography",
+        "hiredis",
+        "ijson",
+        "jinja2",
+        "jsonschema",
+        "matrix_common",
+        "msgpack",
+        "nacl",
+        "netaddr",
+        "OpenSSL",
+        "prometheus_client",
+        "psycopg2",
+        "pydantic",
+        "service_identity",
+        "signedjson",
+        "sortedcontainers",
+        "synapse",
+        "treq",
+        "twisted",
+        "txredisapi",
+        "unpaddedbase64",
+        "yaml",
+    )
+)
+"""Packages in which a failure is told by what is known of it: Synapse's own, and its libraries."""
+
+
+def in_package(passage: Passage, package: str) -> Passage:
+    """Say of what failed that it did so in a package of other authors: a module, or a library."""
+    if passage.severity != "error" or not package or package in _OF_SYNAPSE:
+        return passage
+    name = printable(package)
+    told = (
+        f"It was raised in {name}, which is no part of Synapse: a module of its configuration, or a library."
+    )
+    step = f"update {name}, so that it fits this release of Synapse (or take it out of the configuration)"
+    advice = [step] if passage.kind in ("does_not_fit", "worker_lacks") else [step, *passage.advice]
+    return msgspec.structs.replace(passage, words=[*passage.words, told], advice=advice)
+
+
 _OF_ALL_TRANSACTIONS: Final = frozenset(("synapse/storage/database.py", "synapse/storage/_base.py"))
 """Files by way of which all statements go: the one before tells which."""
 

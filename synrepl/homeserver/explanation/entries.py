@@ -70,6 +70,12 @@ _CUT_IN_HEADER: Final = re.compile(r" - [\w.]{1,100} - \d{1,6} - [A-Z]{4,8} - [\
 """The end of a line that a terminal broke before its message."""
 _REST_OF_HEADER: Final = re.compile(r"[\w@.:/-]{0,100} ?- \S", re.ASCII)
 
+_PACKAGE: Final = re.compile(
+    r'File "[^"]{0,250}?/(?:site|dist)-packages/(?P<name>\w{1,80})[/.]|File "(?P<other>[^"]{1,250})", line',
+    re.ASCII,
+)
+"""The package of a file in a traceback, or a file that is of none."""
+
 _FRAME: Final = re.compile(
     r'File "[^"]{0,250}?(?P<file>synapse/(?!synapse/|src/)[\w/]{1,120}\.py)"'
     r"|/(?P<short>synapse/(?!synapse/|src/)[\w/]{1,120}\.py):\d",
@@ -129,7 +135,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
 
     Of a traceback that no line logged, the line is the last exception, or "". The `frames` are the files of
     Synapse in it, each once, the last one last; `is_cut`: the exception is missing. Of a table
-    that psql printed, the line is its first.
+    that psql printed, the line is its first. The `package` is that of the last file in the traceback, or "".
     """
 
     number: int
@@ -140,6 +146,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     frames: tuple[str, ...] = ()
     table: PsqlOutput | None = None
     is_cut: bool = False
+    package: str = ""
 
 
 def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
@@ -315,7 +322,7 @@ class _Traceback:
     def __init__(self) -> None:
         self._lines = self._unknown = self._last = 0
         self._is_frame = self._is_logged = self._is_stack = False
-        self._asserted = ""
+        self._asserted = self.package = ""
         self._exceptions: list[str] = []
         self._frames: dict[str, None] = {}
 
@@ -341,6 +348,8 @@ class _Traceback:
     def _is_of(self, text: str, line: str) -> bool:
         if _begins(line) or _PART.match(text) is not None:
             self._is_frame = 'File "' in line
+            if place := _PACKAGE.search(line[:1000]):
+                self.package = place["name"] or ""
             if (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:
                 self._frames.pop(file := found["file"] or found["short"], None)
                 self._frames[file] = None
@@ -400,6 +409,7 @@ class _Traceback:
                 found,
                 frames=self.frames,
                 is_cut=not self._telling,
+                package=self.package,
             )
             return
         if held is not None and not found and _is_bare_exception(held.line):
@@ -411,9 +421,18 @@ class _Traceback:
                 (held.line,),
                 is_traceback=True,
                 frames=self.frames,
+                package=self.package,
             )
             return
         if held is not None:
             yield held
         last = found[-1] if found else ""
-        yield PastedEntry(self._last, last, self._lines, found, is_traceback=True, frames=self.frames)
+        yield PastedEntry(
+            self._last,
+            last,
+            self._lines,
+            found,
+            is_traceback=True,
+            frames=self.frames,
+            package=self.package,
+        )

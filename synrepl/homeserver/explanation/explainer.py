@@ -21,6 +21,7 @@ from synrepl.homeserver.explanation.details import (
     SEVERITIES,
     explain_message,
     explain_traceback,
+    in_package,
     of_redis_client,
     without_secrets,
 )
@@ -251,7 +252,7 @@ class _Explainer:
                 return
         is_request = match is not None and match.message.key in _REQUESTS
         for passage in passages:
-            self._add(passage, entry.number, header.time)
+            self._add_failure(passage, entry, header.time)
             if is_request and passage.kind == "sync_token":
                 self._count_request(passage.text, header.time)
         for token in {one.text for one in passages if one.kind == "sync_token"}:
@@ -298,7 +299,7 @@ class _Explainer:
         if passage is not None and passage.severity != "normal" and fault is not None:
             passage = with_fault(passage, fault)
         if passage is not None:
-            self._add(passage, entry.number, header.time)
+            self._add_failure(passage, entry, header.time)
             if passage.severity == "normal" and entry.exceptions and not entry.is_traceback:
                 # What the line says is normal; the traceback below it is not told by it.
                 for one in self._explain_reason(entry, header, ""):
@@ -365,6 +366,10 @@ class _Explainer:
         if entry.exceptions or entry.is_traceback or entry.is_cut:
             return [explain_traceback(entry.exceptions, header.logger, entry.frames, said)]
         return []
+
+    def _add_failure(self, passage: Passage, entry: PastedEntry, time: str) -> None:
+        """Add what failed, with the package of another author in which it did."""
+        self._add(in_package(passage, entry.package), entry.number, time)
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
         group = self._groups.setdefault((passage.kind, passage.severity), _Group())

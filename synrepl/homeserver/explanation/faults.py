@@ -90,7 +90,7 @@ def with_fault(passage: Passage, fault: Fault) -> Passage:
         words=words,
         advice=fault.steps or ["nothing is to be done"] if is_harmless else fault.steps or passage.advice,
         severity=fault.severity or passage.severity,
-        cause=" ".join([*([passage.cause] if passage.cause else []), fault.sentence]),
+        cause=" ".join([*([passage.cause] if passage.cause else []), fault.sentence]) if is_told else "",
     )
 
 

@@ -7,17 +7,27 @@ from synrepl.homeserver.explanation.entries import PastedEntry
 from synrepl.homeserver.explanation.results import MAX_NUMBERS, Passage
 from synrepl.wire.text import printable
 
-LEAST: Final = 3
+LEAST: Final = 4
 """Of so many homeservers that were asked, none must have been reached."""
 
 ALWAYS_THERE: Final = "matrix.org"
 """Where that one is not reached either, two tell as much."""
 
+REASONS: Final = (
+    ("DNSLookupError|no results for hostname|find the hostname", "no address of them was found"),
+    ("[Nn]o route to host|[Nn]etwork is unreachable|NoRouteError", "there is no way to their addresses"),
+    ("[Tt]imeout|[Tt]imed out|ConnectingCancelled", "they did not answer in time"),
+    ("certificate verify failed|SSL|TLS", "their certificates were not accepted, or TLS failed"),
+    ("[Cc]onnection refused|ConnectionRefused", "they refused the connection"),
+)
+"""Why a homeserver was not reached. Where all have the same reason it may be one's own; each its own is"
+" theirs."""
+
 _ASKED: Final = re.compile(
     r"\{[A-Z]{3,7}-O-\d{1,12}\} (?:\[(?P<name>[^\]\s]{1,255})\] "
     r"(?P<said>Request failed|Completed request|Got response)"
-    r"|Sending request failed to (?P<old>[^\s:]{1,255}))",
-    re.ASCII,
+    r"|Sending request failed to (?P<old>[^\s:]{1,255}))(?P<why>.{0,600})",
+    re.ASCII | re.DOTALL,
 )
 _ANSWERED: Final = "HttpResponseException"
 _MAX_NAMES: Final = 1_000
@@ -28,26 +38,30 @@ class OtherServers:
 
     def __init__(self) -> None:
         self._failed: dict[str, int] = {}
+        self._reasons: set[str] = set()
         self._has_answer = False
         self._count = 0
 
     def see(self, entry: PastedEntry) -> None:
         """Look at a line for a request to another homeserver."""
-        found = None if self._has_answer else _ASKED.search(entry.line[:1000])
+        found = None if self._has_answer else _ASKED.search(entry.line[:2000])
         if found is None:
             return
-        if found["said"] not in (None, "Request failed") or _ANSWERED in entry.line:
+        if found["said"] not in (None, "Request failed") or _ANSWERED in found["why"]:
             self._has_answer = True
-        else:
-            self._count += 1
-            if len(self._failed) < _MAX_NAMES:
-                self._failed.setdefault(found["name"] or found["old"], entry.number)
+            return
+        self._count += 1
+        self._reasons.add(next((told for why, told in REASONS if re.search(why, found["why"])), ""))
+        if len(self._failed) < _MAX_NAMES:
+            self._failed.setdefault(found["name"] or found["old"], entry.number)
 
     def passage(self) -> Passage | None:
-        """Tell that none was reached, if several were asked."""
-        if self._has_answer or len(self._failed) + (ALWAYS_THERE in self._failed) < LEAST:
+        """Tell that none was reached, if several were asked and all failed alike."""
+        least = 2 if ALWAYS_THERE in self._failed else LEAST
+        if self._has_answer or len(self._failed) < least or len(self._reasons) != 1 or "" in self._reasons:
             return None
-        names = ", ".join(printable(name) for name in list(self._failed)[:LEAST])
+        names = ", ".join(printable(name) for name in list(self._failed)[:3])
+        (why,) = self._reasons
         return Passage(
             kind="no_way_out",
             text=f"{len(self._failed)} homeservers",
@@ -55,8 +69,8 @@ class OtherServers:
             words=[
                 (
                     f"None of the {len(self._failed)} homeservers that were asked ({names}) was reached,"
-                    " and no line tells of one that was: by that it is this server's own way out, and not"
-                    " theirs. Of a selection of failures alone it says nothing."
+                    f" and all for one reason: {why}. Unless these lines are a selection of failures,"
+                    " that is this server's own way out, and not theirs."
                 )
             ],
             advice=[
