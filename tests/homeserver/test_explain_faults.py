@@ -269,6 +269,40 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "A disk is full",
             "#012",
         ),
+        # Rows that refer to what is to be removed (element-hq/synapse#19822, matrix-org/synapse#12907)
+        (
+            'Key (room_id)=(!a) is still referenced from table "sliding_sync_joined_rooms_to_recalculate".',
+            "DELETE FROM sliding_sync_joined_rooms_to_recalculate",
+            "was not copied yet",
+        ),
+        (
+            'update or delete on table "rooms" violates foreign key constraint "x_fkey" on table "x"',
+            "still refer",
+            "was not copied yet",
+        ),
+        (
+            logged("storage.SQL", "DEBUG", "[SQL FAIL] {purge_room-9b} FOREIGN KEY constraint failed"),
+            "A statement to the database failed, of purge_room-9b",
+            "normal",
+        ),
+        # A flood of a process without Redis (spantaleev/matrix-docker-ansible-deploy#2853)
+        (
+            logged(
+                "replication.tcp.handler", "WARNING", "Dropping command as not connected: 'REMOTE_SERVER_UP'"
+            ),
+            "1.87 to 1.90",
+            "other commands are lost",
+        ),
+        # element-hq/synapse#5612
+        (
+            logged("push.emailpusher", "ERROR", "Exception processing notifs")
+            + traced(
+                "synapse/push/mailer.py",
+                "twisted.mail._except.SMTPConnectError: Unable to connect to server.",
+            ),
+            "see smtp_host and smtp_port",
+            "not known here",
+        ),
         # What a unit does before its start (spantaleev/matrix-docker-ansible-deploy#790)
         (
             (

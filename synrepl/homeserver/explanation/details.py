@@ -386,6 +386,12 @@ def _id_twice(match: Match, writers: Writers) -> Passage | None:
 
 def _sql(match: Match, writers: Writers) -> Passage | None:
     """Explain a statement of a start, or one that took long."""
+    if failed := re.search(
+        r"\[(?:SQL|TXN) FAIL\] \{(?P<name>[^}]{1,100})\}\s*(?P<why>.*)", match.text, re.DOTALL
+    ):
+        told = f"A statement to the database failed, of {printable(failed['name'])}: {_shown(failed['why'])}"
+        passage = _passage(match, [told], [], [])
+        return msgspec.structs.replace(passage, severity="look")
     seconds = float(match.values[-1]) if match.pattern.literals[-1] == " sec" else 0.0
     if seconds >= 1:
         words = [f"A statement to the database took {seconds:.1f} s."]
@@ -412,6 +418,25 @@ def _pg_duration(match: Match, writers: Writers) -> Passage:
 
 
 _SPAN: Final = re.compile(r" between (?P<given>.+?\)) and (?P<current>.+\))\s*\Z", re.ASCII | re.DOTALL)
+
+
+def _dropped(match: Match, writers: Writers) -> Passage | None:
+    """Explain a command that was dropped, if it is the one that a process without Redis drops too."""
+    if "REMOTE_SERVER_UP" not in match.text:
+        return None
+    words = [
+        (
+            "Another homeserver is back, and this process cannot tell the others, as it is not connected"
+            " to Redis. A homeserver without workers and Redis has no others: there it means nothing."
+        ),
+        NO_PAUSE,
+    ]
+    step = (
+        "without workers: nothing is to be done but for a flood: see which release runs, and update to"
+        " 1.92 or later if it is one of 1.87 to 1.91. With workers: see that Redis runs, and that"
+        " Connected to redis follows"
+    )
+    return _passage(match, words, [step], [])
 
 
 def _sync_span(match: Match, writers: Writers) -> Passage | None:
@@ -1299,6 +1324,8 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "tool_unreachable": _tool_unreachable,
     "tcp_remote_error": _remote_error,
     "sql_debug": _sql,
+    "txn_debug": _sql,
+    "command_dropped": _dropped,
     "sync_span": _sync_span,
     "pg_duration": _pg_duration,
     "deadlock": _deadlock,

@@ -112,6 +112,21 @@ _BY_NAME: Final = {
     "ConnectError": Told("A connection could not be made."),
     "ConnectionDone": Told("The other side closed the connection."),
     "ConnectionLost": Told("The connection was lost on the way."),
+    "SMTPConnectError": Told(
+        "The mail server was not reached, or refused the connection (as one with too many at once).",
+        "see smtp_host and smtp_port under email:, and the mail server's own log",
+    ),
+    "SMTPAuthenticationError": Told(
+        "The mail server refused the user or the password.", "see smtp_user, smtp_pass"
+    ),
+    "AUTHRequiredError": Told("The mail server wants a login.", "set smtp_user and smtp_pass under email:"),
+    "TLSRequiredError": Told(
+        "The mail server wants TLS, or has none.", "see require_transport_security, force_tls"
+    ),
+    "SMTPClientError": Told(
+        "The mail server was not reached, or broke off.", "see the mail server's own log"
+    ),
+    "SMTPDeliveryError": Told("The mail server refused the mail, as its number and words say."),
     "MemoryError": Told("The process got no more memory.", "look at the memory of the system and its limits"),
     "RecursionError": Told(
         "The program called itself too often: by its kind a fault of the release.", _SEARCH
