@@ -312,6 +312,48 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "removes a container of an earlier run",
             "ended by itself",
         ),
+        # A module that is not of this release (element-hq/synapse#17325)
+        (
+            traced(
+                "synapse/media/storage_provider.py",
+                "TypeError: S3StorageProviderBackend.fetch() takes 3 positional arguments but 5 were given",
+            ),
+            "update the module that has that class",
+            "no setting is wrong",
+        ),
+        # Joins of large rooms (element-hq/synapse#16980, #19448), and how grep and nexy's logs write them
+        (
+            logged("handlers.federation_event", "INFO", "Updating state for $H_h1mqnAkXjIg7BKpQZoEDAF"),
+            "ends with State resync complete",
+            "failed",
+        ),
+        (
+            (
+                "master-all.log:2026-02-10 03:10:05,887 INFO"
+                " synapse.storage.util.partial_state_events_tracker (GET-321652): Awaiting"
+                " un-partial-stating of room !ef2bukT8lUpCA5NxkhMkqGEsn58bCBxI"
+            ),
+            "its resync stands still",
+            "not known",
+        ),
+        # The end of a traceback is missing (spantaleev/matrix-docker-ansible-deploy#449)
+        (
+            "\n".join(
+                f'2026-04-10 11:36:31,580 - twisted - 192 - ERROR -  -   File "/x/synapse/{file}.py", line 7'
+                for file in ("server", "storage/data_stores/__init__", "storage/database")
+            ),
+            "about to connect to the database",
+            "not known",
+        ),
+        # Another program than Synapse (YunoHost-Apps/synapse_ynh#213)
+        (
+            (
+                "Sep 20 19:30:17 systemd[1]: coturn-synapse.service: Control process exited, code=killed,"
+                " status=11/SEGV"
+            ),
+            "The server for calls, coturn, and not Synapse",
+            "nothing failed",
+        ),
     ],
 )
 def test_what_a_line_says_is_told(text: str, words: str, never: str) -> None:

@@ -19,7 +19,7 @@ from synrepl.homeserver.explanation.duplicates import (
     UPGRADES,
     told_of_duplicate,
 )
-from synrepl.homeserver.explanation.exceptions import told_of_configuration, told_of_exception
+from synrepl.homeserver.explanation.exceptions import told_of_configuration, told_of_cut, told_of_exception
 from synrepl.homeserver.explanation.main_requests import is_of_main
 from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
 from synrepl.homeserver.explanation.missing_modules import told_of_module
@@ -427,7 +427,7 @@ def _dropped(match: Match, writers: Writers) -> Passage | None:
     words = [
         (
             "Another homeserver is back, and this process cannot tell the others, as it is not connected"
-            " to Redis. A homeserver without workers and Redis has no others: there it means nothing."
+            " to Redis. A homeserver without Redis and workers has no others: there it means nothing."
         ),
         NO_PAUSE,
     ]
@@ -1689,6 +1689,9 @@ def explain_traceback(
             *place,
         ]
         advice = ["paste the whole traceback" + ("" if logger else ", with the line of the log before it")]
+        if (cut := told_of_cut(frames)) is not None:
+            words.append(cut.means)
+            advice.insert(0, cut.do)
     return Passage(kind="traceback", severity="error", text=text, words=words, advice=advice)
 
 

@@ -58,6 +58,21 @@ _PROGRAM: Final = Told(
     ),
     _SEARCH,
 )
+_OF_MODULE: Final = re.compile(
+    r"\w*(?:Backend|Provider|Module|Checker|Authenticator|Rules|Mapping)\w*\.\w+\(\)"
+    r" (?:takes|missing|got an)",
+    re.ASCII,
+)
+_UNFIT_MODULE: Final = Told(
+    (
+        "A module is called by Synapse with other arguments than it takes: its release and that of Synapse do"
+        " not fit each other."
+    ),
+    (
+        "update the module that has that class (see modules and media_storage_providers in homeserver.yaml),"
+        " and Synapse, if the module is the newer one; or take it out until then"
+    ),
+)
 _ASSERTION: Final = Told(
     (
         "Synapse checks there what should always hold, and it did not: by its kind a fault of the"
@@ -142,7 +157,9 @@ _BY_NAME: Final = {
 }
 
 
-MEANINGS: Final = frozenset(one.means for one in (_EMPTY, _PROGRAM, _ASSERTION, *_BY_NAME.values()))
+MEANINGS: Final = frozenset(
+    one.means for one in (_EMPTY, _PROGRAM, _UNFIT_MODULE, _ASSERTION, *_BY_NAME.values())
+)
 """All that is said of exceptions by their class."""
 
 
@@ -160,6 +177,8 @@ def told_of_exception(exception: str, frames: Sequence[str]) -> Told | None:
     if name in _OF_PROGRAM or name in ("KeyError", "ValueError"):
         if frames and frames[-1].startswith(_CONFIGURATION):
             return _EMPTY
+        if name == "TypeError" and _OF_MODULE.search(exception):
+            return _UNFIT_MODULE
         if name in _OF_PROGRAM:
             return _PROGRAM
     if name == "AssertionError":
@@ -170,3 +189,20 @@ def told_of_exception(exception: str, frames: Sequence[str]) -> Told | None:
 def told_of_configuration(frames: Sequence[str]) -> Told | None:
     """Return what it means that the program failed at all where it read its configuration."""
     return _EMPTY if frames and frames[-1].startswith(_CONFIGURATION) else None
+
+
+_DATASTORES: Final = frozenset(
+    ("synapse/storage/data_stores/__init__.py", "synapse/storage/databases/__init__.py")
+)
+
+
+def told_of_cut(frames: Sequence[str]) -> Told | None:
+    """Return what was about to be done where a traceback was cut off, by its last files of Synapse."""
+    if len(frames) > 1 and frames[-2] in _DATASTORES and frames[-1] == "synapse/storage/database.py":
+        return Told(
+            "The process was about to connect to the database at its start: it did not reach it, or was not"
+            " let in; the cut line tells which.",
+            "see that PostgreSQL runs, and that host, port, user, password and database under database: args"
+            " are right as seen from the process (in a container: the other container's name, not localhost)",
+        )
+    return None
