@@ -345,6 +345,127 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "about to connect to the database",
             "not known",
         ),
+        # Logins by an identity provider (element-hq/synapse#18476, #12530, matrix-org/synapse#13747, #12226)
+        (
+            logged("handlers.oidc", "ERROR", "Invalid id_token")
+            + traced(
+                "authlib/jose/rfc7515/jws.py",
+                "authlib.jose.errors.UnsupportedAlgorithmError: unsupported_algorithm:",
+            ),
+            "no encryption key, for this client",
+            "update authlib",
+        ),
+        (
+            logged("handlers.oidc", "ERROR", "Could not fetch userinfo")
+            + traced(
+                "synapse/http/client.py",
+                "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            ),
+            "answer userinfo as plain JSON",
+            "not known",
+        ),
+        (
+            logged("handlers.oidc", "ERROR", "Invalid id_token")
+            + traced("synapse/handlers/oidc.py", "ValueError: Invalid JSON Web Key Set"),
+            "look what is at jwks_uri",
+            "not known",
+        ),
+        (
+            logged(
+                "http.client",
+                "INFO",
+                "Error sending request to  GET https://0.0.0.0/realms/master/certs: ConnectionRefusedError",
+            ),
+            "does not know its own public name",
+            "not known",
+        ),
+        # Bridges (mautrix/telegram#979, #528, mautrix/signal#596), and the page of a proxy
+        # (matrix-org/matrix-appservice-discord#864)
+        (
+            (
+                "[2024-11-29 02:54:15,447] [WARNING@mau.as.api.bot] Request #3 failed with HTTP 502, retrying"
+                " in 4 seconds"
+            ),
+            "Synapse does not reach the bridge at the url of its registration",
+            "not known",
+        ),
+        (
+            (
+                "mautrix-telegram    | [2020-10-13 12:35:46,009] [ERROR@mau.mx] Connection to homeserver"
+                " failed, retrying in 10 seconds"
+            ),
+            "set homeserver: address in the bridge's configuration",
+            "not known",
+        ),
+        (
+            logged(
+                "http.server",
+                "INFO",
+                "<XForwardedForRequest at 0x7c method='POST' uri='/_matrix/client/v3/keys/upload'"
+                " clientproto='HTTP/1.1' site='8008'> SynapseError: 400 - To upload keys, you must pass"
+                " device_id when authenticating",
+            ),
+            "msc3202_device_masquerading",
+            "not known",
+        ),
+        ("    '<head><title>502 Bad Gateway</title></head>\\r\\n' +", "the proxy's error log", "not known"),
+        # What is not Synapse's own: a module, the authentication service, Sygnal, a playbook
+        # (devture/matrix-synapse-shared-secret-auth#11, element-hq/matrix-authentication-service#3354,
+        # matrix-org/sygnal#337, spantaleev/matrix-docker-ansible-deploy#5338)
+        (
+            (
+                "2021-12-04 13:29:07,195 - shared_secret_authenticator - 54 - INFO - POST-2028 - Bad hmac value"
+                " for user: @me:a.example"
+            ),
+            "goes on in the ordinary way",
+            "not known",
+        ),
+        (
+            "    request failed with status 404 Not Found: M_NOT_FOUND: Unknown user",
+            "the user is not made in Synapse yet",
+            "not known",
+        ),
+        (
+            "sygnal.gcmpushkin [604c] Reg ID '<id>' has temporarily failed with code 'X: a'",
+            "Synapse is not at fault",
+            "not known",
+        ),
+        (
+            "TASK [custom/matrix-synapse : Check Matrix Federation API] ****",
+            "see that port 8448 is open",
+            "not known",
+        ),
+        # Joins and logins (element-hq/synapse#19520, kamax-matrix/mxisd#174, matrix-org/complement#110)
+        (
+            "MatrixError: [403] Event $eM has duplicate auth_events for ('m.room.member', '@a:b.example')",
+            "invite anew",
+            "not known",
+        ),
+        (
+            logged("handlers.auth", "WARNING", "Attempted to login as @8:a.example but they do not exist"),
+            "names here are in lower case",
+            "wrong password",
+        ),
+        # What others answer, and what the proxy answers (matrix-org/synapse#5822,
+        # spantaleev/matrix-docker-ansible-deploy#706)
+        (
+            logged(
+                "http.matrixfederationclient",
+                "WARNING",
+                "{GET-O-4} [a.example] Request failed: GET matrix://a.example/_matrix/federation/v1/query/"
+                "profile?user_id=x: HttpResponseException(\"401: b'Unauthorized'\",)",
+            ),
+            "they cannot fetch this server's keys",
+            "not known",
+        ),
+        (
+            (
+                '176.126.240.158 - - [04/Nov/2020:00:28:13 +0000] "GET /_matrix/federation/v1/query/profile?u=a'
+                ' HTTP/1.1" 404 167 "-" "Synapse/1.22.1" "-"'
+            ),
+            "the proxy answered",
+            "not known",
+        ),
         # Another program than Synapse (YunoHost-Apps/synapse_ynh#213)
         (
             (

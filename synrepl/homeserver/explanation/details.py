@@ -552,6 +552,14 @@ def _fed_refused(match: Match, writers: Writers) -> Passage | None:
             " signing_key_path and server_name must be those of the main process: synrepl inspect --files"
         )
     ]
+    if found[1] == "401":
+        advice.append(
+            "all of them, from each process: they cannot fetch this server's keys, so as to check its"
+            " signature: https://federationtester.matrix.org tells; port 8448 or .well-known/matrix/server"
+            " must lead to Synapse, and the proxy must not change the path"
+        )
+    elif "_join/" in match.text or "_knock/" in match.text or "/invite/" in match.text:
+        advice.insert(0, "a join, knock or invitation: the rules of the room forbid it to this user")
     return _passage(match, words, advice, [])
 
 
@@ -1156,6 +1164,13 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
                 " have the proxy send it elsewhere"
             )
         ]
+        if resource == "federation" and "Processed request" not in match.text:
+            advice.insert(
+                0,
+                "if Synapse's own log has nothing of it, the proxy answered: have it send /_matrix/federation"
+                " and /_matrix/key of that name and port to Synapse, or let .well-known/matrix/server (or the"
+                " SRV record) name the port where they are; https://federationtester.matrix.org tells",
+            )
     elif code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         words = [f"{what}: it failed, or was not answered."]
         advice = [
@@ -1602,6 +1617,7 @@ def _places(frames: Sequence[str]) -> list[str]:
 _OF_SYNAPSE: Final = frozenset(
     (
         "attr",
+        "authlib",
         "canonicaljson",
         "cryptography",
         "hiredis",
