@@ -414,7 +414,7 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
         # matrix-org/sygnal#337, spantaleev/matrix-docker-ansible-deploy#5338)
         (
             (
-                "2021-12-04 13:29:07,195 - shared_secret_authenticator - 54 - INFO - POST-2028 - Bad hmac value"
+                "2021-12-04 13:29:07 - shared_secret_authenticator - 54 - INFO - POST-2028 - Bad hmac value"
                 " for user: @me:a.example"
             ),
             "goes on in the ordinary way",
@@ -460,10 +460,35 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
         ),
         (
             (
-                '176.126.240.158 - - [04/Nov/2020:00:28:13 +0000] "GET /_matrix/federation/v1/query/profile?u=a'
+                '176.126.240.158 - - [04/Nov/2020:00:28:13 +0000] "GET /_matrix/federation/v1/query/profile'
                 ' HTTP/1.1" 404 167 "-" "Synapse/1.22.1" "-"'
             ),
             "the proxy answered",
+            "not known",
+        ),
+        # Another database than was meant (matrix-org/synapse#15296), coturn (matrix-org/synapse#6201), synadm
+        # (JOJ0/synadm#75), a host with one kind of address alone (matrix-org/synapse#12287)
+        (
+            logged("storage.prepare_database", "INFO", "('main', 'state'): Initialising new database"),
+            "it is another database or file than was meant",
+            "not known",
+        ),
+        (
+            (
+                "Oct 12 08:26:50 turnserver: 56: session 000000000000000008: realm <my.domain> user <>:"
+                " incoming packet message processed, error 401: Unauthorized"
+            ),
+            "That is how it works",
+            "not known",
+        ),
+        ("WARNING Synapse returned status code 401", "its access token is not valid", "not known"),
+        (
+            logged(
+                "http.federation.matrix_federation_agent",
+                "INFO",
+                "Failed to connect to a.example:8448: No route to host: 101: Network is unreachable.",
+            ),
+            "a host with IPv6 alone",
             "not known",
         ),
         # Another program than Synapse (YunoHost-Apps/synapse_ynh#213)

@@ -1435,7 +1435,10 @@ _OF_VALUE: Final = re.compile(r"'(?:NoneType|dict|list|str|int|bool|tuple|corout
 
 _UNREACHED: Final = {
     "refused": "nothing listens at its address, or a firewall says so",
-    "no_route": "there is no way through the network to its address",
+    "no_route": (
+        "there is no way through the network to its address (as from a host with IPv6 alone to a server with"
+        " IPv4 alone, or the other way round)"
+    ),
     "timed_out": "it did not answer in time",
     "address_none": "its name has no address, or the lookup took too long",
     "tls": "its certificate was not accepted, or it does not speak TLS there",
