@@ -491,6 +491,41 @@ OLD_PATH = "http://localhost:29318/transactions/44428"
             "a host with IPv6 alone",
             "not known",
         ),
+        # The library Twisted (element-hq/synapse#18368), retention (matrix-org/synapse#6773)
+        (
+            logged("x", "CRITICAL", "while interacting with body decoder:")
+            + traced(
+                "synapse/http/client.py",
+                "AttributeError: 'TransportProxyProducer' object has no attribute 'abortConnection'",
+            ),
+            "is larger than Synapse takes",
+            "install Synapse with its packages again",
+        ),
+        (
+            logged("handlers.pagination", "INFO", "[purge] Attempting to purge messages in room !a:b"),
+            "must lie within the bounds of one of purge_jobs",
+            "failed",
+        ),
+        # A web server, the proxy of sliding sync, and Dendrite (matrix-docker-ansible-deploy#1815,
+        # matrix-org/sliding-sync#319, matrix-org/dendrite#2148)
+        (
+            (
+                '2022/05/13 07:32:22 [error] 23#23: *7 open() "/usr/share/nginx/html/_matrix/client/versions"'
+                " failed (2: No such file or directory), client: 172.18.0.2, server: localhost"
+            ),
+            "the request came to the wrong server",
+            "not known",
+        ),
+        (
+            '16:33:02 WRN Poller: sync v2 poll returned temporary error error="DoSyncV2: response 502"',
+            "that proxy is not needed",
+            "not known",
+        ),
+        (
+            'level=warning msg="Signature validation failed for event $Y2YWwBkfsU4HI2L6fQxCdi3GxOCoyEGi"',
+            "The homeserver Dendrite",
+            "nothing failed",
+        ),
         # Another program than Synapse (YunoHost-Apps/synapse_ynh#213)
         (
             (
