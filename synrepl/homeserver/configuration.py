@@ -91,11 +91,6 @@ BY_PORT: Final = span("0.27", "1.84")
 TCP: Final = span("0.1", "1.67")
 """The releases that exchange lines by way of Redis, and those that do so over TCP."""
 
-DEFAULT_FACTOR: Final = 0.5
-"""The factor of caches where the configuration has none (1.14 to 1.163)."""
-BY_TIME: Final = ("expiry_time", "expire_caches", "cache_entry_ttl")
-NO_CACHE_EXEMPT: Final[Release] = (1, 64, 0)
-"""From here on no cache is left out where caches are expired by time."""
 _NEAR: Final = 0.9
 MAX_KEY: Final = 80
 
@@ -293,7 +288,6 @@ class _ConfigurationLoader:
             )
         self._say_which_factors_have_no_cache()
         self._say_what_caches_may_have()
-        self._say_what_caches_do_not_do()
         for one in self._merged.unfilled:
             self._miss(
                 "configuration",
@@ -673,34 +667,6 @@ class _ConfigurationLoader:
                 f" {len(limits)} together is {size(sum(limits))}",
                 "see that the machine has it; set less for all, or for a process in its own file",
             )
-
-    def _say_what_caches_do_not_do(self) -> None:
-        """Name a factor that is low for all caches, and the caches that a release does not expire by time."""
-        for file, caches in {
-            config.origin("caches"): config.mapping("caches")
-            for config in self._configs
-            if "caches" in config
-        }.items():
-            factor = caches.get("global_factor")
-            if isinstance(factor, int | float) and not isinstance(factor, bool) and factor < DEFAULT_FACTOR:
-                self._note(
-                    "low_cache_factor",
-                    f"`caches: global_factor: {factor}` in {file}: less than Synapse's default,"
-                    f" {DEFAULT_FACTOR}. What is not in the caches is read from the database again and again:"
-                    " requests take longer and pile up, so that load and memory often grow",
-                    "raise it, to 1.0 and more where memory is there; to bound the memory set"
-                    " `caches: cache_autotuning` (since 1.60)",
-                )
-            by_time = [key for key in BY_TIME if caches.get(key) not in (None, False)]
-            if by_time and self._release < NO_CACHE_EXEMPT:
-                self._note(
-                    "cache_not_expired",
-                    f"`caches: {by_time[0]}` in {file}: Synapse before {release_text(NO_CACHE_EXEMPT)}"
-                    " does not drop by time what is in get_rooms_for_user and get_users_in_room, so that the"
-                    " memory of a process that answers /sync grows all the same",
-                    f"update to {release_text(NO_CACHE_EXEMPT)} or later (matrix-org/synapse#13323), or give"
-                    " these two a small factor in `per_cache_factors`",
-                )
 
     def _say_what_is_not_reached(self) -> None:
         """Name the listeners at loopback of processes that others go to at another host."""

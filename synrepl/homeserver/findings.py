@@ -126,8 +126,6 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
         "cache_memory": "what the caches of all processes may have together",
-        "low_cache_factor": "a factor of caches below Synapse's default",
-        "cache_not_expired": "caches that the release does not expire by time",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",
         "unmeasured": "a process whose metrics cannot be read: they are at no known address, or switched off",

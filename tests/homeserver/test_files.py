@@ -305,39 +305,6 @@ def test_what_the_caches_of_all_processes_may_have(
     assert all(told in one for one in notes)
 
 
-@pytest.mark.parametrize(
-    ("caches", "release", "told"),
-    [
-        # matrix-org/synapse#3939
-        ({"global_factor": 0.1}, "1.116", {"low_cache_factor": "0.1"}),
-        ({"global_factor": 0.5}, "1.116", {}),
-        ({"global_factor": "{{ factor }}"}, "1.116", {}),
-        # matrix-org/synapse#13245
-        (
-            {"expire_caches": True, "cache_entry_ttl": "30m"},
-            "1.63",
-            {"cache_not_expired": "`caches: expire_caches`"},
-        ),
-        ({"expiry_time": "30m"}, "1.40", {"cache_not_expired": "get_rooms_for_user"}),
-        ({"expire_caches": True}, "1.64", {}),
-        ({"expire_caches": False}, "1.63", {}),
-    ],
-)
-def test_what_settings_of_caches_do_not_do(
-    tmp_path: Path, caches: dict[str, object], release: str, told: dict[str, str]
-) -> None:
-    file = tmp_path / "homeserver.yaml"
-    file.write_text(json.dumps({**WHOLE, "caches": caches}))
-    result = CliRunner().invoke(
-        main, ["inspect", "--files", "-o", "json", "--homeserver", str(file), "--synapse", release]
-    )
-    kinds = ("low_cache_factor", "cache_not_expired")
-    notes = {one["kind"]: one["why"] for one in json.loads(result.output)["notes"] if one["kind"] in kinds}
-
-    assert told.keys() == notes.keys()
-    assert all(told[kind] in why for kind, why in notes.items())
-
-
 def test_a_file_that_synapse_ignores() -> None:
     found = case("ignored-file", code=WELL)
 
