@@ -149,9 +149,11 @@ def test_a_structured_line_is_recognized(message: Message, form: FormRow) -> Non
     """As Synapse's own JSON formatter writes it."""
     text = fill(form[1], 1).replace("\\", "\\\\").replace('"', '\\"')
 
-    [passage] = explain(
+    found = explain(
         f'{{"log":"{text}","namespace":"{message.logger}","level":"INFO","time":"2026-11-02T10:00:00Z"}}'
     ).passages
+    # A token in the place of a value is told beside the message.
+    [passage] = [one for one in found if one.kind != "sync_token" or "s12_3_0" not in text]
 
     assert (passage.kind, passage.first_time) == (message.key, "2026-11-02T10:00:00Z")
 

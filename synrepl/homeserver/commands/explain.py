@@ -157,7 +157,11 @@ def _shown_unknown(found: Explanation, quiet: tuple[str, ...] = ()) -> Iterator[
             continue
         by = f" of {one.logger}" if one.logger else ""
         request = f", request {one.request}" if one.request not in ("", "None", "sentinel", "main") else ""
-        yield f"not known: line {one.line}, {one.level or 'a line'}{by}{request}: {one.text}"
+        said = f"{one.text}{_BY_LEVEL.get(one.level, '')}"
+        yield f"not known: line {one.line}, {one.level or 'a line'}{by}{request}: {said}"
+
+
+_BY_LEVEL = dict.fromkeys(("INFO", "DEBUG"), " (by its level it tells what is done: nothing failed)")
 
 
 def _loggers(found: Explanation, is_beside: bool) -> str:

@@ -19,6 +19,7 @@ from synrepl.homeserver.explanation.duplicates import (
     UPGRADES,
     told_of_duplicate,
 )
+from synrepl.homeserver.explanation.exceptions import told_of_configuration, told_of_cut, told_of_exception
 from synrepl.homeserver.explanation.main_requests import is_of_main
 from synrepl.homeserver.explanation.messages import Match, find_message, find_reason
 from synrepl.homeserver.explanation.missing_modules import told_of_module
@@ -385,6 +386,12 @@ def _id_twice(match: Match, writers: Writers) -> Passage | None:
 
 def _sql(match: Match, writers: Writers) -> Passage | None:
     """Explain a statement of a start, or one that took long."""
+    if failed := re.search(
+        r"\[(?:SQL|TXN) FAIL\] \{(?P<name>[^}]{1,100})\}\s*(?P<why>.*)", match.text, re.DOTALL
+    ):
+        told = f"A statement to the database failed, of {printable(failed['name'])}: {_shown(failed['why'])}"
+        passage = _passage(match, [told], [], [])
+        return msgspec.structs.replace(passage, severity="look")
     seconds = float(match.values[-1]) if match.pattern.literals[-1] == " sec" else 0.0
     if seconds >= 1:
         words = [f"A statement to the database took {seconds:.1f} s."]
@@ -413,6 +420,25 @@ def _pg_duration(match: Match, writers: Writers) -> Passage:
 _SPAN: Final = re.compile(r" between (?P<given>.+?\)) and (?P<current>.+\))\s*\Z", re.ASCII | re.DOTALL)
 
 
+def _dropped(match: Match, writers: Writers) -> Passage | None:
+    """Explain a command that was dropped, if it is the one that a process without Redis drops too."""
+    if "REMOTE_SERVER_UP" not in match.text:
+        return None
+    words = [
+        (
+            "Another homeserver is back, and this process cannot tell the others, as it is not connected"
+            " to Redis. A homeserver without Redis and workers has no others: there it means nothing."
+        ),
+        NO_PAUSE,
+    ]
+    step = (
+        "without workers: nothing is to be done but for a flood: see which release runs, and update to"
+        " 1.92 or later if it is one of 1.87 to 1.91. With workers: see that Redis runs, and that"
+        " Connected to redis follows"
+    )
+    return _passage(match, words, [step], [])
+
+
 def _sync_span(match: Match, writers: Writers) -> Passage | None:
     """Explain the span of an answer to a /sync: what is new in it."""
     found = _SPAN.search(match.text)
@@ -436,9 +462,65 @@ _DOWN: Final = frozenset(("502", "503", "504", "520", "521", "522", "523", "524"
 """Answers of a proxy whose server is down (those from 520 on of Cloudflare)."""
 
 
+_TRANSACTION: Final = re.compile(r"/_matrix/federation/v1/send/[^/\s\"'?]{1,100}", re.ASCII)
+"""The path of a transaction: what a homeserver sends to another one."""
+
+NO_PAUSE: Final = (
+    "Many of these in a second, from one homeserver to another, are a fault of the sender's Synapse,"
+    " 1.87 to 1.90: it tries again without a pause. 1.91 mends that, and 1.92 what is left of it"
+    " (matrix-org/synapse#16101, #16156, #16221)."
+)
+TO_UPDATE: Final = (
+    "see which release this process runs: if it is one of 1.87 to 1.91, update to 1.92 or later. Else: one"
+    " homeserver is gone, and is asked ever more seldom; all of them: look at this server's way out"
+    " (DNS, proxy, firewall)"
+)
+
+
+def _tx_refused(match: Match, code: str) -> Passage:
+    """Explain a whole transaction that another homeserver refused."""
+    where = {
+        "401": "does not accept this server's signature, or the name to which it is sent",
+        "403": "does not let this server take part",
+        "404": "has no federation at its address any more, as a server that is gone or whose proxy leads"
+        " elsewhere",
+    }.get(code, "does not take it")
+    words = [
+        f"Another homeserver (the name in brackets) refused a whole transaction with {code}: it {where}."
+    ]
+    return _passage(match, [*words, NO_PAUSE], [TO_UPDATE], [])
+
+
+def _fed_tx_failed(match: Match, writers: Writers) -> Passage | None:
+    """Explain a transaction that was not sent: by the answer, or as one that this process did not make."""
+    found = re.search(r"Received (\d{3}) response to transaction", match.text, re.ASCII)
+    if found is not None:
+        code = found[1]
+        return _tx_refused(match, code) if code.startswith("4") and code != "429" else None
+    if not match.text.endswith("Failed to send transaction"):
+        return None
+    words = [
+        (
+            "A transaction for another homeserver (the name in brackets) was not sent, because of the"
+            " exception after the line: it failed in this process, and not there. It is tried again"
+            " later, and what waits behind it too."
+        )
+    ]
+    return msgspec.structs.replace(
+        _passage(match, words, ["read the traceback after it"], []), severity="error"
+    )
+
+
 def _fed_refused(match: Match, writers: Writers) -> Passage | None:
     """Explain a request that another homeserver refused, or that is down there."""
     found = re.search(r"HttpResponseException\([\"'](\d{3})", match.text, re.ASCII)
+    if (
+        found is not None
+        and found[1].startswith("4")
+        and found[1] != "429"
+        and _TRANSACTION.search(match.text)
+    ):
+        return _tx_refused(match, found[1])
     if found is not None and found[1] in _DOWN:
         words = [
             (
@@ -470,6 +552,14 @@ def _fed_refused(match: Match, writers: Writers) -> Passage | None:
             " signing_key_path and server_name must be those of the main process: synrepl inspect --files"
         )
     ]
+    if found[1] == "401":
+        advice.append(
+            "all of them, from each process: they cannot fetch this server's keys, so as to check its"
+            " signature: https://federationtester.matrix.org tells; port 8448 or .well-known/matrix/server"
+            " must lead to Synapse, and the proxy must not change the path"
+        )
+    elif "_join/" in match.text or "_knock/" in match.text or "/invite/" in match.text:
+        advice.insert(0, "a join, knock or invitation: the rules of the room forbid it to this user")
     return _passage(match, words, advice, [])
 
 
@@ -723,6 +813,9 @@ def _asked(match: Match, writers: Writers) -> Passage | None:
     code = match.values[-1]
     if not code.isdigit() or int(code) < HTTPStatus.BAD_REQUEST:
         return None
+    if int(code) == HTTPStatus.NOT_FOUND and " PUT " in match.text and _asks_old_path(match.text):
+        words = ["An application service answered with 404.", _OLD_PATH[0]]
+        return msgspec.structs.replace(_passage(match, words, [_OLD_PATH[1]], []), severity="look")
     words = [f"Who was asked, at the address in the line, answered with an error, {code}."]
     advice = ["see the log of that service at that time; for 502 to 504, of the proxy before it"]
     return msgspec.structs.replace(_passage(match, words, advice, []), severity="look")
@@ -844,6 +937,31 @@ _NO_ANSWER: Final = (
     ),
 )
 
+_TOO_LATE: Final = (
+    (
+        "It gave no answer in the time that Synapse waits (60 s): the same transaction is sent again, so"
+        " that what the service did already it does once more, and all later events wait."
+    ),
+    (
+        "let the service answer at once, and do its work afterwards; see its log at that time for what"
+        " it waits for. By the number in the path it must know a transaction that it has had"
+    ),
+)
+"""What it means that an application service did not answer, and what to do."""
+
+_OLD_PATH: Final = (
+    (
+        "Synapse asked the old path, /transactions/, which newer services (as mautrix') do not have: releases"
+        " before 1.81 know no other. From 1.81 on /_matrix/app/v1/transactions/ is asked first, and the"
+        " old one only where that is not known."
+    ),
+    (
+        "update Synapse to 1.81 or later. If it is: the service takes neither path, so see whether url in the"
+        " registration is its own"
+    ),
+)
+"""What a 404 at the old path tells, and what to do."""
+
 _NOT_ACCEPTED: Final = (
     "It does not accept who asks.",
     (
@@ -866,6 +984,11 @@ AS_ANSWERS: Final[Mapping[int, tuple[str, str]]] = {
 """What answers of an application service tell, and what to do."""
 
 
+def _asks_old_path(text: str) -> bool:
+    """Whether an application service was asked at the path that only old ones have."""
+    return "/transactions/" in text and "/_matrix/app/" not in text
+
+
 def _as_answer(match: Match, writers: Writers) -> Passage | None:
     """Explain the answer of an application service by its status, or that it is no JSON."""
     if "Expecting value" in match.text:
@@ -875,10 +998,14 @@ def _as_answer(match: Match, writers: Writers) -> Passage | None:
             " nothing: update it), and no page of a proxy or of another program"
         )
         return _passage(match, [match.message.means, told], [step], [])
+    if "CancelledError" in match.text or "TimeoutError" in match.text:
+        return _passage(match, [match.message.means, _TOO_LATE[0]], [_TOO_LATE[1]], [])
     code = next((int(value) for value in match.values if value.isdigit()), 0)
     if code not in AS_ANSWERS:
         return None
     told, step = AS_ANSWERS[HTTPStatus(code)]
+    if code == HTTPStatus.NOT_FOUND and _asks_old_path(match.text):
+        told, step = _OLD_PATH
     return _passage(match, [match.message.means, told], [step], [])
 
 
@@ -973,9 +1100,23 @@ def _client_refused(match: Match, writers: Writers) -> Passage | None:
     """Explain a request that the process does not take, if only the main process takes it."""
     found = re.search(r"method='([A-Z]{1,10})' uri='(/[^\s'?]{0,500})", match.text, re.ASCII)
     if found is None or "Unrecognized request" not in match.text or not is_of_main(found[1], found[2]):
-        return None
+        return _refused(match)
     what = f"This process does not take {found[1]} {_shown(found[2])}."
     return _passage(match, [what, OF_MAIN], [TO_MAIN], [])
+
+
+def _refused(match: Match) -> Passage | None:
+    """Explain a request that was refused, or failed, by its status."""
+    *_, code, told = match.values
+    if not re.fullmatch(r"[45]\d\d", code):
+        return None
+    # What is known of the reason is told after it.
+    why = "." if find_reason(told) else f": {_shown(told)}"
+    if code.startswith("4"):
+        words = f"A request was refused with {code}, which is a matter of who asked{why}"
+        return _passage(match, [words], [], [])
+    words = f"A request could not be answered ({code}){why}"
+    return _passage(match, [words], ["see what was logged before with the same request, as in GET-17"], [])
 
 
 def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> Passage | None:
@@ -983,7 +1124,9 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
     is_internal = path.startswith("/_synapse/replication/")
     resource = next((one for start, one in RESOURCES if path.startswith(start)), "")
     whose = "Another process of the homeserver asked this one" if is_internal else "A request came"
-    what = f"{whose}: {method} {_shown(path)}, answered with {code}"
+    # Each transaction has a number of its own.
+    shown = "/_matrix/federation/v1/send/..." if _TRANSACTION.match(path) else _shown(path)
+    what = f"{whose}: {method} {shown}, answered with {code}"
     if is_internal and code < HTTPStatus.BAD_REQUEST:
         if seconds < SLOW_SECONDS:
             return msgspec.structs.replace(_passage(match, [f"{what}."], [], []), severity="normal")
@@ -997,6 +1140,12 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
     elif is_internal and code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         words = [f"{what}: they do not have the same worker_replication_secret."]
         advice = ["compare it in the files of all processes: synrepl inspect --files"]
+    elif (
+        HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR
+        and code != HTTPStatus.TOO_MANY_REQUESTS
+        and _TRANSACTION.match(path)
+    ):
+        words, advice = _tx_received(match.text, what, code)
     elif code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and is_of_main(method, path):
         words = [f"{what}.", OF_MAIN]
         advice = [TO_MAIN]
@@ -1015,6 +1164,13 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
                 " have the proxy send it elsewhere"
             )
         ]
+        if resource == "federation" and "Processed request" not in match.text:
+            advice.insert(
+                0,
+                "if Synapse's own log has nothing of it, the proxy answered: have it send /_matrix/federation"
+                " and /_matrix/key of that name and port to Synapse, or let .well-known/matrix/server (or the"
+                " SRV record) name the port where they are; https://federationtester.matrix.org tells",
+            )
     elif code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         words = [f"{what}: it failed, or was not answered."]
         advice = [
@@ -1035,6 +1191,43 @@ def _answer(match: Match, code: int, method: str, path: str, seconds: float) -> 
     else:
         return _answered_well(match, what, path, seconds)
     return _passage(match, words, advice, [])
+
+
+_SENDER: Final = re.compile(r"\bSynapse/(?P<major>\d{1,3})\.(?P<minor>\d{1,4})", re.ASCII)
+
+
+def _tx_received(text: str, what: str, code: int) -> tuple[list[str], list[str]]:
+    """Explain a transaction of another homeserver that was refused here."""
+    sender = _SENDER.search(text)
+    release = (int(sender["major"]), int(sender["minor"])) if sender else None
+    whose = (
+        f"Its sender runs Synapse {release[0]}.{release[1]}, which"
+        if release
+        else "A sender with 1.87 to 1.90"
+    )
+    words = [f"{what}: another homeserver sent a transaction, and was refused."]
+    advice = []
+    if code == HTTPStatus.NOT_FOUND:
+        words.append("A 404 there says that the path does not get to a process with federation.")
+        advice.append(
+            "if this server is to federate: have the proxy send /_matrix/federation/ to Synapse, to a"
+            " listener with the resource federation"
+        )
+    elif code == HTTPStatus.UNAUTHORIZED:
+        words.append("A 401 refuses who sends: the signature, or the name to which it is addressed.")
+        advice.append(
+            "see the reason in Synapse's own log (authenticate_request failed: ...): Destination"
+            " mismatch is a name that is not server_name here. Of one homeserver: it is wrong there"
+        )
+    if release is None or (1, 87) <= release < (1, 91):
+        words.append(
+            f"{whose} tries again without a pause, a fault that 1.91 mends (matrix-org/synapse#16101)."
+        )
+        advice.append(
+            "a flood of it: tell the administrator of that homeserver to update, or refuse its address"
+            " at the proxy"
+        )
+    return words, advice
 
 
 def _answered_well(match: Match, what: str, path: str, seconds: float) -> Passage:
@@ -1146,6 +1339,8 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "tool_unreachable": _tool_unreachable,
     "tcp_remote_error": _remote_error,
     "sql_debug": _sql,
+    "txn_debug": _sql,
+    "command_dropped": _dropped,
     "sync_span": _sync_span,
     "pg_duration": _pg_duration,
     "deadlock": _deadlock,
@@ -1153,6 +1348,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "fed_signature": _signature,
     "module_missing": _module,
     "fed_request_failed": _fed_refused,
+    "fed_tx_failed": _fed_tx_failed,
     "client_refused": _client_refused,
     "client_fetch": _fetched,
     "request_received": _received,
@@ -1163,7 +1359,11 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
 
 def _in_place(passage: Passage, frames: Sequence[str], key: str = "") -> Passage:
     """Say what a reason means where it ended an update of the database, at the start or in the background."""
-    told = None
+    told: tuple[str, str] | None = None
+    if passage.kind == "does_not_fit":
+        told = told_of_configuration(frames) or (
+            told_of_exception("TypeError", frames) if frames and _OF_VALUE.search(passage.text) else None
+        )
     if key == "update_failed" or UPDATES in frames:
         told = IN_AN_UPDATE.get(passage.kind)
     elif UPGRADES.intersection(frames):
@@ -1217,6 +1417,7 @@ def explain_message(
 TO_OTHERS: Final = frozenset(
     (
         "fed_request_failed",
+        "fed_request_failed_old",
         "fed_request_said",
         "fed_tx_failed",
         "fed_tx_failed_old",
@@ -1229,12 +1430,19 @@ TO_OTHERS: Final = frozenset(
 )
 """Messages of requests to other homeservers that failed."""
 
+_OF_VALUE: Final = re.compile(r"'(?:NoneType|dict|list|str|int|bool|tuple|coroutine)' object|NoneType")
+"""An object that is no part of a program: a value is another than was expected, and no package is."""
+
 _UNREACHED: Final = {
     "refused": "nothing listens at its address, or a firewall says so",
-    "no_route": "there is no way through the network to its address",
+    "no_route": (
+        "there is no way through the network to its address (as from a host with IPv6 alone to a server with"
+        " IPv4 alone, or the other way round)"
+    ),
     "timed_out": "it did not answer in time",
     "address_none": "its name has no address, or the lookup took too long",
     "tls": "its certificate was not accepted, or it does not speak TLS there",
+    "given_up": "it took the connection and gave no answer in time (a minute)",
     "closed_between": "it, or something between, closed the connection without an answer",
     "asked_bad_gateway": "a proxy answered for it, as it is down or too slow",
     "fed_not_retried": "it did not answer before, and is not asked again yet",
@@ -1261,7 +1469,8 @@ _NO_UPDATE: Final = re.compile(r"(?:Error doing update|KeyError): '(?P<name>\w{3
 def _unknown_update(text: str, reasons: Sequence[Match | str], frames: Sequence[str]) -> str:
     """Return the name of an update that the release does not have, if that is why it failed; else ""."""
     told = [text] if not reasons else [one if isinstance(one, str) else one.text for one in reasons[-1:]]
-    found = _NO_UPDATE.fullmatch(told[0].strip()) if list(frames[-1:]) in ([], [UPDATES]) else None
+    is_there = list(frames[-1:]) in ([UPDATES], [] if text else [UPDATES])
+    found = _NO_UPDATE.fullmatch(told[0].strip()) if is_there else None
     return found["name"] if found else ""
 
 
@@ -1329,12 +1538,23 @@ def _with_reasons(
             found = _in_place(of_redis_client(found, match.message.logger), frames, match.message.key)
             known.setdefault(found.kind, found)
     if not known:
-        words = [
-            f"The exception: {_shown(one if isinstance(one, str) else one.text)}"
-            for one in reasons[-1:]
-            if isinstance(one, str) or one.message.key in NOT_BY_DATA
-        ]
-        return msgspec.structs.replace(passage, words=[*passage.words, *words])
+        last = next(
+            (
+                one if isinstance(one, str) else one.text
+                for one in reasons[-1:]
+                if isinstance(one, str) or one.message.key in NOT_BY_DATA
+            ),
+            "",
+        )
+        if not last:
+            return passage
+        words, advice = [f"The exception: {_shown(last)}"], list(passage.advice)
+        if (told := told_of_exception(last, frames)) is not None:
+            words.append(told.means)
+            # The traceback is read, so that the advice to read it goes.
+            advice = [step for step in advice if not step.startswith("read the ")]
+            advice += [told.do] if told.do else []
+        return msgspec.structs.replace(passage, words=[*passage.words, *words], advice=advice)
     # The traceback is read, so that the advice to read it goes.
     advice = [step for step in passage.advice if not step.startswith("read the ")]
     words = list(passage.words)
@@ -1397,6 +1617,51 @@ def _places(frames: Sequence[str]) -> list[str]:
     return told
 
 
+_OF_SYNAPSE: Final = frozenset(
+    (
+        "attr",
+        "authlib",
+        "canonicaljson",
+        "cryptography",
+        "hiredis",
+        "ijson",
+        "jinja2",
+        "jsonschema",
+        "matrix_common",
+        "msgpack",
+        "nacl",
+        "netaddr",
+        "OpenSSL",
+        "prometheus_client",
+        "psycopg2",
+        "pydantic",
+        "service_identity",
+        "signedjson",
+        "sortedcontainers",
+        "synapse",
+        "treq",
+        "twisted",
+        "txredisapi",
+        "unpaddedbase64",
+        "yaml",
+    )
+)
+"""Packages in which a failure is told by what is known of it: Synapse's own, and its libraries."""
+
+
+def in_package(passage: Passage, package: str) -> Passage:
+    """Say of what failed that it did so in a package of other authors: a module, or a library."""
+    if passage.severity != "error" or not package or package in _OF_SYNAPSE:
+        return passage
+    name = printable(package)
+    told = (
+        f"It was raised in {name}, which is no part of Synapse: a module of its configuration, or a library."
+    )
+    step = f"update {name}, so that it fits this release of Synapse (or take it out of the configuration)"
+    advice = [step] if passage.kind in ("does_not_fit", "worker_lacks") else [step, *passage.advice]
+    return msgspec.structs.replace(passage, words=[*passage.words, told], advice=advice)
+
+
 _OF_ALL_TRANSACTIONS: Final = frozenset(("synapse/storage/database.py", "synapse/storage/_base.py"))
 """Files by way of which all statements go: the one before tells which."""
 
@@ -1419,11 +1684,19 @@ def explain_traceback(
         place.insert(0, f"It said: {_shown(said)}")
     if exceptions:
         text = _shown(exceptions[-1])
+        if update := _unknown_update("", exceptions, frames):
+            return _not_known(Passage(kind="update_failed", severity="error", text=text, words=[]), update)
         where = (
             f"The module {printable(logger)} logged a failure" if logger else "A traceback: something failed"
         )
-        words = [f"{where} with an exception that is not known here. {text}", *place]
+        told = told_of_exception(exceptions[-1], frames)
+        words = [
+            f"{where} with an exception that is not known here. {text}",
+            *([told.means] if told else []),
+            *place,
+        ]
         advice = [] if logger else ["the line of the log before it tells what failed: paste it too"]
+        advice = [*([told.do] if told and told.do else []), *advice]
         if PARTS.get(part) == _SENDS_ROWS:
             advice.insert(0, "see which stream stands still, and at which process: synrepl inspect")
         advice.append("if it comes again and again: search for its last line, and update Synapse and modules")
@@ -1435,6 +1708,9 @@ def explain_traceback(
             *place,
         ]
         advice = ["paste the whole traceback" + ("" if logger else ", with the line of the log before it")]
+        if (cut := told_of_cut(frames)) is not None:
+            words.append(cut.means)
+            advice.insert(0, cut.do)
     return Passage(kind="traceback", severity="error", text=text, words=words, advice=advice)
 
 

@@ -50,7 +50,8 @@ _CONTINUED: Final = re.compile(
 or a request."""
 
 _UNFINISHED: Final = re.compile(
-    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach)\s*\Z",
+    r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach"
+    r"|\[(?:error|crit|warn)\] .{1,300}, client: [\da-f.:]{2,45},)\s*\Z",
     re.ASCII,
 )
 """The end of a line whose message goes on in the next line."""
@@ -69,6 +70,12 @@ _CUT_IN_HEADER: Final = re.compile(r" - [\w.]{1,100} - \d{1,6} - [A-Z]{4,8} - [\
 """The end of a line that a terminal broke before its message."""
 _REST_OF_HEADER: Final = re.compile(r"[\w@.:/-]{0,100} ?- \S", re.ASCII)
 
+_PACKAGE: Final = re.compile(
+    r'File "[^"]{0,250}?/(?:site|dist)-packages/(?P<name>\w{1,80})[/.]|File "(?P<other>[^"]{1,250})", line',
+    re.ASCII,
+)
+"""The package of a file in a traceback, or a file that is of none."""
+
 _FRAME: Final = re.compile(
     r'File "[^"]{0,250}?(?P<file>synapse/(?!synapse/|src/)[\w/]{1,120}\.py)"'
     r"|/(?P<short>synapse/(?!synapse/|src/)[\w/]{1,120}\.py):\d",
@@ -78,8 +85,12 @@ _FRAME: Final = re.compile(
 _REQUEST_CUT: Final = re.compile(r"Processed request: (?!.{0,3000} dbevts\])", re.ASCII)
 """A request as Synapse logs it, of which a terminal broke the line."""
 
-_GLUED: Final = re.compile(r"\A(\d{1,2}/\d{1,2}/\d{4} \d{1,2}:\d\d:\d\d [AP]M)(?=\S)", re.ASCII)
-"""The time that Rancher puts before a line, without a space."""
+_GLUED: Final = re.compile(
+    r"\A(\d{1,2}/\d{1,2}/\d{4} \d{1,2}:\d\d:\d\d [AP]M"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00:00)(?=[^\s,])",
+    re.ASCII,
+)
+"""The time that Rancher, or TrueNAS, puts before a line, without a space."""
 
 _FILE_OF_TAIL: Final = re.compile(r"==> \S.{0,300} <==")
 """What tail prints before the lines of each file."""
@@ -90,6 +101,17 @@ _MAX_JOINED: Final = 2000
 
 _STARS: Final = re.compile(r"[*=#-]{20,}")
 """The edge of a banner, which Synapse puts around why it does not start."""
+
+_NEXT_FRAME: Final = re.compile(r'\s+(?=File "[^"]{1,300}", line \d)')
+_LAST_EXCEPTION: Final = re.compile(
+    r"(?<=\s)(?:\w{1,80}\.){0,10}[A-Z]\w{0,80}"
+    r"(?:Error|Exception|Violation|Failure|Setup|Exit|Column|Table): ",
+    re.ASCII,
+)
+"""Where, in a traceback that is all in one line, a file and the exception begin."""
+
+MAX_ONE: Final = 16_000
+"""The most characters of a traceback in one line."""
 
 _BAR: Final = "\u2502\u2502"
 """What k9s puts between the lines of a log, at the edges of its window."""
@@ -113,7 +135,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
 
     Of a traceback that no line logged, the line is the last exception, or "". The `frames` are the files of
     Synapse in it, each once, the last one last; `is_cut`: the exception is missing. Of a table
-    that psql printed, the line is its first.
+    that psql printed, the line is its first. The `package` is that of the last file in the traceback, or "".
     """
 
     number: int
@@ -124,6 +146,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     frames: tuple[str, ...] = ()
     table: PsqlOutput | None = None
     is_cut: bool = False
+    package: str = ""
 
 
 def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
@@ -141,7 +164,10 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
                 continue
             yield from trace.entries(held)
             held = trace = None
-        if held is not None and _UNFINISHED.search(held.line, max(0, len(held.line) - 80)) is not None:
+        if (
+            held is not None
+            and _UNFINISHED.search(held.line, max(0, len(held.line) - MAX_BEFORE)) is not None
+        ):
             held = PastedEntry(
                 held.number, _joined(held.line.rstrip(), logged_message(line)[1]), held.lines + 1
             )
@@ -193,7 +219,25 @@ def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         if '{"' in line[:MAX_BEFORE]:
             yield from ((number, one) for one in spread(line))
         else:
-            yield from ((number, one.rstrip(" ") if _BAR in line else one) for one in line.split(_BAR))
+            for part in line.split(_BAR):
+                yield from ((number, one) for one in _in_one(part.rstrip(" ") if _BAR in line else part))
+
+
+def _in_one(line: str) -> list[str]:
+    """Return the lines that a shipper of logs, or who pasted them, made one of."""
+    if "#012" in line:
+        # What rsyslog writes for the end of a line.
+        return line.split("#012")
+    _, begins, after = line.partition(_FIRST)
+    if not begins or not after.strip():
+        return [line]
+    if "\\n" in after:
+        return line.replace("\\n", "\n").split("\n")
+    if 'File "' not in after:
+        return [line]
+    *frames, last = _NEXT_FRAME.split(line[:MAX_ONE])
+    at = max((found.start() for found in _LAST_EXCEPTION.finditer(last)), default=len(last))
+    return [*frames, last[:at], *([last[at:].strip(" `")] if last[at:].strip() else [])]
 
 
 def _unpacked(line: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
@@ -278,7 +322,7 @@ class _Traceback:
     def __init__(self) -> None:
         self._lines = self._unknown = self._last = 0
         self._is_frame = self._is_logged = self._is_stack = False
-        self._asserted = ""
+        self._asserted = self.package = ""
         self._exceptions: list[str] = []
         self._frames: dict[str, None] = {}
 
@@ -304,6 +348,8 @@ class _Traceback:
     def _is_of(self, text: str, line: str) -> bool:
         if _begins(line) or _PART.match(text) is not None:
             self._is_frame = 'File "' in line
+            if place := _PACKAGE.search(line[:1000]):
+                self.package = place["name"] or ""
             if (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:
                 self._frames.pop(file := found["file"] or found["short"], None)
                 self._frames[file] = None
@@ -363,6 +409,7 @@ class _Traceback:
                 found,
                 frames=self.frames,
                 is_cut=not self._telling,
+                package=self.package,
             )
             return
         if held is not None and not found and _is_bare_exception(held.line):
@@ -374,9 +421,18 @@ class _Traceback:
                 (held.line,),
                 is_traceback=True,
                 frames=self.frames,
+                package=self.package,
             )
             return
         if held is not None:
             yield held
         last = found[-1] if found else ""
-        yield PastedEntry(self._last, last, self._lines, found, is_traceback=True, frames=self.frames)
+        yield PastedEntry(
+            self._last,
+            last,
+            self._lines,
+            found,
+            is_traceback=True,
+            frames=self.frames,
+            package=self.package,
+        )

@@ -7,6 +7,7 @@ the memory does not depend on the length of a log.
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -20,12 +21,15 @@ from synrepl.homeserver.explanation.details import (
     SEVERITIES,
     explain_message,
     explain_traceback,
+    in_package,
     of_redis_client,
     without_secrets,
 )
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
-from synrepl.homeserver.explanation.messages import Match, find_cut, find_message, find_reason
+from synrepl.homeserver.explanation.faults import GENERAL, Fault, find_fault, told_of_fault, with_fault
+from synrepl.homeserver.explanation.messages import Match, find_cut, find_message, find_reason, known_messages
 from synrepl.homeserver.explanation.modules import module_of, program_of
+from synrepl.homeserver.explanation.other_servers import OtherServers
 from synrepl.homeserver.explanation.pasted_lines import (
     REDIS,
     Header,
@@ -117,6 +121,8 @@ KINDS: Final = {
     "compared_tokens": "several sync tokens",
     "position": "a position, such as t12-345 or RoomStreamToken(...)",
     "traceback": "a traceback of Python",
+    "release_fault": "a fault of a release of Synapse",
+    "no_way_out": "homeservers of which none is reached",
     "sql_table": "a table of the homeserver's database",
     "statement": "a statement to the database",
     "metric": "metrics of a process",
@@ -217,6 +223,7 @@ class _Explainer:
         self._statement: Statement | None = None
         self._redis = RedisOutput()
         self._places: dict[str, list[int]] = {}
+        self._others = OtherServers()
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
 
     def add(self, entry: PastedEntry) -> None:
@@ -226,6 +233,7 @@ class _Explainer:
         self._lines += entry.lines
         header, texts = read_line(entry.line)
         match = next((found for text in texts if (found := find_message(text))), None)
+        self._others.see(entry)
         if match is None:
             match = next((found for text in texts if (found := find_cut(text))), None)
             self._cut += match is not None
@@ -244,7 +252,7 @@ class _Explainer:
                 return
         is_request = match is not None and match.message.key in _REQUESTS
         for passage in passages:
-            self._add(passage, entry.number, header.time)
+            self._add_failure(passage, entry, header.time)
             if is_request and passage.kind == "sync_token":
                 self._count_request(passage.text, header.time)
         for token in {one.text for one in passages if one.kind == "sync_token"}:
@@ -280,10 +288,22 @@ class _Explainer:
         if is_full and group is not None and group.whole is not None:
             group.count(group.whole, entry.number, header.time)
             return True
+        fault = _fault(entry)
         reasons = [] if entry.is_cut else [_reason(text) or text for text in entry.exceptions]
+        if fault is not None:
+            # What is known of it says more than what such an exception means in general.
+            reasons = [
+                one.text if isinstance(one, Match) and one.message.key in GENERAL else one for one in reasons
+            ]
         passage = explain_message(match, self._writers, reasons, entry.frames, is_cut=entry.is_cut)
+        if passage is not None and passage.severity != "normal" and fault is not None:
+            passage = with_fault(passage, fault)
         if passage is not None:
-            self._add(passage, entry.number, header.time)
+            self._add_failure(passage, entry, header.time)
+            if passage.severity == "normal" and entry.exceptions and not entry.is_traceback:
+                # What the line says is normal; the traceback below it is not told by it.
+                for one in self._explain_reason(entry, header, ""):
+                    self._add(one, entry.number, header.time)
         return passage is not None
 
     def _add_figures(self, entry: PastedEntry) -> bool:
@@ -325,9 +345,12 @@ class _Explainer:
 
         `said` is the message of a logger, which is not known.
         """
-        found = next((match for text in entry.exceptions if (match := _reason(text))), None)
         if header.logger == REDIS:
             return []
+        if header.level not in _TELLS_NO_FAILURE and (fault := _fault(entry)) is not None:
+            shown = entry.exceptions[-1] if entry.exceptions else said or entry.line
+            return [told_of_fault(fault, printable(without_secrets(" ".join(shown[:MAX_TEXT].split()))))]
+        found = next((match for text in entry.exceptions if (match := _reason(text))), None)
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
         if (
@@ -343,6 +366,10 @@ class _Explainer:
         if entry.exceptions or entry.is_traceback or entry.is_cut:
             return [explain_traceback(entry.exceptions, header.logger, entry.frames, said)]
         return []
+
+    def _add_failure(self, passage: Passage, entry: PastedEntry, time: str) -> None:
+        """Add what failed, with the package of another author in which it did."""
+        self._add(in_package(passage, entry.package), entry.number, time)
 
     def _add(self, passage: Passage, number: int, time: str) -> None:
         group = self._groups.setdefault((passage.kind, passage.severity), _Group())
@@ -426,6 +453,8 @@ class _Explainer:
         passages += self._redis.passages()
         if compared := self._compared():
             passages.append(compared)
+        if unreached := self._others.passage():
+            passages.append(unreached)
         if passages and all(one.severity == "normal" for one in passages) and self._errors.count:
             passages.append(self._errors.passage())
         passages = _with_end(passages)
@@ -491,6 +520,21 @@ _STARTS: Final = ("startup_failed", "start_listening_failed")
 _OF_OTHERS: Final = ("fed_", "key_lookup", "device_resync")
 """Beginnings of the keys of messages about other homeservers, of which many fail at all times."""
 
+
+def _is_minor(passage: Passage) -> bool:
+    """Whether what is worth a look is mostly of no weight beside the rest."""
+    # A process without Redis says so of each homeserver that is back.
+    is_alone = passage.kind == "command_dropped" and "REMOTE_SERVER_UP" in passage.text
+    return is_alone or passage.kind.startswith(_OF_OTHERS) or passage.kind in _beside()
+
+
+@cache
+def _beside() -> frozenset[str]:
+    """Return the keys of messages of modules that have nothing to do with streams or workers."""
+    named = ((one.key, module_of(one.logger)) for one in known_messages() if one.logger)
+    return frozenset(key for key, module in named if module is not None and module.is_beside)
+
+
 _GAVE_UP: Final = ("sync_empty", "sliding_sync_empty")
 """Messages of a request that did not get what it waited for: another line tells which stream was behind."""
 
@@ -541,7 +585,7 @@ def _summary(passages: list[Passage]) -> str:
         return "Of what is known here, nothing failed."
     # One that gives its reason says more than one that only failed, and one of this server more than others'.
     found = [one for one in told if one.severity == worst.severity]
-    found = [one for one in found if not one.kind.startswith(_OF_OTHERS)] or found
+    found = [one for one in found if not _is_minor(one)] or found
     worst = next((one for one in found if one.cause), found[0])
     alike = [one for one in told if one.severity == worst.severity and one.kind != worst.kind]
     # What the system or the database said is nearer to the cause than what failed for it.
@@ -597,6 +641,11 @@ class _UnknownErrors:
             first_time=self._times[0],
             last_time=self._times[1],
         )
+
+
+def _fault(entry: PastedEntry) -> Fault | None:
+    """Return the fault of a release that a line, or the traceback after it, tells of."""
+    return find_fault((*entry.exceptions, entry.line), entry.frames)
 
 
 def _reason(text: str) -> Match | None:

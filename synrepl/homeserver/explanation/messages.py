@@ -48,6 +48,7 @@ CUT: Final = 20
 """A form with so many letters before its only place is recognized if it was cut off in that place."""
 
 _FAMILIES: Final = (
+    ("synapse.federation.transport.server", "synapse.federation.transport.server._base"),
     ("synapse.app.", "synapse.app.generic_worker"),
     ("synapse.access.", "synapse.access"),
     ("synapse.config.logger", "root"),

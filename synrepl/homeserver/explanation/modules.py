@@ -9,7 +9,7 @@ import msgspec
 
 _PROGRAM: Final = re.compile(
     r"(?<![\w./-])(?P<name>matrix_sdk(?=\w*::)|(?:mautrix|maubot|matrix-appservice)(?=[\w.-]*(?:\[|\s*[|:]|\.))"
-    r"|rageshake(?=\.js)|nio(?=\.\w)|FetchHttpApi|sliding-sync(?=\s*\|)|nginx(?=[\[:|])|redis-server(?=[\[:])|postgres(?=[\[:|]))",
+    r"|rageshake(?=\.js)|nio(?=\.\w)|FetchHttpApi|sliding-sync(?=\s*\|)|nginx(?=[\[:|])|turnserver(?=[\[:|])|redis-server(?=[\[:])|postgres(?=[\[:|]))",
     re.ASCII,
 )
 """The name of another program, where a line of its log has it."""

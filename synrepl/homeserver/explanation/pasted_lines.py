@@ -59,8 +59,10 @@ _HEADER: Final = re.compile(
         | root(?=:|\ -\ |\(\d))
     | [a-z_][\w.]{0,100}(?=\ -\ \d{1,6}\ -\ [A-Z]{4,8}\ -\ )
     | (?P<level>(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:\]-]))
+    | [\w./-]{1,80}\ (?=synapse\.[\w.]{1,100}\ -\ \d{1,6}\ -\ [A-Z]{4,8}\ -\ )
     | [\w.-]{1,80}\ (?:matrix|synapse|python)[\w./@-]{0,80}:(?=\ )
     | (?:stdout|stderr)\ [FP](?=\ )
+    | [\w./-]{1,100}\.log(?:\.[\w-]{1,20})?(?=:\d{4}-)
     | (?:Info|Warning|Error):(?=\ [A-Z][a-z]{2}\ )
     | \[\d{1,10}(?:-\d{1,6})?\](?=\ ) | \(\d{1,6}\)(?=\ )
     | \w{1,80}@\w{1,80}(?=\ [A-Z]{3,9}:\ )
@@ -72,7 +74,9 @@ _HEADER: Final = re.compile(
 """One part of a header: a time, a logger, a level, a container, a program, the number of a line."""
 
 _REQUEST: Final = re.compile(
-    r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[(?P<other>[^\]]{0,200})\] |[\w.-]{1,100}-\d{1,9} )", re.ASCII
+    r"(?:(?P<name>[^\s\[\]]{0,200}) ?- |\[(?P<other>[^\]]{0,200})\] |"
+    r"\((?P<third>[\w.-]{1,150}-\d{1,9}|None|main|sentinel)\):? |[\w.-]{1,100}-\d{1,9} )",
+    re.ASCII,
 )
 """The request on whose behalf a line was logged: between the header and the message."""
 
@@ -291,7 +295,9 @@ def _messages(text: str, outer: Header) -> Iterator[LoggedText]:
     header, rest = _beheaded(text, outer)
     if header or rest != text:
         if (found := _REQUEST.match(rest)) and header:
-            named = msgspec.structs.replace(header, request=found["name"] or found["other"] or "")
+            named = msgspec.structs.replace(
+                header, request=found["name"] or found["other"] or found["third"] or ""
+            )
             yield LoggedText(rest[found.end() :].strip(), named)
         yield LoggedText(rest, header)
     if not header and (found := _REQUEST_ALONE.match(rest)):

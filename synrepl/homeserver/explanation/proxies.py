@@ -125,6 +125,17 @@ _ON_THE_WAY: Final = (
 """What failed between a proxy and a process: a pattern, what it tells of the address, and what to do."""
 
 
+_FROM_OUTSIDE: Final = (
+    "At {}, where other homeservers (or the federation tester) look for this one, nobody answered, or"
+    " refused: without a delegation that is the port 8448 of the name."
+)
+_TO_8448: Final = (
+    "either let a proxy with TLS listen at 8448, and let firewall and router pass it on; or delegate:"
+    ' https://NAME/.well-known/matrix/server with {"m.server": "HOST:443"}. Cloudflare\'s proxy does not pass'
+    " 8448: delegate to 443, or set that name to DNS only"
+)
+"""What is said of the port of federation, seen from outside."""
+
 _STATE: Final = re.compile(
     r" (?P<server>[\w.-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9} -?\d{1,3} "
     r"\+?\d{1,12} \S{1,200} \S{1,200} (?P<state>[A-Za-z-]{2})[A-Za-z-]{2} ",
@@ -200,6 +211,8 @@ def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
         return None
     found = _UPSTREAM.search(text)
     where = printable(found[found.lastgroup or 0].rstrip(":.")) if found else "the process"
+    if where.endswith(":8448"):
+        return [_FROM_OUTSIDE.format(where)], [_TO_8448]
     words = told[1].format(where)
     advice = [told[2], *([_LOOPBACK] if where.startswith("[::1]") and told[2] == _SEE_ADDRESS else [])]
     return [f"{words[0].upper()}{words[1:]}"], advice

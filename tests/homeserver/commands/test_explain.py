@@ -137,6 +137,7 @@ def test_modules_are_named_whose_lines_are_not_known() -> None:
     named = "2 of synapse.x1, 1 of synapse.x2, 1 of synapse.x3, 1 of synapse.x4, 1 of synapse.x5"
     assert f"9 lines not recognized: {named}, others of 2 modules" == lines[-1]
     assert "nothing was recognized: 2 of synapse.x1, 1 of synapse.x2; not known: line 1" in nothing.stderr
+    assert ": A (by its level it tells what is done: nothing failed);" in nothing.stderr
 
 
 def test_lines_that_are_not_about_streams_are_told_by_what_their_module_does() -> None:
