@@ -1,7 +1,7 @@
 """`ReplicaSimulation` in which daemons restart all the time, and primaries lose facts meanwhile.
 
-Old copies of the primary's disk are put back while its replicas are down, replicas of replicas come back
-before the daemon between them reaches anybody, and others are promoted by force. Of each start it is checked
+Old copies of the primary's disk are put back while its replicas are down, or others are promoted by force,
+and replicas of replicas come back before the daemon between them reaches anybody. Of each start it is checked
 that nobody is ready with a history that is not its upstream's (`readiness.py`).
 
 ``python -m tests.replicas.simulation.restarts SEED``."""
@@ -22,16 +22,17 @@ class RestartSimulation(ReplicaSimulation):
     def __init__(self, seed: int, *, seconds: float = 12.0) -> None:
         super().__init__(seed, seconds=seconds)
         self.restarts = random.Random(f"restarts {seed}")
-        self.restores, self.attacks = True, False
-        self.forces = self.promotes = self.restarts.random() < 0.3
-        self.lists = True
+        # As in the other worlds, not both: a restored primary knows of no promotion since its copy.
+        self.restores = self.restarts.random() < 0.7
+        self.forces = self.promotes = not self.restores
+        self.attacks, self.lists = False, True
         for name, node in self.nodes.items():
             node.listed = [other for other in "abc" if other != name]
 
     def _bad_luck(self) -> None:
         super()._bad_luck()
         luck = self.restarts
-        if luck.random() < 0.02:
+        if self.restores and luck.random() < 0.02:
             self._copy_or_restore()
         if luck.random() < 0.01:
             for name in luck.choice(["b", "c", "bc", "ab", "abc", "abcd"]):
