@@ -165,7 +165,7 @@ class Replica:
         then joins again without stopping if the upstream refuses its copy.
         """
         if self.state is not ReplicaState.STOPPED:
-            self._is_resync_requested = self.state not in (ReplicaState.CATCHING_UP, ReplicaState.LIVE)
+            self._is_resync_requested = not self.state.is_following
             return False
         # Saved: after a kill the operator need not request it again.
         self._tasks.start(self.log.note(resync=YES), "saving the request to join again")
@@ -328,7 +328,7 @@ class Replica:
                             self.commands.acknowledged(origin, number, since)
                     case native.Down(line):
                         self.on_command(command_of(line.encode()))
-                    case native.Linked(linked):
+                    case native.Linked(linked) if self.state.is_following:
                         self._upstream_linked(bool(linked))
                     case native.Subscribed(at):
                         self._upstreams.succeeded()
@@ -448,8 +448,7 @@ class Replica:
     @property
     def is_linked(self) -> bool:
         """Whether this copy follows the primary now, directly or through other replicas."""
-        is_subscribed = self.state in (ReplicaState.CATCHING_UP, ReplicaState.LIVE)
-        return is_subscribed and self._is_upstream_linked is True
+        return self.state.is_following and self._is_upstream_linked is True
 
     @property
     def is_settled(self) -> bool:
@@ -459,8 +458,7 @@ class Replica:
     @property
     def _obstacle(self) -> str:
         """Why the last attempt to compare this copy has failed; empty while none has."""
-        is_subscribed = self.state in (ReplicaState.CATCHING_UP, ReplicaState.LIVE)
-        if is_subscribed and self._is_upstream_linked is False:
+        if self.state.is_following and self._is_upstream_linked is False:
             return "the upstream does not reach the primary"
         return self.why
 

@@ -1,10 +1,16 @@
 """Whether a replica may be read as current."""
 
+import json
+
 import pytest
 
+from synrepl.errors import RemoteProtocolError
+from synrepl.replicas.wire.native import Heartbeat
 from tests.memory_engine import FaultyEngine
+from tests.raw_peer import raw_server
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode
+from tests.replicas.replica.test_hostile import WELCOME
 
 NOT_COMPARED = "this copy was not compared with its upstream since the start"
 
@@ -127,3 +133,39 @@ def test_an_upstream_that_is_away_is_named_in_the_reason() -> None:
     assert (False, NOT_COMPARED) == before
     assert b.roles.is_settled
     assert staleness(b).startswith(f"{NOT_COMPARED}: a cannot be reached: ")
+
+
+def test_only_who_has_accepted_the_position_certifies_the_copy() -> None:
+    """LINKED before SUBSCRIBED says nothing of this copy."""
+    cluster = FakeCluster()
+    a, b = cluster.node("a"), cluster.node("b", "a")
+    cluster.wrote(a)
+    cluster.pass_(2)
+    a.kill()
+    b.kill()
+    welcome = WELCOME | {"history": a.log.history, "uuid": a.log.uuid}
+    peers = raw_server(cluster.network, "a")
+    cluster.start(b)
+    (peer,) = peers
+    peer.says("WELCOME " + json.dumps(welcome), "LINKED 1")
+    cluster.pass_(0.1)
+
+    assert "unexpected Linked" in staleness(b)
+
+
+def test_another_digest_at_the_same_serial_ends_the_certificate() -> None:
+    """The heartbeats of an upstream tell where it is."""
+    cluster = FakeCluster()
+    a, b = cluster.node("a"), cluster.node("b", "a")
+    cluster.wrote(a)
+    cluster.pass_(2)
+    assert b.replica is not None
+    freshness, position = b.replica.freshness, b.log.position
+    before = freshness.is_compared
+    beat = Heartbeat(
+        epoch=1, serial=position.serial, digest="ff" * 32, head=position.serial, at_ms=1, check=""
+    )
+    with pytest.raises(RemoteProtocolError, match="the histories differ"):
+        freshness.committed(beat)
+
+    assert (True, False) == (before, freshness.is_compared)
