@@ -10,11 +10,14 @@ from scripts import again
 
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
-    "usage: scripts/night [--seeds N]"
+    "usage: scripts/night [--seeds N] [--minutes N]"
     " [seeds] [worlds] [backups] [examples] [faults] [interop] [rooms] [manual] [bench] [growth] [power]"
+    " [soak]"
     " | scripts/night --table"
 )
 SEEDS: Final = 200
+MINUTES: Final = 60
+"""How long the piece of the soak is."""
 WORLD_SEEDS: Final = 1_000
 FAULTS: Final = 40
 PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4")
@@ -29,7 +32,7 @@ def _seeded_tests() -> list[str]:
     return sorted(path.relative_to(again.ROOT).as_posix() for path in found if path.parent.name != "crash")
 
 
-def parts(day: int, seeds: int) -> dict[str, Part]:
+def parts(day: int, seeds: int, minutes: int = MINUTES) -> dict[str, Part]:
     """Return the command and the variables of each part. Each day has seeds and faults of its own."""
     drawn = {"SYNREPL_FIRST_SEED": str(day * 1_000), "SYNREPL_SEEDS": str(seeds)}
     kills = [str(path.relative_to(again.ROOT)) for path in again.ROOT.glob("tests/**/test_backup_kills.py")]
@@ -37,8 +40,8 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
         "seeds": ((*PYTEST, *_seeded_tests(), "tests/storage/test_kill.py"), drawn),
         # Behind the last ones of the table in the tree: commit what it has got.
         "worlds": (("scripts/simulate", "--continue", "--seeds", str(WORLD_SEEDS)), {}),
-        # 1,000 kills of a backup and its daemon.
-        **({"backups": ((*PYTEST, *kills), {**drawn, "SYNREPL_LONG": "1"})} if kills else {}),
+        # 1,000 kills of a backup and its daemon at 1,000 facts a second, so one after the other.
+        **({"backups": ((*PYTEST[:4], *kills), {**drawn, "SYNREPL_LONG": "1"})} if kills else {}),
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),
@@ -48,6 +51,8 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
         # Whether each benchmark still runs. Its times are not judged.
         "bench": (("scripts/bench", "--quick"), {}),
         "power": (("scripts/power", "--seed", str(day)), {}),
+        # In a folder that stays: its table build/soak.jsonl has the hours so far.
+        "soak": (("scripts/soak", "--minutes", str(minutes)), {}),
         "growth": (("scripts/bench", "--quick", "--only", "growth"), {}),
     }
 
@@ -57,10 +62,10 @@ def main(words: Sequence[str], root: Path = again.ROOT) -> int:
     if list(words) == ["--table"]:
         again.print_table(again.load(root, TABLE))
         return 0
-    names, seeds = list(words), SEEDS
-    if names[:1] == ["--seeds"] and len(names) > 1 and names[1].isdigit():
-        seeds, names = int(names[1]), names[2:]
-    known = parts(int(time.time()) // 86_400, seeds)
+    names, numbers = list(words), {"--seeds": SEEDS, "--minutes": MINUTES}
+    while len(names) > 1 and names[0] in numbers and names[1].isdigit():
+        numbers[names[0]], names = int(names[1]), names[2:]
+    known = parts(int(time.time()) // 86_400, numbers["--seeds"], numbers["--minutes"])
     if unknown := [name for name in names if name not in known]:
         print(f"{USAGE}\nunknown: {' '.join(unknown)}", file=sys.stderr)
         return 2

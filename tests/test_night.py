@@ -27,7 +27,7 @@ def test_a_part_that_fails_is_in_the_table_and_the_others_run(
 ) -> None:
     failing = [sys.executable, "-c", "import os; print('FAILED tests/a.py::b - ' + os.environ['S']); exit(1)"]
     known = {"seeds": (failing, {"S": "7"}), "interop": ([sys.executable, "-c", ""], {})}
-    with patch.object(night, "parts", lambda day, seeds: known):
+    with patch.object(night, "parts", lambda day, seeds, minutes: known):
         assert 1 == night.main([], tmp_path)
         assert 0 == night.main(["interop"], tmp_path)
         assert 2 == night.main(["dreams"], tmp_path)

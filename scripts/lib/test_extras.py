@@ -45,6 +45,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/ingest": DEV,
     "tests/base": DEV,
     "tests/power": DEV,
+    "tests/soak": SERVERS,
     "tests/processes": SERVERS,
     "tests/redis": DEV,
     "tests/redis/test_server.py": SERVERS,

@@ -54,12 +54,18 @@ class Tasks:
         def ended(result: Any) -> Any:
             self._running.pop(running, None)
             if isinstance(result, Failure):
-                if not isinstance(result.value, CancelledError):
-                    self._logger.failure("{what}: {name} failed", result, what=self._what, name=name)
+                self._log_failed(result, name)
                 return None
             return result
 
         return running.addBoth(ended)
+
+    def _log_failed(self, failure: Failure, name: str) -> None:
+        error = failure.value
+        if isinstance(error, ReplicationError):
+            self._logger.error("{what}: {name} failed: {why}", what=self._what, name=name, why=str(error))
+        elif not isinstance(error, CancelledError):
+            self._logger.failure("{what}: {name} failed", failure, what=self._what, name=name)
 
     def cancel_all(self) -> None:
         """Cancel all running coroutines; some may take time to end."""

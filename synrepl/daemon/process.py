@@ -177,9 +177,10 @@ def exit_with_failure() -> None:
 class Systemd:
     """Reports the state of a daemon to systemd, if that started this process, as `sd_notify(3)` specifies.
 
-    A primary is ready when its ports are open; a replica is ready when it also has a complete copy. The
-    watchdog is notified from the reactor, so that systemd restarts a daemon whose reactor hangs. Without
-    `NOTIFY_SOCKET` in `environ` nothing is sent.
+    A primary is ready when its ports are open. A replica is ready when it also has a complete copy, and has
+    compared that with its upstream, or says in its status why it cannot: a start does not wait for an
+    upstream that is away. The watchdog is notified from the reactor, so that systemd restarts a daemon whose
+    reactor hangs. Without `NOTIFY_SOCKET` in `environ` nothing is sent.
     """
 
     _logger = Logger(namespace="synrepl.daemon.systemd")
@@ -220,7 +221,7 @@ class Systemd:
                 self._status = status
                 lines.append(f"STATUS={status}")
             if not self._is_ready:
-                self._is_ready = self._daemon.has_copy
+                self._is_ready = self._daemon.has_started
                 extended = f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1_000_000}"
                 lines.append("READY=1" if self._is_ready else extended)
         if self._watchdog:

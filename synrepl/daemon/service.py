@@ -94,9 +94,13 @@ class Daemon(Service):
         """What stops each open part, in the order in which the parts were opened."""
 
     @property
-    def has_copy(self) -> bool:
-        """Whether the ports are open and, on a replica, the copy of the upstream's log is complete."""
-        return self.ready.called and self._context is not None and self.hooks.role.is_whole
+    def has_started(self) -> bool:
+        """Whether the ports are open; on a replica also whether its copy is complete and was compared.
+
+        If it was not compared with the upstream, it is enough that it is known why.
+        """
+        role = self.hooks.role
+        return self.ready.called and self._context is not None and role.is_whole and role.is_settled
 
     def describe(self) -> str:
         """Describe the state in a line: role and position, then the first reason not to be ready."""

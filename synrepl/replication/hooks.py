@@ -70,6 +70,10 @@ class IRole(Protocol):
         """False while the copy of the log is not complete."""
 
     @property
+    def is_settled(self) -> bool:
+        """False until this daemon knows since its start that it has the primary's log, or why it does not."""
+
+    @property
     def primary(self) -> Address:
         """The address of the daemon that accepts facts, as far as it is known."""
 
@@ -97,6 +101,7 @@ class Alone:
     is_fenced = False
     has_met_upstream = False
     is_whole = True
+    is_settled = True
     primary = Address()
 
     def __init__(self) -> None:

@@ -42,6 +42,19 @@ class TasksTests(SynchronousTestCase):
         self.assertEqual(["owner: waiting failed"], [formatEvent(event) for event in self.told])
         self.assertEqual([], self.flushLoggedErrors())
 
+    def test_a_failure_that_is_known_is_told_in_a_line(self) -> None:
+        """A full disk is no bug: its reason says more than the stack."""
+        what: Deferred[int] = Deferred()
+        task = self.tasks.start(self.waits_for(what), "waiting")
+
+        what.errback(NotConnected("the disk is full"))
+
+        self.assertIsNone(self.successResultOf(task))
+        self.assertEqual(
+            ["owner: waiting failed: the disk is full"], [formatEvent(event) for event in self.told]
+        )
+        self.assertNotIn("log_failure", self.told[0])
+
     def test_all_end_with_their_owner_in_silence(self) -> None:
         """Ending is no failure."""
         tasks = [self.tasks.start(self.waits_for(Deferred()), "waiting") for _ in range(3)]

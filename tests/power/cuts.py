@@ -6,14 +6,17 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal
+from unittest.mock import patch
 
 import msgspec
 
 from synrepl.errors import ConfigError, ReplicationError
+from synrepl.storage.lock import DatabaseFile
 from tests.crash.scenarios import Acknowledged, named
 from tests.power.disk import CHOICES, Choice, Disk, Extreme, State
 from tests.power.facts import Doubled, Lost
@@ -90,7 +93,7 @@ def cut_power(
         scenario.run(lambda said: None)
         whole = scenario.state()
     tally = Tally()
-    for number, (cut, state, said) in enumerate(states(records, cuts)):
+    for number, (cut, state, said, inodes) in enumerate(states(records, cuts)):
         position = home / str(number)
         materialize(state, position)
         scenario = named(load, str(position))
@@ -102,7 +105,8 @@ def cut_power(
                 found = scenario.state()
                 assert found == whole, f"it ended otherwise:\n{found}\nand not as\n{whole}"
 
-        tally.count(cut, *_judged(look))
+        with kept_inodes(position, inodes):
+            tally.count(cut, *_judged(look))
         shutil.rmtree(position)
     return tally
 
@@ -113,8 +117,10 @@ def unsynced(records: Sequence[Record]) -> list[Record]:
     return [one for one in records if one.kind is not Kind.SYNC_END or one.file in folders]
 
 
-def states(records: Sequence[Record], cuts: Sequence[Cut]) -> Iterator[tuple[Cut, State, list[Acknowledged]]]:
-    """Yield each cut with the state of the disk after it, and with what was said before it."""
+def states(
+    records: Sequence[Record], cuts: Sequence[Cut]
+) -> Iterator[tuple[Cut, State, list[Acknowledged], Mapping[str, int]]]:
+    """Yield each cut with the state of the disk after it, what was said before it, and the files' inodes."""
     disk, said, done = Disk(), [], 0
     for cut in cuts:
         for record in records[done : cut.at]:
@@ -123,7 +129,22 @@ def states(records: Sequence[Record], cuts: Sequence[Cut]) -> Iterator[tuple[Cut
             else:
                 disk.apply(record)
         done = max(done, cut.at)
-        yield cut, disk.state(Choice(cut.extreme, cut.seed)), list(said)
+        state = disk.state(Choice(cut.extreme, cut.seed))
+        yield cut, state, list(said), disk.inodes
+
+
+@contextmanager
+def kept_inodes(folder: Path, inodes: Mapping[str, int]) -> Iterator[None]:
+    """Let the logs in this folder have these inodes: a power cut makes no copies, and copies are refused."""
+    own: Any = DatabaseFile.inode
+
+    def inode(file: DatabaseFile) -> str:
+        path = file.path
+        kept = inodes.get(str(path.relative_to(folder))) if path.is_relative_to(folder) else None
+        return str(kept or own.fget(file))
+
+    with patch.object(DatabaseFile, "inode", property(inode)):
+        yield
 
 
 def materialize(state: State, folder: Path) -> None:

@@ -152,6 +152,8 @@ class Disk:
         self._by_inode: dict[int, _File | _Folder] = {}
         self._renamings: list[_Renaming] = []
         self._number = 0
+        self.inodes: dict[str, int] = {}
+        """The inodes of the files of the last `state`, by their paths."""
         for record in records:
             self.apply(record)
 
@@ -190,6 +192,8 @@ class Disk:
                     names[name] = now
         found: State = {}
         contents: dict[int, bytes] = {}
+        inodes = {id(one): inode for inode, one in self._by_inode.items()}
+        self.inodes = {}
 
         def walk(folder: _Folder, path: str) -> None:
             for name, one in sorted(folders.get(id(folder), folder.synced).items()):
@@ -204,6 +208,7 @@ class Disk:
                         data = choice.shared_memory(data or b"")
                     if data is not None:
                         found[path + name] = data
+                        self.inodes[path + name] = inodes.get(id(one), 0)
 
         walk(self._root, "")
         return found

@@ -31,7 +31,7 @@ from tests.processes.loading import (
     made_rows,
 )
 from tests.processes.proxy import Proxy
-from tests.service.processes import Daemon
+from tests.service.processes import TWISTD, Daemon
 
 __all__ = ["Cluster", "Load", "Member", "Place", "Reading", "code", "fill", "told"]
 
@@ -41,6 +41,8 @@ FRONT: Final = "127.0.0.2"
 
 GROUP: Final = 10_000
 AGAIN_SECONDS: Final = 0.05
+MAX_ARREARS: Final = 1.0
+"""How many seconds of its rate a load makes up for after it had to wait."""
 QUICK: Final = ("--ping-seconds", "1", "--timeout-seconds", "3")
 QUICK_REPLICAS: Final = ("--heartbeat-seconds", "0.2")
 
@@ -59,12 +61,20 @@ class Member:
     `upstream` says what it follows when it starts next, and whom it lists, with commas.
     """
 
-    def __init__(self, folder: Path, name: str, *options: str, upstream: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *options: str,
+        upstream: str | None = None,
+        program: tuple[str, ...] = TWISTD,
+    ) -> None:
         self.name = name
         self.folder = folder / name
         self.folder.mkdir(exist_ok=True)
         self.upstream = upstream
         self.options = options
+        self._program = program
         self.daemon: Daemon
         self.lines: list[str] = []
         self._ports = (0, 0)
@@ -86,6 +96,7 @@ class Member:
                 *("--instance-name", "master", "--advertise", FRONT, *named),
                 *(*QUICK, *upstream, *self.options),
             ),
+            program=self._program,
         )
         follow, http = (int(at.rsplit(":", 1)[1]) for at in (self.daemon.follow, self.daemon.url))
         self._ports = follow, http
@@ -208,9 +219,11 @@ class Cluster:
         self._folder = folder
         self._stack = ExitStack()
 
-    def add(self, name: str, *options: str, upstream: str | None = None) -> Member:
+    def add(
+        self, name: str, *options: str, upstream: str | None = None, program: tuple[str, ...] = TWISTD
+    ) -> Member:
         """One more."""
-        member = Member(self._folder, name, *options, upstream=upstream)
+        member = Member(self._folder, name, *options, upstream=upstream, program=program)
         self._stack.callback(member.close)
         self.members[name] = member
         return member
@@ -258,11 +271,22 @@ class Load:
     """Posts facts at members, each of these from a thread of its own; asks again, with the same key and at
     any of them, until there is an answer.
 
-    `acknowledged` are the facts that got one, with the number of the member that gave it.
+    With `rate` these are so many facts a second, of all threads together, else there is a `pause` of this
+    mean between two appends. `first` is the number of the first fact, and all are of the `writer`.
+    `acknowledged` are the facts that got an answer, with the number of the member that gave it.
     """
 
     def __init__(
-        self, members: Sequence[Member], *, seed: int = 0, pause: float = 0.01, most: int = 5, wait: float = 2
+        self,
+        members: Sequence[Member],
+        *,
+        seed: int = 0,
+        pause: float = 0.01,
+        rate: float | None = None,
+        most: int = 5,
+        wait: float = 2,
+        first: int = 1,
+        writer: str = "master",
     ) -> None:
         self.acknowledged: set[int] = set()
         self.answers: list[tuple[str, int, float]] = []
@@ -273,10 +297,12 @@ class Load:
         """Whether what is asked may be changed on its way between daemons: then it is asked again."""
         self._members = members
         self._pause = pause
+        self._rate = None if rate is None else rate / len(members)
         self._most = most
         self._wait = wait
         self._seed = seed
-        self._numbers = itertools.count(1)
+        self._writer = writer
+        self._numbers = itertools.count(first)
         self._gate = threading.Lock()
         self._end = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -312,19 +338,25 @@ class Load:
     def _run(self, place: int, member: Member) -> None:
         chance = random.Random(f"{self._seed} {place}")
         stream = ("events", "receipts", "to_device")[place % 3]
+        due = time.monotonic()
         try:
-            while not self._end.wait(chance.uniform(0, 2 * self._pause)):
+            while not self._end.wait(self._next_pause(chance, due)):
                 with self._gate:
                     numbers = [next(self._numbers) for _ in range(chance.randint(1, self._most))]
+                if self._rate is not None:
+                    due = max(due + len(numbers) / self._rate, time.monotonic() - MAX_ARREARS)
                 self._append(member, stream, numbers, chance)
         except BaseException as error:
             self.trouble.append(repr(error))
+
+    def _next_pause(self, chance: random.Random, due: float) -> float:
+        return chance.uniform(0, 2 * self._pause) if self._rate is None else due - time.monotonic()
 
     def _append(self, member: Member, stream: str, numbers: list[int], chance: random.Random) -> None:
         body = msgspec.json.encode(
             {
                 "facts": [made_rows(stream, one) for one in numbers],
-                "writer": "master",
+                "writer": self._writer,
                 "idempotency_key": f"{self._seed}-{numbers[0]}",
             }
         )

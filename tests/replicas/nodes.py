@@ -90,6 +90,7 @@ class FakeNode:
         request_delay: Callable[[], float] = lambda: 0.01,
         strangers: Mapping[str, PeerStatus] | None = None,
         role_changed: Callable[["FakeNode"], None] = lambda node: None,
+        replica_changed: Callable[["FakeNode"], None] = lambda node: None,
         **settings: Any,
     ) -> None:
         self.name = name
@@ -129,6 +130,7 @@ class FakeNode:
         self._request_delay = request_delay
         self._strangers = strangers or {}
         self._role_changed = role_changed
+        self._on_replica_changed = replica_changed
         self._threads: list[DelayedThread] = []
         self._tasks = Tasks(Logger(), "a node")
         self._factory: PublisherFactory
@@ -289,6 +291,7 @@ class FakeNode:
         replica = self.replica
         if replica is not None and replica.state in ("ready", "live"):
             self._tasks.start(self._save_primary(replica), "saving the primary's address")
+        self._on_replica_changed(self)
 
     async def _save_primary(self, replica: Replica) -> None:
         """As `ReplicasPart` does: after a promotion this node must notify the previous primary."""

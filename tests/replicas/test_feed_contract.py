@@ -321,7 +321,9 @@ class RelayTests(FeedContract, SiteCase):
 
     def setUp(self) -> None:
         super().setUp()
-        roles: Any = SimpleNamespace(role="primary", is_whole=True, address=str, primary="", replica=None)
+        roles: Any = SimpleNamespace(
+            role="primary", is_whole=True, address=str, primary="", replica=None, is_linked=True
+        )
         self.registry = ReplicaRegistry(
             self.log,
             self.publisher,

@@ -44,7 +44,7 @@ def received(manager: Any) -> list[list[str]]:
 
 
 def made(manager: Any, clock: Clock, **environ: str) -> tuple[Any, Systemd]:
-    daemon: Any = SimpleNamespace(has_copy=False, failure="", describe=lambda: "starting")
+    daemon: Any = SimpleNamespace(has_started=False, failure="", describe=lambda: "starting")
     return daemon, Systemd(daemon, clock, {"NOTIFY_SOCKET": manager.address, **environ})
 
 
@@ -60,7 +60,7 @@ def test_it_is_ready_once_it_has_its_copy(manager: Any) -> None:
     clock.advance(1)
     assert [["STATUS=replica of a, epoch 1; joining", extend]] == received(manager)
 
-    daemon.has_copy = True
+    daemon.has_started = True
     clock.advance(1)
     clock.advance(1)
     assert [["READY=1"]] == received(manager)
@@ -92,7 +92,7 @@ def test_the_watchdog_hears_from_it_twice_in_its_time(
     """Also while the daemon stops, since a drain may last longer than the watchdog's time."""
     clock = Clock()
     daemon, systemd = made(manager, clock, **environ)
-    daemon.has_copy = True
+    daemon.has_started = True
     systemd.start()
     clock.pump([0.2] * 3)
     systemd.stopping()
@@ -104,7 +104,7 @@ def test_the_watchdog_hears_from_it_twice_in_its_time(
 def test_without_a_manager_nothing_is_sent_and_a_lost_one_does_no_harm(tmp_path: Path) -> None:
     """A daemon in a terminal has none."""
     clock = Clock()
-    daemon: Any = SimpleNamespace(has_copy=True, failure="", describe=lambda: "x")
+    daemon: Any = SimpleNamespace(has_started=True, failure="", describe=lambda: "x")
     Systemd(daemon, clock, {}).start()
     assert [] == clock.getDelayedCalls()
     Systemd(daemon, clock, {"NOTIFY_SOCKET": str(tmp_path / "gone")}).start()

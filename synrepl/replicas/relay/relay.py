@@ -71,6 +71,7 @@ class Relay(ConnectionOwner):
         self._is_paused = False
         self._heartbeat_timer = Timer(registry.clock, self._tick)
         self._sent_peers: list[str] = []
+        self._sent_linked: bool | None = None
         self._work: Any = None
         self._commands: deque[Command | RdataRun] = deque()
         """Commands that were received, and not processed yet."""
@@ -297,6 +298,7 @@ class Relay(ConnectionOwner):
         if refused is not None:
             self._refuse(refused)
             return
+        registry.copy_began(self.uuid)
         self._machine.move(native.Join, RelayState.SNAPSHOT)
         self._filter = request.filter
         start = await start_snapshot(registry, replica, request, access)
@@ -361,6 +363,7 @@ class Relay(ConnectionOwner):
             self._refuse(refused)
             return
         await registry.retain(replica, request.position.serial, access)
+        registry.copy_ended(self.uuid)
         if not self._machine.accepts(RelayEvent.ADMIT):
             return
         self._machine.move(RelayEvent.ADMIT, RelayState.CATCHING_UP)
@@ -368,6 +371,7 @@ class Relay(ConnectionOwner):
         self.acknowledged = request.position.serial
         self.connection.send(native.Subscribed(position=self._log.position))
         self._start_heartbeats()
+        self._send_linked()
         self._send_heartbeat()
         for relay in registry.connected:
             relay.send_peers()
@@ -527,7 +531,15 @@ class Relay(ConnectionOwner):
         self._start_heartbeats()
         # A full transport has data to send, which shows liveness as well.
         if self.is_serving and not self._is_paused:
+            self._send_linked()
             self._send_heartbeat()
+
+    def _send_linked(self) -> None:
+        """Send a subscribed replica whether the primary is reached, if that changed and it supports that."""
+        is_linked = self._registry.roles.is_linked
+        if self.is_subscribed and self._supports(native.LINKED) and is_linked is not self._sent_linked:
+            self._sent_linked = is_linked
+            self.connection.send(native.Linked(int(is_linked)))
 
     def _send_heartbeat(self) -> None:
         sent = self.sent

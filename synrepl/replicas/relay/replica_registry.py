@@ -94,6 +94,8 @@ class ReplicaRegistry:
         self.connected: list[IRelay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
+        self._copying: set[str] = set()
+        """The backups that have asked for a copy, and not subscribed since: they may not have it on disk."""
         self._asked_beyond: dict[str, tuple[int, float]] = {}
         """By uuid of replicas that had more than this log: their serial, and when they first said so."""
         self.leases = Leases(
@@ -431,8 +433,17 @@ class ReplicaRegistry:
         described.sort(key=lambda one: (order.index(one["state"]), -one["lag_rows"]))
         return described
 
+    def copy_began(self, uuid: str) -> None:
+        """Note that a replica or backup has asked for a copy."""
+        if is_backup(uuid):
+            self._copying.add(uuid)
+
+    def copy_ended(self, uuid: str) -> None:
+        """Note that a replica or backup has told up to where it has everything."""
+        self._copying.discard(uuid)
+
     def backups(self) -> list[dict[str, Any]]:
-        """The status of every backup with a lease, the newest first.
+        """The status of every backup with a lease, the newest first; not of one whose copy is not complete.
 
         `age_seconds` is how long ago a backup last had everything, as far as is known here.
         """
@@ -440,7 +451,7 @@ class ReplicaRegistry:
         relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
         described: list[dict[str, Any]] = []
         for lease in self.leases.all():
-            if not is_backup(lease.uuid):
+            if not is_backup(lease.uuid) or lease.uuid in self._copying:
                 continue
             is_connected = lease.uuid in relays
             absent = 0.0 if is_connected or lease.seen_ms is None else now - lease.seen_ms / 1000

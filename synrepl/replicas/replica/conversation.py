@@ -86,8 +86,8 @@ class IConversation(IChannelConversation, Protocol):
     def subscribe(self, request: Subscribe) -> None:
         """Request the facts after a position.
 
-        `Subscribed` follows, then `Facts`, `SnapshotMeta`, `Heartbeat`, `Ephemeral`, `Peers`, `Down` and
-        `UpstreamKeys`.
+        `Subscribed` follows, then `Facts`, `SnapshotMeta`, `Heartbeat`, `Linked`, `Ephemeral`, `Peers`,
+        `Down` and `UpstreamKeys`.
         """
 
     async def next(self) -> Event:

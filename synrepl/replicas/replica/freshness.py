@@ -12,8 +12,8 @@ class Freshness:
 
     `head` is the highest serial that the upstream is known to have, `progress` how far a join or the catching
     up has come (None: neither is under way), `heartbeat` the last one. `fresh_at` is when the copy last had
-    everything. `is_compared` tells whether the upstream has accepted the copy's position since the start:
-    before, the copy may have facts that the upstream has lost.
+    everything. `is_compared` tells whether an upstream that is linked to the primary has accepted the copy's
+    position since the start, and none has shown since that the copy has facts which the primary has lost.
     """
 
     def __init__(self, log: IOwnCopy, clock: IClock) -> None:
@@ -33,10 +33,9 @@ class Freshness:
     def subscribed(self, head: int) -> None:
         """Note that the upstream has accepted this copy's history, and that the catching up begins.
 
-        `head` is the upstream's serial. From here on the copy counts as compared with the upstream.
+        `head` is the upstream's serial.
         """
         serial = self._log.head.serial
-        self.is_compared = True
         self.head = head
         self.progress = Progress(serial, head, self._clock.seconds(), serial)
 
@@ -51,6 +50,7 @@ class Freshness:
             self.heartbeat = heartbeat
             self.head = heartbeat.head
             if heartbeat.position.serial == position.serial and heartbeat.position.digest != position.digest:
+                self.is_compared = False
                 why = f"the upstream has another digest at serial {position.serial} than this copy"
                 raise RemoteProtocolError(f"the histories differ: {why}")
         self.head = max(self.head, position.serial)

@@ -130,6 +130,8 @@ class Replica:
         self._strangers: set[str] = set()
         """The upstreams that have another log, since this replica followed one."""
         self._conversation: IConversation | None = None
+        self._is_upstream_linked: bool | None = None
+        """Whether the upstream is linked to the primary; None until it has told since SUBSCRIBED."""
 
     @property
     def state(self) -> ReplicaState:
@@ -163,7 +165,7 @@ class Replica:
         then joins again without stopping if the upstream refuses its copy.
         """
         if self.state is not ReplicaState.STOPPED:
-            self._is_resync_requested = self.state not in (ReplicaState.CATCHING_UP, ReplicaState.LIVE)
+            self._is_resync_requested = not self.state.is_following
             return False
         # Saved: after a kill the operator need not request it again.
         self._tasks.start(self.log.note(resync=YES), "saving the request to join again")
@@ -326,6 +328,8 @@ class Replica:
                             self.commands.acknowledged(origin, number, since)
                     case native.Down(line):
                         self.on_command(command_of(line.encode()))
+                    case native.Linked(linked) if self.state.is_following:
+                        self._upstream_linked(bool(linked))
                     case native.Subscribed(at):
                         self._upstreams.succeeded()
                         self._strangers.clear()
@@ -336,6 +340,9 @@ class Replica:
                             await self.log.note(resync=None, joined=YES)
                         self.freshness.subscribed(at.serial)
                         self._move(ReplicaEvent.SUBSCRIBED, ReplicaState.CATCHING_UP)
+                        self._is_upstream_linked = None
+                        if native.LINKED not in conversation.welcome.capabilities:
+                            self._upstream_linked(True)
                         if self.commands is not None and native.COMMANDS in conversation.welcome.capabilities:
                             self.commands.connected(conversation)
                         self._join_channel(conversation)
@@ -349,6 +356,13 @@ class Replica:
                 self._move(ReplicaEvent.CAUGHT_UP, ReplicaState.LIVE)
             heartbeat = self.freshness.heartbeat
             conversation.acknowledge(log.position, heartbeat.at_ms if heartbeat is not None else 0)
+
+    def _upstream_linked(self, is_linked: bool) -> None:
+        """Note whether the upstream, which has accepted this copy's position, is linked to the primary."""
+        self._is_upstream_linked = is_linked
+        if is_linked:
+            self.freshness.is_compared = True
+        self.on_change()
 
     def _join_channel(self, conversation: IConversation) -> None:
         if native.CHANNEL in conversation.welcome.capabilities:
@@ -374,6 +388,7 @@ class Replica:
             if self._may_have_another_upstream(refusal.code):
                 return
             self._must_join = refusal.code
+            self.freshness.is_compared = False
             if not self.settings.resync_on_fork and not self._is_resync_requested:
                 why = f"{self.why}; {WAYS_OUT[refusal.code]}"
                 self._move(ReplicaEvent.DIVERGE, ReplicaState.STOPPED, why)
@@ -430,10 +445,28 @@ class Replica:
         is_fresh = self.state is ReplicaState.LIVE and not self.freshness.lag_rows()
         return 0.0 if is_fresh else self.freshness.lag_seconds()
 
+    @property
+    def is_linked(self) -> bool:
+        """Whether this copy follows the primary now, directly or through other replicas."""
+        return self.state.is_following and self._is_upstream_linked is True
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this copy was compared with its upstream since the start, or it is known why it was not."""
+        return self.freshness.is_compared or bool(self._obstacle)
+
+    @property
+    def _obstacle(self) -> str:
+        """Why the last attempt to compare this copy has failed; empty while none has."""
+        if self.state.is_following and self._is_upstream_linked is False:
+            return "the upstream does not reach the primary"
+        return self.why
+
     def staleness(self, stale_seconds: float) -> str:
         """Why this copy may not be what the primary has now; empty if it is, or was `stale_seconds` ago."""
         if not self.freshness.is_compared:
-            return "this copy was not compared with its upstream since the start"
+            why = f": {self._obstacle}" if self._obstacle else ""
+            return f"this copy was not compared with its upstream since the start{why}"
         lag = self.lag_seconds()
         return f"this copy may lack the facts of the last {lag:.0f} seconds" if lag > stale_seconds else ""
 

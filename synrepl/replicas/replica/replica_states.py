@@ -37,6 +37,11 @@ class ReplicaState(NamedState):
         """Whether a copy is being received."""
         return self in (ReplicaState.SNAPSHOT, ReplicaState.MEANWHILE, ReplicaState.ADOPTING)
 
+    @property
+    def is_following(self) -> bool:
+        """Whether the upstream has accepted the subscription, and the connection is up."""
+        return self in (ReplicaState.CATCHING_UP, ReplicaState.LIVE)
+
 
 class ReplicaEvent(enum.Enum):
     """What happens to a replica."""

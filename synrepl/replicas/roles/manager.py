@@ -206,6 +206,18 @@ class RoleManager:
         """False for a replica that has no complete copy yet; else True."""
         return self.replica is None or self.replica.is_whole
 
+    @property
+    def is_linked(self) -> bool:
+        """Whether this daemon is the primary, or follows it, directly or through other replicas."""
+        if self.role == PRIMARY:
+            return not self.rivals.is_asking
+        return self.replica is not None and self.replica.is_linked
+
+    @property
+    def is_settled(self) -> bool:
+        """False while a replica neither has compared its copy since the start, nor knows why it cannot."""
+        return self.replica is None or self.replica.is_settled
+
     # -- start and stop ------------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -13,7 +13,7 @@ command. Large data follows a `Block` line, which announces its exact length in 
                                             <--  BLOCK facts ... BLOCK snapshot, BLOCK facts ...
                                             <--  JOINED      final position
     SUBSCRIBE  own position, filter         -->
-                                            <--  SUBSCRIBED
+                                            <--  SUBSCRIBED, LINKED
                                             <--  BLOCK facts, HEARTBEAT ...
     ACK        durable position             -->
     UP         a follower's command         -->
@@ -66,7 +66,10 @@ ATOMIC: Final = "atomic"
 BACKUP: Final = "backup"
 """The capability of an upstream to tell backups from replicas (`base.history.BACKUP_PREFIX`)."""
 
-OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS, KEYS, ATOMIC, BACKUP)
+LINKED: Final = "linked"
+"""The capability to tell, and be told, whether the upstream is linked to the primary (LINKED)."""
+
+OWN_CAPABILITIES: Final = (*CAPABILITIES, COMMANDS, KEYS, ATOMIC, BACKUP, LINKED)
 """Capabilities of this daemon. They are always announced, as the default (`CAPABILITIES`) cannot change."""
 
 CHANNEL: Final = "channel"
@@ -223,6 +226,19 @@ class Subscribed(Command, frozen=True):
     position: LogPosition = field(Body(LogPosition))
 
     EXAMPLES = {NATIVE: 'SUBSCRIBED {"epoch":1,"serial":9,"digest":"e"}'}
+
+
+@command("LINKED", sent_by=SERVER, since=SINCE)
+class Linked(Command, frozen=True):
+    """Whether the upstream is the primary, or follows it, directly or through other replicas: 1 or 0.
+
+    It comes after SUBSCRIBED, and after each change. A replica that does not reach the primary has perhaps
+    facts that the primary has lost. To agree with it proves nothing.
+    """
+
+    linked: int = field(Integer(least=0))
+
+    EXAMPLES = {NATIVE: "LINKED 1"}
 
 
 @command("BLOCK", sent_by=SERVER, since=SINCE)

@@ -98,6 +98,29 @@ def test_a_backup_is_no_replica(folder: Path) -> None:
     recorder.kill()
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_backup_is_listed_once_its_first_copy_is_whole(folder: Path, is_killed: bool) -> None:
+    """What was sent to it is not on its disk yet. A kill in the middle leaves nothing to restore."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 50)
+    recorder = Recorder(cluster, folder, follow=True)
+    listed: list[object] = []
+    while not examined(folder).whole and len(listed) < 10_000:
+        listed += a.registry.backups()
+        cluster.pass_(0.0005, step=0.0005)
+        if is_killed and a.registry.leases.all():
+            break
+    if is_killed:
+        recorder.kill()
+    cluster.pass_(2)
+    found = [backup["serial"] for backup in a.registry.backups()]
+
+    assert [] == listed
+    assert ([] if is_killed else [a.log.head.serial]) == found
+    recorder.kill()
+
+
 def test_an_absent_backup_grows_old(folder: Path) -> None:
     """Also if nothing new was written since: whoever makes it may be gone."""
     cluster = FakeCluster()

@@ -4,6 +4,7 @@ from typing import Final
 
 WORLDS: Final = {
     "replicas": "tests.replicas.simulation.replicas:ReplicaSimulation",
+    "restarts": "tests.replicas.simulation.restarts:RestartSimulation",
     "acks": "tests.replicas.simulation.acks:AcksSimulation",
     "forgers": "tests.replicas.simulation.forgers:ForgerySimulation",
 }

@@ -36,6 +36,19 @@ class Histories:
             facts.append(fact)
         return facts[::-1]
 
+    def continues(self, digest: str, before: str) -> bool:
+        """Whether the history up to `digest` begins with that up to `before`."""
+        if before == EMPTY:
+            return True
+        if not (self.knows(digest) and self.knows(before)):
+            return False
+        serial = self._facts[before][1].serial
+        while digest not in (EMPTY, before):
+            digest, fact = self._facts[digest]
+            if fact.serial <= serial:
+                return False
+        return digest == before
+
     def knows(self, digest: str) -> bool:
         """Whether a primary was ever at this digest."""
         return digest == EMPTY or digest in self._facts

@@ -42,6 +42,7 @@ from synrepl.testing.network import MemoryLink, Network
 from tests.memory_engine import FaultyEngine
 from tests.replicas.nodes import FakeNode
 from tests.replicas.simulation.histories import Content, Histories, content
+from tests.replicas.simulation.readiness import Readiness
 from tests.simulation.seeded import STEP_SECONDS, SeededRun
 
 __all__ = ["AIMS", "ReplicaSimulation"]
@@ -181,6 +182,7 @@ class ReplicaSimulation(SeededRun):
         self.seen: Counter[str] = Counter()
         self.nodes: dict[str, FakeNode] = {}
         self.histories = Histories(self.failed)
+        self.readiness = Readiness(self.clock, self.histories, self.failed)
         kind = chance.random()
         self.restores = kind < 0.2
         self.forces = 0.2 <= kind < 0.6
@@ -235,6 +237,7 @@ class ReplicaSimulation(SeededRun):
                 request_delay=self._question_delay,
                 strangers=self._strangers,
                 role_changed=self._role_changed,
+                replica_changed=self.readiness.look,
             )
             self._fresh_disk(node)
         self._keys = keys_of(self.streams)
@@ -323,18 +326,23 @@ class ReplicaSimulation(SeededRun):
         def started(_: None) -> None:
             self._starting.discard(name)
             self._started_at[name] = self.clock.seconds()
-            node.log.subscribe(lambda facts: self.histories.on_committed(node, facts))
+            node.log.subscribe(lambda facts: self._committed(node, facts))
             node.log.copies.on_replaced(lambda: self._replaced(node))
             node.log.copies.on_epoch_started(lambda: self._role_changed(node))
-            self._role_changed(node)
             self.histories.check_copy(node)
+            self._role_changed(node)
 
         node.start().addCallbacks(started, lambda failure: self.failed(failure.getTraceback()))
+
+    def _committed(self, node: FakeNode, facts: Sequence[Fact]) -> None:
+        self.histories.on_committed(node, facts)
+        self.readiness.committed(node)
 
     def _replaced(self, node: FakeNode) -> None:
         self._note(f"{node.name} is another copy now: {node.log.position.serial}")
         self.seen["adopted"] += 1
         self.histories.check_copy(node)
+        self.readiness.began(node)
 
     def _kill(self, name: str) -> None:
         node = self.nodes[name]
@@ -346,6 +354,7 @@ class ReplicaSimulation(SeededRun):
         if node.roles.role != "replica":
             self.histories.add_durable(node)
         node.kill()
+        self.readiness.killed(node)
 
     def _count_states(self, node: FakeNode) -> None:
         for relay in node.connected_relays:
@@ -737,6 +746,7 @@ class ReplicaSimulation(SeededRun):
             self.failed(f"{node.name} handed over, and nobody was being promoted")
 
     def _role_changed(self, node: FakeNode) -> None:
+        self.readiness.began(node)
         if node.roles.role == "primary":
             self._reigns.add((node.log.head.epoch, node.log.uuid))
 
