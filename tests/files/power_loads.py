@@ -214,6 +214,9 @@ class ServedFiles(FilesLoad):
             if serial > seen.serial:
                 super()._name(queue, name, text.encode(), serial)
         queue.settle(stored)
+        # Those of which a queue that is older than the disk thinks that they are there.
+        queue.settle([row.sha256 for row in queue.names_after("", 10**6) if row.sha256 is not None])
+        queue.settle(queue.garbage(0, 10**6))
 
     @staticmethod
     def _read(store: FileStore, sha256: str) -> bytes:
