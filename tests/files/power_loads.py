@@ -1,7 +1,7 @@
 """What is asked of the store of files until the power is cut, and what must be there after it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -180,7 +180,7 @@ class ServedFiles(FilesLoad):
 
     LOG = "log.json"
 
-    KINDS: ClassVar = {
+    KINDS: ClassVar[Mapping[str, Sequence[str]]] = {
         "files": ["files/sha256/*/*"],
         "queue of files": ["files/queue.db", "files/queue.db-wal"],
         "positions": ["positions"],

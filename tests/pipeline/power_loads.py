@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final
@@ -112,7 +112,7 @@ class ServedArchive(ArchiveScenario):
         *((stream, "w", n, n + 1) for n in range(200) for stream in ("to_device", "push_rules")),
     )
     BATCH = 100
-    KINDS: ClassVar = {
+    KINDS: ClassVar[Mapping[str, Sequence[str]]] = {
         "archive": ["archive/stream=*/*/*.parquet"],
         "log of the archive": ["archive/_delta_log/*.json", "archive/_synrepl/end.json"],
         "snapshot": ["snapshot/*", "snapshot/*/*"],
@@ -156,4 +156,4 @@ class ServedCheckpoint(ServedArchive):
     """An archive with a checkpoint of its log."""
 
     BATCH = 4
-    KINDS: ClassVar = {"checkpoint": ["archive/_delta_log/*checkpoint*"]}
+    KINDS: ClassVar[Mapping[str, Sequence[str]]] = {"checkpoint": ["archive/_delta_log/*checkpoint*"]}

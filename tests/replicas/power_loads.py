@@ -1,7 +1,7 @@
 """A backup in which bits flip at rest, by what is restored from it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ class ServedBackup(Scenario):
 
     RUNS: Final = 3
     FACTS: Final = 60
-    KINDS: ClassVar = {
+    KINDS: ClassVar[Mapping[str, Sequence[str]]] = {
         "backup": ["backup/parts/*"],
         "identity of backup": ["backup/backup.json"],
         "files of backup": ["backup/files/*"],
