@@ -11,8 +11,8 @@ from scripts import again
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
     "usage: scripts/night [--seeds N] [--minutes N]"
-    " [seeds] [worlds] [backups] [examples] [faults] [interop] [rooms] [manual] [bench] [growth] [power]"
-    " [soak]"
+    " [seeds] [worlds] [backups] [examples] [faults] [interop] [rooms] [manual] [bench] [power] [bits]"
+    " [soak] [growth]"
     " | scripts/night --table"
 )
 SEEDS: Final = 200
@@ -20,6 +20,7 @@ MINUTES: Final = 60
 """How long the piece of the soak is."""
 WORLD_SEEDS: Final = 1_000
 FAULTS: Final = 40
+BITS: Final = 500
 PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4")
 
 Part = tuple[Sequence[str], Mapping[str, str]]
@@ -51,6 +52,7 @@ def parts(day: int, seeds: int, minutes: int = MINUTES) -> dict[str, Part]:
         # Whether each benchmark still runs. Its times are not judged.
         "bench": (("scripts/bench", "--quick"), {}),
         "power": (("scripts/power", "--seed", str(day)), {}),
+        "bits": (("scripts/power", "--bits", str(BITS), "--seed", str(day)), {}),
         # In a folder that stays: its table build/soak.jsonl has the hours so far.
         "soak": (("scripts/soak", "--minutes", str(minutes)), {}),
         "growth": (("scripts/bench", "--quick", "--only", "growth"), {}),

@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
+from synrepl.pipeline.archive.batch import Batch
 from synrepl.pipeline.archive.row_files import WrittenFile
-from synrepl.pipeline.archive.table import PARTITIONS, PROPERTIES, SCHEMA, ArchiveTable, Batch
+from synrepl.pipeline.archive.table import PARTITIONS, PROPERTIES, SCHEMA, ArchiveTable
 from synrepl.pipeline.store import Store
 
 BEGAN_MS = 1_795_219_200_000

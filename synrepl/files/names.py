@@ -78,6 +78,11 @@ TABLES: Final = (
 )
 VERSION: Final = 2
 
+SUM_TABLE: Final = "CREATE TABLE sums (sum INTEGER NOT NULL)"
+"""The sum over all rows. Release 26.11.1 has no such table, and leaves it as it is."""
+
+SUMMED: Final = ("names", "wanted", "unnamed", "notes")
+
 _INSERT_WANTED: Final = (
     "INSERT INTO wanted (sha256, size, name, serial, is_queued, since_ms)"
     " SELECT sha256, (SELECT max(size) FROM names WHERE sha256 = ?1), name, serial, ?2, ?3 FROM names"
@@ -176,6 +181,10 @@ class QueueDatabase:
     Apart from times, requests and failures, its contents can be rebuilt from the log and the disk. So a power
     cut may lose the last commits (``synchronous = NORMAL``); a damaged file, or one of an earlier version, is
     renamed to ``.bad``, and replaced. While it is open, no other daemon can open it (`DatabaseFile`).
+
+    When it is opened, all of it is read: SQLite checks how its pages and indexes hang together, and a sum
+    over all rows is compared, so that no flipped bit gives a name to another file, or takes it from one,
+    which would then be deleted. Triggers of this connection keep the sum in the transaction of each change.
     """
 
     def __init__(self, path: Path) -> None:
@@ -244,12 +253,13 @@ class QueueDatabase:
                     why=f"{self._path} has version {version}; this release supports {VERSION}",
                     hint="a newer release wrote it; run that release",
                 )
-            if 0 < version < VERSION:
+            if 0 < version < VERSION or (not version and _statements(database)):
                 raise sqlite3.DatabaseError(f"version {version} is rebuilt as version {VERSION}")
             if version < VERSION:
                 with database.transaction():
                     for statement in (*TABLES, f"PRAGMA user_version = {VERSION}"):
                         database.execute(statement)
+            _verify(database)
         except BaseException:
             database.close()
             raise
@@ -259,6 +269,58 @@ class QueueDatabase:
     def _map_errors(self, op: str) -> Iterator[None]:
         with map_errors(op), map_sqlite_errors(op, str(self._path), path=self._path, full=DiskFull):
             yield
+
+
+def _statements(database: SQLiteConnection) -> set[str]:
+    """Return the statements that made the tables and indexes of a database."""
+    found = database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
+    return {str(sql) for (sql,) in found}
+
+
+def _verify(database: SQLiteConnection) -> None:
+    """Compare the database with its sum, which it is given if it has none, and let triggers keep it.
+
+    Raises `sqlite3.DatabaseError` if it is damaged.
+    """
+    if {*TABLES} != _statements(database) - {SUM_TABLE}:
+        raise sqlite3.DatabaseError("its tables are others")
+    ((told,),) = database.execute("PRAGMA integrity_check(1)").fetchall()
+    if told != "ok":
+        raise sqlite3.DatabaseError(told)
+    total = 0
+    try:
+        for table in SUMMED:
+            for row in database.execute(f"SELECT * FROM {table}"):
+                total = _mixed(total, table, *row)
+    except (sqlite3.OperationalError, UnicodeError) as error:
+        raise sqlite3.DatabaseError(f"its texts cannot be read: {error}") from error
+    if SUM_TABLE not in _statements(database):
+        with database.transaction():
+            database.execute(SUM_TABLE)
+            database.execute("INSERT INTO sums VALUES (?)", (total,))
+    elif database.execute("SELECT sum FROM sums").fetchall() != [(total,)]:
+        raise sqlite3.DatabaseError("its rows have another sum")
+    database.create_function("mixed", -1, _mixed, deterministic=True)
+    # Or no trigger would see the row that INSERT OR REPLACE replaces.
+    database.execute("PRAGMA recursive_triggers = ON")
+    for table in SUMMED:
+        columns = [name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")]
+        old, new = (", ".join(f"{row}.{name}" for name in columns) for row in ("OLD", "NEW"))
+        for change, total_after in (
+            ("INSERT", f"mixed(sum, '{table}', {new})"),
+            ("DELETE", f"mixed(sum, '{table}', {old})"),
+            ("UPDATE", f"mixed(mixed(sum, '{table}', {old}), '{table}', {new})"),
+        ):
+            database.execute(
+                f"CREATE TEMP TRIGGER {table}_{change} AFTER {change} ON main.{table}"
+                f" BEGIN UPDATE sums SET sum = {total_after}; END"
+            )
+
+
+def _mixed(total: int, *row: object) -> int:
+    """Add a row to a sum of rows, or take it out of it: their order does not matter."""
+    digest = hashlib.blake2b(msgspec.msgpack.encode(row), digest_size=8).digest()
+    return total ^ int.from_bytes(digest, "big", signed=True)
 
 
 class FileQueue:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from synrepl.errors import ConfigError
 from synrepl.pipeline.driver import TASK, Work
 from synrepl.pipeline.exchange import split
+from synrepl.pipeline.store import BadArchive
 
 Partition = Callable[[], Iterable[Any]]
 """Returns the record batches of a partition; called again, the same ones."""
@@ -141,8 +142,16 @@ class LocalDriver:
         connection.execute("SET enable_progress_bar = false")
         for name, meaning in FUNCTIONS.items():
             connection.execute(f"CREATE MACRO {name} AS {meaning}")
-        connection.register("rows", pa.RecordBatchReader.from_batches(rows.schema, iter(rows)))
-        return pa.RecordBatchReader.from_stream(connection.sql(statement.format(rows="rows")))
+        errors: list[BadArchive] = []
+        given = pa.RecordBatchReader.from_batches(rows.schema, _noting(rows, errors))
+        connection.register("rows", given)
+        try:
+            return pa.RecordBatchReader.from_stream(connection.sql(statement.format(rows="rows")))
+        except duckdb.Error:
+            # Of its error DuckDB keeps the text alone.
+            if errors:
+                raise errors[0] from None
+            raise
 
     def new_folder(self) -> Path:
         """Make a folder for the files of some partitions."""
@@ -196,6 +205,15 @@ class LocalDriver:
         finally:
             is_over.set()
             _end([future for future, _ in running])
+
+
+def _noting(rows: Iterable[Any], errors: list[BadArchive]) -> Iterator[Any]:
+    """Yield these batches, and keep the error."""
+    try:
+        yield from rows
+    except BadArchive as error:
+        errors.append(error)
+        raise
 
 
 def _started_pool(threads: int) -> ThreadPoolExecutor:

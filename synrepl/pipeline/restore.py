@@ -11,8 +11,9 @@ from synrepl.base.notes import YES
 from synrepl.base.settings import UNNAMED
 from synrepl.daemon.parts import DaemonParts
 from synrepl.errors import ConfigError, StorageError
+from synrepl.pipeline.archive.row_files import open_verified_rows
 from synrepl.pipeline.settings import snapshot_of
-from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot
+from synrepl.pipeline.snapshot.snapshot import DAMAGED, PartFile, SnapshotManifest, read_snapshot
 from synrepl.pipeline.source.rows import COLUMNS
 from synrepl.pipeline.store import Store
 from synrepl.rooms import rooms
@@ -133,29 +134,20 @@ async def restore_snapshot(
 
 
 def _checked(store: Store, server_name: str | None) -> SnapshotManifest:
-    """Return the snapshot if the checksums of all its files are right. Runs in a thread."""
+    """Return the snapshot if it is the one of this server. Runs in a thread."""
     snapshot = read_snapshot(store)
     if snapshot is None:
         raise ConfigError(f"{store} has no snapshot; synrepl pipeline compact makes one")
     if server_name not in (None, snapshot.server_name):
         why = f"{store} is a snapshot of {snapshot.server_name}, not of {server_name}"
         raise ConfigError(f"{why}: choose another snapshot, or correct --server-name")
-    for part in snapshot.files:
-        if store.sha256(part.path) != part.sha256:
-            raise StorageError(
-                op="restore",
-                why=f"{store}: {part.path} is damaged: its checksum differs from the one in the snapshot",
-                hint="make the snapshot again: synrepl pipeline compact --full",
-            )
     return snapshot
 
 
 def _read(store: Store, part: PartFile) -> list[Fact]:
-    """The facts of a file, in order. Runs in a thread."""
-    import pyarrow.parquet as pq  # an optional dependency
-
-    with store.filesystem.open_input_file(store.path(part.path)) as source:
-        found = list(_facts(pq.ParquetFile(source)))
+    """The facts of a file, in order. Runs in a thread. Raises `BadArchive` if it is damaged."""
+    with open_verified_rows(store, part.path, part.sha256, DAMAGED) as file:
+        found = list(_facts(file))
     if len(found) != part.facts:
         why = f"{store}: {part.path} has {len(found)} facts, but the snapshot counts {part.facts}"
         raise StorageError(op="restore", why=why)

@@ -7,12 +7,14 @@ publish whole objects only. On ``hdfs://`` a file is renamed when complete.
 import hashlib
 import os
 import re
+import tempfile
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import pyarrow as pa
 from pyarrow import fs
 
 from synrepl.errors import ConfigError
@@ -25,6 +27,9 @@ OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region
 MISTAKEN: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f\ud800-\udfff\\]")
 """What delta-rs takes for something else in the path of a table, or refuses. It decodes a path once more when
 it reads, so that it would write into one folder and read another."""
+
+BLOCK: Final = 1 << 20
+"""Bytes that are copied at once."""
 
 _name: Final = re.compile(r"[\w.~%=/-]*", re.ASCII)
 """The characters of names: folders are percent-encoded. Spark would expand others, such as ``*``."""
@@ -181,6 +186,25 @@ class Store:
         except FileNotFoundError as error:
             raise NotFound(f"{self.location}: there is no {name}") from error
 
+    def open_verified(self, name: str, sha256: str, hint: str) -> Any:
+        """Open a file as `open` does. Raises `BadArchive` with this hint if it has another SHA-256.
+
+        It is read from the disk or the network once: a local file stays open, and what was hashed is in
+        memory; others are copied to a temporary file.
+        """
+        with ExitStack() as stack:
+            source = stack.enter_context(self.open(name))
+            if self.is_local:
+                found = hashlib.file_digest(source, "sha256").hexdigest()
+                source.seek(0)
+            else:
+                source, found = _copied(source)
+                stack.enter_context(source)
+            if found != sha256:
+                raise BadArchive(f"{self}: {name} is damaged: its SHA-256 is {found}, not {sha256}; {hint}")
+            stack.pop_all()
+        return source
+
     def write(self, name: str, data: Any) -> None:
         """Write a file atomically, from bytes or an Arrow buffer."""
         path = self.path(name)
@@ -224,6 +248,17 @@ class Store:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+
+
+def _copied(source: Any) -> tuple[Any, str]:
+    """Return a temporary copy of an open file, and its SHA-256."""
+    digest = hashlib.sha256()
+    with tempfile.NamedTemporaryFile() as copy:
+        while data := source.read(BLOCK):
+            digest.update(data)
+            copy.write(data)
+        copy.flush()
+        return pa.OSFile(copy.name), digest.hexdigest()
 
 
 def _make_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from synrepl.base import checked_json
 from synrepl.base.interfaces import SaveablePosition
 from synrepl.errors import StorageError
 from synrepl.storage.lock import FileLock
@@ -38,7 +39,8 @@ class ChangelogPlace(msgspec.Struct, frozen=True):
 class FilePositions:
     """An `IPositionStore` in the file at `path`; readers of the changelog store one serial in it instead.
 
-    A missing file is a fresh start; a file with other contents is an error. `<path>.lock` is locked from
+    A missing file is a fresh start; one with other contents, or a damaged one, is an error. The file has a
+    checksum of its own, but one that release 26.11.1 or an earlier one wrote. `<path>.lock` is locked from
     `open` to `close`, so that no two followers share a file.
     """
 
@@ -91,8 +93,8 @@ class FilePositions:
             version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
             if version != VERSION:
                 raise self._invalid(f"its version is {version!r}, this release supports {VERSION}")
-            return msgspec.json.decode(data, type=_SavedPositions)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return checked_json.decode(data, _SavedPositions)
+        except (ValueError, RecursionError) as error:
             raise self._invalid(str(error)) from error
 
     def _invalid(self, why: str) -> StorageError:
@@ -104,4 +106,4 @@ class FilePositions:
 
     def _write(self, saved: _SavedPositions) -> None:
         with map_path_errors("saving positions", self._path):
-            replace_private(self._path, msgspec.json.encode(saved) + b"\n")
+            replace_private(self._path, checked_json.encode(saved))

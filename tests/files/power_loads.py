@@ -1,8 +1,10 @@
 """What is asked of the store of files until the power is cut, and what must be there after it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
+
+import msgspec
 
 from synrepl.files.names import FileQueue, LogProgress, NamedFile
 from synrepl.files.store import ChecksumMismatch, Damaged, FileStore
@@ -71,8 +73,7 @@ class FilesLoad(Scenario):
         self.position.mkdir(parents=True, exist_ok=True)
         return FileStore(self.position / "files", seconds=lambda: float(NOW))
 
-    @staticmethod
-    def _name(queue: FileQueue, name: str, data: bytes, serial: int) -> None:
+    def _name(self, queue: FileQueue, name: str, data: bytes, serial: int) -> None:
         named = NamedFile(name=name, sha256=checksum(data), size=len(data), serial=serial)
         queue.note([named], LogProgress(serial, "digest"))
 
@@ -172,13 +173,24 @@ class FewFilesLoad(FilesLoad):
 
 
 class ServedFiles(FilesLoad):
-    """The files by their checksums, the names of the queue, and the positions beside them."""
+    """The files by their checksums, the names of the queue, and the positions beside them.
 
-    KINDS: ClassVar = {
+    A queue that is damaged is made anew from the log, which is not flipped here, and from the disk.
+    """
+
+    LOG = "log.json"
+
+    KINDS: ClassVar[Mapping[str, Sequence[str]]] = {
         "files": ["files/sha256/*/*"],
         "queue of files": ["files/queue.db", "files/queue.db-wal"],
         "positions": ["positions"],
     }
+
+    def _name(self, queue: FileQueue, name: str, data: bytes, serial: int) -> None:
+        super()._name(queue, name, data, serial)
+        log = self.position / self.LOG
+        facts = msgspec.json.decode(log.read_bytes()) if log.exists() else []
+        log.write_bytes(msgspec.json.encode([*facts, (name, data.decode(), serial)]))
 
     def served(self) -> Any:
         store = self._store()
@@ -187,11 +199,24 @@ class ServedFiles(FilesLoad):
             found += page
         queue = FileQueue(store.directory, has=store.has, seconds=store.seconds)
         try:
-            names = [queue.open(), queue.names_after("", 10**6)]
+            self._catch_up(queue, found)
+            names = [queue.open(), queue.names_after("", 10**6), queue.missing(), queue.garbage(0, 10**6)]
+            names += [queue.due(10**6), [queue.name_of(sha256) for sha256 in found]]
         finally:
             queue.close()
         positions = FilePositions(self.position / "positions").load()
         return [{sha256: self._read(store, sha256) for sha256 in found}, names, positions]
+
+    def _catch_up(self, queue: FileQueue, stored: Sequence[str]) -> None:
+        """Do what a start of the daemon does."""
+        seen = queue.open()
+        for name, text, serial in msgspec.json.decode((self.position / self.LOG).read_bytes()):
+            if serial > seen.serial:
+                super()._name(queue, name, text.encode(), serial)
+        queue.settle(stored)
+        # Those of which a queue that is older than the disk thinks that they are there.
+        queue.settle([row.sha256 for row in queue.names_after("", 10**6) if row.sha256 is not None])
+        queue.settle(queue.garbage(0, 10**6))
 
     @staticmethod
     def _read(store: FileStore, sha256: str) -> bytes:

@@ -1,6 +1,8 @@
 """Archives for tests, written as the archive job writes them, without Spark and without a daemon."""
 
+import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -12,10 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from synrepl.base import checked_json
 from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
+from synrepl.pipeline.archive.batch import Batch
 from synrepl.pipeline.archive.row_files import WrittenFile, write_files
-from synrepl.pipeline.archive.table import ArchiveTable, Batch
+from synrepl.pipeline.archive.table import ArchiveTable
+from synrepl.pipeline.archive.table_commits import END, LINK, read_end
 from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.snapshot.snapshot import LAST, read_snapshot
 from synrepl.pipeline.source.rows import FACTS, ROWS, explode
@@ -200,3 +205,30 @@ def clean_up(place: Path, *, all_commits: bool = False) -> list[str]:
     for file in log.glob("*.json") if all_commits else ():
         file.unlink()
     return sorted(file.name for file in log.glob("*.json"))
+
+
+def forget_checksums(place: Path) -> None:
+    """Leave the log of an archive as releases up to 26.11.1 do, which wrote no checksums of it."""
+    for path in (place / "_delta_log").glob("*.json"):
+        path.write_bytes(re.sub(rb',"synreplLog":\{[^}]*\}|"synreplLog":\{[^}]*\},', b"", path.read_bytes()))
+        assert b"synreplLog" not in path.read_bytes()
+    end = msgspec.json.decode((place / END).read_bytes(), type=Batch)
+    (place / END).write_bytes(msgspec.json.encode(end))
+
+
+def correct_checksums(place: Path) -> None:
+    """Let the log of an archive have the checksums of what it is now: it was changed on purpose."""
+    log = place / "_delta_log"
+
+    def found(names: Iterable[str]) -> dict[str, str]:
+        return {name: sha256((log / name).read_bytes()).hexdigest() for name in names}
+
+    for path in sorted(log.glob("*.json")):
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        for action in actions:
+            info = action.get("commitInfo", {})
+            info[LINK] = found(info.get(LINK, {}))
+        path.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    end = read_end(Store(str(place)))
+    assert end is not None
+    (place / END).write_bytes(checked_json.encode(msgspec.structs.replace(end, log=found(end.log))))

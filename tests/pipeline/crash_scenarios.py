@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 
 from synrepl.pipeline.archive.archive import BatchCommitter, LogIdentity
 from synrepl.pipeline.archive.optimize import plan_merges
-from synrepl.pipeline.archive.row_files import read_files, write_files
-from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
+from synrepl.pipeline.archive.row_files import read_files, sha256_of, write_files
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.keys import KeyExtractor
 from synrepl.pipeline.source.rows import FACTS, ROWS, explode
 from synrepl.pipeline.store import Store

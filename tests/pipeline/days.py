@@ -10,7 +10,8 @@ import msgspec
 
 from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter
-from synrepl.pipeline.archive.table import ArchiveTable, Batch
+from synrepl.pipeline.archive.batch import Batch
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import Store
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact

@@ -3,18 +3,18 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final
 
 from synrepl.pipeline.archive.optimize import optimize
-from synrepl.pipeline.archive.row_files import read_files
+from synrepl.pipeline.archive.row_files import open_verified_rows, read_files
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.snapshot.compact import compact
-from synrepl.pipeline.snapshot.snapshot import LAST, read_snapshot
+from synrepl.pipeline.snapshot.snapshot import PartFile, read_snapshot
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 from tests.crash.scenarios import Acknowledge, Acknowledged, Scenario
@@ -29,7 +29,10 @@ LOADS: Final = {
     "archive-job": "tests.pipeline.power_loads:ArchiveJobLoad",
 }
 
-SERVED: Final = {"archive": "tests.pipeline.power_loads:ServedArchive"}
+SERVED: Final = {
+    "archive": "tests.pipeline.power_loads:ServedArchive",
+    "checkpoint": "tests.pipeline.power_loads:ServedCheckpoint",
+}
 
 
 class ArchiveLoad(ArchiveScenario):
@@ -109,7 +112,7 @@ class ServedArchive(ArchiveScenario):
         *((stream, "w", n, n + 1) for n in range(200) for stream in ("to_device", "push_rules")),
     )
     BATCH = 100
-    KINDS: ClassVar = {
+    KINDS: ClassVar[Mapping[str, Sequence[str]]] = {
         "archive": ["archive/stream=*/*/*.parquet"],
         "log of the archive": ["archive/_delta_log/*.json", "archive/_synrepl/end.json"],
         "snapshot": ["snapshot/*", "snapshot/*/*"],
@@ -135,10 +138,22 @@ class ServedArchive(ArchiveScenario):
         rows = [one.to_pylist() for one in read_files(archive.store, archive.files["path"].to_pylist(), ROWS)]
         snapshot = read_snapshot(store)
         assert snapshot is not None
-        kept = [one.to_pylist() for one in read_files(store, [part.path for part in snapshot.files], LAST)]
+        kept = [self._read_part(store, part) for part in snapshot.files]
         return [archive.batches(), archive.files.to_pylist(), rows, snapshot, kept]
+
+    @staticmethod
+    def _read_part(store: Store, part: PartFile) -> Any:
+        with open_verified_rows(store, part.path, part.sha256) as data:
+            return data.read().to_pylist()
 
     def complaints(self) -> list[str]:
         """What `synrepl pipeline audit` finds in the archive; it does not look at snapshots."""
         with LocalDriver(threads=1) as driver:
             return [one.what for one in audit(driver, self._store("archive")).findings]
+
+
+class ServedCheckpoint(ServedArchive):
+    """An archive with a checkpoint of its log."""
+
+    BATCH = 4
+    KINDS: ClassVar[Mapping[str, Sequence[str]]] = {"checkpoint": ["archive/_delta_log/*checkpoint*"]}

@@ -15,8 +15,10 @@ from synrepl.http_api.routes import APPEND, CHANGELOG, EXTENT
 from synrepl.http_client import BlockingClient
 from synrepl.pipeline.archive import archive as archiving
 from synrepl.pipeline.archive.archive import archive
+from synrepl.pipeline.archive.batch import Batch
 from synrepl.pipeline.archive.optimize import optimize
-from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
+from synrepl.pipeline.archive.row_files import sha256_of
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.jobs import ignore_progress
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.runner import Runner

@@ -19,7 +19,8 @@ import pytest
 from synrepl.base.history import EpochStart, LogPosition
 from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
-from synrepl.pipeline.archive.table import ArchiveTable, sha256_of
+from synrepl.pipeline.archive.row_files import sha256_of
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit import explanation
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.audit.audit_findings import CODES, AuditFinding, AuditResult
@@ -27,7 +28,7 @@ from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import Store
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
-from tests.pipeline.archives import BEGAN_MS, LOG, Given, archive, chained, write_facts
+from tests.pipeline.archives import BEGAN_MS, LOG, Given, archive, chained, correct_checksums, write_facts
 
 HISTORY = "history-of-tests"
 
@@ -164,6 +165,7 @@ def replaced(place: Path, path: str, data: bytes) -> str:
             if action.get("add", {}).get("path") == path:
                 action["add"] |= {"path": name, "size": len(data)}
         commit.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    correct_checksums(place)
     return name
 
 
@@ -394,6 +396,7 @@ def test_a_log_that_is_wrong_is_named(runner: Runner, place: Path) -> None:
     text = (folder / last).read_text()
     digest = facts_of()[-1].digest
     (folder / last).write_text(text.replace(digest, "f" * 64).replace('"w2":20', '"w2":21', 1))
+    correct_checksums(place)
 
     told = audited(runner, place)
 

@@ -15,7 +15,7 @@ from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.archive.table_commits import END, read_history
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.store import BadArchive, Store
-from tests.pipeline.archives import LOG, paths_of, write_facts
+from tests.pipeline.archives import LOG, forget_checksums, paths_of, write_facts
 from tests.pipeline.test_damage import facts_of
 
 Cut = Callable[[bytes], bytes]
@@ -106,9 +106,10 @@ def test_a_first_commit_without_its_name_is_none(tmp_path: Path) -> None:
 def test_a_merge_that_was_cut_is_done_again(tmp_path: Path, name: str) -> None:
     """Its files are still there."""
     archived(tmp_path, 3)
-    store = Store(str(tmp_path))
+    store, end = Store(str(tmp_path)), (tmp_path / END).read_bytes()
     assert 3 == merge(store)
     cut_commit(tmp_path, 3, CUTS[name])
+    (tmp_path / END).write_bytes(end)
 
     assert 3 == len(ArchiveTable(store).files)
     assert 3 == merge(store)
@@ -117,12 +118,18 @@ def test_a_merge_that_was_cut_is_done_again(tmp_path: Path, name: str) -> None:
 
 
 def test_a_merge_that_is_damaged_after_a_vacuum_is_refused(tmp_path: Path) -> None:
-    """The files that it replaced are gone: without it the archive would name files that do not exist."""
+    """The files that it replaced are gone: without it the archive would name files that do not exist.
+
+    Earlier releases have left no checksum of it.
+    """
     archived(tmp_path, 3)
     store = Store(str(tmp_path))
     merge(store)
     ArchiveTable(store).vacuum(retention_hours=0, dry_run=False)
     cut_commit(tmp_path, 3, CUTS["a hole"])
+    with pytest.raises(BadArchive, match=r"3\.json is damaged: its SHA-256 is .* put a copy of it back"):
+        ArchiveTable(store)
+    forget_checksums(tmp_path)
 
     with pytest.raises(BadArchive, match=r"the commit of version 3 is damaged; .* is missing"):
         ArchiveTable(store)
@@ -133,7 +140,9 @@ def test_a_vacuum_that_was_cut_is_forgotten(tmp_path: Path, name: str) -> None:
     archived(tmp_path, 3)
     store = Store(str(tmp_path))
     merge(store)
+    end = (tmp_path / END).read_bytes()
     ArchiveTable(store).vacuum(retention_hours=0, dry_run=False)
+    (tmp_path / END).write_bytes(end)
     cut = CUTS["nothing" if name == "all but the last line" else name]  # it has one line
     cut_commit(tmp_path, 4, cut)
 

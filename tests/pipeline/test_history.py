@@ -15,7 +15,7 @@ from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.archive.table_commits import read_history
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.store import BadArchive, Store
-from tests.pipeline.archives import ARCHIVED_MS, archive, chained, clean_up
+from tests.pipeline.archives import ARCHIVED_MS, archive, chained, clean_up, correct_checksums
 
 FACTS = chained([("push_rules", "w", [["@a:hs"], ["@b:hs"]])] * 7)
 
@@ -107,6 +107,7 @@ def test_a_commit_has_its_in_commit_timestamp(tmp_path: Path) -> None:
     commit.write_text(
         commit.read_text().replace('{"commitInfo":{', '{"commitInfo":{"inCommitTimestamp":1234,')
     )
+    correct_checksums(tmp_path)
 
     (one,) = read_history(Store(str(tmp_path)), 9).versions
 

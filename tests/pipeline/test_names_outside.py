@@ -12,7 +12,7 @@ from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.snapshot.snapshot import SNAPSHOT, read_snapshot
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
-from tests.pipeline.archives import archive, chained
+from tests.pipeline.archives import archive, chained, correct_checksums
 
 OUTSIDE = [
     "../secret/x.parquet",
@@ -72,6 +72,7 @@ def move_outside(folder: Path, written: str) -> None:
     shutil.move(folder / "archive" / add["path"], folder / "secret" / "x.parquet")
     add["path"] = written
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    correct_checksums(folder / "archive")
 
 
 @pytest.mark.parametrize("written", ["../secret/x.parquet", "%2e%2e/secret/x.parquet", "absolute", "file"])

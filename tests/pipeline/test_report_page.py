@@ -15,7 +15,7 @@ import pytest
 from synrepl.base.history import EpochStart
 from synrepl.html.humanize import number, rate, share, shortened, size, span
 from synrepl.html.templates import load_template
-from synrepl.pipeline.archive.table import Batch
+from synrepl.pipeline.archive.batch import Batch
 from synrepl.pipeline.audit.audit_findings import ChainBreak
 from synrepl.pipeline.report import charts
 from synrepl.pipeline.report.counts import Bins, bins_for, writer_lags

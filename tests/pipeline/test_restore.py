@@ -78,7 +78,7 @@ def test_a_replica_joins_from_a_snapshot(spark: "SparkSession", tmp_path: Path) 
         first = snapshot / made.files[0].path
         first.write_bytes(first.read_bytes()[:-1] + b"x")
         for name, options, words in (
-            ("changed", (), "is damaged: its checksum differs"),
+            ("changed", (), "is damaged: its SHA-256 is"),
             ("stranger", ("--server-name", "elsewhere"), "is a snapshot of localhost, not of elsewhere"),
         ):
             folder = tmp_path / name

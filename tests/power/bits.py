@@ -22,7 +22,7 @@ from tests.power.cuts import materialize
 from tests.power.disk import Choice, Disk, State
 from tests.power.journal import Kind, Record
 
-__all__ = ["BitTally", "Flip", "Served", "draw_flips", "flip_bits", "last_state"]
+__all__ = ["BitTally", "Flip", "Served", "check_flips", "draw_flips", "flip_bits", "last_state"]
 
 BitOutcome = Literal["refused", "meaningless", "wrong", "crashed"]
 
@@ -112,6 +112,24 @@ def flip_bits(store: type[Served], state: State, flips: Sequence[Flip], home: Pa
             tally.failed.append(FlipFailed(flip, outcome, why))
         shutil.rmtree(position)
     return tally
+
+
+def check_flips(store: type[Served], home: Path, *, count: int, seed: int) -> None:
+    """Run the load of a store, flip so many bits of each kind of its files, and assert that none is served.
+
+    Nothing of it is lost here: what the disk has is what the load has written.
+    """
+    scenario: Any = store(str(home / "load"))
+    scenario.prepare()
+    scenario.run(lambda said: None)
+    state: State = {
+        str(path.relative_to(home / "load")): None if path.is_dir() else path.read_bytes()
+        for path in sorted((home / "load").rglob("*"))
+    }
+    for kind, patterns in store.KINDS.items():
+        flips = draw_flips(state, patterns, count, seed)
+        tally = flip_bits(store, state, flips, home / kind)
+        assert (count, []) == (tally.bits, tally.failed), kind
 
 
 def _flipped(state: State, flip: Flip) -> State:

@@ -38,6 +38,8 @@ LOADS: Final = {
     "backup": "tests.replicas.power_loads:BackupLoad",
 }
 
+SERVED: Final = {"backup": "tests.replicas.served_backup:ServedBackup"}
+
 STREAMS: Final = ("events", "receipts", "to_device")
 LIVES: Final = 3
 POSTS: Final = 25

@@ -49,6 +49,27 @@ def test_garbage_is_no_fresh_start(data: bytes, tmp_path: Path) -> None:
         FilePositions(path).load()
 
 
+def test_a_flipped_bit_is_no_other_position(tmp_path: Path) -> None:
+    """A follower that goes on at another token misses facts, or has them twice."""
+    path = tmp_path / "state"
+    FilePositions(path).save(POSITIONS)
+    whole = path.read_bytes()
+
+    for at in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[at // 8] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        with pytest.raises(StorageError, match="not a file of positions"):
+            FilePositions(path).load()
+
+
+def test_positions_of_an_earlier_release_are_loaded(tmp_path: Path) -> None:
+    """Up to 26.11.1 the file had no checksum."""
+    (tmp_path / "state").write_bytes(b'{"version":1,"positions":{"events":{"master":5}}}\n')
+
+    assert {"events": {"master": 5}} == FilePositions(tmp_path / "state").load()
+
+
 def test_positions_and_a_place_in_a_changelog_are_not_mixed_up(tmp_path: Path) -> None:
     """The file of one kind of tail given to the other."""
     store = FilePositions(tmp_path / "state")

@@ -87,12 +87,13 @@ def test_what_it_sent_is_read(dialect: str) -> None:
     assert len(heard) == sum(stream in in_streams for stream, _ in sent)
 
 
-def test_its_archive_goes_on(home: Path) -> None:
-    """The job of today appends what is new, and its audit finds no difference to the daemon."""
+def test_its_archive_goes_on(home: Path, tmp_path: Path) -> None:
+    """The job of today appends what is new, and its audit finds nothing; nor does that of the old one."""
     with tarfile.open(FROZEN / "archive.tar.gz") as packed:
         packed.extractall(home, filter="data")
     archive = ("--engine", "local", "--archive", "archive")
     with Release().daemon(home) as daemon:
         post(daemon.url, "push_rules", [made_rows("push_rules", 32)])
         Release().run("pipeline", "archive", *archive, "--url", daemon.url, cwd=home)
-        Release().run("pipeline", "audit", *archive, "--url", daemon.url, cwd=home)
+        for release in (Release(), Release(OldRelease(tmp_path / "release"))):
+            release.run("pipeline", "audit", *archive, "--url", daemon.url, cwd=home)

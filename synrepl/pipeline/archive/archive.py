@@ -17,9 +17,10 @@ import msgspec
 
 from synrepl.base.history import EpochStart, LogPosition
 from synrepl.http_api.routes import STATUS
+from synrepl.pipeline.archive.batch import Batch, Clock
 from synrepl.pipeline.archive.optimize import FEWEST, optimize
 from synrepl.pipeline.archive.row_files import WrittenFile, write_files, write_in_tasks
-from synrepl.pipeline.archive.table import ArchiveTable, Batch, Clock, CommitConflict, create_table
+from synrepl.pipeline.archive.table import ArchiveTable, CommitConflict, create_table
 from synrepl.pipeline.driver import Driver
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
 from synrepl.pipeline.runner import Runner, driver_of

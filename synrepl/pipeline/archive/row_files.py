@@ -4,6 +4,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, TypeVar
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 from synrepl.base.history import EpochStart
 from synrepl.pipeline.driver import Driver, Partitions, Work, spread
 from synrepl.pipeline.source.rows import GROUP_ROWS, PARQUET, ROWS
-from synrepl.pipeline.store import Store
+from synrepl.pipeline.store import BadArchive, NotFound, Store
 
 TASK_ROWS: Final = 2_000_000
 """Maximum rows per task, as far as files can be distributed."""
@@ -32,6 +33,27 @@ def within(files: Any, first: int, last: int) -> Any:
     """Return the files (rows of `ArchiveTable.files`) whose serials overlap the range `first` to `last`."""
     is_after = pc.greater_equal(files["last_serial"], first)
     return files.filter(pc.and_(is_after, pc.less_equal(files["first_serial"], last)))
+
+
+DAMAGED: Final = (
+    "synrepl pipeline audit tells which facts it has; put a copy of the file back, or archive into a new"
+    " directory while the log or a replica still has them"
+)
+"""What to do about a damaged file of an archive."""
+
+UNREADABLE: Final = (pa.ArrowException, ValueError, KeyError, TypeError, IndexError)
+"""The exceptions that pyarrow raises for damaged Parquet files, besides OSError."""
+
+PAGES_VERIFIED: Final = {"page_checksum_verification": True}
+"""How a file of another program is opened, whose name has no checksum."""
+
+_SHA256: Final = re.compile(r"-([0-9a-f]{64})\.parquet$")
+
+
+def sha256_of(path: str) -> str:
+    """Return the SHA-256 in the name of a file; empty for a file of another program."""
+    found = _SHA256.search(path)
+    return "" if found is None else found[1]
 
 
 _STREAM_FOLDER: Final = re.compile(r"(?:^|/)stream=([^/]+)/")
@@ -58,11 +80,37 @@ def open_rows(source: Any, path: str, **options: Any) -> Any:
     return pq.ParquetFile(source, metadata=data.metadata, **options) if options else data
 
 
-def read_files(store: Store, paths: Iterable[str], schema: Any) -> Iterator[Any]:
-    """Yield the record batches of these files, one file after the other, with these columns."""
+@contextmanager
+def open_verified_rows(
+    store: Store, path: str, sha256: str | None, hint: str = DAMAGED, **options: Any
+) -> Iterator[Any]:
+    """Open a file as `open_rows` does, if it has this SHA-256.
+
+    If that is unknown (empty) the checksums of its pages are verified while it is read, and nothing if it is
+    None. Raises `BadArchive` for a file that is missing or damaged, also when it turns out while it is read.
+    """
+    try:
+        source = store.open_verified(path, sha256, hint) if sha256 else store.open(path)
+        with source:
+            yield open_rows(source, path, **options, **(PAGES_VERIFIED if sha256 == "" else {}))
+    except NotFound as error:
+        raise BadArchive(f"{store}: a file is missing: {path}") from error
+    except UNREADABLE as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadArchive(f"{store}: {path} cannot be read: {why}; {hint}") from error
+
+
+def read_files(
+    store: Store, paths: Iterable[str], schema: Any, *, is_examined: bool = False
+) -> Iterator[Any]:
+    """Yield the record batches of these files, one file after the other, with these columns.
+
+    Raises `BadArchive` for a file whose bytes have not the checksum in its name, unless `is_examined`: then
+    it was read before, and told.
+    """
     for path in paths:
-        with store.filesystem.open_input_file(store.path(path)) as source:
-            for rows in open_rows(source, path).iter_batches(columns=schema.names):
+        with open_verified_rows(store, path, None if is_examined else sha256_of(path)) as data:
+            for rows in data.iter_batches(columns=schema.names):
                 yield pa.record_batch([rows[name] for name in schema.names], schema=schema)
 
 
@@ -72,10 +120,12 @@ def are_lost(rows: Any, start: EpochStart) -> Any:
     return pc.and_(is_before, pc.greater(rows["token"], start.token))
 
 
-def read_listed(store: Store, batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+def read_listed(
+    store: Store, batches: Iterable[Any], schema: Any, *, is_examined: bool = False
+) -> Iterator[Any]:
     """Yield the record batches of the files that these batches list, as tasks of `map_files` get them."""
     paths = (path for batch in batches for path in batch["path"].to_pylist())
-    return read_files(store, paths, schema)
+    return read_files(store, paths, schema, is_examined=is_examined)
 
 
 def map_files(driver: Driver, files: Any, work: Work, schema: Any) -> Partitions:

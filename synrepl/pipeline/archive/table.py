@@ -8,7 +8,6 @@ Other programs may remove commits below a checkpoint, which has files and transa
 last batch is therefore in `END` too, and those whose commits are gone are read as one.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,25 +21,28 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from synrepl.base.history import EpochStart
-from synrepl.pipeline.archive.row_files import WrittenFile
+from synrepl.base import checked_json
+from synrepl.pipeline.archive.batch import Batch
+from synrepl.pipeline.archive.row_files import WrittenFile, read_files
 from synrepl.pipeline.archive.table_commits import (
     COUNT,
     END,
     FIELD,
     LAST_CHECKPOINT,
+    LINK,
     LOG,
+    READS_AT_ONCE,
+    KeptEnd,
     TableCommits,
     first_torn,
+    read_end,
 )
-from synrepl.pipeline.source.rows import ROWS
+from synrepl.pipeline.source.rows import ROWS, row_schema
 from synrepl.pipeline.store import BadArchive, NotFound, Store
-from synrepl.streams.digest import EMPTY
 from synrepl.wire.text import printable
 
 APP: Final = "synrepl-archive"
@@ -52,9 +54,6 @@ CHECKPOINT_EVERY: Final = 100
 """The number of commits after which there is a new checkpoint, as in other Delta tables."""
 
 NO_CHECKPOINT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-COMMITS_AT_ONCE: Final = 16
-"""Number of commits read at the same time, as each read from an object store takes long."""
-
 PARTITIONS: Final = ["stream", "date"]
 SCHEMA: Final = Schema.from_arrow(ROWS.append(pa.field("date", pa.date32(), nullable=False)))
 
@@ -80,49 +79,14 @@ COLUMNS: Final = {
 FILES: Final = pa.schema(COLUMNS.values())
 """The schema of `ArchiveTable.files`. `last_seq` is the highest `seq`: 0 if no fact has several rows."""
 
+SERIALS: Final = row_schema(("serial",))
+
 UNUSUAL: Final = r"\.\.|%|^/|[^\w.~=/-]"
 """Matches every path that can leave the archive, and a few others."""
-
-_SHA256: Final = re.compile(r"-([0-9a-f]{64})\.parquet$")
-
-Clock = dict[str, dict[str, int]]
-"""`VClock.to_json`: the last token of each writer of each stream."""
 
 
 class CommitConflict(Exception):
     """delta-rs has refused a commit, as a rule because another job has committed meanwhile."""
-
-
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch, and the state of the archive after it.
-
-    `epoch` and `digest` are those of the last fact, `end` is the clock after it; `epoch_starts` are all epoch
-    starts up to `epoch`. Up to `compacted_upto` the archive has only the facts that a trimmed log still had;
-    `origin` is the clock at that serial. `version` is that of the table, set on reading.
-    """
-
-    first_serial: int
-    last_serial: int
-    facts: int
-    rows: int
-    bytes: int
-    epoch: int
-    digest: str = EMPTY
-    end: Clock
-    history: str = ""
-    server_name: str = ""
-    first_at_ms: int = 0
-    last_at_ms: int = 0
-    archived_at_ms: int = 0
-    compacted_upto: int = 0
-    origin: Clock = {}
-    epoch_starts: list[EpochStart] = []
-    version: int = 0
-
-    @property
-    def is_compacted(self) -> bool:
-        """Whether this is the first batch of a trimmed log, which may lack serials."""
-        return self.last_serial <= self.compacted_upto
 
 
 class ArchiveTable:
@@ -147,12 +111,15 @@ class ArchiveTable:
             version = int(as_of) if as_of is not None and is_number else None
             if version is not None and -1 < newest < version:
                 raise ValueError(f"the newest version is {newest}")
+            self._log.verify(newest if version is None else version)
             if self._torn is not None:
                 self._check_before_torn(newest)
                 version = newest if version is None else version
             self._delta = DeltaTable(store.table_uri, version, store.options)
             if as_of is not None and version is None:
-                self._delta.load_as_version(self._version_at(as_of))
+                version = self._version_at(as_of)
+                self._log.verify(version)
+                self._delta.load_as_version(version)
         except TableNotFoundError as error:
             if store.names(FORMER):
                 raise BadArchive(
@@ -232,10 +199,10 @@ class ArchiveTable:
         """
         versions = range(self.version, -1, -1)
         done, count = 0, 1
-        with ThreadPoolExecutor(COMMITS_AT_ONCE) as threads:
+        with ThreadPoolExecutor(READS_AT_ONCE) as threads:
             while (some := versions[done : done + count]) and not self._is_cut:
                 yield from filter(None, threads.map(self._batch, some))
-                done, count = done + count, COMMITS_AT_ONCE
+                done, count = done + count, READS_AT_ONCE
 
     def _batch(self, version: int) -> Batch | None:
         """Return the batch of a commit; None if the commit only merges files."""
@@ -264,17 +231,14 @@ class ArchiveTable:
         serial = self._delta.transaction_version(APP)
         if serial is None:
             return None
-        try:
-            kept = msgspec.json.decode(self.store.read(END), type=Batch)
-        except (NotFound, ValueError):
-            kept = None
+        kept = read_end(self.store)
         if kept is None or kept.last_serial != serial:
             raise BadArchive(
                 f"{self.store}: the commit of the last batch (up to serial {serial}) was removed from {LOG},"
                 f" and {END} does not have it; put the removed files back, or archive into a new directory"
                 " while the log or a replica still has the facts"
             )
-        return kept
+        return Batch(**{name: getattr(kept, name) for name in Batch.__struct_fields__})
 
     def _removed(self, found: Sequence[Batch]) -> Batch:
         """Return one batch in place of those before `found`, whose commits were removed from the log.
@@ -316,9 +280,8 @@ class ArchiveTable:
         """Count the serials that the archive has up to this one; a trimmed log lacked some."""
         serials = set[int]()
         files = self.files.filter(pc.less_equal(self.files["first_serial"], upto))
-        for path in files["path"].to_pylist():
-            with self.store.open(path) as source:
-                serials.update(pq.read_table(source, columns=["serial"])["serial"].to_pylist())
+        for rows in read_files(self.store, files["path"].to_pylist(), SERIALS):
+            serials.update(rows["serial"].to_pylist())
         return sum(one <= upto for one in serials)
 
     def _times(self, upto: int) -> tuple[int, int]:
@@ -420,7 +383,7 @@ class ArchiveTable:
                 "append",
                 SCHEMA,
                 PARTITIONS,
-                commit_properties=_properties(len(actions), batch),
+                commit_properties=_properties(len(actions), batch, self._log.link()),
                 post_commithook_properties=NO_CHECKPOINT,
             )
         except DeltaError as error:
@@ -451,11 +414,22 @@ class ArchiveTable:
         """Make the commits after a version durable, then the last batch. Add a checkpoint if one is due."""
         self._log.sync(range(before + 1, self.version + 1))
         self._is_synced = True
-        self.store.write(END, msgspec.json.encode(self.end))
+        self._log.add(range(before + 1, self.version + 1))
+        self._write_end()
         if self.version - self._log.newest_checkpoint() >= CHECKPOINT_EVERY:
             # Without one a reader has more commits to read; the next commit tries again.
             with suppress(DeltaError, OSError):
                 self._write_checkpoint()
+                self._log.add_checkpoint(self.version)
+                self._write_end()
+
+    def _write_end(self) -> None:
+        end = KeptEnd(**msgspec.structs.asdict(self.end), log=self._log.link())
+        self.store.write(END, checked_json.encode(end))
+
+    def unverified(self) -> list[str]:
+        """Return the names of files of the log that nothing has the checksums of."""
+        return self._log.unverified()
 
     def _write_checkpoint(self) -> None:
         """Write a checkpoint of the log. delta-rs would not sync it; readers trust one that is cut."""
@@ -467,9 +441,14 @@ class ArchiveTable:
             log = Path(folder, LOG)
             log.mkdir()
             for name in needed:
-                (log / name).write_bytes(self.store.read(f"{LOG}/{name}"))
+                try:
+                    (log / name).write_bytes(self._log.read_again(name))
+                except ValueError as error:
+                    raise BadArchive(f"{self.store}: {error}") from error
             DeltaTable(folder).create_checkpoint()
             made = {path.name for path in log.iterdir()} - {*needed, LAST_CHECKPOINT}
+            if self._log.newest_checkpoint() >= self.version:
+                return  # of another job, which has its checksum
             for name in (*sorted(made), LAST_CHECKPOINT):
                 self.store.write(f"{LOG}/{name}", (log / name).read_bytes())
 
@@ -488,10 +467,14 @@ class ArchiveTable:
         It changes nothing, as readers begin at the checkpoint. It has the last batch.
         """
         if self._is_cut and not self._log.has(self.version):
+            # First: a kill must not leave the checksum of the one that was removed.
+            self._log.forget(self.version)
+            self._write_end()
             info = {"timestamp": self.end.archived_at_ms, "operation": RESTORED, FIELD: self.end}
             self.store.write(
                 f"{LOG}/{self.version:020}.json", msgspec.json.encode({"commitInfo": info}) + b"\n"
             )
+            self._log.add([self.version])
             self._delta = DeltaTable(self.store.table_uri, self.version, self.store.options)
 
 
@@ -509,7 +492,7 @@ def create_table(store: Store, batch: Batch, added: Sequence[WrittenFile]) -> Ar
             configuration=PROPERTIES,
             storage_options=store.options,
             # A retry would create the table again, over that of another job.
-            commit_properties=_properties(len(added), batch, retries=0),
+            commit_properties=_properties(len(added), batch, {}, retries=0),
             post_commithook_properties=NO_CHECKPOINT,
         )
     except DeltaError as error:
@@ -517,12 +500,6 @@ def create_table(store: Store, batch: Batch, added: Sequence[WrittenFile]) -> Ar
     table = ArchiveTable(store)
     table.sync(-1)
     return table
-
-
-def sha256_of(path: str) -> str:
-    """Return the SHA-256 in the name of a file; empty for a file of another program."""
-    found = _SHA256.search(path)
-    return "" if found is None else found[1]
 
 
 def _add_actions(added: Iterable[WrittenFile], now_ms: int, *, data_change: bool = True) -> list[Any]:
@@ -534,9 +511,11 @@ def _add_actions(added: Iterable[WrittenFile], now_ms: int, *, data_change: bool
     ]
 
 
-def _properties(files: int, batch: Batch | None, *, retries: int | None = None) -> CommitProperties:
-    """Return what is told with a commit of so many files."""
-    counted: dict[str, Any] = {COUNT: files}
+def _properties(
+    files: int, batch: Batch | None, link: dict[str, str], *, retries: int | None = None
+) -> CommitProperties:
+    """Return what is told with a commit of so many files, after those with these checksums."""
+    counted: dict[str, Any] = {COUNT: files, LINK: link}
     if batch is None:
         return CommitProperties(custom_metadata=counted)
     return CommitProperties(

@@ -8,8 +8,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.row_files import map_files, read_listed, within
-from synrepl.pipeline.archive.table import ArchiveTable, Batch, sha256_of
+from synrepl.pipeline.archive.batch import Batch
+from synrepl.pipeline.archive.row_files import map_files, read_listed, sha256_of, within
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.audit_findings import AuditFindings, ChainBreak
 from synrepl.pipeline.audit.file_scan import SEEN, FileScan, ListedFile
 from synrepl.pipeline.driver import TASK, Driver, Partitions, Work
@@ -330,7 +331,7 @@ class Comparison(msgspec.Struct, dict=True):
 
 def _read(store: Store, work: Work, batches: Iterable[Any]) -> Iterator[Any]:
     """Call `work` with the rows of files. The scan has checked those whose bytes were changed."""
-    return work(read_listed(store, batches, ROWS))
+    return work(read_listed(store, batches, ROWS, is_examined=True))
 
 
 def _overlapping(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:

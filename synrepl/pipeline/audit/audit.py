@@ -68,6 +68,13 @@ def audit(
     with _phase("table", seconds):
         table = ArchiveTable(archive, as_of)
         files = table.files
+        if names := table.unverified():
+            why = (
+                f"nothing has the checksums of {len(names)} files of the log of the table ({names[0]} first):"
+                " a release up to 26.11.1 or another program wrote them, or a run was killed; the next commit"
+                " has them"
+            )
+            found.add("unverified-log", why)
         if as_of is None:
             # Files that `vacuum` would remove, left by aborted runs and by merges.
             for path in sorted(table.vacuum(retention_hours=RETENTION_HOURS, dry_run=True)):
@@ -181,7 +188,7 @@ def _name_unproven(compared: Comparison) -> None:
     paths = files.filter(pc.is_in(files["stream"], pa.array(NAMED)))["path"].to_pylist()
     starts = table.end.epoch_starts
     newest: list[Fact] = []
-    for batch in read_files(table.store, paths, OWN):
+    for batch in read_files(table.store, paths, OWN, is_examined=True):
         facts = [
             Fact(serial, epoch, stream, writer, 0, token, NO_ROWS if row is None else b"[0]", 0, "")
             for serial, epoch, stream, writer, token, row in zip(

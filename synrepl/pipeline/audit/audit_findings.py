@@ -28,12 +28,13 @@ CODES: Final[Mapping[str, str]] = MappingProxyType(
         "missing-in-daemon": "the daemon lacks these facts of the same history",
         "unnamed-file": "no version of the table in the last week has this file; `vacuum` removes it",
         "daemon-trimmed": "the daemon has trimmed its digests of these serials",
+        "unverified-log": "nothing has the checksums of these files of the log of the table",
         "unproven-fact": "no primary may have written this fact of the daemon's own streams",
     }
 )
 """The codes and their meanings."""
 
-INFO: Final = frozenset({"lost-fact", "unnamed-file", "daemon-trimmed", "unproven-fact"})
+INFO: Final = frozenset({"lost-fact", "unnamed-file", "daemon-trimmed", "unverified-log", "unproven-fact"})
 """Codes that are not errors."""
 
 

@@ -7,6 +7,7 @@ and an error would fail the job. So such a file is read completely, and each val
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from hashlib import file_digest
 from itertools import pairwise
 from typing import Any, Final
 
@@ -15,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synrepl.pipeline.archive.row_files import open_rows
-from synrepl.pipeline.archive.table import sha256_of
+from synrepl.pipeline.archive.row_files import PAGES_VERIFIED, UNREADABLE, open_rows, sha256_of
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import NotFound, Store
 
@@ -28,7 +28,7 @@ COLUMNS: Final = ["serial", "stream", "writer", "prev_token", "token", "seq"]
 AT_ONCE: Final = 64 * 1024
 """Rows of a record batch: few, for the processor's caches."""
 
-DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError)
+DAMAGE: Final = (*UNREADABLE, OSError)
 """The exceptions that pyarrow raises for damaged Parquet files."""
 
 SUM: Final = 2**63
@@ -149,27 +149,33 @@ def _scan_rows(store: Store, seen: FileScan, columns: Sequence[str]) -> Iterator
     """
     path = seen.file.path
     try:
-        seen.bytes, seen.sha256 = store.size(path), store.sha256(path)
+        source = store.open(path)
     except NotFound:
         seen.exists = False
         return
-    last = (-1, -1)
+    with source:
+        seen.bytes, seen.sha256 = source.size(), file_digest(source, "sha256").hexdigest()
+        source.seek(0)
+        yield from _scan_source(source, seen, columns)
+
+
+def _scan_source(source: Any, seen: FileScan, columns: Sequence[str]) -> Iterator[Any]:
+    path, last = seen.file.path, (-1, -1)
     try:
-        with store.open(path) as source:
-            if seen.sha256 == sha256_of(path):
-                data = open_rows(source, path, read_dictionary=["stream", "writer"])
-                needed = [*columns, *(["row"] if "row" not in columns and _may_have_lost(data) else [])]
-                batches = data.iter_batches(AT_ONCE, columns=needed)
-            else:
-                data = open_rows(source, path)
-                batches = _checked(data)
-            for batch in batches:
-                last = _scan_batch(seen, batch, last)
-                yield batch
-            groups = data.metadata.num_row_groups
-            if groups and seen.file.ends_span:
-                digests = data.read_row_group(groups - 1, columns=["digest"])["digest"]
-                seen.digest = digests[-1].as_py() if len(digests) else ""
+        if seen.sha256 == sha256_of(path):
+            data = open_rows(source, path, read_dictionary=["stream", "writer"])
+            needed = [*columns, *(["row"] if "row" not in columns and _may_have_lost(data) else [])]
+            batches = data.iter_batches(AT_ONCE, columns=needed)
+        else:
+            data = open_rows(source, path, **({} if sha256_of(path) else PAGES_VERIFIED))
+            batches = _checked(data)
+        for batch in batches:
+            last = _scan_batch(seen, batch, last)
+            yield batch
+        groups = data.metadata.num_row_groups
+        if groups and seen.file.ends_span:
+            digests = data.read_row_group(groups - 1, columns=["digest"])["digest"]
+            seen.digest = digests[-1].as_py() if len(digests) else ""
     except DAMAGE as error:
         seen.unreadable = (str(error) or type(error).__name__).splitlines()[0]
         seen.runs, seen.odd = {}, []

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synrepl.pipeline.archive.batch import Batch
 from synrepl.pipeline.archive.row_files import map_files
-from synrepl.pipeline.archive.table import Batch
 from synrepl.pipeline.audit.file_scan import COLUMNS, SEEN, rank_files, scan_files
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.store import Store

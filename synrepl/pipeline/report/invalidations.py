@@ -95,8 +95,8 @@ MEANT: Final = pa.schema(
 
 
 def expand_files(store: Store, batches: Iterable[Any]) -> Iterator[Any]:
-    """Expand the rows of ``caches`` in files to invalidations (`MEANT`)."""
-    for rows in read_listed(store, batches, READ):
+    """Expand the rows of ``caches`` in files, which are audited, to invalidations (`MEANT`)."""
+    for rows in read_listed(store, batches, READ, is_examined=True):
         its = rows.filter(pc.is_valid(rows["row"]))
         minutes = its["committed_at"].cast(pa.int64()).to_numpy() // 60_000_000
         announced = pa.table({"key": its["key"], "minute": minutes})

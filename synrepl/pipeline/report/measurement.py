@@ -15,7 +15,8 @@ from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_api.routes import METRICS, STATUS
 from synrepl.http_client import BlockingClient, ConnectError, NotADaemon
-from synrepl.pipeline.archive.table import ArchiveTable, Batch
+from synrepl.pipeline.archive.batch import Batch
+from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.audit.archive_comparison import compare
 from synrepl.pipeline.audit.audit_findings import AuditFinding, AuditFindings, ChainBreak
 from synrepl.pipeline.audit.explanation import explain

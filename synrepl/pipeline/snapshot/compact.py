@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from synrepl.pipeline.archive.row_files import WRITTEN, within
+from synrepl.pipeline.archive.row_files import WRITTEN, read_files, within
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.jobs import Progress, ignore_progress, now_ms, retry_late_workers
@@ -28,6 +27,7 @@ from synrepl.pipeline.snapshot.fold import (
 )
 from synrepl.pipeline.snapshot.part_writer import FILE, PARTS, write_parts
 from synrepl.pipeline.snapshot.snapshot import PartFile, SnapshotManifest, read_snapshot, write_snapshot
+from synrepl.pipeline.source.rows import row_schema
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.table import StreamTable
 
@@ -38,6 +38,7 @@ TASK_ROWS: Final = 16 * 1024
 """Minimum number of keys per file of a small snapshot, which is split so that all cores write."""
 
 COUNTED: Final = pa.schema([MERGED.field(name) for name in ("bucket", "alive", "gone")])
+DIGESTS: Final = row_schema(("serial", "digest"))
 SUMS: Final = [("alive", "sum"), ("gone", "sum")]
 
 
@@ -137,11 +138,11 @@ def _digest_at(table: ArchiveTable, serial: int) -> str | None:
     """Return the digest at a serial; None if the archive has no such fact."""
     if table.end.last_serial == serial:
         return table.end.digest
-    for path in within(table.files, serial, serial)["path"].to_pylist():
-        with table.store.filesystem.open_input_file(table.store.path(path)) as source:
-            found = pq.read_table(source, columns=["serial", "digest"], filters=[("serial", "=", serial)])
+    paths = within(table.files, serial, serial)["path"].to_pylist()
+    for rows in read_files(table.store, paths, DIGESTS):
+        found = rows["digest"].filter(pc.equal(rows["serial"], serial))
         if len(found):
-            return str(found["digest"][0].as_py())
+            return str(found[0].as_py())
     return None
 
 
@@ -165,7 +166,8 @@ def _plan_input(
     files = files.filter(pc.or_(is_whole, pc.greater(files["last_serial"], after)))
     of_part = {"stream": "", "last_seq": 1, "is_part": True, "after": 0}
     named = pa.Table.from_pylist([msgspec.structs.asdict(part) | of_part for part in parts], files.schema)
-    return pa.concat_tables([named, files]), FoldInput(table.store, snapshot, lost, whole)
+    checksums = {part.path: part.sha256 for part in parts}
+    return pa.concat_tables([named, files]), FoldInput(table.store, snapshot, lost, whole, checksums)
 
 
 def _write_files(

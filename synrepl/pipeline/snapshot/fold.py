@@ -5,7 +5,7 @@ positions go from task to task, packed as Arrow data: a row of Spark for each ke
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 
 from synrepl.base.history import EpochStart
 from synrepl.errors import RowError
-from synrepl.pipeline.archive.row_files import are_lost, map_files, open_rows
+from synrepl.pipeline.archive.row_files import are_lost, map_files, open_verified_rows, sha256_of
 from synrepl.pipeline.driver import TASK, Driver, Partitions
 from synrepl.pipeline.exchange import pack, split, unpack
+from synrepl.pipeline.snapshot.snapshot import DAMAGED
 from synrepl.pipeline.source.rows import ROWS
-from synrepl.pipeline.store import BadArchive, NotFound, Store
+from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import NEWEST
@@ -94,13 +95,14 @@ class FoldInput(msgspec.Struct, frozen=True):
 
     Rows that the epoch starts `lost` have discarded are left out; of parts, all rows of the streams `whole`
     are left out. The files arrive as record batches with the columns of `ArchiveTable.files`, `is_part`, and
-    `after`: only facts with a greater serial are read.
+    `after`: only facts with a greater serial are read. `checksums` are those of the parts, by path.
     """
 
     archive: Store
     snapshot: Store
     lost: list[EpochStart]
     whole: list[str]
+    checksums: dict[str, str]
 
     def fold(self, tasks: int, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the position of the last row of each key in these files, as batches of `FOLDED`.
@@ -171,16 +173,12 @@ class FoldInput(msgspec.Struct, frozen=True):
                         rows = rows.filter(pc.greater(rows["serial"], file["after"]))
                     yield self._without_lost(rows, file).select(columns)
 
-    @contextmanager
-    def _open(self, file: Mapping[str, Any], **options: Any) -> Iterator[Any]:
-        """Open a Parquet file. Raises `BadArchive` if it does not exist."""
-        store = self.snapshot if file["is_part"] else self.archive
-        try:
-            source = store.open(file["path"])
-        except NotFound as error:
-            raise BadArchive(f"{store}: a file is missing: {file['path']}") from error
-        with source:
-            yield open_rows(source, file["path"], **options)
+    def _open(self, file: Mapping[str, Any], **options: Any) -> AbstractContextManager[Any]:
+        """Open a Parquet file. Raises `BadArchive` if it is missing or damaged."""
+        path = file["path"]
+        if file["is_part"]:
+            return open_verified_rows(self.snapshot, path, self.checksums[path], DAMAGED, **options)
+        return open_verified_rows(self.archive, path, sha256_of(path), **options)
 
     def _without_lost(self, rows: Any, file: Mapping[str, Any]) -> Any:
         if file["is_part"] and self.whole:

@@ -1,5 +1,7 @@
 """Snapshot format: `_snapshot.json` and the files that it names. Other files are not part of the snapshot.
 
+It has the SHA-256 of each file, and one of its own.
+
 A snapshot keeps a whole fact if one of its rows is the last of a key that is not deleted. It has no discarded
 facts. A fold of the snapshot gives the same result as a fold of the archive up to its position: a tombstone
 is kept if a kept fact has an older row of its key.
@@ -14,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synrepl.base import checked_json
 from synrepl.base.history import EpochStart, LogPosition
 from synrepl.pipeline.archive.row_files import RowFile
 from synrepl.pipeline.source.rows import ROWS
@@ -21,6 +24,9 @@ from synrepl.pipeline.store import BadArchive, Store
 
 SNAPSHOT: Final = "_snapshot.json"
 VERSION: Final = 1
+
+DAMAGED: Final = "make the snapshot again: synrepl pipeline compact --full"
+"""What to do about a damaged file of a snapshot."""
 
 LAST: Final = ROWS.append(pa.field("last", pa.bool_(), nullable=False))
 """The schema of the files: that of the archive, and whether a row is the last of an undeleted key."""
@@ -100,14 +106,17 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
 def read_snapshot(store: Store) -> SnapshotManifest | None:
     """Return the snapshot of a store; None if there is none.
 
-    Raises `BadArchive` if it cannot be read, or names a file outside of the store.
+    Raises `BadArchive` if it cannot be read, is damaged, or names a file outside of the store.
     """
     if not store.exists(SNAPSHOT):
         return None
     try:
-        found = msgspec.json.decode(store.read(SNAPSHOT), type=SnapshotManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadArchive(f"{store}: {SNAPSHOT} is not a valid snapshot: {error}") from error
+        found = checked_json.decode(store.read(SNAPSHOT), SnapshotManifest)
+    except ValueError as error:
+        raise BadArchive(
+            f"{store}: {SNAPSHOT} is not a valid snapshot: {error}; remove it, and make the snapshot again:"
+            " synrepl pipeline compact"
+        ) from error
     if found.version != VERSION:
         raise BadArchive(f"{store}: {SNAPSHOT} has version {found.version}; this release supports {VERSION}")
     for part in found.files:
@@ -117,4 +126,4 @@ def read_snapshot(store: Store) -> SnapshotManifest | None:
 
 def write_snapshot(store: Store, snapshot: SnapshotManifest) -> None:
     """Make this the current snapshot, atomically."""
-    store.write(SNAPSHOT, msgspec.json.format(msgspec.json.encode(snapshot), indent=1))
+    store.write(SNAPSHOT, checked_json.encode(snapshot, indent=1))

@@ -52,8 +52,11 @@ PARQUET: Final = {
     "column_encoding": dict.fromkeys(
         ["serial", "prev_token", "token", "committed_at"], "DELTA_BINARY_PACKED"
     ),
+    "write_page_checksum": True,
 }
 """The options of Parquet files of rows: dictionaries of repeated values, differences of ascending ones.
+
+The checksums of pages are for other programs; footers have none. Here the SHA-256 of a file decides.
 
 With the defaults of pyarrow files are a third larger, and take twice the time to write.
 """

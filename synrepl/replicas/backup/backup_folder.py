@@ -33,7 +33,8 @@ _part: Final = re.compile(r"([1-9][0-9]{0,17})\.part", re.ASCII)
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who a backup is. `uuid` and `name` are its own as a reader; `history` is empty until it is known.
 
-    `check` is the SHA-256 of the other fields.
+    Where the last run ended: in the part with the number `part`, at its offset `upto`. As long as one runs,
+    and after it was killed, both are 0. `check` is the SHA-256 of the other fields.
     """
 
     format: int = FORMAT
@@ -41,6 +42,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     history: str = ""
     server_name: str = ""
+    part: int = 0
+    upto: int = 0
     check: str = ""
 
     def checked(self) -> "Identity":

@@ -50,6 +50,8 @@ class OpenPart:
     def __init__(self, path: Any, file: BinaryIO, head: PartHead, digest: Any, size: int) -> None:
         self.head = head
         self.size = size
+        self.marked = size
+        """Its size up to the last mark."""
         self._path = path
         self._file = file
         self._hash = digest
@@ -85,6 +87,9 @@ class OpenPart:
                     pass
             except Damage as error:
                 raise damaged(folder, number, error) from error
+        identity = folder.identity
+        if number == identity.part and scan.upto < identity.upto:
+            raise damaged(folder, number, Damage(scan.upto, f"the last run ended at byte {identity.upto}"))
         if scan.head is None or scan.state is None:
             return None
         if scan.head.number != number:
@@ -130,6 +135,7 @@ class OpenPart:
         self.write(json_block("mark", mark))
         with map_path_errors("sync", self._path):
             os.fdatasync(self._file.fileno())
+        self.marked = self.size
 
     def close(self) -> None:
         """Close the file."""

@@ -79,11 +79,15 @@ class Examiner:
         self._folder = folder
         self._on_bytes = on_bytes
         self._found = BackupContents()
+        self._ends: dict[int, int] = {}
+        """Where the last mark of each part ends."""
         self._names: dict[str, str] = {}
         """The checksum of the file that each name refers to."""
 
     def examine(self, *, with_files: bool = True) -> BackupContents:
         """Read all parts and, `with_files`, all files. Raises `StorageError` if something cannot be read."""
+        # First: a backup that runs goes on behind it.
+        ended = self._ended()
         numbers = self._folder.part_numbers()
         self._found.parts = len(numbers)
         digest: str | None = None
@@ -92,9 +96,25 @@ class Examiner:
                 self._damaged(self._folder.part_path(before + 1), "it is missing")
                 digest = None
             digest = self._read_part(number, digest, is_last=number == numbers[-1])
+        self._check_end(*ended)
         if with_files:
             self._check_files()
         return self._found
+
+    def _ended(self) -> tuple[int, int]:
+        """Where the last run ended: a part, and an offset; 0 if the folder does not say."""
+        try:
+            identity = self._folder.read_identity()
+        except StorageError:
+            return 0, 0  # `check_identity` tells it
+        return identity.part, identity.upto
+
+    def _check_end(self, number: int, upto: int) -> None:
+        path = self._folder.part_path(number)
+        there = self._ends.get(number, 0)
+        if there < upto and str(path) not in {one.path for one in self._found.damages}:
+            self._found.cut_at = ""
+            self._damaged(path, f"it is valid up to byte {there}, and the last run ended at byte {upto}")
 
     def _read_part(self, number: int, before: str | None, *, is_last: bool) -> str | None:
         """Read a part. `before` is the digest of the part before it; None if there is none, or it is damaged.
@@ -119,6 +139,7 @@ class Examiner:
             size = file.seek(0, 2)
         found.bytes += size
         self._on_bytes(size)
+        self._ends[number] = reader.upto
         head = reader.head
         if head is None or reader.state is None:
             if not why and is_last:

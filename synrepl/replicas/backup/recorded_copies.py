@@ -10,8 +10,8 @@ from synrepl.base.history import AppendReceipt, EpochStart, LogPosition
 from synrepl.base.interfaces import Head, IClock, IThread
 from synrepl.base.notes import NoteChanges, Notes, changed, own_notes
 from synrepl.replicas.backup.backup_folder import BackupFolder
-from synrepl.replicas.backup.copy_recorder import CopyRecorder, FetchFiles, OpenPart, next_part
-from synrepl.replicas.backup.part_codec import CopyState
+from synrepl.replicas.backup.copy_recorder import CopyRecorder, FetchFiles, OpenPart, damaged, next_part
+from synrepl.replicas.backup.part_codec import CopyState, Damage
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.facts import Fact
 
@@ -85,10 +85,20 @@ class RecordedCopies:
                 if part.head.copy > 1:
                     found = await self._thread.run(lambda: self._resume_before(part.head.copy))
                     self._whole = None if found is None else self._recording(*found)
+        # Until it ends, nobody knows where.
+        await self._thread.run(lambda: self._save_end(0, 0))
         self._load()
 
+    def _save_end(self, part: int, upto: int) -> None:
+        identity = msgspec.structs.replace(self._folder.identity, part=part, upto=upto)
+        if identity != self._folder.identity:
+            self._folder.save_identity(identity)
+
     def _resume_last(self) -> tuple[OpenPart, CopyState] | None:
-        for number in reversed(self._folder.part_numbers()):
+        numbers, ended = self._folder.part_numbers(), self._folder.identity.part
+        if ended > max(numbers, default=0):
+            raise damaged(self._folder, ended, Damage(0, "it is missing"))
+        for number in reversed(numbers):
             resumed = OpenPart.resume(self._folder, number)
             if resumed is not None:
                 return resumed
@@ -227,4 +237,7 @@ class RecordedCopies:
         for copy in (self._whole, self._staged):
             if copy is not None:
                 await copy.close()
+        if self._whole is not None:
+            part = self._whole.part
+            await self._thread.run(lambda: self._save_end(part.head.number, part.marked))
         self._whole = self._staged = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -29,7 +30,7 @@ from tests.memory_engine import FaultyEngine
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import NodeSettings
 
-__all__ = ["Recorder", "RestoredLog", "examined", "restored"]
+__all__ = ["Recorder", "RestoredLog", "examined", "forget_end", "restored"]
 
 
 async def no_files(facts: Sequence[Fact]) -> None:
@@ -111,6 +112,12 @@ class Recorder:
         self.folder.close()
 
 
+def forget_end(folder: Path) -> None:
+    """Leave the folder as if the last run had been killed."""
+    backup = BackupFolder(folder)
+    backup.save_identity(replace(backup.read_identity(), part=0, upto=0))
+
+
 def examined(folder: Path) -> BackupContents:
     """What is in a folder."""
     return Examiner(BackupFolder(folder)).examine()
@@ -131,6 +138,7 @@ def restored(
     *,
     cut: Cut | None = None,
     engine: FaultyEngine | None = None,
+    found: BackupContents | None = None,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> RestoredLog:
     """Restore a folder into a new log in memory."""
@@ -144,7 +152,7 @@ def restored(
         check_empty(log, "the database")
         return await restore(
             BackupFolder(folder),
-            examined(folder),
+            examined(folder) if found is None else found,
             log,
             cut=cut,
             thread=ImmediateThread(),

@@ -10,7 +10,7 @@ from synrepl.errors import StorageError
 from synrepl.replicas.backup import copy_recorder
 from synrepl.replicas.backup.examination import BackupContents
 from synrepl.replicas.backup.part_codec import Damage, PartScan
-from tests.replicas.backup.recorders import Recorder, examined
+from tests.replicas.backup.recorders import Recorder, examined, forget_end, restored
 from tests.replicas.clusters import FakeCluster
 
 MADE = 3
@@ -129,6 +129,7 @@ def test_cut_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
         folder = tmp_path / f"cut-{size}"
         copytree(first, folder)
         part_of(folder).write_bytes(data[:size])
+        forget_end(folder)
         is_cut = bool(examined(folder).cut_at)
 
         Recorder(cluster, folder).finish()
@@ -137,6 +138,47 @@ def test_cut_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
         assert is_cut or size in ends(data)
         assert (found.damages, found.cut_at) == ([], ""), size
         assert found.whole[-1].state.position == a.log.position, size
+
+
+@pytest.mark.parametrize("harm", ["a bit", "a mark", "all"])
+def test_the_end_of_a_run_that_ended_itself_is_known(tmp_path: Path, harm: str) -> None:
+    """What it lacks now was no power cut: without it the newest facts would be missing after a restore."""
+    cluster, folder = FakeCluster(), tmp_path / "backup"
+    a = cluster.node("a")
+    for _ in range(2):
+        cluster.wrote(a)
+        Recorder(cluster, folder).finish()
+    data = part_of(folder).read_bytes()
+    if harm == "all":
+        part_of(folder).unlink()
+    else:
+        part_of(folder).write_bytes(data[:-1] + b"x" if harm == "a bit" else data[: ends(data)[-2]])
+
+    (damage,) = examined(folder).damages
+    left = 0 if harm == "all" else ends(data)[-2]
+    assert f"it is valid up to byte {left}, and the last run ended at byte {len(data)}" == damage.why
+    assert "" == examined(folder).cut_at
+    with pytest.raises(StorageError, match=r"(it is valid up to byte|no complete copy)"):
+        restored(folder, cluster)
+    with pytest.raises(StorageError, match=r"1\.part is damaged .*(the last run ended|it is missing)"):
+        Recorder(cluster, folder).finish()
+
+
+def test_while_a_backup_runs_its_end_is_unknown(tmp_path: Path) -> None:
+    """And after it was killed: what was written last may be there in part."""
+    cluster, folder = FakeCluster(), tmp_path / "backup"
+    cluster.wrote(cluster.node("a"))
+    Recorder(cluster, folder).finish()
+    recorder = Recorder(cluster, folder, follow=True)
+    cluster.pass_(5)
+    recorder.kill()
+    part_of(folder).write_bytes(part_of(folder).read_bytes()[:-1])
+
+    found = examined(folder)
+
+    assert ([], True) == (found.damages, bool(found.cut_at))
+    Recorder(cluster, folder).finish()
+    assert "" == examined(folder).cut_at
 
 
 def test_a_damaged_part_is_not_gone_on_with(made: Path, tmp_path: Path) -> None:
