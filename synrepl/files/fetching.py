@@ -258,6 +258,7 @@ class FileMaintenance:
         if not self._are_names_known():
             return 0
         await self._disk.run(self._store.sweep_downloads, self._queue.is_missing)
+        await self._disk.run(self._check_garbage)
         count = 0
         while deleted := await self._disk.run(self._delete_page):
             count += deleted
@@ -284,6 +285,11 @@ class FileMaintenance:
         lost = [one for one in named if not self._store.has(one) and not self._queue.is_missing(one)]
         self._queue.settle(lost)
         return names[-1].name if len(names) == PAGE else None, lost
+
+    def _check_garbage(self) -> None:
+        """Raise `StorageError` if the queue is damaged, from which files are about to be deleted."""
+        if self._queue.garbage(int(self._grace_seconds * 1000), 1):
+            self._queue.check()
 
     def _delete_page(self) -> int:
         garbage = self._queue.garbage(int(self._grace_seconds * 1000), PAGE)

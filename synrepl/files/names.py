@@ -184,7 +184,8 @@ class QueueDatabase:
 
     When it is opened, all of it is read: SQLite checks how its pages and indexes hang together, and a sum
     over all rows is compared, so that no flipped bit gives a name to another file, or takes it from one,
-    which would then be deleted. Triggers of this connection keep the sum in the transaction of each change.
+    which would then be deleted; `check` does it again. Triggers of this connection keep the sum in the
+    transaction of each change.
     """
 
     def __init__(self, path: Path) -> None:
@@ -206,6 +207,20 @@ class QueueDatabase:
         with self._map_errors(op):
             assert self._database is not None
             return self._database.execute(query, values).fetchall()
+
+    def check(self) -> None:
+        """Raise `StorageError` if it was damaged since it was opened."""
+        if not self.exists():
+            return
+        assert self._database is not None
+        try:
+            _compare(self._database, _sum_rows(self._database))
+        except sqlite3.DatabaseError as error:
+            raise StorageError(
+                op="check the queue",
+                why=f"{self._path} is damaged: {error}",
+                hint="restart the daemon, which makes it anew",
+            ) from error
 
     @contextmanager
     def writing(self, op: str) -> Iterator[sqlite3.Connection]:
@@ -277,8 +292,8 @@ def _statements(database: SQLiteConnection) -> set[str]:
     return {str(sql) for (sql,) in found}
 
 
-def _verify(database: SQLiteConnection) -> None:
-    """Compare the database with its sum, which it is given if it has none, and let triggers keep it.
+def _sum_rows(database: SQLiteConnection) -> int:
+    """Check how the database hangs together, and return the sum over its rows.
 
     Raises `sqlite3.DatabaseError` if it is damaged.
     """
@@ -294,12 +309,20 @@ def _verify(database: SQLiteConnection) -> None:
                 total = _mixed(total, table, *row)
     except (sqlite3.OperationalError, UnicodeError) as error:
         raise sqlite3.DatabaseError(f"its texts cannot be read: {error}") from error
+    return total
+
+
+def _verify(database: SQLiteConnection) -> None:
+    """Compare the database with its sum, which it is given if it has none, and let triggers keep it.
+
+    Raises `sqlite3.DatabaseError` if it is damaged.
+    """
+    total = _sum_rows(database)
     if SUM_TABLE not in _statements(database):
         with database.transaction():
             database.execute(SUM_TABLE)
             database.execute("INSERT INTO sums VALUES (?)", (total,))
-    elif database.execute("SELECT sum FROM sums").fetchall() != [(total,)]:
-        raise sqlite3.DatabaseError("its rows have another sum")
+    _compare(database, total)
     database.create_function("mixed", -1, _mixed, deterministic=True)
     # Or no trigger would see the row that INSERT OR REPLACE replaces.
     database.execute("PRAGMA recursive_triggers = ON")
@@ -315,6 +338,11 @@ def _verify(database: SQLiteConnection) -> None:
                 f"CREATE TEMP TRIGGER {table}_{change} AFTER {change} ON main.{table}"
                 f" BEGIN UPDATE sums SET sum = {total_after}; END"
             )
+
+
+def _compare(database: SQLiteConnection, total: int) -> None:
+    if database.execute("SELECT sum FROM sums").fetchall() != [(total,)]:
+        raise sqlite3.DatabaseError("its rows have another sum")
 
 
 def _mixed(total: int, *row: object) -> int:
@@ -519,6 +547,10 @@ class FileQueue:
             limit,
         )
         return [(shown(name), sha256) for name, sha256 in rows]
+
+    def check(self) -> None:
+        """Raise `StorageError` if the queue was damaged since it was opened: a name may be missing in it."""
+        self._database.check()
 
     def garbage(self, grace_ms: int, limit: int) -> list[str]:
         """Up to `limit` stored files that have had no name for this long."""

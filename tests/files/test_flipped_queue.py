@@ -123,6 +123,21 @@ def test_a_queue_that_was_changed_by_nobody_is_made_anew(folder: Path, change: s
     queue.close()
 
 
+def test_a_queue_is_checked_again_while_it_is_open(folder: Path) -> None:
+    """Before files are deleted that have no name in it."""
+    queue = queue_in(folder)
+    queue.check()
+    queue.note([NAMES[-1]], END)
+    queue.check()
+    with sqlite3.connect(folder / "queue.db") as database:
+        database.execute("DELETE FROM names WHERE serial = 7")
+    database.close()
+
+    with pytest.raises(StorageError, match=r"queue\.db is damaged: its rows have another sum \(restart"):
+        queue.check()
+    queue.close()
+
+
 def test_a_queue_of_an_earlier_release_is_taken_as_it_is(folder: Path) -> None:
     """It has no sum; from then on it has one."""
     with sqlite3.connect(folder / "queue.db") as database:
