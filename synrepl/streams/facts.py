@@ -71,25 +71,38 @@ _decoder: Final = msgspec.json.Decoder(_Line)
 
 
 @lru_cache(maxsize=1024)
-def _quoted(name: str) -> bytes:
-    return msgspec.json.encode(name)
+def _encode_names(stream: str, writer: str) -> bytes:
+    return b'"stream":%b,"writer":%b' % (msgspec.json.encode(stream), msgspec.json.encode(writer))
 
 
 def encode_fact(fact: Fact) -> bytes:
     """Encode a fact as one line of JSON, with its line end."""
+    return encode_values(*msgspec.structs.astuple(fact)) + b"\n"
+
+
+def encode_values(
+    serial: int,
+    epoch: int,
+    stream: str,
+    writer: str,
+    prev_token: int,
+    token: int,
+    rows: bytes,
+    committed_at_ms: int,
+    digest: str,
+) -> bytes:
+    """Encode the members of a fact as one line of JSON, without its line end."""
     return (
-        b'{"serial":%d,"epoch":%d,"stream":%b,"writer":%b,"prev_token":%d,"token":%d,"rows":%b,'
-        b'"committed_at_ms":%d,"digest":"%b"}\n'
+        b'{"serial":%d,"epoch":%d,%b,"prev_token":%d,"token":%d,"rows":%b,"committed_at_ms":%d,"digest":"%b"}'
     ) % (
-        fact.serial,
-        fact.epoch,
-        _quoted(fact.stream),
-        _quoted(fact.writer),
-        fact.prev_token,
-        fact.token,
-        fact.rows,
-        fact.committed_at_ms,
-        fact.digest.encode(),
+        serial,
+        epoch,
+        _encode_names(stream, writer),
+        prev_token,
+        token,
+        rows,
+        committed_at_ms,
+        digest.encode(),
     )
 
 
