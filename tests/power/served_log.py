@@ -1,15 +1,30 @@
 """A log by all of its ways out: changelog, relay, rows by token, JOIN, and what is beside the facts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from click.testing import CliRunner
 
 from synrepl.cli.main import main
 from synrepl.storage.engine import SQLEngine
+from synrepl.wire.filter import Filter
 from tests.power.loads import STREAMS, LogLoad
 
 MANY: Final = 10**9
+
+FILTERS: Final = [
+    Filter(streams=frozenset({"receipts"})),
+    Filter(streams=frozenset(STREAMS), writers=frozenset({"w1"})),
+]
+
+
+def _whole(read: Callable[..., tuple[bytes, int]], upto: int) -> bytes:
+    after, found = 0, []
+    while after < upto:
+        text, after = read(after=after, upto=upto)
+        found.append(text)
+    return b"".join(found)
 
 
 class ServedLog(LogLoad):
@@ -35,13 +50,9 @@ class ServedLog(LogLoad):
     def _read(engine: SQLEngine) -> Any:
         head, pages = engine.head(), engine.pages
         upto = head.serial
-        texts: dict[str, bytes] = {}
-        for form in ("json", "fields"):
-            after, found = 0, []
-            while after < upto:
-                text, after = pages.text(after=after, upto=upto, limit=MANY, form=form)
-                found.append(text)
-            texts[form] = b"".join(found)
+        texts = {
+            form: _whole(partial(pages.text, limit=MANY, form=form), upto) for form in ("json", "fields")
+        }
         snapshot = engine.snapshot()
         return {
             "head": [head.position, head.trimmed_upto, head.epoch_starts, dict(head.positions)],
@@ -51,6 +62,7 @@ class ServedLog(LogLoad):
                 pages.tokens(stream=stream, writer=None, after=0, upto=MANY, serial=upto, limit=MANY)
                 for stream in STREAMS
             ],
+            "filtered": [_whole(partial(pages.text, limit=MANY, filter=one), upto) for one in FILTERS],
             "extent": pages.extent(after=0, upto=upto, limit=MANY),
             "snapshot": snapshot,
             "digests": [engine.digest_at(serial) for serial in range(head.trimmed_upto.serial, upto + 1, 97)],
