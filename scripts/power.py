@@ -108,7 +108,8 @@ def flip_store(store: str, bits: int, seed: int, root: Path) -> list[Row]:
         for kind, patterns in served.KINDS.items():
             began = time.time()
             flips = draw_flips(state, patterns, bits, seed)
-            tally = flip_bits(served, state, flips, home / kind)
+            while_open = kind in served.WHILE_OPEN
+            tally = flip_bits(served, state, flips, home / kind, while_open=while_open)
             shutil.rmtree(home / kind)
             rows.append(_row(kind, tally, began, head))
     finally:

@@ -1,4 +1,4 @@
-"""Flipped bits: a store with one bit changed at rest, and what it then serves.
+"""Flipped bits: a store with one bit changed, at rest or while it is open, and what it then serves.
 
 A bit ends in one of these ways:
 
@@ -11,7 +11,8 @@ A bit ends in one of these ways:
 import random
 import shutil
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -32,6 +33,10 @@ class Served(Protocol):
 
     KINDS: ClassVar[Mapping[str, Sequence[str]]]
     """The kinds of files, each with the patterns of its names, as of `Path.match`."""
+    WHILE_OPEN: ClassVar[Collection[str]] = ()
+    """The kinds whose bits flip while the store is open."""
+    once_open: Callable[[], None] = staticmethod(lambda: None)
+    """To be called once the store is open, before anything is read."""
 
     def __init__(self, position: str) -> None: ...
 
@@ -93,7 +98,9 @@ def draw_flips(state: State, patterns: Sequence[str], count: int, seed: int) -> 
     return [Flip(path, chance.randrange(files[path]), chance.randrange(8)) for path in paths]
 
 
-def flip_bits(store: type[Served], state: State, flips: Sequence[Flip], home: Path) -> BitTally:
+def flip_bits(
+    store: type[Served], state: State, flips: Sequence[Flip], home: Path, *, while_open: bool = False
+) -> BitTally:
     """Flip each bit by itself, and tell what became of it."""
     materialize(state, home / "whole")
     whole = store(str(home / "whole"))
@@ -102,8 +109,11 @@ def flip_bits(store: type[Served], state: State, flips: Sequence[Flip], home: Pa
     tally = BitTally(bytes=sum(len(state[path] or b"") for path in paths))
     for number, flip in enumerate(flips):
         position = home / str(number)
-        materialize(_flipped(state, flip), position)
-        outcome, why = _judged(store(str(position)), expected, known)
+        materialize(state if while_open else _flipped(state, flip), position)
+        flipped = store(str(position))
+        if while_open:
+            flipped.once_open = partial(_flip_in_place, position, flip)
+        outcome, why = _judged(flipped, expected, known)
         tally.bits += 1
         setattr(tally, outcome, getattr(tally, outcome) + 1)
         if outcome == "wrong" and not why:
@@ -118,6 +128,14 @@ def _flipped(state: State, flip: Flip) -> State:
     data = bytearray(state[flip.path] or b"")
     data[flip.offset] ^= 1 << flip.bit
     return {**state, flip.path: bytes(data)}
+
+
+def _flip_in_place(position: Path, flip: Flip) -> None:
+    with (position / flip.path).open("r+b", buffering=0) as file:
+        file.seek(flip.offset)
+        found = file.read(1)
+        file.seek(flip.offset)
+        file.write(bytes([found[0] ^ 1 << flip.bit]))
 
 
 def _judged(store: Served, expected: Any, known: Sequence[str]) -> tuple[BitOutcome, str]:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from synrepl.cli.main import main
 from synrepl.storage.engine import SQLEngine
 from synrepl.wire.filter import Filter
+from tests.power.bits import Served
 from tests.power.loads import STREAMS, LogLoad
 
 MANY: Final = 10**9
@@ -27,7 +28,7 @@ def _whole(read: Callable[..., tuple[bytes, int]], upto: int) -> bytes:
     return b"".join(found)
 
 
-class ServedLog(LogLoad):
+class ServedLog(LogLoad, Served):
     """The log of `LogLoad`, read in one process with the reads that all ways out are made of."""
 
     # Neither trimmed nor a copy of a trimmed one: its digests reach from the first fact to the last.
@@ -36,12 +37,15 @@ class ServedLog(LogLoad):
         "log": ["synrepl.db"],
         "wal": ["synrepl.db-wal"],
         "state": ["synrepl.db.state"],
+        "open log": ["synrepl.db"],
     }
+    WHILE_OPEN: ClassVar = ("open log",)
 
     def served(self) -> Any:
         engine = self.engine()
         try:
             engine.open()
+            self.once_open()
             return self._read(engine)
         finally:
             engine.close()
