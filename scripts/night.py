@@ -12,11 +12,13 @@ TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
     "usage: scripts/night [--seeds N]"
     " [seeds] [worlds] [backups] [examples] [faults] [interop] [rooms] [manual] [bench] [growth] [power]"
+    " [bits]"
     " | scripts/night --table"
 )
 SEEDS: Final = 200
 WORLD_SEEDS: Final = 1_000
 FAULTS: Final = 40
+BITS: Final = 500
 PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4")
 
 Part = tuple[Sequence[str], Mapping[str, str]]
@@ -48,6 +50,7 @@ def parts(day: int, seeds: int) -> dict[str, Part]:
         # Whether each benchmark still runs. Its times are not judged.
         "bench": (("scripts/bench", "--quick"), {}),
         "power": (("scripts/power", "--seed", str(day)), {}),
+        "bits": (("scripts/power", "--bits", str(BITS), "--seed", str(day)), {}),
         "growth": (("scripts/bench", "--quick", "--only", "growth"), {}),
     }
 

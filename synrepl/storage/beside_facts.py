@@ -7,8 +7,9 @@ import msgspec
 
 from synrepl.base.history import AppendKey, AppendReceipt, Lease
 from synrepl.base.notes import Notes
+from synrepl.storage.checked_rows import Damage
 from synrepl.storage.schema import LEASES, NOTES, RECEIPTS, receipt_of, row_of_key, row_of_receipt
-from synrepl.storage.sql import LogDatabase, SQLConnection
+from synrepl.storage.sql import LogDatabase, Row, SQLConnection
 
 RECEIPTS_AT_ONCE: Final = 100
 """The most receipts that one statement inserts."""
@@ -34,9 +35,23 @@ class StoredReceipts:
         In the reading thread.
         """
         with self._database.reader_connection("receipts_between") as connection:
-            between = "WHERE first_serial > ? AND first_serial <= ? ORDER BY first_serial"
-            found = RECEIPTS.rows(connection.execute, between, (after, upto))
+            found = self._between(connection, after, upto)
             return [receipt_of(row) for row in found if streams is None or row[0] in streams]
+
+    @staticmethod
+    def _between(connection: SQLConnection, after: int, upto: int) -> list[Row]:
+        """The same, as rows. Raises `Damage` if the index has more."""
+        where, values = "WHERE first_serial > ? AND first_serial <= ?", (after, upto)
+        count, before = f"SELECT count(*) FROM receipts {where}", None
+        while True:
+            found = list(RECEIPTS.rows(connection.execute, f"{where} ORDER BY first_serial", values))
+            (there,) = connection.execute(count, values).fetchone()
+            if len(found) == there:
+                return found
+            if (len(found), there) == before:
+                raise Damage("a row of receipts is missing")
+            # Others may have been stored or forgotten meanwhile.
+            before = len(found), there
 
     def forget(self, before_ms: int) -> None:
         """Delete the receipts from before this time, in ms since 1970."""
@@ -46,7 +61,10 @@ class StoredReceipts:
     @staticmethod
     def all(connection: SQLConnection) -> list[AppendReceipt]:
         """All receipts, in order of time."""
-        return list(map(receipt_of, RECEIPTS.rows(connection.execute, "ORDER BY at_ms")))
+        found = list(map(receipt_of, RECEIPTS.rows(connection.execute, "ORDER BY at_ms")))
+        if len(found) < connection.execute("SELECT count(*) FROM receipts").fetchone()[0]:
+            raise Damage("a row of receipts is missing")
+        return found
 
     @staticmethod
     def add(connection: SQLConnection, receipts: Sequence[AppendReceipt]) -> None:

@@ -1,28 +1,27 @@
 """Checksums of the log's rows: a row that is not what was written is refused wherever it is read.
 
 Each row has a CRC-32 in its column `crc`, which finds every single bit that has flipped. That of a fact is of
-its line of JSON; above it, in the same number, is one of its names, for reads that leave facts out by them.
+its line of JSON; above it, in the same number, is a CRC-16 of its names, for reads that leave facts out by
+them. So those of a page can be added up: a sum of 48 bits each does not overflow.
 Rows of releases up to 26.11.1 have none: facts are then verified by the chain of digests, where the one
 before them is there.
 """
 
+from binascii import crc_hqx
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 from zlib import crc32
 
 import msgspec
 
 from synrepl.streams.digest import EMPTY, verify
-from synrepl.streams.facts import Fact, encode_values
+from synrepl.streams.facts import LINE, Fact, encode_names
 
 Row = tuple[Any, ...]
 
-LINE: Final = 0xFFFFFFFF
+OF_LINE: Final = 0xFFFFFFFF
 """The bits of a fact's `crc` that are of its line. Those of its names are 32 bits higher."""
-
-NAMES: Final = 0x7FFFFFFF
-"""A column has a sign."""
 
 FACT_COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
 
@@ -57,15 +56,23 @@ def crc_of(values: Iterable[object]) -> int:
     return crc32(msgspec.json.encode(list(values)))
 
 
-@lru_cache(maxsize=1024)
 def names_crc(stream: str, writer: str) -> int:
     """Return the checksum of a fact's names."""
-    return crc32(f"{stream} {writer}".encode()) & NAMES
+    return crc_hqx(f"{stream} {writer}".encode(), 0xFFFF)
 
 
 def fact_crc(values: Row) -> int:
     """Return the checksum of a fact with these members."""
-    return names_crc(*values[2:4]) << 32 | crc32(encode_values(*values))
+    # `encode_fact`, inlined: this runs for every fact that is read or written, and calls cost as much again.
+    serial, epoch, stream, writer, prev_token, token, rows, at_ms, digest = values
+    high, names = _names(stream, writer)
+    line = LINE % (serial, epoch, names, prev_token, token, rows, at_ms, digest.encode())
+    return high | crc32(line)
+
+
+@lru_cache(maxsize=1024)
+def _names(stream: str, writer: str) -> tuple[int, bytes]:
+    return names_crc(stream, writer) << 32, encode_names(stream, writer)
 
 
 def row_of_fact(fact: Fact) -> Row:
@@ -105,24 +112,21 @@ def sum_of_lines(text: bytes) -> int:
     return sum(map(crc32, text.split(b"\n")))
 
 
-_LINE_OF_FIELDS: Final = (
-    b'{"serial":%b,"epoch":%b,"stream":%b,"writer":%b,"prev_token":%b,"token":%b,"rows":%b,'
-    b'"committed_at_ms":%b,"digest":"%b"}'
-)
+_LINE_OF_TEXTS: Final = LINE.replace(b"%d", b"%b")
 
 
 @lru_cache(maxsize=1024)
-def _quoted(name: bytes) -> bytes:
-    return msgspec.json.encode(name.decode())
+def _names_of_texts(stream: bytes, writer: bytes) -> bytes:
+    return encode_names(stream.decode(), writer.decode())
 
 
 def sum_of_fields(text: bytes) -> int:
     """Return the same of lines of their fields."""
     total = 0
     for line in text.split(b"\n")[:-1]:
-        serial, epoch, stream, writer, *rest = line.split(b"\x1f")
-        fields = (serial, epoch, _quoted(stream), _quoted(writer), *rest)
-        total += crc32(_LINE_OF_FIELDS % fields)
+        serial, epoch, stream, writer, prev_token, token, rows, at_ms, digest = line.split(b"\x1f")
+        names = _names_of_texts(stream, writer)
+        total += crc32(_LINE_OF_TEXTS % (serial, epoch, names, prev_token, token, rows, at_ms, digest))
     return total
 
 
@@ -139,7 +143,7 @@ class CheckedTable(msgspec.Struct, frozen=True):
     @property
     def stored(self) -> str:
         """The columns, with the checksum behind them."""
-        return f"{', '.join(self.columns)}, crc"
+        return _stored(self.columns)
 
     def rows(
         self, execute: Callable[..., Any], rest: str = "", values: Sequence[object] = ()
@@ -148,7 +152,11 @@ class CheckedTable(msgspec.Struct, frozen=True):
 
         Raises `Damage`.
         """
-        for row in execute(f"SELECT {self.stored} FROM {self.name} {rest}", values).fetchall():
+        return self.verified(execute(f"SELECT {self.stored} FROM {self.name} {rest}", values).fetchall())
+
+    def verified(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Take the checksums from rows of the columns `stored`. Raises `Damage`."""
+        for row in rows:
             if not self.fits(row):
                 raise Damage(f"a row of {self.name} is damaged")
             yield row[:-1]
@@ -165,18 +173,9 @@ class CheckedTable(msgspec.Struct, frozen=True):
         """Add the checksum to each row, for columns `stored`."""
         return ((*row, crc_of(row)) for row in rows)
 
-    def upsert(self, *, where: str = "") -> str:
-        """Return the statement that stores a row of `checked`, in place of one with the same key."""
-        updates = ", ".join(f"{name} = excluded.{name}" for name in (*self.columns[self.keys :], "crc"))
-        return (
-            f"INSERT INTO {self.name} ({self.stored}) VALUES ({', '.join('?' * (len(self.columns) + 1))})"
-            f" ON CONFLICT ({', '.join(self.columns[: self.keys])}) DO UPDATE SET {updates}"
-            f"{where and f' WHERE {where}'}"
-        )
-
     def put(self, connection: Any, rows: Iterable[Row], *, where: str = "") -> None:
         """Store rows, in place of those with the same keys, within a transaction."""
-        connection.executemany(self.upsert(where=where), list(self.checked(rows)))
+        connection.executemany(_upsert(self, where), list(self.checked(rows)))
 
     def insert(self, connection: Any, rows: Iterable[Row]) -> None:
         """Store new rows, within a transaction."""
@@ -189,3 +188,18 @@ class CheckedTable(msgspec.Struct, frozen=True):
         for row in found:
             values = (crc_of(row), *row[: self.keys])
             execute(f"UPDATE {self.name} SET crc = ?{of_key and f' WHERE {of_key}'}", values)
+
+
+@cache
+def _stored(columns: tuple[str, ...]) -> str:
+    return f"{', '.join(columns)}, crc"
+
+
+@cache
+def _upsert(table: CheckedTable, where: str) -> str:
+    updates = ", ".join(f"{name} = excluded.{name}" for name in (*table.columns[table.keys :], "crc"))
+    return (
+        f"INSERT INTO {table.name} ({table.stored}) VALUES ({', '.join('?' * (len(table.columns) + 1))})"
+        f" ON CONFLICT ({', '.join(table.columns[: table.keys])}) DO UPDATE SET {updates}"
+        f"{where and f' WHERE {where}'}"
+    )

@@ -18,7 +18,7 @@ from synrepl.base.history import LogRange
 from synrepl.storage.append_errors import InvalidValue
 from synrepl.storage.checked_rows import (
     CHECKED_FACT,
-    LINE,
+    OF_LINE,
     WRONG_TYPES,
     Damage,
     facts_of,
@@ -153,7 +153,7 @@ class FactPages:
 
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[bytes]:
             count, serials, last, total, found = connection.execute(
-                f"SELECT count(*), sum(serial), max(serial), sum(crc & {LINE}), {syntax.joined}"
+                f"SELECT count(*), sum(serial), max(serial), sum(crc), {syntax.joined}"
                 f" FROM (SELECT serial, crc, {syntax.lines[form]} AS line FROM facts WHERE {asked.where}"
                 " ORDER BY serial LIMIT ?) AS lines",
                 (*asked.values, limit),
@@ -162,7 +162,7 @@ class FactPages:
                 return Page(b"", 0, 0, 0, limit == 0)
             text = bytes(found)
             try:
-                is_right = total == sum_of(text)
+                is_right = total is not None and int(total) & OF_LINE == sum_of(text) & OF_LINE
             except WRONG_TYPES:
                 is_right = False
             if not is_right:
@@ -235,10 +235,10 @@ class FactPages:
                 f"SELECT {CHECKED_FACT} FROM facts WHERE {where} ORDER BY token, serial", values
             ) as found:
                 facts, is_more = take_tokens(facts_of(found), limit)
-            floor = read_bounds(connection).floor.serial
-            gaps = find_gaps(connection, asked, facts, floor, is_whole=not is_more)
+            floor, column = read_bounds(connection).floor.serial, self._syntax.unindexed_stream
+            gaps = find_gaps(connection, asked, facts, floor, column, is_whole=not is_more)
             if gaps := self._gaps.unknown(stream, gaps):
-                check_gaps(connection, asked, gaps, floor, self._discarded, self._syntax.unindexed_stream)
+                check_gaps(connection, asked, gaps, floor, self._discarded, column)
                 self._gaps.add(stream, gaps)
         return facts, is_more
 

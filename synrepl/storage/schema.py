@@ -1,6 +1,7 @@
 """The tables of the log in SQLite and PostgreSQL: their migrations, their rows, and where the log ends."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -347,4 +348,12 @@ def _fact(connection: SQLConnection, which: str, *values: object) -> Fact | None
 
 def read_bounds(connection: SQLConnection) -> LogBounds:
     """Read the bounds of the log. Raises `Damage`."""
-    return load_bounds(LOG_BOUNDS.rows(connection.execute))
+    return _checked_bounds(
+        tuple(connection.execute(f"SELECT {LOG_BOUNDS.stored} FROM log_bounds").fetchall())
+    )
+
+
+@lru_cache(maxsize=8)
+def _checked_bounds(rows: tuple[Row, ...]) -> LogBounds:
+    # Cached: each read of facts reads them, and they seldom change.
+    return load_bounds(LOG_BOUNDS.verified(rows))

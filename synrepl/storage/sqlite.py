@@ -57,6 +57,9 @@ every SQLite allows."""
 
 BUSY_SECONDS: Final = 5
 
+CHECKS_TABLES: Final = (3, 33, 0)
+"""The first release of SQLite that can look at one table."""
+
 LONG_WAL: Final = 16 * 1024 * 1024
 """A longer ``-wal`` is shortened. SQLite begins a checkpoint at 4 MB by itself."""
 
@@ -222,6 +225,9 @@ class SQLiteDatabase(LogDatabase):
         return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
     def check_tables(self, connection: SQLiteConnection, tables: Collection[str]) -> None:
+        if sqlite3.sqlite_version_info < CHECKS_TABLES:
+            # It would look at the whole file each time.
+            return
         for table in tables:
             (found,), *_ = connection.execute(f"PRAGMA integrity_check({table})").fetchall()
             if found != "ok":

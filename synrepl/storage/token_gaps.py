@@ -6,7 +6,7 @@ one that is missing is not noticed here, but by ``synrepl doctor``.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -78,7 +78,13 @@ class KnownGaps:
 
 
 def find_gaps(
-    connection: SQLConnection, asked: TokenRange, facts: Sequence[Fact], floor: int, *, is_whole: bool
+    connection: SQLConnection,
+    asked: TokenRange,
+    facts: Sequence[Fact],
+    floor: int,
+    unindexed_stream: str,
+    *,
+    is_whole: bool,
 ) -> list[Gap]:
     """Find the gaps in these facts, which were read as the first ones of the range, or as all (`is_whole`).
 
@@ -95,17 +101,35 @@ def find_gaps(
             gaps.append(Gap(fact.writer, low, fact.prev_token))
         last[fact.writer] = fact.token
     if is_whole:
-        gaps += _gaps_at_end(connection, asked, last)
+        gaps += _gaps_at_end(connection, asked, last, unindexed_stream)
     return gaps
 
 
-def _gaps_at_end(connection: SQLConnection, asked: TokenRange, last: dict[str, int]) -> list[Gap]:
+def _gaps_at_end(
+    connection: SQLConnection, asked: TokenRange, last: Mapping[str, int], unindexed_stream: str
+) -> list[Gap]:
     of_writer, values = ("", ()) if asked.writer is None else (" AND writer = ?", (asked.writer,))
     rows = POSITIONS.rows(connection.execute, f"WHERE stream = ?{of_writer}", (asked.stream, *values))
+    ends = {writer: position for _, writer, position in rows}
+    gaps = _gaps_upto(ends, asked, last)
+    if gaps:
+        # The positions are newer than the serial: these are the ones at that.
+        newer = connection.execute(
+            f"SELECT writer, min(prev_token) FROM facts WHERE serial > ? AND {unindexed_stream} = ?"
+            " AND prev_token < token GROUP BY writer",
+            (asked.serial, asked.stream),
+        )
+        for writer, position in newer.fetchall():
+            ends[writer] = min(position, ends.get(writer, position))
+        gaps = _gaps_upto(ends, asked, last)
+    return gaps
+
+
+def _gaps_upto(ends: Mapping[str, int], asked: TokenRange, last: Mapping[str, int]) -> list[Gap]:
     return [
-        Gap(writer, low, min(position, asked.upto))
-        for _, writer, position in rows
-        if (low := last.get(writer, asked.after)) < min(position, asked.upto)
+        Gap(writer, low, high)
+        for writer, end in ends.items()
+        if (low := last.get(writer, asked.after)) < (high := min(end, asked.upto))
     ]
 
 

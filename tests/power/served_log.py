@@ -1,6 +1,6 @@
 """A log by all of its ways out: changelog, relay, rows by token, JOIN, and what is beside the facts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -8,8 +8,10 @@ from click.testing import CliRunner
 
 from synrepl.cli.main import main
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.wal_check import FRAME, HEADER
 from synrepl.wire.filter import Filter
 from tests.power.bits import Served
+from tests.power.disk import State
 from tests.power.loads import STREAMS, LogLoad
 
 MANY: Final = 10**9
@@ -40,6 +42,23 @@ class ServedLog(LogLoad, Served):
         "open log": ["synrepl.db"],
     }
     WHILE_OPEN: ClassVar = ("open log",)
+
+    @staticmethod
+    def cut(state: State) -> Iterable[State]:
+        """Without the last commits in the ``-wal``, one or two: see `synrepl/storage/wal_check.py`."""
+        wal = state.get("synrepl.db-wal") or b""
+        if len(wal) <= HEADER.size:
+            return
+        size = FRAME.size + HEADER.unpack_from(wal)[2]
+        frames = range(HEADER.size, len(wal) - size + 1, size)
+        salts = HEADER.unpack_from(wal)[4:6]
+        ends = [
+            at + size
+            for at in frames
+            if FRAME.unpack_from(wal, at)[1] and FRAME.unpack_from(wal, at)[2:4] == salts
+        ]
+        for end in ends[-4:-1]:
+            yield {**state, "synrepl.db-wal": wal[:end]}
 
     def served(self) -> Any:
         engine = self.engine()

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from synrepl.base.history import EpochStart
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart
 from synrepl.errors import StorageError
-from synrepl.storage.checked_rows import row_of_fact
+from synrepl.storage.checked_rows import CheckedTable, row_of_fact
 from synrepl.storage.engine import SQLEngine
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
@@ -156,6 +156,38 @@ class Contract(Case):
 
         left = [row[0] for row in engine.database.writer("test").execute("SELECT serial FROM facts")]
         self.assertEqual([2, 3, 4], sorted(left)[-3:])
+
+    def test_a_read_up_to_an_earlier_serial_is_whole(self) -> None:
+        """Positions are newer than what it may see."""
+        engine = self.filled()
+
+        found = [
+            engine.pages.tokens(stream="events", writer=None, after=0, upto=99, serial=serial, limit=99)
+            for serial in range(HEAD + 1)
+        ]
+
+        self.assertEqual(
+            [[fact for fact in FACTS[:serial] if fact.stream == "events"] for serial in range(HEAD + 1)],
+            [facts for facts, _ in found],
+        )
+
+    def test_a_receipt_that_the_index_alone_has_is_missed(self) -> None:
+        """Without it a retry would be stored twice, at the replica that gets the receipts."""
+        engine = self.again()
+        engine.open()
+        receipts = [
+            AppendReceipt(AppendKey("events", f"key {serial}"), "", Appended(1, serial, [serial]), NOW)
+            for serial in (1, 2, 3)
+        ]
+        engine.commit(FACTS[:3], receipts)
+        self.assertEqual(receipts, engine.receipts.between(0, 3))
+
+        real = CheckedTable.rows
+        self.patch(CheckedTable, "rows", lambda *given: list(real(*given))[1:])
+
+        self.check_refused(
+            engine, "a row of receipts is missing", receipts=lambda engine: engine.receipts.between(0, 3)
+        )
 
     def test_a_row_beside_the_facts_is_refused(self) -> None:
         """Where each is read."""
