@@ -108,7 +108,8 @@ def flip_store(store: str, bits: int, seed: int, root: Path) -> list[Row]:
         for kind, patterns in served.KINDS.items():
             began = time.time()
             flips = draw_flips(state, patterns, bits, seed)
-            tally = flip_bits(served, state, flips, home / kind)
+            while_open = kind in served.WHILE_OPEN
+            tally = flip_bits(served, state, flips, home / kind, while_open=while_open)
             shutil.rmtree(home / kind)
             rows.append(_row(kind, tally, began, head))
     finally:
@@ -149,14 +150,29 @@ def print_table(rows: Sequence[Row]) -> None:
 
 def print_bits(rows: Sequence[Row]) -> None:
     """Show a line for each kind of file."""
-    columns = ("bytes", "bits", "refused", "meaningless", "wrong", "unfound", "crashed", "seed", "minutes")
+    columns = (
+        "bytes",
+        "bits",
+        "refused",
+        "meaningless",
+        "cut",
+        "wrong",
+        "unfound",
+        "crashed",
+        "seed",
+        "minutes",
+    )
     _print_columns(columns, rows)
 
 
 def _print_columns(columns: Sequence[str], rows: Sequence[Row]) -> None:
     print(f"{'store':18}" + "".join(f"{name:>12}" for name in columns) + "  commit")
     for row in rows:
-        print(f"{row['store']:18}" + "".join(f"{row[name]:>12}" for name in columns) + f"  {row['commit']}")
+        print(
+            f"{row['store']:18}"
+            + "".join(f"{row.get(name, 0):>12}" for name in columns)
+            + f"  {row['commit']}"
+        )
 
 
 if __name__ == "__main__":

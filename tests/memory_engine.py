@@ -1,19 +1,15 @@
 """An engine in memory whose content tests read and change, and whose commits they let fail."""
 
 from collections.abc import Sequence
-from itertools import starmap
-from typing import Final
 
 from synrepl.base.history import AppendReceipt, LogPosition
 from synrepl.base.interfaces import Head
 from synrepl.errors import StorageError
-from synrepl.storage.beside_facts import UPSERT_NOTE
-from synrepl.storage.schema import COLUMNS, RECEIPT_COLUMNS, LogBounds, read_bounds, receipt_of
+from synrepl.storage.checked_rows import CHECKED_FACT, facts_of
+from synrepl.storage.schema import NOTES, RECEIPTS, LogBounds, read_bounds, receipt_of
 from synrepl.storage.sqlite import SQLiteConnection
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryDatabase, MemoryEngine
-
-SELECT_NOTE: Final = "SELECT value FROM notes WHERE name = ?"
 
 
 class FaultyEngine(MemoryEngine):
@@ -33,16 +29,15 @@ class FaultyEngine(MemoryEngine):
         """All facts, in order of serial."""
         connection = self.database.connection
         if self._facts_at != (connection, connection.total_changes):
-            self._facts = list(
-                starmap(Fact, connection.execute(f"SELECT {COLUMNS} FROM facts ORDER BY serial"))
-            )
+            rows = connection.execute(f"SELECT {CHECKED_FACT} FROM facts ORDER BY serial")
+            self._facts = list(facts_of(rows))
             self._facts_at = connection, connection.total_changes
         return self._facts
 
     @property
     def receipts_by_key(self) -> dict[str, AppendReceipt]:
         """All receipts, by the text of their keys."""
-        rows = self.database.connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts")
+        rows = RECEIPTS.rows(self.database.connection.execute)
         return {receipt.key.text: receipt for receipt in map(receipt_of, rows)}
 
     @property
@@ -52,11 +47,12 @@ class FaultyEngine(MemoryEngine):
 
     def read_note(self, name: str) -> str:
         """A note of the log, open or not."""
-        return str(self.database.connection.execute(SELECT_NOTE, (name,)).fetchone()[0])
+        notes: dict[str, str] = dict(NOTES.rows(self.database.connection.execute))
+        return notes[name]
 
     def write_notes(self, **notes: str) -> None:
         """Store these notes, even in a log that was never open."""
-        self.database.connection.executemany(UPSERT_NOTE, list(notes.items()))
+        NOTES.put(self.database.connection, notes.items())
 
     def copy(self) -> "FaultyEngine":
         """A copy of what is on the disk, not opened."""

@@ -12,8 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 from scripts.bench_parts.measuring import EVENT
-from synrepl.storage.engine import UPSERT_POSITION
-from synrepl.storage.schema import COLUMNS, migrations
+from synrepl.storage.checked_rows import FACT_COLUMNS
+from synrepl.storage.engine import HIGHER
+from synrepl.storage.schema import POSITIONS, migrations
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
 
 
 def _commit(folder: Path, facts: int, seconds: float) -> float:
-    insert = f"INSERT INTO facts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    insert = f"INSERT INTO facts ({FACT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
     rows, at_ms, digest, done = b"[%s]" % EVENT, 1_700_000_000_000, "0" * 64, 0
     with closing(sqlite3.connect(folder / "bare.db", isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode = WAL")
@@ -43,7 +44,7 @@ def _commit(folder: Path, facts: int, seconds: float) -> float:
             done += facts
             database.execute("BEGIN IMMEDIATE")
             database.executemany(insert, group)
-            database.execute(UPSERT_POSITION, ("events", "master", done))
+            POSITIONS.put(database, [("events", "master", done)], where=HIGHER)
             database.execute("COMMIT")
         return done / (time.monotonic() - started)
 

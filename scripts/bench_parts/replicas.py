@@ -24,7 +24,7 @@ from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import APPEND, CHANGELOG, STATUS
 from synrepl.http_client import BlockingClient
 from synrepl.replicas.replica.join import COMMIT_FACTS
-from synrepl.storage.schema import COLUMNS
+from synrepl.storage.checked_rows import FACT_COLUMNS
 
 __all__ = ["FOR_EVER", "join_seconds", "replicas"]
 
@@ -123,9 +123,9 @@ def _serial(running: DaemonProcess) -> int:
 def _bare_copy(folder: str, rows: int) -> float:
     """Return the rows per second of the least that a copy takes: digests, and inserts with their index."""
     with closing(sqlite3.connect(f"{folder}/synrepl.db")) as source:
-        facts = source.execute(f"SELECT {COLUMNS} FROM facts ORDER BY serial").fetchall()
+        facts = source.execute(f"SELECT {FACT_COLUMNS} FROM facts ORDER BY serial").fetchall()
         schema = [one for (one,) in source.execute("SELECT sql FROM sqlite_master WHERE tbl_name = 'facts'")]
-    insert = f"INSERT INTO facts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    insert = f"INSERT INTO facts ({FACT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
     with closing(sqlite3.connect(f"{folder}/bare.db", isolation_level=None)) as copy:
         copy.execute("PRAGMA journal_mode = WAL")
         copy.execute("PRAGMA synchronous = NORMAL")

@@ -7,17 +7,9 @@ import msgspec
 
 from synrepl.base.history import AppendKey, AppendReceipt, Lease
 from synrepl.base.notes import Notes
-from synrepl.storage.schema import LEASE_COLUMNS, RECEIPT_COLUMNS, receipt_of, row_of_key, row_of_receipt
-from synrepl.storage.sql import LogDatabase, SQLConnection
-
-UPSERT_NOTE: Final = (
-    "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-)
-UPSERT_LEASE: Final = (
-    f"INSERT INTO leases ({', '.join(LEASE_COLUMNS)}) VALUES ({', '.join('?' * len(LEASE_COLUMNS))})"
-    f" ON CONFLICT (uuid) DO UPDATE SET"
-    f" {', '.join(f'{name} = excluded.{name}' for name in LEASE_COLUMNS[1:])}"
-)
+from synrepl.storage.checked_rows import Damage
+from synrepl.storage.schema import LEASES, NOTES, RECEIPTS, receipt_of, row_of_key, row_of_receipt
+from synrepl.storage.sql import LogDatabase, Row, SQLConnection
 
 RECEIPTS_AT_ONCE: Final = 100
 """The most receipts that one statement inserts."""
@@ -32,11 +24,10 @@ class StoredReceipts:
     def get(self, key: AppendKey) -> AppendReceipt | None:
         """The receipt of the append with this idempotency key; None if there is none."""
         with self._database.writer_connection("receipt") as connection:
-            found = connection.execute(
-                f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE (stream, key, owner, part) = (?, ?, ?, ?)",
-                row_of_key(key),
-            ).fetchone()
-        return None if found is None else receipt_of(found)
+            of_key = "WHERE (stream, key, owner, part) = (?, ?, ?, ?)"
+            for row in RECEIPTS.rows(connection.execute, of_key, row_of_key(key)):
+                return receipt_of(row)
+        return None
 
     def between(self, after: int, upto: int, streams: Collection[str] | None = None) -> list[AppendReceipt]:
         """The receipts with ``after < first serial <= upto`` of these streams, in order of first serial.
@@ -44,12 +35,23 @@ class StoredReceipts:
         In the reading thread.
         """
         with self._database.reader_connection("receipts_between") as connection:
-            found = connection.execute(
-                f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE first_serial > ? AND first_serial <= ?"
-                " ORDER BY first_serial",
-                (after, upto),
-            )
+            found = self._between(connection, after, upto)
             return [receipt_of(row) for row in found if streams is None or row[0] in streams]
+
+    @staticmethod
+    def _between(connection: SQLConnection, after: int, upto: int) -> list[Row]:
+        """The same, as rows. Raises `Damage` if the index has more."""
+        where, values = "WHERE first_serial > ? AND first_serial <= ?", (after, upto)
+        count, before = f"SELECT count(*) FROM receipts {where}", None
+        while True:
+            found = list(RECEIPTS.rows(connection.execute, f"{where} ORDER BY first_serial", values))
+            (there,) = connection.execute(count, values).fetchone()
+            if len(found) == there:
+                return found
+            if (len(found), there) == before:
+                raise Damage("a row of receipts is missing")
+            # Others may have been stored or forgotten meanwhile.
+            before = len(found), there
 
     def forget(self, before_ms: int) -> None:
         """Delete the receipts from before this time, in ms since 1970."""
@@ -59,20 +61,22 @@ class StoredReceipts:
     @staticmethod
     def all(connection: SQLConnection) -> list[AppendReceipt]:
         """All receipts, in order of time."""
-        found = connection.execute(f"SELECT {RECEIPT_COLUMNS} FROM receipts ORDER BY at_ms")
-        return [receipt_of(row) for row in found]
+        found = list(map(receipt_of, RECEIPTS.rows(connection.execute, "ORDER BY at_ms")))
+        if len(found) < connection.execute("SELECT count(*) FROM receipts").fetchone()[0]:
+            raise Damage("a row of receipts is missing")
+        return found
 
     @staticmethod
     def add(connection: SQLConnection, receipts: Sequence[AppendReceipt]) -> None:
         """Store these receipts but those whose keys are known, within a transaction."""
-        columns = RECEIPT_COLUMNS.count(",") + 1
+        columns = len(RECEIPTS.columns) + 1
         for first in range(0, len(receipts), RECEIPTS_AT_ONCE):
             some = receipts[first : first + RECEIPTS_AT_ONCE]
             values = ", ".join([f"({', '.join('?' * columns)})"] * len(some))
             connection.execute(
-                f"INSERT INTO receipts ({RECEIPT_COLUMNS}) VALUES {values} "
+                f"INSERT INTO receipts ({RECEIPTS.stored}) VALUES {values} "
                 " ON CONFLICT (stream, key, owner, part) DO NOTHING",
-                [value for receipt in some for value in row_of_receipt(receipt)],
+                [value for row in RECEIPTS.checked(map(row_of_receipt, some)) for value in row],
             )
 
 
@@ -85,13 +89,13 @@ class StoredNotes:
     def all(self) -> Notes:
         """The stored notes."""
         with self._database.writer_connection("notes") as connection:
-            return cast("Notes", dict(connection.execute("SELECT name, value FROM notes").fetchall()))
+            return cast("Notes", dict(NOTES.rows(connection.execute)))
 
     def store(self, notes: Mapping[str, object]) -> None:
         """Store these notes in one transaction; None deletes a note."""
         with self._database.transaction("note") as connection:
             stored = [(name, text) for name, text in notes.items() if text is not None]
-            connection.executemany(UPSERT_NOTE, stored)
+            NOTES.put(connection, stored)
             forgotten = [(name,) for name, text in notes.items() if text is None]
             connection.executemany("DELETE FROM notes WHERE name = ?", forgotten)
 
@@ -105,8 +109,7 @@ class StoredLeases:
     def all(self) -> list[Lease]:
         """All leases, ended ones included, in order of uuid."""
         with self._database.writer_connection("leases") as connection:
-            found = connection.execute(f"SELECT {', '.join(LEASE_COLUMNS)} FROM leases").fetchall()
-        rows = (dict(zip(LEASE_COLUMNS, row, strict=True)) for row in found)
+            rows = [dict(zip(LEASES.columns, row, strict=True)) for row in LEASES.rows(connection.execute)]
         return sorted(
             (msgspec.convert(row, Lease, strict=False) for row in rows), key=lambda lease: lease.uuid
         )
@@ -118,5 +121,5 @@ class StoredLeases:
                 tuple(int(value) if value is True or value is False else value for value in row)
                 for row in map(msgspec.structs.astuple, changed)
             ]
-            connection.executemany(UPSERT_LEASE, rows)
+            LEASES.put(connection, rows)
             connection.executemany("DELETE FROM leases WHERE uuid = ?", [(uuid,) for uuid in dropped])

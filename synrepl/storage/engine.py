@@ -17,7 +17,6 @@ no page for a follower waits for them. Tests of the log refuse other calls (`tes
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import starmap
 from typing import Final
 from uuid import uuid4
 
@@ -27,7 +26,8 @@ from twisted.logger import Logger
 from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
 from synrepl.base.interfaces import Head, KeysOf
 from synrepl.errors import StorageError
-from synrepl.storage.beside_facts import UPSERT_NOTE, StoredLeases, StoredNotes, StoredReceipts
+from synrepl.storage.beside_facts import StoredLeases, StoredNotes, StoredReceipts
+from synrepl.storage.checked_rows import CHECKED_FACT, STORED_FACT, fact_of, facts_of, row_of_fact
 from synrepl.storage.continuity import (
     CHECKED_AT_OPEN,
     DiscardedRanges,
@@ -39,16 +39,23 @@ from synrepl.storage.continuity import (
 )
 from synrepl.storage.fact_pages import FactPages
 from synrepl.storage.schema import (
-    COLUMNS,
-    EPOCH_START_COLUMNS,
-    RECEIPT_COLUMNS,
+    BESIDE_FACTS,
+    DISCARDED_RANGES,
+    EPOCH_STARTS,
+    LOG_BOUNDS,
+    NOTES,
+    POSITIONS,
+    RECEIPTS,
     LogBounds,
+    change_header,
+    current_header,
     digest_of,
     end_of_log,
     migrate,
     migrations,
     read_bounds,
     row_of_receipt,
+    stored_end,
 )
 from synrepl.storage.sql import DAMAGED, LogDatabase, SQLConnection
 from synrepl.storage.trimming import trim_slice
@@ -60,16 +67,11 @@ from synrepl.streams.writer import Writer
 
 _logger = Logger(namespace="synrepl.storage")
 
-UPSERT_POSITION: Final = (
-    "INSERT INTO positions (stream, writer, token) VALUES (?, ?, ?)"
-    " ON CONFLICT (stream, writer) DO UPDATE SET token = excluded.token"
-    " WHERE positions.token < excluded.token"
-)
-UPSERT_BOUND: Final = (
-    "INSERT INTO log_bounds (name, epoch, serial, digest) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
-    " DO UPDATE SET epoch = excluded.epoch, serial = excluded.serial, digest = excluded.digest"
-)
-UPDATE_EPOCH: Final = "UPDATE log_header SET epoch = ?"
+HIGHER: Final = "positions.token < excluded.token"
+"""A position goes back only in an epoch that says so."""
+
+CHECKED_RECEIPTS: Final = 1_000_000
+"""Of more receipts it is not looked at each start whether one is missing, which takes a second."""
 
 
 class SQLEngine:
@@ -124,12 +126,13 @@ class SQLEngine:
                     steps = migrations(self._syntax.flavor)
                     migrate(connection.execute, tables, steps, database.name)
                     check_writes(connection, self._syntax, database.name)
+                    self._check_receipts(connection)
                     self._reload(connection)
                     self._check_head(connection, with_positions=is_whole)
                     database.check_recorded(connection)
                     database.check_original(connection)
                     self._identify(connection)
-                    connection.execute("UPDATE log_header SET boots = boots + 1")
+                    change_header(connection, boots=current_header(connection).boots + 1)
                     database.mark_open(connection)
                 head = self.head()
                 database.check_in_place("open")
@@ -142,19 +145,24 @@ class SQLEngine:
 
     def _reload(self, connection: SQLConnection) -> None:
         """Reload what is cached in memory: the outcome of the last transaction may be unknown."""
+        small = [table.name for table in BESIDE_FACTS if table is not RECEIPTS]
+        self.database.check_tables(connection, small)
         self._bounds = read_bounds(connection)
-        self._discarded.load(
-            connection.execute("SELECT stream, epoch, token FROM discarded_ranges").fetchall()
-        )
+        self._discarded.load(DISCARDED_RANGES.rows(connection.execute))
         self._appends.load(connection)
+
+    def _check_receipts(self, connection: SQLConnection) -> None:
+        (count,) = connection.execute("SELECT count(*) FROM receipts").fetchone()
+        if count <= CHECKED_RECEIPTS:
+            self.database.check_tables(connection, [RECEIPTS.name])
 
     def _check_head(self, connection: SQLConnection, *, with_positions: bool) -> None:
         floor = self._current_bounds(connection).floor
         with connection.stream(
-            f"SELECT {COLUMNS} FROM facts WHERE serial > ? ORDER BY serial DESC LIMIT ?",
+            f"SELECT {CHECKED_FACT} FROM facts WHERE serial > ? ORDER BY serial DESC LIMIT ?",
             (floor.serial, CHECKED_AT_OPEN + 1),
         ) as rows:
-            tail = list(starmap(Fact, rows))[::-1]
+            tail = list(facts_of(rows))[::-1]
         positions = _positions(connection) if with_positions else None
         why = find_inconsistency(tail, floor, positions, self._discarded)
         if why:
@@ -163,9 +171,8 @@ class SQLEngine:
 
     @staticmethod
     def _identify(connection: SQLConnection) -> None:
-        known = {name for (name,) in connection.execute("SELECT name FROM notes")}
-        made = [(name, str(uuid4())) for name in ("uuid", "history") if name not in known]
-        connection.executemany(UPSERT_NOTE, made)
+        known: dict[str, str] = dict(NOTES.rows(connection.execute))
+        NOTES.put(connection, [(name, str(uuid4())) for name in ("uuid", "history") if name not in known])
 
     def check(self) -> None:
         """Raise `StorageError` if the log cannot be read, or no longer belongs to this process.
@@ -179,8 +186,8 @@ class SQLEngine:
                 raise ownership.lost
             self.database.check_open("check")
             connection = self.database.reader("check")
-            boots = connection.execute("SELECT boots FROM log_header").fetchone()
-            if ownership.boots is not None and boots != (ownership.boots,):
+            boots = current_header(connection).boots
+            if ownership.boots is not None and boots != ownership.boots:
                 raise ownership.lose(
                     "check",
                     "another process has opened this log",
@@ -217,28 +224,27 @@ class SQLEngine:
         with self.database.writer_connection("head") as connection:
             self._reload(connection)
             bounds = self._current_bounds(connection)
-            epoch, boots = connection.execute("SELECT epoch, boots FROM log_header").fetchone()
-            serial, digest, last_epoch = end_of_log(connection, bounds)
-            epoch_starts = connection.execute(
-                f"SELECT {EPOCH_START_COLUMNS} FROM epoch_starts ORDER BY epoch"
-            ).fetchall()
+            header, end = current_header(connection), end_of_log(connection, bounds)
+            epoch_starts = list(EPOCH_STARTS.rows(connection.execute, "ORDER BY epoch"))
             positions = _positions(connection)
             allocated: dict[str, int] = {}
             for (stream, _), token in positions.items():
                 allocated[stream] = max(token, allocated.get(stream, token))
             for stream, token in allocated.items():
                 not_discarded, values = self._discarded.condition(stream)
-                found = connection.execute(
-                    f"SELECT max(token) FROM facts WHERE stream = ?{not_discarded}", (stream, *values)
-                ).fetchone()[0]
-                allocated[stream] = token if found is None else max(token, found)
+                last = connection.execute(
+                    f"SELECT {CHECKED_FACT} FROM facts WHERE stream = ?{not_discarded}"
+                    " ORDER BY token DESC LIMIT 1",
+                    (stream, *values),
+                ).fetchone()
+                allocated[stream] = token if last is None else max(token, fact_of(last).token)
         # After an uncertain commit the caller decides by this head, and the next commit builds on it.
-        self._ownership.committed, self._ownership.attempted = (serial, digest), None
+        self._ownership.committed, self._ownership.attempted = (end.serial, end.digest), None
         return Head(
-            epoch=max(epoch, last_epoch),
-            serial=serial,
-            digest=digest,
-            boots=boots,
+            epoch=max(header.epoch, end.epoch),
+            serial=end.serial,
+            digest=end.digest,
+            boots=header.boots,
             positions=positions,
             allocated=allocated,
             trimmed_upto=bounds.trimmed_upto,
@@ -262,7 +268,7 @@ class SQLEngine:
     def _store_bounds(self, connection: SQLConnection, bounds: LogBounds) -> None:
         """Store the bounds, within a transaction. The caller sets `_bounds` once it has committed."""
         self._bounds = None
-        connection.executemany(UPSERT_BOUND, bounds.rows())
+        LOG_BOUNDS.put(connection, bounds.rows())
 
     # -- appending -----------------------------------------------------------------------------------------
 
@@ -272,8 +278,8 @@ class SQLEngine:
         Raises `StorageError` if the log takes no facts now, and `LogLost` if another process wrote to it.
         """
         with self.database.transaction("try to write") as connection:
-            serial, digest, _ = end_of_log(connection, self._current_bounds(connection))
-            self._ownership.check_sole_writer("try to write", serial, digest)
+            end = stored_end(connection, self._current_bounds(connection))
+            self._ownership.check_sole_writer("try to write", end.serial, end.digest)
             check_writes(connection, self._syntax, self.database.name)
 
     def commit(
@@ -292,16 +298,16 @@ class SQLEngine:
         ownership = self._ownership
         bounds: LogBounds | None = None
         with self.database.transaction("commit") as connection:
-            serial, digest, _ = end_of_log(connection, self._current_bounds(connection))
-            ownership.check_sole_writer("commit", serial, digest)
+            end = stored_end(connection, self._current_bounds(connection))
+            ownership.check_sole_writer("commit", end.serial, end.digest)
             if upto is None:
-                check_follow(facts, serial, digest)
+                check_follow(facts, end.serial, end.digest)
             else:
-                bounds = self._update_floor(connection, facts, upto, serial, digest)
-            connection.insert("facts", COLUMNS, map(msgspec.structs.astuple, facts))
+                bounds = self._update_floor(connection, facts, upto, end.serial, end.digest)
+            connection.insert("facts", STORED_FACT, map(row_of_fact, facts))
             positions: dict[Writer, int] = {}
             advance(positions, facts)
-            connection.executemany(UPSERT_POSITION, [(*writer, token) for writer, token in positions.items()])
+            POSITIONS.put(connection, [(*writer, token) for writer, token in positions.items()], where=HIGHER)
             self._appends.add(positions)
             if receipts:
                 self.receipts.add(connection, receipts)
@@ -339,11 +345,11 @@ class SQLEngine:
         not_discarded, values = self._discarded.condition(stream)
         with self.database.writer_connection("rows_at_token", stream) as connection:
             found = connection.execute(
-                f"SELECT writer, rows FROM facts WHERE stream = ? AND token = ?{not_discarded}"
+                f"SELECT {CHECKED_FACT} FROM facts WHERE stream = ? AND token = ?{not_discarded}"
                 " ORDER BY serial",
                 (stream, token, *values),
             )
-            return [(writer, rows) for writer, rows in found]
+            return [(fact.writer, fact.rows) for fact in facts_of(found)]
 
     # -- epochs and snapshots ------------------------------------------------------------------------------
 
@@ -356,20 +362,19 @@ class SQLEngine:
         """
         check_epoch_start(epoch_start, self.head().position)
         with self.database.transaction("begin_epoch", epoch_start.stream) as connection:
-            connection.execute(UPDATE_EPOCH, (epoch_start.epoch,))
+            change_header(connection, epoch=epoch_start.epoch)
             self._insert_epoch_starts(connection, [epoch_start])
             if epoch_start.stream:
-                connection.execute(
-                    "UPDATE positions SET token = ? WHERE stream = ? AND token > ?",
-                    (epoch_start.token, epoch_start.stream, epoch_start.token),
-                )
+                beyond = "WHERE stream = ? AND token > ?"
+                found = POSITIONS.rows(connection.execute, beyond, (epoch_start.stream, epoch_start.token))
+                POSITIONS.put(connection, [(*writer, epoch_start.token) for *writer, _ in found])
         return self.head()
 
     @staticmethod
     def _insert_epoch_starts(connection: SQLConnection, epoch_starts: Sequence[EpochStart]) -> None:
         discarded = [(one.stream, one.epoch, one.token) for one in epoch_starts if one.stream]
-        connection.insert("epoch_starts", EPOCH_START_COLUMNS, map(msgspec.structs.astuple, epoch_starts))
-        connection.insert("discarded_ranges", "stream, epoch, token", discarded)
+        EPOCH_STARTS.insert(connection, map(msgspec.structs.astuple, epoch_starts))
+        DISCARDED_RANGES.insert(connection, discarded)
 
     def snapshot(self) -> LogSnapshot:
         """The positions, epoch starts and receipts as of now, without facts, notes and leases."""
@@ -394,17 +399,17 @@ class SQLEngine:
         with self.database.transaction("restore") as connection:
             known = self._current_bounds(connection)
             self._check_restorable(connection, known, position)
-            serial, digest, _ = end_of_log(connection, known)
+            end = end_of_log(connection, known)
             bounds = msgspec.structs.replace(known, trimmed_upto=snapshot.trimmed_upto)
-            if (serial, digest) != (position.serial, position.digest):
+            if (end.serial, end.digest) != (position.serial, position.digest):
                 bounds = msgspec.structs.replace(bounds, sparse_upto=position)
             for table in ("positions", "receipts", "epoch_starts", "discarded_ranges"):
                 connection.execute(f"DELETE FROM {table}")
             positions = [(*writer, token) for writer, token in snapshot.positions.items()]
-            connection.insert("positions", "stream, writer, token", positions)
-            connection.insert("receipts", RECEIPT_COLUMNS, map(row_of_receipt, snapshot.receipts))
+            POSITIONS.insert(connection, positions)
+            RECEIPTS.insert(connection, map(row_of_receipt, snapshot.receipts))
             self._insert_epoch_starts(connection, snapshot.epoch_starts)
-            connection.execute(UPDATE_EPOCH, (position.epoch,))
+            change_header(connection, epoch=position.epoch)
             self._store_bounds(connection, bounds)
         return self.head()
 
@@ -413,7 +418,7 @@ class SQLEngine:
         found = connection.execute("SELECT serial, digest FROM facts ORDER BY serial DESC LIMIT 1").fetchone()
         serial, digest = found or (0, "")
         why = ""
-        if max(serial, end_of_log(connection, bounds)[0]) > position.serial:
+        if max(serial, end_of_log(connection, bounds).serial) > position.serial:
             why = f"the copy goes beyond serial {position.serial}, the end of the snapshot"
         elif serial == position.serial and digest != position.digest and serial:
             why = f"the copy and the snapshot have different digests at serial {serial}"
@@ -437,7 +442,7 @@ class SQLEngine:
         with self.database.writer_connection("trim") as connection:
             with connection.transaction():
                 known = self._current_bounds(connection)
-                upto = min(upto, end_of_log(connection, known)[0])
+                upto = min(upto, end_of_log(connection, known).serial)
                 upto = self._appends.begin(connection, upto)
                 bounds = trim_slice(
                     connection,
@@ -486,7 +491,7 @@ class SQLEngine:
                 # Opening migrates and checks the staged log, before this one is gone.
                 boots = max(boots, staged.open().boots) + 1
                 with staged.database.transaction("adopt_staged") as connection:
-                    connection.execute("UPDATE log_header SET boots = ?", (boots,))
+                    change_header(connection, boots=boots)
                     staged.database.mark_open(connection, is_adopted=True)
             finally:
                 staged.close()
@@ -509,5 +514,5 @@ class SQLEngine:
 
 
 def _positions(connection: SQLConnection) -> dict[Writer, int]:
-    found = connection.execute("SELECT stream, writer, token FROM positions")
+    found = POSITIONS.rows(connection.execute)
     return {Writer(stream, writer): token for stream, writer, token in found}

@@ -2,22 +2,37 @@
 
 One rule for all pages: one ends after so many facts, or after so many serials, but never inside an atomic
 append.
+
+What is damaged is not served. Each fact that is read is verified (`checked_rows.py`), and that none is
+missing: beyond the floor of the log serials have no gaps, in its trimmed part each serial in the index of
+keys is there, and by token each fact follows the one before it of its writer (`token_gaps.py`). A read with a
+filter leaves out facts by their names, which have a checksum of their own.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import starmap
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from synrepl.base.history import LogRange
 from synrepl.storage.append_errors import InvalidValue
-from synrepl.storage.continuity import DiscardedRanges
-from synrepl.storage.schema import COLUMNS, end_of_log, read_bounds
+from synrepl.storage.checked_rows import (
+    CHECKED_FACT,
+    OF_LINE,
+    WRONG_TYPES,
+    Damage,
+    facts_of,
+    names_crc,
+    sum_of_fields,
+    sum_of_lines,
+)
+from synrepl.storage.continuity import DiscardedRanges, advance
+from synrepl.storage.schema import LogBounds, end_of_log, read_bounds
 from synrepl.storage.sql import LogDatabase, SQLConnection, TextForm, placeholders
+from synrepl.storage.token_gaps import KnownGaps, TokenRange, check_gaps, find_gaps
 from synrepl.storage.whole_appends import WholeAppends
 from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
-from synrepl.streams.facts import Fact, take_rows, take_tokens
+from synrepl.streams.facts import Fact, encode_facts, take_rows, take_tokens
 from synrepl.streams.writer import Writer
 from synrepl.wire.filter import ALL, Filter
 
@@ -57,8 +72,21 @@ class Range(msgspec.Struct, frozen=True):
         return self.after, self.upto, *self.names
 
 
-Page = tuple[T, int, int]
-"""The content of a page, the number of its facts, and the last serial among them."""
+class Page(msgspec.Struct, Generic[T]):
+    """The content of a page: of so many facts, whose `serials` are added up, and the last one of them.
+
+    `is_full`: it ends because it has as much as was asked for.
+    """
+
+    content: T
+    facts: int
+    serials: int
+    last: int
+    is_full: bool
+
+
+Read = Callable[[SQLConnection, Range, int], Page[T]]
+"""Reads the first facts of a range, at most so many."""
 
 
 class FactPages:
@@ -73,6 +101,7 @@ class FactPages:
         self._syntax = database.syntax
         self._appends = appends
         self._discarded = discarded
+        self._gaps = KnownGaps()
 
     def facts(
         self,
@@ -92,14 +121,15 @@ class FactPages:
 
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[list[Fact]]:
             with connection.stream(
-                f"SELECT {COLUMNS} FROM facts WHERE {asked.where} ORDER BY serial", asked.values
+                f"SELECT {CHECKED_FACT} FROM facts WHERE {asked.where} ORDER BY serial", asked.values
             ) as found:
-                page, is_full = take_rows(starmap(Fact, found), limit)
-            return page, limit if is_full else 0, page[-1].serial if page else 0
+                page, is_full = take_rows(facts_of(found), limit)
+            serials = sum(fact.serial for fact in page)
+            return Page(page, len(page), serials, page[-1].serial if page else 0, is_full)
 
+        scanned = upto if filter.is_open else scanned
         with self._database.reader_connection("read") as connection:
-            asked = self._range(connection, after, upto, filter, scanned=upto if filter.is_open else scanned)
-            pages, last = self._read_whole(connection, asked, limit, read)
+            pages, last = self._pages(connection, after, upto, filter, scanned, read, lambda _: limit)
         return [fact for page in pages for fact in page], last
 
     def text(
@@ -119,20 +149,39 @@ class FactPages:
         serial examined.
         """
         syntax = self._syntax
+        sum_of = sum_of_lines if form == "json" else sum_of_fields
 
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[bytes]:
-            count, last, text = connection.execute(
-                f"SELECT count(*), max(serial), {syntax.joined} FROM"
-                f" (SELECT serial, {syntax.lines[form]} AS line FROM facts WHERE {asked.where}"
+            count, serials, last, total, found = connection.execute(
+                f"SELECT count(*), sum(serial), max(serial), sum(crc), {syntax.joined}"
+                f" FROM (SELECT serial, crc, {syntax.lines[form]} AS line FROM facts WHERE {asked.where}"
                 " ORDER BY serial LIMIT ?) AS lines",
                 (*asked.values, limit),
             ).fetchone()
-            return bytes(text) if count else b"", count, last or 0
+            if not count:
+                return Page(b"", 0, 0, 0, limit == 0)
+            text = bytes(found)
+            try:
+                is_right = total is not None and int(total) & OF_LINE == sum_of(text) & OF_LINE
+            except WRONG_TYPES:
+                is_right = False
+            if not is_right:
+                # One by one: some have no checksum, or one of them is damaged and is named.
+                facts = self._verified(connection, asked, limit)
+                if sum_of(text) != sum_of_lines(encode_facts(facts)):
+                    raise Damage(f"one of the serials {asked.after + 1} to {last} is damaged")
+            return Page(text, count, int(serials), last, count >= limit)
 
         with self._database.reader_connection("read") as connection:
-            asked = self._range(connection, after, upto, filter, scanned=scanned)
-            limit = self._fitting(connection, asked, min(limit, TEXT_SERIALS), size)
-            texts, last = self._read_whole(connection, asked, limit, read)
+            texts, last = self._pages(
+                connection,
+                after,
+                upto,
+                filter,
+                scanned,
+                read,
+                lambda asked: self._fitting(connection, asked, min(limit, TEXT_SERIALS), size),
+            )
         return b"".join(texts), last
 
     def extent(self, *, after: int, upto: int, limit: int, filter: Filter = ALL) -> LogRange:
@@ -141,30 +190,33 @@ class FactPages:
         The last atomic append is measured whole.
         """
 
-        def read(connection: SQLConnection, asked: Range, limit: int) -> Page[list[Any]]:
-            found = connection.execute(
-                f"SELECT stream, writer, count(*), sum(size), max(token), max(serial), max(committed_at_ms)"
-                f" FROM (SELECT stream, writer, {self._syntax.text_bytes} AS size, token, serial,"
-                f" committed_at_ms FROM facts WHERE {asked.where} ORDER BY serial LIMIT ?) AS found"
-                " GROUP BY stream, writer",
+        def read(connection: SQLConnection, asked: Range, limit: int) -> Page[LogRange]:
+            found, serials = LogRange(serial=0), 0
+            tokens: dict[Writer, int] = {}
+            facts = size = last = at_ms = 0
+            with connection.stream(
+                f"SELECT {CHECKED_FACT} FROM facts WHERE {asked.where} ORDER BY serial LIMIT ?",
                 (*asked.values, limit),
-            ).fetchall()
-            return found, sum(row[2] for row in found), max((row[5] for row in found), default=0)
+            ) as rows:
+                for fact in facts_of(rows):
+                    advance(tokens, (fact,))
+                    facts, size, serials = facts + 1, size + len(fact.rows), serials + fact.serial
+                    last, at_ms = fact.serial, max(at_ms, fact.committed_at_ms)
+            found = LogRange(serial=last, facts=facts, bytes=size, tokens=tokens, at_ms=at_ms)
+            return Page(found, facts, serials, last, facts >= limit)
 
         with self._database.reader_connection("read") as connection:
-            asked = self._range(connection, after, upto, filter)
-            pages, last = self._read_whole(connection, asked, limit, read)
-        found = [row for page in pages for row in page]
+            pages, last = self._pages(connection, after, upto, filter, None, read, lambda _: limit)
         tokens: dict[Writer, int] = {}
-        for stream, writer, _, _, token, *_ in found:
-            one = Writer(stream, writer)
-            tokens[one] = max(token, tokens.get(one, token))
+        for page in pages:
+            for one, token in page.tokens.items():
+                tokens[one] = max(token, tokens.get(one, token))
         return LogRange(
             serial=last,
-            facts=sum(row[2] for row in found),
-            bytes=sum(int(row[3]) for row in found),
+            facts=sum(page.facts for page in pages),
+            bytes=sum(page.bytes for page in pages),
             tokens=tokens,
-            at_ms=max((row[6] for row in found), default=0),
+            at_ms=max(page.at_ms for page in pages),
         )
 
     def tokens(
@@ -176,18 +228,19 @@ class FactPages:
         Stops after `limit` rows, estimated as in `facts`, but never between facts that share a token. Returns
         the facts and whether there are more.
         """
-        not_discarded, values = self._discarded.condition(stream)
-        with (
-            self._database.reader_connection("read", stream) as connection,
-            connection.stream(
-                f"SELECT {COLUMNS} FROM facts WHERE stream = ? AND token > ? AND token <= ? AND serial <= ?"
-                + not_discarded
-                + ("" if writer is None else " AND writer = ?")
-                + " ORDER BY token, serial",
-                (stream, after, upto, serial, *values, *(() if writer is None else (writer,))),
-            ) as found,
-        ):
-            return take_tokens(starmap(Fact, found), limit)
+        asked = TokenRange(stream, writer, after, upto, serial)
+        where, values = asked.condition("stream", self._discarded)
+        with self._database.reader_connection("read", stream) as connection:
+            with connection.stream(
+                f"SELECT {CHECKED_FACT} FROM facts WHERE {where} ORDER BY token, serial", values
+            ) as found:
+                facts, is_more = take_tokens(facts_of(found), limit)
+            floor, column = read_bounds(connection).floor.serial, self._syntax.unindexed_stream
+            gaps = find_gaps(connection, asked, facts, floor, column, is_whole=not is_more)
+            if gaps := self._gaps.unknown(stream, gaps):
+                check_gaps(connection, asked, gaps, floor, self._discarded, column)
+                self._gaps.add(stream, gaps)
+        return facts, is_more
 
     def size(self, after: int) -> int:
         """The approximate size in bytes of the facts beyond this serial.
@@ -197,7 +250,7 @@ class FactPages:
         """
         with self._database.writer_connection("size") as connection:
             after = max(0, after)
-            span = end_of_log(connection, read_bounds(connection))[0] - after
+            span = end_of_log(connection, read_bounds(connection)).serial - after
             if span <= 0:
                 return 0
             runs = SAMPLES if span > SAMPLES * SAMPLED else 1
@@ -212,36 +265,62 @@ class FactPages:
                 ).fetchone()[0]
         return int(found) * span // (runs * seen)
 
-    def _read_whole(
+    def _pages(
         self,
         connection: SQLConnection,
-        asked: Range,
-        limit: int,
-        read: Callable[[SQLConnection, Range, int], Page[T]],
+        after: int,
+        upto: int,
+        filter: Filter,
+        scanned: int | None,
+        read: Read[T],
+        limit: Callable[[Range], int],
     ) -> tuple[list[T], int]:
-        """Read the first `limit` facts, and the rest of the atomic append in which they end.
+        """Read the first facts, as many as `limit` says, and the rest of the atomic append in which they end.
 
-        Returns both, and the last serial examined.
+        Returns both, and the last serial examined. Raises `Damage` if a fact is missing.
         """
-        page, count, last = read(connection, asked, limit)
-        if count < limit:
+        while True:
+            bounds = read_bounds(connection)
+            asked = self._range(connection, bounds, after, upto, filter, scanned=scanned)
+            pages, last = self._read_whole(connection, asked, limit(asked), read)
+            missing = self._missing(connection, bounds, asked, last, filter, pages)
+            if not missing:
+                return [page.content for page in pages], last
+            if read_bounds(connection) == bounds:
+                raise Damage(missing)
+            # Facts were trimmed meanwhile.
+
+    def _read_whole(
+        self, connection: SQLConnection, asked: Range, limit: int, read: Read[T]
+    ) -> tuple[list[Page[T]], int]:
+        page = read(connection, asked, limit)
+        if not page.is_full:
             return [page], max(asked.after, asked.upto)
-        end = self._whole(connection, last, asked.upto)
-        if end == last:
-            return [page], last
-        rest = msgspec.structs.replace(asked, after=last, upto=end)
-        return [page, read(connection, rest, MAX_ATOMIC_FACTS)[0]], end
+        end = self._whole(connection, page.last, asked.upto)
+        if end == page.last:
+            return [page], page.last
+        rest = msgspec.structs.replace(asked, after=page.last, upto=end)
+        return [page, read(connection, rest, MAX_ATOMIC_FACTS)], end
 
     def _range(
-        self, connection: SQLConnection, after: int, upto: int, filter: Filter, *, scanned: int | None = None
+        self,
+        connection: SQLConnection,
+        bounds: LogBounds,
+        after: int,
+        upto: int,
+        filter: Filter,
+        *,
+        scanned: int | None,
     ) -> Range:
         """Return which facts to read: of `scanned` serials (None: `SCANNED_AT_ONCE`), and of the rest of an
         atomic append.
         """
-        last = connection.execute(
-            "SELECT (SELECT max(serial) FROM facts), (SELECT max(serial) FROM log_bounds)"
-        ).fetchone()
-        upto = min(upto, max(last[0] or 0, last[1] or 0))
+        committed, _ = self._database.ownership.committed
+        last = connection.execute("SELECT max(serial) FROM facts").fetchone()[0]
+        end = max(last or 0, bounds.floor.serial)
+        if end < committed:
+            raise Damage(f"the facts from serial {end + 1} to {committed} are missing")
+        upto = min(upto, end)
         upto = self._whole(connection, after + (SCANNED_AT_ONCE if scanned is None else scanned), upto)
         where, found = "serial > ? AND serial <= ?", list[object]()
         for column, names in ((self._syntax.unindexed_stream, filter.streams), ("writer", filter.writers)):
@@ -252,6 +331,69 @@ class FactPages:
                 where += f" AND {column} IN ({placeholders(names)})" if names else " AND false"
                 found += names
         return Range(after, upto, where, found)
+
+    def _missing(
+        self,
+        connection: SQLConnection,
+        bounds: LogBounds,
+        asked: Range,
+        last: int,
+        filter: Filter,
+        pages: Iterable[Page[T]],
+    ) -> str:
+        """Say which facts up to the serial `last` are missing in the log; "" if none is.
+
+        Raises `Damage` if one that the filter left out is damaged.
+        """
+        after, floor = max(0, asked.after), bounds.floor.serial
+        if not filter.is_open:
+            self._check_left_out(connection, after, last)
+        if after < min(last, bounds.indexed_upto):
+            # Each of these is the newest with one of its keys.
+            (found,) = connection.execute(
+                "SELECT min(serial) FROM newest_by_key AS newest WHERE serial > ? AND serial <= ?"
+                " AND NOT EXISTS (SELECT 1 FROM facts WHERE facts.serial = newest.serial)",
+                (after, min(last, bounds.indexed_upto)),
+            ).fetchone()
+            if found is not None:
+                return f"serial {found} is missing"
+        first = max(after, floor)
+        if last <= first:
+            return ""
+        if filter.is_open and after >= floor:
+            count, serials = sum(page.facts for page in pages), sum(page.serials for page in pages)
+        else:
+            count, serials = connection.execute(
+                "SELECT count(*), coalesce(sum(serial), 0) FROM facts WHERE serial > ? AND serial <= ?",
+                (first, last),
+            ).fetchone()
+        if (count, serials) == (last - first, (last - first) * (first + 1 + last) // 2):
+            return ""
+        return f"a fact from serial {first + 1} to {last} is missing"
+
+    def _check_left_out(self, connection: SQLConnection, after: int, last: int) -> None:
+        """Raise `Damage` if a fact of these serials has other names than were written."""
+        groups = connection.execute(
+            f"SELECT {self._syntax.unindexed_stream}, writer, min(crc >> 32), max(crc >> 32),"
+            " count(*) - count(crc) FROM facts WHERE serial > ? AND serial <= ? GROUP BY 1, 2",
+            (after, last),
+        ).fetchall()
+        for stream, writer, low, high, unchecked in groups:
+            try:
+                is_right = not unchecked and low == high == names_crc(stream, writer)
+            except WRONG_TYPES:
+                is_right = False
+            if not is_right:
+                # They have no checksum, or one of them is damaged and is named.
+                self._verified(connection, Range(after, last, "serial > ? AND serial <= ?"), last)
+                return
+
+    def _verified(self, connection: SQLConnection, asked: Range, limit: int) -> list[Fact]:
+        with connection.stream(
+            f"SELECT {CHECKED_FACT} FROM facts WHERE {asked.where} ORDER BY serial LIMIT ?",
+            (*asked.values, limit),
+        ) as found:
+            return list(facts_of(found))
 
     def _whole(self, connection: SQLConnection, serial: int, upto: int) -> int:
         """Return `serial`, or the end of the atomic append in which it is; `upto` if that is before it."""

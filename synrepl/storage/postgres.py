@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from synrepl.errors import StorageError
 from synrepl.storage.postgres_check import hindrances
 from synrepl.storage.postgres_connection import PostgresAddress, is_alive, is_read_only
-from synrepl.storage.schema import TABLES
+from synrepl.storage.schema import TABLES, read_header
 from synrepl.storage.sql import LogDatabase, Row, SQLConnection, SQLSyntax, for_postgres
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class PostgresDatabase(LogDatabase):
             op=op, why=f"{self.name}: {why}", hint="restart the daemon, which reads the log anew", tried=False
         )
 
-    def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
+    def map_own_errors(self, op: str, stream: str) -> AbstractContextManager[None]:
         return self._address.map_errors(op, stream)
 
     def hindrances(self) -> list[str]:
@@ -359,8 +359,8 @@ class PostgresDatabase(LogDatabase):
 
 
 def _boots(connection: PostgresConnection) -> int | None:
-    found = connection.execute("SELECT boots FROM log_header").fetchone()
-    return None if found is None else int(found[0])
+    header = read_header(connection)
+    return None if header is None else header.boots
 
 
 def _has_log(connection: PostgresConnection, schema: str) -> bool:

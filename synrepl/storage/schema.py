@@ -1,6 +1,7 @@
 """The tables of the log in SQLite and PostgreSQL: their migrations, their rows, and where the log ends."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -15,15 +16,34 @@ from synrepl.base.history import (
     LogPosition,
 )
 from synrepl.errors import StorageError
+from synrepl.storage.checked_rows import CHECKED_FACT, CheckedTable, Damage, fact_of
 from synrepl.storage.sql import Flavor, Row, SQLConnection
+from synrepl.streams.facts import Fact
 
-COLUMNS: Final = "serial, epoch, stream, writer, prev_token, token, rows, committed_at_ms, digest"
+HEADER: Final = CheckedTable("log_header", ("schema_version", "epoch", "boots"), 0)
+POSITIONS: Final = CheckedTable("positions", ("stream", "writer", "token"), 2)
+RECEIPTS: Final = CheckedTable(
+    "receipts",
+    ("stream", "key", "owner", "part", "request", "epoch", "first_serial", "tokens", "at_ms"),
+    4,
+)
+EPOCH_STARTS: Final = CheckedTable("epoch_starts", EpochStart.__struct_fields__, 1)
+DISCARDED_RANGES: Final = CheckedTable("discarded_ranges", ("stream", "epoch", "token"), 2)
+LOG_BOUNDS: Final = CheckedTable("log_bounds", ("name", "epoch", "serial", "digest"), 1)
+NOTES: Final = CheckedTable("notes", ("name", "value"), 1)
+LEASES: Final = CheckedTable("leases", Lease.__struct_fields__, 1)
 
-RECEIPT_COLUMNS: Final = "stream, key, owner, part, request, epoch, first_serial, tokens, at_ms"
-
-EPOCH_START_COLUMNS: Final = ", ".join(EpochStart.__struct_fields__)
-
-LEASE_COLUMNS: Final = tuple(Lease.__struct_fields__)
+BESIDE_FACTS: Final = (
+    HEADER,
+    POSITIONS,
+    RECEIPTS,
+    EPOCH_STARTS,
+    DISCARDED_RANGES,
+    LOG_BOUNDS,
+    NOTES,
+    LEASES,
+)
+"""The tables whose rows have checksums, but for the facts."""
 
 TABLES: Final = (
     "log_header",
@@ -118,6 +138,13 @@ _MIGRATIONS: Final = (
             key TEXT
         ){by_key}""",
     ),
+    (
+        # Nothing is written anew: the facts that are there have no checksum.
+        "ALTER TABLE facts ADD COLUMN crc {int}",
+        """INSERT INTO log_bounds (name, epoch, serial, digest)
+            SELECT 'unchecked_upto', 0, coalesce(max(serial), 0), '' FROM facts""",
+        *(f"ALTER TABLE {table.name} ADD COLUMN crc {{int}}" for table in BESIDE_FACTS),
+    ),
 )
 """The statements from each schema version to the next, from 0 on. Append-only."""
 
@@ -149,6 +176,9 @@ _WORDS: Final[dict[Flavor, dict[str, str]]] = {
 
 VERSION: Final = len(_MIGRATIONS)
 """The schema version of this release."""
+
+CHECKSUMS_SINCE: Final = 2
+"""The first schema version with checksums of rows."""
 
 
 def migrations(flavor: Flavor) -> list[list[str]]:
@@ -184,6 +214,8 @@ def migrate(
             execute(statement)
     if version < len(migrations):
         execute(f"UPDATE log_header SET schema_version = {len(migrations)}")
+        for table in BESIDE_FACTS:
+            table.seal(execute)
 
 
 def is_older_log(tables: Collection[str]) -> bool:
@@ -196,12 +228,14 @@ class LogBounds(msgspec.Struct, frozen=True):
 
     `trimmed_upto` is the end of the trimmed part; up to `sparse_upto` a copy lacks facts that it did not
     receive. Facts up to serial `indexed_upto` are in the index of keys or deleted; trimming continues there.
-    `indexed_upto` is lower than `trimmed_upto` while a base copied from another log is being indexed.
+    `indexed_upto` is lower than `trimmed_upto` while a base copied from another log is being indexed. Facts
+    beyond `unchecked_upto` have checksums; those up to it may be of a release that knew none.
     """
 
     trimmed_upto: LogPosition = BEGINNING
     sparse_upto: LogPosition = BEGINNING
     indexed_upto: int = 0
+    unchecked_upto: int = 0
 
     @property
     def floor(self) -> LogPosition:
@@ -215,26 +249,28 @@ class LogBounds(msgspec.Struct, frozen=True):
             ("trimmed_upto", *trimmed),
             ("sparse_upto", *sparse),
             ("indexed_upto", 0, self.indexed_upto, ""),
+            ("unchecked_upto", 0, self.unchecked_upto, ""),
         ]
 
 
-def load_bounds(rows: Iterable[tuple[str, int, int, str]]) -> LogBounds:
+def load_bounds(rows: Iterable[Row]) -> LogBounds:
     """Read the rows that `LogBounds.rows` gave."""
     by_name = {name: LogPosition(epoch, serial, digest) for name, epoch, serial, digest in rows}
     return LogBounds(
         trimmed_upto=by_name.get("trimmed_upto", BEGINNING),
         sparse_upto=by_name.get("sparse_upto", BEGINNING),
         indexed_upto=by_name.get("indexed_upto", BEGINNING).serial,
+        unchecked_upto=by_name.get("unchecked_upto", BEGINNING).serial,
     )
 
 
 def row_of_key(key: AppendKey) -> Row:
-    """Convert an idempotency key to a row of its columns: the first ones of `RECEIPT_COLUMNS`."""
+    """Convert an idempotency key to a row of its columns: the first ones of `RECEIPTS`."""
     return (key.stream, key.text, key.owner, key.part)
 
 
 def row_of_receipt(receipt: AppendReceipt) -> Row:
-    """Convert a receipt to a row of `RECEIPT_COLUMNS`."""
+    """Convert a receipt to a row of `RECEIPTS`."""
     appended = receipt.appended
     tokens = msgspec.json.encode(appended.tokens).decode()
     result = (receipt.request, appended.epoch, appended.first_serial, tokens, receipt.at_ms)
@@ -242,29 +278,62 @@ def row_of_receipt(receipt: AppendReceipt) -> Row:
 
 
 def receipt_of(row: Row) -> AppendReceipt:
-    """Convert a row of `RECEIPT_COLUMNS` to a receipt."""
+    """Convert a row of `RECEIPTS` to a receipt."""
     *key, request, epoch, first_serial, tokens, at_ms = row
     appended = Appended(epoch, first_serial, msgspec.json.decode(tokens, type=list[int]))
     return AppendReceipt(AppendKey(*key), request, appended, at_ms)
 
 
-def end_of_log(connection: SQLConnection, bounds: LogBounds) -> tuple[int, str, int]:
-    """The serial, digest and epoch of the end of the log."""
-    last: tuple[int, str, int] | None = connection.execute(
-        "SELECT serial, digest, epoch FROM facts ORDER BY serial DESC LIMIT 1"
+class Header(msgspec.Struct, frozen=True):
+    """The row of `HEADER`: the epoch that began last, and how often the log was opened."""
+
+    schema_version: int
+    epoch: int
+    boots: int
+
+
+def read_header(connection: SQLConnection) -> Header | None:
+    """Read the header; None if it is missing. Raises `Damage`."""
+    for row in HEADER.rows(connection.execute):
+        return Header(*row)
+    return None
+
+
+def change_header(connection: SQLConnection, **changed: int) -> None:
+    """Change members of the header, in a transaction. Raises `Damage`."""
+    header = msgspec.structs.replace(current_header(connection), **changed)
+    (row,) = HEADER.checked([msgspec.structs.astuple(header)])
+    connection.execute(f"UPDATE log_header SET ({HEADER.stored}) = (?, ?, ?, ?)", row)
+
+
+def current_header(connection: SQLConnection) -> Header:
+    """Read the header, which must be there. Raises `Damage`."""
+    header = read_header(connection)
+    if header is None:
+        raise Damage("the header of the log is missing")
+    return header
+
+
+def end_of_log(connection: SQLConnection, bounds: LogBounds) -> LogPosition:
+    """The end of the log. Raises `Damage`."""
+    last = _fact(connection, "ORDER BY serial DESC LIMIT 1")
+    return last.position if last is not None and last.serial >= bounds.floor.serial else bounds.floor
+
+
+def stored_end(connection: SQLConnection, bounds: LogBounds) -> LogPosition:
+    """The end of the log, not verified: for who compares it with what is known."""
+    last = connection.execute(
+        "SELECT epoch, serial, digest FROM facts ORDER BY serial DESC LIMIT 1"
     ).fetchone()
-    floor = bounds.floor
-    if last is not None and last[0] >= floor.serial:
-        return last
-    return (floor.serial, floor.digest, floor.epoch)
+    return LogPosition(*last) if last is not None and last[1] >= bounds.floor.serial else bounds.floor
 
 
 def digest_of(connection: SQLConnection, serial: int) -> str | None:
-    """The digest at this serial; None if it is unknown."""
+    """The digest at this serial; None if it is unknown. Raises `Damage`."""
     # Facts before bounds: a fact trimmed between the two queries is then covered by the bounds.
-    found = connection.execute("SELECT digest FROM facts WHERE serial = ?", (serial,)).fetchone()
+    found = _fact(connection, "WHERE serial = ?", serial)
     if found is not None:
-        return str(found[0])
+        return found.digest
     bounds = read_bounds(connection)
     for position in (bounds.trimmed_upto, bounds.floor):
         if position.serial == serial:
@@ -272,6 +341,19 @@ def digest_of(connection: SQLConnection, serial: int) -> str | None:
     return None
 
 
+def _fact(connection: SQLConnection, which: str, *values: object) -> Fact | None:
+    found = connection.execute(f"SELECT {CHECKED_FACT} FROM facts {which}", values).fetchone()
+    return None if found is None else fact_of(found)
+
+
 def read_bounds(connection: SQLConnection) -> LogBounds:
-    """Read the bounds of the log."""
-    return load_bounds(connection.execute("SELECT name, epoch, serial, digest FROM log_bounds").fetchall())
+    """Read the bounds of the log. Raises `Damage`."""
+    return _checked_bounds(
+        tuple(connection.execute(f"SELECT {LOG_BOUNDS.stored} FROM log_bounds").fetchall())
+    )
+
+
+@lru_cache(maxsize=8)
+def _checked_bounds(rows: tuple[Row, ...]) -> LogBounds:
+    # Cached: each read of facts reads them, and they seldom change.
+    return load_bounds(LOG_BOUNDS.verified(rows))

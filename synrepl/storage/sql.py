@@ -15,6 +15,7 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import LogLost
+from synrepl.storage.checked_rows import Damage
 
 Flavor = Literal["sqlite", "postgresql"]
 
@@ -26,7 +27,9 @@ line end.
 
 Row = tuple[Any, ...]
 
-DAMAGED: Final = "the {database} is damaged; restore it, or join again as a replica"
+DAMAGED: Final = (
+    "the {database} is damaged; restore it, or join again as a replica; synrepl doctor tells where"
+)
 
 
 @cache
@@ -194,9 +197,19 @@ class LogDatabase(ABC):
     def reader(self, op: str) -> SQLConnection:
         """The connection for reading; made if there is none."""
 
+    @contextmanager
+    def map_errors(self, op: str, stream: str = "") -> Iterator[None]:
+        """Raise `Damage` and the database's own errors as `StorageError`, with a hint where one is known."""
+        try:
+            with self.map_own_errors(op, stream):
+                yield
+        except Damage as error:
+            hint = DAMAGED.format(database=self.syntax.kind)
+            raise StorageError(op=op, why=f"{self.name}: {error}", hint=hint, stream=stream) from error
+
     @abstractmethod
-    def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
-        """Raise the database's own errors as `StorageError`, with a hint where one is known."""
+    def map_own_errors(self, op: str, stream: str) -> AbstractContextManager[None]:
+        """Raise the database's own errors as `StorageError`."""
 
     @abstractmethod
     def tables(self, connection: Any) -> set[str]:
@@ -213,6 +226,9 @@ class LogDatabase(ABC):
 
     def check_in_place(self, op: str) -> None:
         """Refuse all further writes if the database is no longer where it was opened."""
+
+    def check_tables(self, connection: Any, tables: Collection[str]) -> None:
+        """Raise `Damage` if these tables lack rows, if the database can tell."""
 
     def check_recorded(self, connection: Any) -> None:
         """Refuse another log, or an older copy of this one, if the database can tell; in a transaction."""

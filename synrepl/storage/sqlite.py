@@ -13,7 +13,7 @@ be turned on for a file that has tables. Older files reuse the space, and shrink
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -25,10 +25,10 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.storage import file_swap
-from synrepl.storage.beside_facts import UPSERT_NOTE
+from synrepl.storage.checked_rows import FACT_COLUMNS, Damage
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.private_files import map_path_errors, refuse_link
-from synrepl.storage.schema import COLUMNS, digest_of, end_of_log, read_bounds
+from synrepl.storage.schema import NOTES, current_header, digest_of, end_of_log, read_bounds
 from synrepl.storage.sql import LogDatabase, Row, SQLSyntax
 from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.storage.state_file import StateFile, Summary
@@ -56,6 +56,9 @@ disturbed once instead of 50 times. All columns of the rows together are fewer t
 every SQLite allows."""
 
 BUSY_SECONDS: Final = 5
+
+CHECKS_TABLES: Final = (3, 33, 0)
+"""The first release of SQLite that can look at one table."""
 
 LONG_WAL: Final = 16 * 1024 * 1024
 """A longer ``-wal`` is shortened. SQLite begins a checkpoint at 4 MB by itself."""
@@ -119,7 +122,7 @@ class SQLiteDatabase(LogDatabase):
             "json": 'printf(\'{"serial":%d,"epoch":%d,"stream":%s,"writer":%s,"prev_token":%d,"token":%d,'
             '"rows":%s,"committed_at_ms":%d,"digest":"%s"}\n\', serial, epoch, json_quote(stream),'
             " json_quote(writer), prev_token, token, rows, committed_at_ms, digest)",
-            "fields": f"printf('%d\x1f%d\x1f%s\x1f%s\x1f%d\x1f%d\x1f%s\x1f%d\x1f%s\n', {COLUMNS})",
+            "fields": f"printf('%d\x1f%d\x1f%s\x1f%s\x1f%d\x1f%d\x1f%s\x1f%d\x1f%s\n', {FACT_COLUMNS})",
         },
         text_bytes="length(rows)",
         joined="CAST(group_concat(line, '') AS BLOB)",
@@ -215,11 +218,20 @@ class SQLiteDatabase(LogDatabase):
             )
         return self._reads
 
-    def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
+    def map_own_errors(self, op: str, stream: str) -> AbstractContextManager[None]:
         return map_sqlite_errors(op, self.name, stream, self._path)
 
     def tables(self, connection: SQLiteConnection) -> set[str]:
         return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+    def check_tables(self, connection: SQLiteConnection, tables: Collection[str]) -> None:
+        if sqlite3.sqlite_version_info < CHECKS_TABLES:
+            # It would look at the whole file each time.
+            return
+        for table in tables:
+            (found,), *_ = connection.execute(f"PRAGMA integrity_check({table})").fetchall()
+            if found != "ok":
+                raise Damage(f"{table} is damaged: {' '.join(found.split())}")
 
     def return_space(self, connection: SQLiteConnection) -> None:
         # A full disk must not undo the finished slice; the next slice retries.
@@ -261,11 +273,11 @@ class SQLiteDatabase(LogDatabase):
         A file keeps its inode when it is renamed, and in the image of a disk. While it is open it has a
         ``-wal``, which a kill leaves behind.
         """
-        found = connection.execute("SELECT value FROM notes WHERE name = ?", (OPENED,)).fetchone()
+        (found, *_) = (*NOTES.rows(connection.execute, "WHERE name = ?", (OPENED,)), None)
         if found is None or self._is_staging or self.is_put_back:
             return
-        inode, boots, *sealed = found[0].split(" ")
-        if boots != str(_boots(connection)):
+        inode, boots, *sealed = found[1].split(" ")
+        if boots != str(current_header(connection).boots):
             # A release that knows no marks has opened it since.
             return
         if inode != self._file.inode:
@@ -285,8 +297,8 @@ class SQLiteDatabase(LogDatabase):
             return
         # A log that was put back is a copy until that is complete.
         inode = OF_NO_FILE if self.is_put_back else self._file.inode
-        mark = f"{inode} {_boots(connection)}"
-        connection.execute(UPSERT_NOTE, (OPENED, f"{mark} {SEALED}" if is_adopted else mark))
+        mark = f"{inode} {current_header(connection).boots}"
+        NOTES.put(connection, [(OPENED, f"{mark} {SEALED}" if is_adopted else mark)])
 
     def mark_closed(self) -> None:
         if not self._is_staging and self._writes is not None and self._file.is_in_place:
@@ -391,11 +403,6 @@ class SQLiteDatabase(LogDatabase):
         self.mark_open(self.writer("adopt_staged"))
 
 
-def _boots(connection: SQLiteConnection) -> int:
-    boots: int = connection.execute("SELECT boots FROM log_header").fetchone()[0]
-    return boots
-
-
 def connect(path: Path, *pragmas: str) -> SQLiteConnection:
     """Connect to the file of a database, which is created if it is missing, for writing in WAL mode.
 
@@ -415,15 +422,14 @@ def connect(path: Path, *pragmas: str) -> SQLiteConnection:
 
 
 def _summarize(connection: SQLiteConnection) -> Summary:
-    notes = dict(connection.execute("SELECT name, value FROM notes").fetchall())
-    epoch, boots = connection.execute("SELECT epoch, boots FROM log_header").fetchone()
-    serial, digest, last_epoch = end_of_log(connection, read_bounds(connection))
+    notes: dict[str, str] = dict(NOTES.rows(connection.execute))
+    header, end = current_header(connection), end_of_log(connection, read_bounds(connection))
     return Summary(
         history=notes.get("history", ""),
         uuid=notes.get("uuid", ""),
         server_name=notes.get("server_name", ""),
-        boots=boots,
-        epoch=max(epoch, last_epoch),
-        serial=serial,
-        digest=digest,
+        boots=header.boots,
+        epoch=max(header.epoch, end.epoch),
+        serial=end.serial,
+        digest=end.digest,
     )

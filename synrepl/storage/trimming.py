@@ -13,14 +13,15 @@ remain.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
-from itertools import starmap
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import msgspec
 
 from synrepl.base.interfaces import KeysOf
+from synrepl.storage.checked_rows import CHECKED_FACT, Damage, facts_of
 from synrepl.storage.continuity import DiscardedRanges
-from synrepl.storage.schema import COLUMNS, LogBounds
+from synrepl.storage.schema import LogBounds
 from synrepl.storage.sql import SQLConnection, placeholders
 from synrepl.streams.facts import NO_ROWS, Fact
 
@@ -61,6 +62,7 @@ def trim_slice(
     facts = _slice(connection, max(known.trimmed_upto.serial, known.indexed_upto), upto, limit)
     if len(facts) == limit and (end := whole(facts[-1].serial)) > facts[-1].serial:
         facts += _slice(connection, facts[-1].serial, end, end)
+    check_dense(facts, known.floor.serial)
     bounds = _advance(known, upto, base, facts, limit)
     if bounds != known:
         _delete_replaced(connection, [*base, *facts], keys, discarded)
@@ -70,30 +72,52 @@ def trim_slice(
 def _delete_replaced(
     connection: SQLConnection, facts: Sequence[Fact], keys: KeysOf, discarded: DiscardedRanges
 ) -> None:
-    """Index the keys of these facts, in order of serial, and delete all facts that are now replaced."""
-    newest: Newest = {}
-    replaced: set[int] = set()
-    for fact in facts:
-        for key in _hashed_keys(fact, keys, discarded):
-            newest[key] = fact.serial
-        replaced.add(fact.serial)
-    known: Newest = {
-        bytes(key): serial
-        for run in _in_batches(newest)
-        for key, serial in connection.execute(
-            f"SELECT key, serial FROM newest_by_key WHERE key IN ({placeholders(run)})", run
+    """Index the keys of these facts, in order of serial, and delete all facts that are now replaced.
+
+    A fact is deleted only if its own keys, and the table by serial, say so: a damaged entry deletes nothing.
+    """
+    keys_of = {fact.serial: _hashed_keys(fact, keys, discarded) for fact in facts}
+    newest: Newest = {key: fact.serial for fact in facts for key in keys_of[fact.serial]}
+    known = _newest(connection, newest)
+    for run in _in_batches(set(known.values()) - keys_of.keys()):
+        found = connection.execute(
+            f"SELECT {CHECKED_FACT} FROM facts WHERE serial IN ({placeholders(run)})", run
         )
-    }
-    replaced.update(known.values())
-    connection.executemany(
-        UPSERT_KEY, [(key, serial) for key, serial in newest.items() if known.get(key, 0) < serial]
-    )
+        for fact in facts_of(found.fetchall()):
+            keys_of[fact.serial] = _hashed_keys(fact, keys, discarded)
+    known = {key: serial for key, serial in known.items() if key in keys_of.get(serial, ())}
+    changed = {key: serial for key, serial in newest.items() if known.get(key, 0) < serial}
+    connection.executemany(UPSERT_KEY, list(changed.items()))
+    others = {key for found in keys_of.values() for key in found if key not in newest}
+    newest = _newest(connection, others) | known | changed
+    replaced = [
+        serial
+        for serial, found in keys_of.items()
+        if not any(newest.get(key, serial) == serial for key in found)
+    ]
     for run in _in_batches(replaced):
         connection.execute(
             f"DELETE FROM facts WHERE serial IN ({placeholders(run)})"
             f" AND NOT EXISTS (SELECT 1 FROM newest_by_key AS newest WHERE newest.serial = facts.serial)",
             run,
         )
+
+
+def _newest(connection: SQLConnection, keys: Collection[bytes]) -> Newest:
+    return {
+        bytes(key): serial
+        for run in _in_batches(keys)
+        for key, serial in connection.execute(
+            f"SELECT key, serial FROM newest_by_key WHERE key IN ({placeholders(run)})", run
+        )
+    }
+
+
+def check_dense(facts: Sequence[Fact], floor: int) -> None:
+    """Raise `Damage` if one of consecutive facts beyond the serial `floor` is missing."""
+    for before, fact in pairwise(facts):
+        if before.serial >= floor and fact.serial != before.serial + 1:
+            raise Damage(f"serial {before.serial + 1} is missing")
 
 
 def _hashed_keys(fact: Fact, keys: KeysOf, discarded: DiscardedRanges) -> set[bytes]:
@@ -111,10 +135,10 @@ def _slice(connection: SQLConnection, after: int, upto: int, limit: int) -> list
     if after >= upto:
         return []
     found = connection.execute(
-        f"SELECT {COLUMNS} FROM facts WHERE serial > ? AND serial <= ? ORDER BY serial LIMIT ?",
+        f"SELECT {CHECKED_FACT} FROM facts WHERE serial > ? AND serial <= ? ORDER BY serial LIMIT ?",
         (after, upto, limit),
     )
-    return list(starmap(Fact, found.fetchall()))
+    return list(facts_of(found.fetchall()))
 
 
 def _advance(

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 
+from synrepl.storage.checked_rows import CHECKED_FACT, fact_of
 from synrepl.storage.sql import SQLConnection
-from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, STREAM, last_serial
+from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS, STREAM, end_of
 from synrepl.streams.writer import Writer
 
 
@@ -16,7 +17,7 @@ class WholeAppends:
 
     def __init__(self, stream_column: str) -> None:
         self._find = (
-            f"SELECT serial, rows FROM facts WHERE serial > ? AND serial <= ? AND {stream_column} = ?"
+            f"SELECT {CHECKED_FACT} FROM facts WHERE serial > ? AND serial <= ? AND {stream_column} = ?"
             " ORDER BY serial DESC LIMIT 1"
         )
         self._are_there = False
@@ -44,4 +45,7 @@ class WholeAppends:
             return serial, serial
         after = serial - MAX_ATOMIC_FACTS - 1
         found = connection.execute(self._find, (after, serial, STREAM)).fetchone()
-        return (serial, serial) if found is None else (found[0], max(serial, last_serial(*found)))
+        if found is None:
+            return serial, serial
+        mark = fact_of(found)
+        return mark.serial, max(serial, end_of(mark))

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.schema import COLUMNS
+from synrepl.storage.checked_rows import FACT_COLUMNS, STORED_FACT, row_of_fact
 from synrepl.storage.sql import SQLConnection, SQLSyntax
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
@@ -32,9 +32,9 @@ def check_writes(connection: SQLConnection, syntax: SQLSyntax, name: str) -> Non
 
     Raises `StorageError` if the database, called `name`, gives back something else.
     """
-    connection.insert("facts", COLUMNS, [msgspec.structs.astuple(PROBE)])
+    connection.insert("facts", STORED_FACT, [row_of_fact(PROBE)])
     where = (PROBE.serial,)
-    with connection.stream(f"SELECT {COLUMNS} FROM facts WHERE serial = ?", where) as rows:
+    with connection.stream(f"SELECT {FACT_COLUMNS} FROM facts WHERE serial = ?", where) as rows:
         found = [Fact(*row) for row in rows]
     line = f"SELECT {syntax.joined} FROM (SELECT serial, {syntax.lines['json']} AS line"
     (text,) = connection.execute(f"{line} FROM facts WHERE serial = ?) AS lines", where).fetchone()

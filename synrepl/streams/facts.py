@@ -70,26 +70,32 @@ class _Line(Fact, frozen=True):
 _decoder: Final = msgspec.json.Decoder(_Line)
 
 
+LINE: Final = (
+    b'{"serial":%d,"epoch":%d,%b,"prev_token":%d,"token":%d,"rows":%b,"committed_at_ms":%d,"digest":"%b"}'
+)
+"""A fact as a line of JSON, without its end; what `encode_names` gives stands for its stream and writer."""
+
+
 @lru_cache(maxsize=1024)
-def _quoted(name: str) -> bytes:
-    return msgspec.json.encode(name)
+def encode_names(stream: str, writer: str) -> bytes:
+    """Encode the stream and the writer of a fact, as members of its line."""
+    return b'"stream":%b,"writer":%b' % (msgspec.json.encode(stream), msgspec.json.encode(writer))
 
 
 def encode_fact(fact: Fact) -> bytes:
     """Encode a fact as one line of JSON, with its line end."""
-    return (
-        b'{"serial":%d,"epoch":%d,"stream":%b,"writer":%b,"prev_token":%d,"token":%d,"rows":%b,'
-        b'"committed_at_ms":%d,"digest":"%b"}\n'
-    ) % (
-        fact.serial,
-        fact.epoch,
-        _quoted(fact.stream),
-        _quoted(fact.writer),
-        fact.prev_token,
-        fact.token,
-        fact.rows,
-        fact.committed_at_ms,
-        fact.digest.encode(),
+    return b"%b\n" % (
+        LINE
+        % (
+            fact.serial,
+            fact.epoch,
+            encode_names(fact.stream, fact.writer),
+            fact.prev_token,
+            fact.token,
+            fact.rows,
+            fact.committed_at_ms,
+            fact.digest.encode(),
+        )
     )
 
 

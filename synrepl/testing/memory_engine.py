@@ -54,7 +54,7 @@ class MemoryDatabase(LogDatabase):
     def reader(self, op: str) -> SQLiteConnection:
         return self.connection
 
-    def map_errors(self, op: str, stream: str = "") -> AbstractContextManager[None]:
+    def map_own_errors(self, op: str, stream: str) -> AbstractContextManager[None]:
         return map_sqlite_errors(op, self.name, stream)
 
     def tables(self, connection: SQLiteConnection) -> set[str]:

@@ -11,6 +11,7 @@ from synrepl.files.store import ChecksumMismatch, Damaged, FileStore
 from synrepl.storage.position_files import FilePositions
 from tests.crash.scenarios import Acknowledge, Acknowledged, Scenario
 from tests.files.builders import NOW, checksum, open_verified
+from tests.power.bits import Served
 from tests.power.facts import Lost
 from tests.processes.loading import drawn_seed
 
@@ -172,7 +173,7 @@ class FewFilesLoad(FilesLoad):
     STEPS = 40
 
 
-class ServedFiles(FilesLoad):
+class ServedFiles(FilesLoad, Served):
     """The files by their checksums, the names of the queue, and the positions beside them.
 
     A queue that is damaged is made anew from the log, which is not flipped here, and from the disk.

@@ -19,6 +19,7 @@ from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
 from tests.crash.scenarios import Acknowledge, Acknowledged, Scenario
 from tests.pipeline.crash_scenarios import ArchiveScenario
+from tests.power.bits import Served
 from tests.power.facts import Doubled, Lost
 from tests.processes.loading import Asker, made_rows
 from tests.service.processes import ROOT, Daemon
@@ -104,7 +105,7 @@ class ArchiveJobLoad(Scenario):
             raise Lost(f"of {reached} serials {reached - len(found)} are missing")
 
 
-class ServedArchive(ArchiveScenario):
+class ServedArchive(ArchiveScenario, Served):
     """An archive and a snapshot, as the jobs read them: `report`, `compact`, `replay`, and a restore."""
 
     FACTS = facts_after(

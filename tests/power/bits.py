@@ -1,9 +1,10 @@
-"""Flipped bits: a store with one bit changed at rest, and what it then serves.
+"""Flipped bits: a store with one bit changed, at rest or while it is open, and what it then serves.
 
 A bit ends in one of these ways:
 
 * *refused*: the store does not open, or one of its reads fails, with an error that says so;
 * *without meaning*: all that is served is what was served before;
+* *like a cut*: what is served is what a power cut may have left, and the store cannot know better;
 * *wrong*: something else is served, as if it were right; `doctor` then finds it, or does not;
 * *crashed*: an error that nobody meant, such as a traceback.
 """
@@ -11,7 +12,9 @@ A bit ends in one of these ways:
 import random
 import shutil
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -24,7 +27,7 @@ from tests.power.journal import Kind, Record
 
 __all__ = ["BitTally", "Flip", "Served", "check_flips", "draw_flips", "flip_bits", "last_state"]
 
-BitOutcome = Literal["refused", "meaningless", "wrong", "crashed"]
+BitOutcome = Literal["refused", "meaningless", "cut", "wrong", "crashed"]
 
 
 class Served(Protocol):
@@ -32,6 +35,15 @@ class Served(Protocol):
 
     KINDS: ClassVar[Mapping[str, Sequence[str]]]
     """The kinds of files, each with the patterns of its names, as of `Path.match`."""
+    WHILE_OPEN: ClassVar[Collection[str]] = ()
+    """The kinds whose bits flip while the store is open."""
+    once_open: Callable[[], None] = staticmethod(lambda: None)
+    """To be called once the store is open, before anything is read."""
+
+    @staticmethod
+    def cut(state: State) -> Iterable[State]:  # noqa: ARG004  # most stores know better
+        """What a power cut may have left in place of this, of what is acknowledged too."""
+        return ()
 
     def __init__(self, position: str) -> None: ...
 
@@ -68,6 +80,7 @@ class BitTally(msgspec.Struct):
     bits: int = 0
     refused: int = 0
     meaningless: int = 0
+    cut: int = 0
     wrong: int = 0
     unfound: int = 0
     crashed: int = 0
@@ -93,17 +106,27 @@ def draw_flips(state: State, patterns: Sequence[str], count: int, seed: int) -> 
     return [Flip(path, chance.randrange(files[path]), chance.randrange(8)) for path in paths]
 
 
-def flip_bits(store: type[Served], state: State, flips: Sequence[Flip], home: Path) -> BitTally:
+def flip_bits(
+    store: type[Served], state: State, flips: Sequence[Flip], home: Path, *, while_open: bool = False
+) -> BitTally:
     """Flip each bit by itself, and tell what became of it."""
     materialize(state, home / "whole")
     whole = store(str(home / "whole"))
     expected, known = whole.served(), whole.complaints()
+    cuts = []
+    for number, one in enumerate(store.cut(state)):
+        materialize(one, home / f"cut {number}")
+        with suppress(ReplicationError):
+            cuts.append(store(str(home / f"cut {number}")).served())
     paths = {flip.path for flip in flips}
     tally = BitTally(bytes=sum(len(state[path] or b"") for path in paths))
     for number, flip in enumerate(flips):
         position = home / str(number)
-        materialize(_flipped(state, flip), position)
-        outcome, why = _judged(store(str(position)), expected, known)
+        materialize(state if while_open else _flipped(state, flip), position)
+        flipped = store(str(position))
+        if while_open:
+            flipped.once_open = partial(_flip_in_place, position, flip)
+        outcome, why = _judged(flipped, expected, cuts, known)
         tally.bits += 1
         setattr(tally, outcome, getattr(tally, outcome) + 1)
         if outcome == "wrong" and not why:
@@ -138,10 +161,23 @@ def _flipped(state: State, flip: Flip) -> State:
     return {**state, flip.path: bytes(data)}
 
 
-def _judged(store: Served, expected: Any, known: Sequence[str]) -> tuple[BitOutcome, str]:
+def _flip_in_place(position: Path, flip: Flip) -> None:
+    with (position / flip.path).open("r+b", buffering=0) as file:
+        file.seek(flip.offset)
+        found = file.read(1)
+        file.seek(flip.offset)
+        file.write(bytes([found[0] ^ 1 << flip.bit]))
+
+
+def _judged(
+    store: Served, expected: Any, cuts: Sequence[Any], known: Sequence[str]
+) -> tuple[BitOutcome, str]:
     try:
-        if store.served() == expected:
+        served = store.served()
+        if served == expected:
             return "meaningless", ""
+        if served in cuts:
+            return "cut", ""
     except ReplicationError:
         return "refused", ""
     except Exception:

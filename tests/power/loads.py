@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from synrepl.base.history import Lease
 from synrepl.replication.retention import keys_of
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.log import Log
 from synrepl.storage.sqlite import SQLiteDatabase
 from tests.crash.scenarios import TABLE, Acknowledge, Acknowledged, LogScenario, Scenario, done
@@ -45,7 +47,7 @@ class LogLoad(Scenario):
     def engine(self) -> SQLEngine:
         """The engine, not open."""
         self.position.mkdir(parents=True, exist_ok=True)
-        return SQLEngine(SQLiteDatabase(self.position / "synrepl.db"))
+        return SQLEngine(_ImagedDatabase(self.position / "synrepl.db"))
 
     def run(self, acknowledge: Acknowledge) -> None:
         LogRun(self, acknowledge, drawn_seed()).run(self.STEPS)
@@ -62,6 +64,18 @@ class LogLoad(Scenario):
         engine.open()
         check_log(engine, said)
         engine.close()
+
+
+class _ImagedFile(DatabaseFile):
+    inode = "1"
+
+
+class _ImagedDatabase(SQLiteDatabase):
+    """A log of which the disk's image is opened elsewhere: in the image a file keeps its inode."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._file = _ImagedFile(path, note=True)
 
 
 class LogRun:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from synrepl.storage.checked_rows import FACT_COLUMNS
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
@@ -120,7 +121,8 @@ def test_a_daemon_that_finds_anothers_facts_in_its_log_writes_no_more(tmp_path: 
         post(daemon, 1, 2)
         with closing(sqlite3.connect(tmp_path / "synrepl.db")) as other, other:
             other.execute(
-                "INSERT INTO facts SELECT 3, epoch, stream, writer, token, 3, rows, committed_at_ms, digest"
+                f"INSERT INTO facts ({FACT_COLUMNS})"
+                " SELECT 3, epoch, stream, writer, token, 3, rows, committed_at_ms, digest"
                 " FROM facts WHERE serial = 2"
             )
 

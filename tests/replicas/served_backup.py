@@ -12,12 +12,13 @@ from synrepl.replicas.backup.examination import BackupContents, Examiner, check_
 from synrepl.replicas.backup.restored import restore_files
 from synrepl.streams.facts import Fact
 from tests.crash.scenarios import Acknowledge, Scenario
+from tests.power.bits import Served
 from tests.processes.loading import drawn_seed
 from tests.replicas.backup.recorders import Recorder, restored
 from tests.replicas.clusters import FakeCluster
 
 
-class ServedBackup(Scenario):
+class ServedBackup(Scenario, Served):
     """Three runs of a backup, with files, and all that `synrepl restore` makes of its folder."""
 
     RUNS: Final = 3

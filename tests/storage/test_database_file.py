@@ -16,9 +16,11 @@ from synrepl.base.history import EpochStart
 from synrepl.errors import StorageError
 from synrepl.storage import file_swap
 from synrepl.storage.append_errors import LogLost
+from synrepl.storage.checked_rows import FACT_COLUMNS
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.storage.state_file import StateFile
+from tests.resealing import reseal
 from tests.storage.builders import facts_after
 from tests.storage.engines import OverSQLite
 
@@ -190,7 +192,8 @@ class LockTests(FileCase):
         engine = self.filled()
         with closing(sqlite3.connect(self.path)) as other, other:
             other.execute(
-                "INSERT INTO facts SELECT 11, epoch, stream, 'w2', 0, 11, rows, committed_at_ms, digest"
+                f"INSERT INTO facts ({FACT_COLUMNS})"
+                " SELECT 11, epoch, stream, 'w2', 0, 11, rows, committed_at_ms, digest"
                 " FROM facts WHERE serial = 10"
             )
 
@@ -220,6 +223,7 @@ class LockTests(FileCase):
         engine = self.filled()
         with closing(sqlite3.connect(self.path)) as other, other:
             other.execute("UPDATE log_header SET boots = boots + 1")
+            reseal(other.execute)
 
         with self.assertRaises(LogLost) as caught:
             engine.check()
@@ -406,6 +410,7 @@ class StateTests(FileCase):
         self.killed()
         with closing(sqlite3.connect(self.path)) as other, other:
             other.execute("UPDATE log_header SET boots = boots + 1")
+            reseal(other.execute)
         self.assertFalse(self.beside("-wal").exists())
 
         self.assertEqual(10, self.opened().head().serial)

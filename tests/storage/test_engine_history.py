@@ -19,6 +19,7 @@ from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.streams.writer import Writer
 from synrepl.wire.filter import Filter
+from tests.resealing import reseal
 from tests.storage.builders import LogCase, facts_after
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose
 
@@ -459,6 +460,7 @@ class SQLContract(Contract):
         engine.commit(facts[:2], [], upto=place(facts[4]))
         engine.commit(facts[5:], [], upto=place(facts[-1]))
         engine.database.writer("test").execute("UPDATE facts SET digest = 'x' WHERE serial = 12")
+        reseal(engine.database.writer("test").execute)
         engine.close()
 
         with self.assertRaises(StorageError) as caught:

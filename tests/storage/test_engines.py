@@ -21,6 +21,7 @@ from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact, decode_facts, encode_facts
 from synrepl.streams.writer import Writer
 from synrepl.wire.filter import ALL, Filter
+from tests.resealing import reseal
 from tests.storage.builders import NOW, LogCase, facts_after, tokens
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, fact_after, lose
 
@@ -615,10 +616,12 @@ class SQLiteTests(OverSQLite, Contract):
         engine.commit(facts_after(None, *(("events", "w1", n - 1, n) for n in range(1, count + 1))), [])
         engine.close()
 
-    def execute(self, statement: str) -> None:
+    def execute(self, statement: str, *, resealed: bool = False) -> None:
         """Change the closed file behind the engine's back."""
         with sqlite3.connect(self.path) as database:
             database.execute(statement)
+            if resealed:
+                reseal(database.execute)
         database.close()
 
     def test_the_second_process_is_told_who_has_the_log(self) -> None:
@@ -700,9 +703,30 @@ class SQLiteTests(OverSQLite, Contract):
             with self.subTest(damage):
                 self.path = self.directory() / "synrepl.db"
                 self.filled(1200)
-                self.execute(damage)
+                self.execute(damage, resealed=True)
 
                 self.assertIn(told, str(self.refused()))
+
+    def test_what_does_not_fit_its_checksum_is_refused(self) -> None:
+        """It is not what was written, whatever else it fits."""
+        for damage, told in (
+            ("UPDATE facts SET rows = x'5b5d' WHERE serial = 1190", "serial 1190 is damaged"),
+            ("UPDATE facts SET crc = NULL WHERE serial = 1190", "open"),
+            ("UPDATE facts SET crc = crc + 1 WHERE serial = 1190", "serial 1190 is damaged"),
+            ("UPDATE positions SET token = token + 1", "a row of positions is damaged"),
+            ("UPDATE log_header SET epoch = 2", "a row of log_header is damaged"),
+            ("UPDATE notes SET value = 'x' WHERE name = 'uuid'", "a row of notes is damaged"),
+        ):
+            with self.subTest(damage):
+                self.path = self.directory() / "synrepl.db"
+                self.filled(1200)
+                self.execute(damage)
+
+                if told == "open":
+                    # It is proved by the digest before it.
+                    self.assertEqual(1200, self.again().open().serial)
+                else:
+                    self.assertIn(told, str(self.refused()))
 
     def test_a_full_disk_keeps_nothing_and_is_got_over(self) -> None:
         """Half a group on disk would be a fork; a log that stays broken with space again, a night shift."""

@@ -11,23 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from synrepl.base.history import Appended
 from synrepl.errors import ConfigError, StorageError
 from synrepl.storage import postgres
+from synrepl.storage.checked_rows import STORED_FACT, row_of_fact
 from synrepl.storage.databases import engine_for
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.log import Log
 from synrepl.storage.postgres import PostgresConnection, PostgresDatabase
-from synrepl.storage.schema import COLUMNS, VERSION
+from synrepl.storage.schema import VERSION
+from synrepl.storage.sql import for_postgres
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from tests.postgres import kept_facts, new_database, shared_server
+from tests.resealing import reseal
 from tests.servers.postgres import PostgresServer
 from tests.storage.builders import LogCase, facts_after, rows
 
@@ -92,6 +94,12 @@ class PostgresCase(LogCase):
         with psycopg.connect(self.url, autocommit=True) as database:
             done = database.execute(statement.encode(), values or None)
             return done.fetchall() if done.description is not None else []
+
+    def reseal(self) -> None:
+        """Give what was changed the checksums that it would have had."""
+        with psycopg.connect(self.url, autocommit=True) as database:
+            database.execute("SET search_path = synrepl")
+            reseal(lambda text, values=(): database.execute(for_postgres(text).encode(), values))
 
     def kept(self) -> list[Fact]:
         """All that is in the database, whoever has the log."""
@@ -174,8 +182,10 @@ class StartTests(PostgresCase):
 
         error = self.error(self.again().open)
 
-        self.assertIn("the digest of serial 1190", str(error))
+        self.assertIn("serial 1190 is damaged", str(error))
         self.assertIn("the database is damaged", error.hint)
+        self.reseal()
+        self.assertIn("the digest of serial 1190", str(self.error(self.again().open)))
 
     def test_the_log_shares_a_database_without_touching_what_is_there(self) -> None:
         """It may be the homeserver's own."""
@@ -572,6 +582,7 @@ class LostConnectionTests(PostgresCase):
         log = self.log_over(self.again())
         self.append(log, "events", "w1", A)
         self.execute("UPDATE synrepl.log_header SET boots = boots + 1")
+        self.reseal()
 
         self.clock.advance(6)
 
@@ -633,7 +644,7 @@ class LostConnectionTests(PostgresCase):
         with ThreadPoolExecutor(1) as threads:
             with lost.transaction():
                 head = threads.submit(engine.head)
-                lost.insert("facts", COLUMNS, map(msgspec.structs.astuple, fact))
+                lost.insert("facts", STORED_FACT, map(row_of_fact, fact))
                 self.execute("SELECT pg_sleep(0.1)")
                 self.assertFalse(head.done())
             lost.close()

@@ -4,7 +4,9 @@ import gzip
 import json
 import shutil
 import signal
+import sqlite3
 import tarfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +18,8 @@ from synrepl.wire.dialect import Dialect
 from synrepl.wire.grammar import CLIENT, SERVER
 from tests.processes.channel import Fact, kept, status
 from tests.processes.loading import made_rows
-from tests.service.processes import Daemon
+from tests.processes.test_storage_trouble import cannot_start
+from tests.service.processes import TWISTD, Daemon
 from tests.upgrades.freeze import FIRST, post
 from tests.upgrades.frozen import FROZEN, OldRelease, Release
 
@@ -57,14 +60,27 @@ def test_its_log_is_served_with_the_same_history(home: Path) -> None:
         assert post(daemon.url, "push_rules", [made_rows("push_rules", 32)])["tokens"] == [7]
 
 
-def test_the_way_back_is_open(home: Path, tmp_path: Path) -> None:
-    """This release has served the log, and the old one serves it again: the tables are the same."""
+def test_the_way_back_is_the_backup(home: Path, tmp_path: Path) -> None:
+    """This release has added checksums to the log: the old one says so in one line, and leaves it alone."""
     with Release().daemon(home) as daemon:
         post(daemon.url, "push_rules", [made_rows("push_rules", 32)])
         facts = kept(daemon.url)
         assert daemon.terminate() in (0, -signal.SIGTERM)
-    with Release(OldRelease(tmp_path / "release")).daemon(home) as daemon:
+
+    old = OldRelease(tmp_path / "release").twistd
+    told = cannot_start(home, *old, "--server-name", "example.org")
+
+    assert "has schema version 2, this release knows those up to 1 (a newer release wrote it" in told
+    with Release().daemon(home) as daemon:
         assert kept(daemon.url) == facts
+
+
+def test_a_changed_fact_of_its_log_is_not_served(home: Path) -> None:
+    """It has no checksum: the digest of the fact before it proves it."""
+    with closing(sqlite3.connect(home / "synrepl.db")) as database, database:
+        database.execute("UPDATE facts SET committed_at_ms = committed_at_ms + 1 WHERE serial = 3")
+
+    assert "serial 3 is damaged" in cannot_start(home, *TWISTD, "--server-name", "example.org")
 
 
 def test_positions_of_its_follower_go_on(home: Path) -> None:

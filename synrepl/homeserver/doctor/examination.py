@@ -29,6 +29,7 @@ from synrepl.storage.id_tables.id_database import IdDatabase
 from synrepl.storage.id_tables.id_problems import IdProblem, IdProblems, examine, repair
 from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.schema import OLDER_LOG_HINT
+from synrepl.storage.wal_check import find_damage
 
 ORDER: Final = ("error", "warning", "note")
 HARMLESS: Final = ("unknown_writer", "sequence_unused")
@@ -63,9 +64,22 @@ class Doctor:
 
         Raises `StorageError` if the database cannot be opened. A part that cannot be read is a complaint.
         """
-        return self.database.read_transaction(
+        # First: SQLite, once it has opened the file, may take back what is left of damaged commits.
+        damage = self._wal_damage() if self.has_log and self.database.flavor == "sqlite" else []
+        found = self.database.read_transaction(
             "examine", lambda cursor: self.examine_in(cursor, whole_log=whole_log)
         )
+        return msgspec.structs.replace(found, complaints=_ordered([*found.complaints, *damage]))
+
+    def _wal_damage(self) -> list[Complaint]:
+        wal = self.database.path.with_name(f"{self.database.path.name}-wal")
+        try:
+            damage = find_damage(wal)
+        except OSError as error:
+            damage = f"it cannot be read: {error.strerror}"
+        text, remedy = f"{wal}: {damage}", "restore the log from a copy, and open it with no other program"
+        complaint = Complaint(severity="error", kind="damaged_wal", stream="", text=text, remedy=remedy)
+        return [complaint] if damage else []
 
     def repair(self, diagnosis: Diagnosis) -> Diagnosis:
         """Make the repairs that lose nothing. Returns the diagnosis with repairs marked, failures added.
@@ -91,7 +105,7 @@ class Doctor:
             for stream in () if is_homeservers else self.streams:
                 try_repair(cursor, stream.name, partial(self._repair, stream))
             # The facts prove positions only if they are intact.
-            if "position_behind_facts" in kinds and not kinds & {"missing_serial", "wrong_digest"}:
+            if "position_behind_facts" in kinds and not kinds & DAMAGED:
                 try_repair(cursor, "", partial(repair_positions, flavor=self.database.flavor))
 
         self.database.write_transaction("mend", work)
@@ -238,6 +252,7 @@ KINDS: Final = {"unfinished": "unfinished_id", "silent": "silent_writer", "behin
 REPAIRABLE_IDS: Final = frozenset(
     ("sequence_behind_tables", "sequence_behind_positions", "sequence_unused", "unknown_writer")
 )
+DAMAGED: Final = frozenset(("damaged_fact", "damaged_file", "missing_serial", "wrong_digest"))
 REPAIRABLE_LOG: Final = frozenset(["position_behind_facts"])
 
 NO_SEQUENCES: Final = Complaint(

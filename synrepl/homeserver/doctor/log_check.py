@@ -1,14 +1,25 @@
-"""The check of a log: no serial missing, all digests right, each position that of the last fact."""
+"""The check of a log: no serial missing, checksums and digests right, each position that of the last fact."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from synrepl.base.history import EpochStart
 from synrepl.homeserver.doctor.complaints import Complaint
+from synrepl.storage.checked_rows import FACT_COLUMNS, CheckedTable, Row, crc_of, fits
 from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.provenance import NAMED, MarkCheck, unproven
-from synrepl.storage.schema import COLUMNS, EPOCH_START_COLUMNS, VERSION, load_bounds
-from synrepl.storage.sql import Flavor, execute
+from synrepl.storage.schema import (
+    BESIDE_FACTS,
+    CHECKSUMS_SINCE,
+    DISCARDED_RANGES,
+    EPOCH_STARTS,
+    LOG_BOUNDS,
+    POSITIONS,
+    VERSION,
+    LogBounds,
+    load_bounds,
+)
+from synrepl.storage.sql import Flavor, execute, placeholders
 from synrepl.streams.facts import Fact
 from synrepl.streams.writer import Writer
 from synrepl.wire.text import printable
@@ -46,39 +57,120 @@ def check_log(
                 "run the doctor of the release that wrote it",
             )
         ]
-    discarded = DiscardedRanges(ask("SELECT stream, epoch, token FROM {}discarded_ranges"))
+    damage = _Damage(ask, has_checksums=version >= CHECKSUMS_SINCE)
+    if whole:
+        damage.check_structure(flavor)
+        for table in BESIDE_FACTS:
+            damage.rows(table)
+    discarded = DiscardedRanges(damage.rows(DISCARDED_RANGES))
     last = ask("SELECT max(serial) FROM {}facts").fetchone()[0] or 0
+    bounds = load_bounds(damage.rows(LOG_BOUNDS))
     # Up to the floor facts may be missing.
-    floor = load_bounds(ask("SELECT name, epoch, serial, digest FROM {}log_bounds")).floor
+    floor = bounds.floor
     after = floor.serial if whole else max(floor.serial, last - NEWEST)
     digest: str | None = floor.digest
     if after != floor.serial:
         found = ask("SELECT digest FROM {}facts WHERE serial = ?", after).fetchone()
         digest = found[0] if found else None
     chain, marks, own = ChainCheck(discarded, after, digest), MarkCheck(), list[Fact]()
+    after = 0 if whole else after
     whole = whole and not floor.serial
-    total = max(0, last - after)
-    while after < last:
-        facts = [
-            Fact(*row)
-            for row in ask(
-                f"SELECT {COLUMNS} FROM {{}}facts WHERE serial > ? ORDER BY serial LIMIT ?", after, AT_ONCE
-            )
-        ]
-        for fact in facts:
+    total = ask("SELECT count(*) FROM {}facts WHERE serial > ?", after).fetchone()[0]
+    checked = 0
+    while facts := damage.facts(after, bounds):
+        for fact, is_right in facts:
+            if fact.serial <= floor.serial:
+                continue
+            if not is_right:
+                chain.skip(fact)
+                continue
             chain.add(fact)
             marks.add(fact)
-        own += [fact for fact in facts if fact.stream in NAMED]
-        after = facts[-1].serial
+            if fact.stream in NAMED:
+                own.append(fact)
+        after = facts[-1][0].serial
+        checked += len(facts)
         progress(len(facts), total)
     marks.end()
-    starts = [EpochStart(*row) for row in ask(f"SELECT {EPOCH_START_COLUMNS} FROM {{}}epoch_starts")]
-    positions = {
-        Writer(stream, writer): token
-        for stream, writer, token in ask("SELECT stream, writer, token FROM {}positions")
-    }
-    complaints = _complaints(chain, positions, whole=whole) + list(_unproven(unproven(own, starts), marks))
-    return chain.checked, complaints
+    starts = [EpochStart(*row) for row in damage.rows(EPOCH_STARTS)]
+    positions = {Writer(stream, writer): token for stream, writer, token in damage.rows(POSITIONS)}
+    return checked, [
+        *damage.complaints(),
+        *_complaints(chain, positions, whole=whole),
+        *_unproven(unproven(own, starts), marks),
+    ]
+
+
+class _Damage:
+    """What of a log does not fit its checksums, and where that is."""
+
+    def __init__(self, ask: Ask, *, has_checksums: bool) -> None:
+        self._ask = ask
+        self._has_checksums = has_checksums
+        self._structure: list[str] = []
+        self._tables: dict[str, int] = {}
+        self._facts: list[Fact] = []
+        self._unchecked: list[Fact] = []
+
+    def check_structure(self, flavor: Flavor) -> None:
+        """Let the database look at all of its pages and indexes, if it can."""
+        if flavor == "sqlite":
+            found = [one for (one,) in self._ask(f"PRAGMA integrity_check({SHOWN})").fetchall()]
+            self._structure = [" ".join(one.split()) for one in found if one != "ok"]
+
+    def rows(self, table: CheckedTable) -> list[Row]:
+        """The rows of a table that fit their checksums."""
+        stored = table.stored if self._has_checksums else f"{', '.join(table.columns)}, NULL"
+        found = self._ask(f"SELECT {stored} FROM {{}}{table.name}").fetchall()
+        right = [row[:-1] for row in found if not self._has_checksums or table.fits(row)]
+        if len(right) < len(found):
+            self._tables[table.name] = len(found) - len(right)
+        return right
+
+    def facts(self, after: int, bounds: LogBounds) -> list[tuple[Fact, bool]]:
+        """The next facts beyond a serial, and whether each fits its checksum, if it has one."""
+        crc = "crc" if self._has_checksums else "NULL"
+        found = []
+        for *row, stored in self._ask(
+            f"SELECT {FACT_COLUMNS}, {crc} FROM {{}}facts WHERE serial > ? ORDER BY serial LIMIT ?",
+            after,
+            AT_ONCE,
+        ):
+            fact = Fact(*row)
+            may_lack = not self._has_checksums or fact.serial <= bounds.unchecked_upto
+            is_right = fits(tuple(row), stored) or (stored is None and may_lack)
+            if not is_right:
+                self._facts.append(fact)
+            elif stored is None and fact.serial <= bounds.floor.serial:
+                self._unchecked.append(fact)
+            found.append((fact, is_right))
+        return found
+
+    def complaints(self) -> Iterator[Complaint]:
+        """The complaints about all that was looked at."""
+        for text in self._structure:
+            yield _complaint("damaged_file", text, RESTORE)
+        for name, count in self._tables.items():
+            text = f"{count:,} of the rows of {name} do not fit their checksums"
+            yield _complaint("damaged_row", text, RESTORE)
+        if self._facts:
+            streams = sorted({printable(str(fact.stream)) for fact in self._facts})
+            yield _complaint(
+                "damaged_fact",
+                f"serial {', '.join(str(fact.serial) for fact in self._facts[:SHOWN])}"
+                f"{_more(self._facts, 'facts')} does not fit its checksum, of {', '.join(streams[:SHOWN])}",
+                RESTORE,
+            )
+        if self._unchecked:
+            first, last = self._unchecked[0].serial, self._unchecked[-1].serial
+            yield Complaint(
+                severity="note",
+                kind="unchecked_facts",
+                stream="",
+                text=f"the log: {len(self._unchecked):,} facts from serial {first} to {last} cannot be"
+                " checked: a release up to 26.11.1 stored them, and those before them are gone",
+                remedy="a replica that joins anew, and an archive, have checksums from the start",
+            )
 
 
 def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
@@ -87,15 +179,26 @@ def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
     Discarded facts do not count. A running daemon does no harm: the positions that it stores are higher.
     """
     ask = _query_function(cursor, flavor)
-    found = ask(
-        "INSERT INTO {}positions (stream, writer, token) SELECT stream, writer, max(token)"
-        " FROM {}facts AS fact WHERE NOT EXISTS (SELECT 1 FROM {}discarded_ranges AS discarded"
-        " WHERE discarded.stream = fact.stream AND fact.epoch < discarded.epoch"
-        " AND fact.token > discarded.token) GROUP BY stream, writer"
-        " ON CONFLICT (stream, writer) DO UPDATE SET token = excluded.token"
-        " WHERE positions.token < excluded.token RETURNING stream"
-    )
-    return [(stream, "position_behind_facts") for (stream,) in found]
+    highest = ask(
+        "SELECT stream, writer, max(token) FROM {}facts AS fact WHERE NOT EXISTS (SELECT 1 FROM"
+        " {}discarded_ranges AS discarded WHERE discarded.stream = fact.stream"
+        " AND fact.epoch < discarded.epoch AND fact.token > discarded.token) GROUP BY stream, writer"
+    ).fetchall()
+    has_checksums = ask("SELECT schema_version FROM {}log_header").fetchone()[0] >= CHECKSUMS_SINCE
+    of_writer = "FROM {}positions WHERE (stream, writer) = (?, ?)"
+    mended = []
+    for row in highest:
+        stream, writer, token = row
+        known = ask(f"SELECT token {of_writer}", stream, writer).fetchone()
+        if known is not None and known[0] >= token:
+            continue
+        columns, values = ", ".join(POSITIONS.columns), tuple(row)
+        if has_checksums:
+            columns, values = POSITIONS.stored, (*values, crc_of(values))
+        ask(f"DELETE {of_writer}", stream, writer)
+        ask(f"INSERT INTO {{}}positions ({columns}) VALUES ({placeholders(values)})", *values)
+        mended.append((stream, "position_behind_facts"))
+    return mended
 
 
 def _complaints(chain: ChainCheck, positions: dict[Writer, int], *, whole: bool) -> list[Complaint]:

@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError
 from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.base.rights import command_operation, is_told, missing_right
 from synrepl.base.time import Timer
-from synrepl.errors import RemoteProtocolError
+from synrepl.errors import RemoteProtocolError, StorageError
 from synrepl.replicas.issued_keys import keys_block
 from synrepl.replicas.relay.authenticator import Authenticator
 from synrepl.replicas.relay.block_encoder import OPEN, BlockEncoder
@@ -272,7 +272,8 @@ class Relay(ConnectionOwner):
         except Exception as error:
             if self.state is not RelayState.GONE:
                 self.connection.fail("the log cannot be read now; try again later")
-            if not getattr(error, "retryable", False):
+            # The log says itself why it cannot be read.
+            if not isinstance(error, StorageError) and not getattr(error, "retryable", False):
                 raise
 
     async def _send_digests(self, serials: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """Databases to be examined: with a log, with a stream's ids, or with what a homeserver has."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ from synrepl.storage.databases import Database, engine_for
 from synrepl.storage.id_tables.id_database import IdDatabase
 from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.id_tables.writers import Unfinished, create_writers, store_status
+from synrepl.storage.sql import execute
 from synrepl.streams.facts import Fact
 from tests.postgres import new_database
+from tests.resealing import reseal
 from tests.storage.builders import NOW, facts_after
 
 __all__ = ["FLAVORS", "Place", "things"]
@@ -137,6 +139,22 @@ class Place:
         finally:
             engine.close()
         return facts
+
+    def change(self, *statements: str) -> None:
+        """Change the log, whose rows then get the checksums that they would have had."""
+        self.do(*(statement.format(self.schema) for statement in statements))
+
+        def work(cursor: Any) -> None:
+            if self.flavor == "postgresql":
+                cursor.execute("SET LOCAL search_path = synrepl")
+
+            def execute_in(statement: str, values: Sequence[object] = ()) -> Any:
+                execute(cursor, self.database.flavor, statement, values)
+                return cursor
+
+            reseal(execute_in)
+
+        self.database.write_transaction("reseal", work)
 
     # -- examining -----------------------------------------------------------------------------------------
 

@@ -320,7 +320,7 @@ def test_an_empty_log(place: Place) -> None:
 def test_a_log_that_was_changed(place: Place, damage: str, kind: str, text: str) -> None:
     """Each fact stands for all before it. It is told, and nothing is made up to mend it."""
     place.make_log(*FACTS)
-    place.do(damage.format(place.schema))
+    place.change(damage)
     doctor = place.doctor()
 
     found = doctor.examine()
@@ -340,7 +340,7 @@ def test_a_log_that_was_changed(place: Place, damage: str, kind: str, text: str)
 def test_a_position_behind_its_facts(place: Place, damage: str) -> None:
     """A daemon refuses to open such a log. The facts tell what is right."""
     place.make_log(*FACTS)
-    place.do(damage.format(place.schema))
+    place.change(damage)
     doctor = place.doctor()
 
     found = doctor.examine()
@@ -359,13 +359,13 @@ def test_a_position_behind_its_facts(place: Place, damage: str) -> None:
     "damage",
     [
         "UPDATE {}positions SET token = 7 WHERE stream = 'events'",
-        "INSERT INTO {}positions VALUES ('events', 'C', 7)",
+        "INSERT INTO {}positions (stream, writer, token) VALUES ('events', 'C', 7)",
     ],
 )
 def test_a_position_ahead_of_its_facts_is_left_alone(place: Place, damage: str) -> None:
     """The end of the log is lost, which the chain cannot show; to lower it would give tokens twice."""
     place.make_log(*FACTS)
-    place.do(damage.format(place.schema))
+    place.change(damage)
     doctor = place.doctor()
     before = place.tables()
 
@@ -376,6 +376,31 @@ def test_a_position_ahead_of_its_facts_is_left_alone(place: Place, damage: str) 
     assert before == place.tables()
 
 
+@pytest.mark.parametrize(
+    ("damage", "kind", "text"),
+    [
+        (
+            "UPDATE {}facts SET token = token + 8 WHERE serial IN (2, 4)",
+            "damaged_fact",
+            "the log: serial 2, 4 (2 such facts) does not fit its checksum, of events",
+        ),
+        (
+            "UPDATE {}positions SET token = token + 8",
+            "damaged_row",
+            "the log: 2 of the rows of positions do not fit their checksums",
+        ),
+    ],
+)
+def test_what_does_not_fit_its_checksum(place: Place, damage: str, kind: str, text: str) -> None:
+    """It is told where that is, and nothing is made of it."""
+    place.make_log(*FACTS)
+    place.do(damage.format(place.schema))
+
+    found = place.examine()
+
+    assert (kind, text) in [(one.kind, one.text) for one in found.complaints]
+
+
 def test_a_log_that_lost_history_is_whole(place: Place) -> None:
     """Its positions went back to where that ended: they are right, and must not be mended."""
     place.make_log(*FACTS)
@@ -383,7 +408,7 @@ def test_a_log_that_lost_history_is_whole(place: Place) -> None:
     engine.open()
     lose(engine, "events", 3)
     engine.close()
-    place.do(f"UPDATE {place.schema}positions SET token = 0 WHERE stream = 'to_device'")
+    place.change("UPDATE {}positions SET token = 0 WHERE stream = 'to_device'")
     doctor = place.doctor()
 
     found = doctor.examine()
@@ -410,7 +435,7 @@ def test_late_facts_leave_positions_alone(place: Place, monkeypatch: pytest.Monk
 def test_a_position_is_mended_to_the_highest_token(place: Place, damage: str) -> None:
     """Mended to the last one, it would have facts ahead of it again."""
     place.make_log(("backfill", "A", 0, 9), ("backfill", "A", 8, 8))
-    place.do(damage.format(place.schema))
+    place.change(damage)
     doctor = place.doctor()
 
     assert doctor.repair(doctor.examine()).is_healthy
@@ -420,7 +445,7 @@ def test_a_position_is_mended_to_the_highest_token(place: Place, damage: str) ->
 def test_a_quick_look_checks_the_newest(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is older is not read."""
     place.make_log(*FACTS)
-    place.do(f"UPDATE {place.schema}facts SET writer = 'X' WHERE serial = 2")
+    place.change("UPDATE {}facts SET writer = 'X' WHERE serial = 2")
     monkeypatch.setattr("synrepl.homeserver.doctor.log_check.NEWEST", 2)
 
     quick = place.examine(whole_log=False)
@@ -693,7 +718,7 @@ def test_a_log_in_a_homeservers_database_is_repaired(place: Place) -> None:
     """Its tables are those of the daemon; the homeserver's stay as they are."""
     make_homeserver(place)
     place.make_log(*FACTS)
-    place.do(f"UPDATE {place.schema}positions SET token = 2 WHERE stream = 'events'")
+    place.change("UPDATE {}positions SET token = 2 WHERE stream = 'events'")
     doctor = place.doctor()
 
     mended = doctor.repair(doctor.examine())

@@ -19,6 +19,7 @@ from synrepl.replicas.relay.relay_states import RelayState
 from synrepl.replicas.relay.replica_registry import REPLICA_STATES
 from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replication.status import states
+from synrepl.storage.schema import NOTES
 from tests.service.processes import ROOT, Daemon, Process
 
 MANUAL = ROOT / "docs" / "howto" / "replicas.md"
@@ -149,9 +150,7 @@ def test_a_daemon_that_is_fenced_and_should_not_be_is_promoted_by_force(stage: S
     stage.append(berlin, 20)
     berlin.terminate()
     with sqlite3.connect(stage.folder / "berlin" / "synrepl.db") as database:
-        database.execute(
-            "INSERT INTO notes (name, value) VALUES ('role', ?)", ['{"role":"fenced","epoch":7}']
-        )
+        NOTES.put(database, [("role", '{"role":"fenced","epoch":7}')])
     database.close()
     berlin = stage.start("berlin", at=berlin)
 

@@ -850,7 +850,7 @@ class ReplicaSimulation(SeededRun):
             for relay in node.connected_relays:
                 other = engines.get(relay.uuid)
                 if other is not None and relay.state in ("catching up", "live"):
-                    kept = end_of_log(other.engine.database.connection, other.engine.bounds)[0]
+                    kept = end_of_log(other.engine.database.connection, other.engine.bounds).serial
                     if relay.acknowledged > kept:
                         self._fail(
                             f"acks: {node.name} believes {other.name} at {relay.acknowledged}, not {kept}"
