@@ -1,7 +1,9 @@
 """Pages of rows: ours, and those that Synapse's workers ask for."""
 
+import json
 from typing import Any
 
+from synrepl.replication.retention import keys_of
 from synrepl.wire.dialect import Dialect
 from tests.http.builders import CATCH_UP, SiteCase, receipt, typing
 
@@ -62,6 +64,32 @@ class RowsTests(SiteCase):
         self.path = "/v1/streams/receipts/rows"
         self.receipts(2)
         self.assertEqual(([], 2, False), self.page("from=50"))
+
+    def test_what_was_trimmed_without_a_trace_is_told(self) -> None:
+        """Nothing stands for it where rows have no key: a reader that was away would miss it in silence."""
+        audit = {"name": "audit", "key": [], "kind": "kept", "columns": {"what": "str"}, "writers": []}
+        self.assertEqual(200, self.ask("POST", "/v1/streams", json.dumps(audit).encode()).status)
+        keys = keys_of(self.table)
+        for number in range(1, 7):
+            self.post("audit", [[f"a{number}"]])
+            self.post("receipts", [receipt()])
+        self.wait(self.log.trim(self.log.head.serial - 4, keys, 100))
+
+        def lost(stream: str, after: int, upto: int, more: str = "") -> Any:
+            pages = (
+                self.get(f"/v1/streams/{stream}/rows?from={after}&upto={upto}{more}").json(),
+                self.get(f"{CATCH_UP}/{stream}/t?from_token={after}&upto_token={upto}").json(),
+            )
+            return [page.get("lost") for page in pages]
+
+        there = self.get("/v1/streams/audit/rows?from=2").json()["updates"]
+        self.assertEqual([[5, ["a5"]], [6, ["a6"]]], there)
+        self.assertEqual([[[2, 4]]] * 2, lost("audit", 2, 6))
+        self.assertEqual([[[2, 4]]] * 2, lost("audit", 2, 4))
+        self.assertEqual([[[2, 4]]] * 2, lost("audit", 2, 6, "&limit=1"))
+        self.assertEqual([None] * 2, lost("audit", 4, 6))
+        self.assertEqual([None] * 2, lost("audit", 6, 6))
+        self.assertEqual([None] * 2, lost("receipts", 2, 6), "the newest of each key is there")
 
     def test_bad_queries_are_refused(self) -> None:
         """A typing error must not be read as `everything`."""

@@ -282,7 +282,7 @@ class PendingFacts:
                 continue
             failure: ReplicationError | None = None
             try:
-                updates = Updates(self._stream, writer, token, self._decode(writer, token, rows))
+                updates = Updates(self._stream, writer, token, self._decode(writer, token, rows, known))
             except (RowError, GapError) as error:
                 if batch:
                     return
@@ -307,11 +307,15 @@ class PendingFacts:
             if (step := reached.pop(writer, None)) is not None:
                 tokens[writer] = step
 
-    def _decode(self, writer: str, token: int, rows: list[bytes]) -> list[Any]:
-        """Decode the rows of a fact. Raises RowError, and GapError if the source has lost the fact."""
+    def _decode(self, writer: str, token: int, rows: list[bytes], known: int) -> list[Any]:
+        """Decode the rows of a fact after the position `known`.
+
+        Raises RowError, and GapError if the source does not have the facts up to this one any more.
+        """
         if rows == LOST_ROWS:
-            why = "the source has lost what it wrote up to there"
-            raise GapError(stream=self._stream, writer=writer, have=token - 1, want=token, why=why)
+            have = known if 0 <= known < token else token - 1
+            why = "the source no longer has them: it has lost or trimmed them"
+            raise GapError(stream=self._stream, writer=writer, have=have, want=token, why=why)
         return self.decode_many(rows)
 
     def _reach_late(self, writer: str, token: int, known: int) -> None:

@@ -133,7 +133,7 @@ def _worker_dialect(request: Any) -> Dialect | None:
 class RowPage(msgspec.Struct, frozen=True):
     """A page: `updates` are ``[token,row]`` texts; up to the token `upto` no row is missing.
 
-    `limited`: more rows follow. `lost`: pairs of tokens; facts after the first up to the second are lost.
+    `limited`: more rows follow. `lost`: pairs of tokens; facts after the first up to the second are gone.
     """
 
     updates: list[bytes]
@@ -168,25 +168,34 @@ async def read_page(
 
     `texts` returns the rows of a fact in the requested shape. If `after` is beyond `upto`, no row is
     returned; but of an ephemeral stream, whose tokens start again with the writer, rows from the first on.
+
+    Of a stream without keys trimming leaves nothing in place of old facts: those are gone, as lost ones are.
+    Where rows have keys, the newest row of each key is still there.
     """
     if after > upto:
         if not stream.ephemeral:
             return RowPage([], upto, False)
         after = 0
+    end = min(upto, log.positions(stream.name).get(writer, 0))
     facts, limited = await log.reads.tokens(
         stream=stream.name, writer=writer, after=after, upto=upto, serial=log.head.serial, limit=limit
     )
+    keeps_all = stream.key is None and not stream.ephemeral
     updates: list[bytes] = []
     lost: list[tuple[int, int]] = []
     last = after
     for fact in facts:
-        if fact.is_lost:
-            lost.append((last, fact.token))
         rows = texts(fact.rows)
         if updates and len(updates) + len(rows) > limit and fact.token != last:
             limited = True
             break
+        if fact.is_lost:
+            lost.append((last, fact.token))
+        elif keeps_all and last < fact.prev_token < fact.token:
+            lost.append((last, fact.prev_token))
         head = b"[%d," % fact.token
         updates += [head + row + b"]" for row in rows]
         last = fact.token
+    if keeps_all and not limited and last < end:
+        lost.append((last, end))
     return RowPage(updates, last if limited else upto, limited, lost)

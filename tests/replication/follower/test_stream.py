@@ -333,6 +333,18 @@ class TestActions:
         assert machine.hears(page) == [APPLY, REPAIRED, at(20), ADVANCED]
         assert machine.applied == [12, 18, 20]
 
+    def test_what_the_source_no_longer_has_is_reported_from_the_position_on(self) -> None:
+        """Not only its last token: what is missing is all behind what was applied."""
+        machine = live()
+
+        machine.handle(position(20, 20))
+        page = MissedFacts(facts=[(18, [b"[]"])], upto=20, limited=False, lost=[(10, 15)])
+        found = machine.hears(page)
+
+        [gap] = [one.error for one in found if isinstance(one, Report) and isinstance(one.error, GapError)]
+        assert (10, 15) == (gap.have, gap.want)
+        assert machine.applied == [18]
+
     def test_the_facts_of_an_unknown_writer_may_have_been_missed(self) -> None:
         """What they could invalidate is dropped before anything is fetched."""
         machine = Machine(has_caches=True, known=None)
