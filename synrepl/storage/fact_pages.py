@@ -9,6 +9,7 @@ keys is there, and by token each fact follows the one before it of its writer (`
 filter leaves out facts by their names, which have a checksum of their own.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -26,7 +27,7 @@ from synrepl.storage.checked_rows import (
     sum_of_fields,
     sum_of_lines,
 )
-from synrepl.storage.continuity import DiscardedRanges, advance
+from synrepl.storage.continuity import DiscardedRanges
 from synrepl.storage.schema import LogBounds, end_of_log, read_bounds
 from synrepl.storage.sql import LogDatabase, SQLConnection, TextForm, placeholders
 from synrepl.storage.token_gaps import KnownGaps, TokenRange, check_gaps, find_gaps
@@ -191,18 +192,22 @@ class FactPages:
         """
 
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[LogRange]:
-            found, serials = LogRange(serial=0), 0
-            tokens: dict[Writer, int] = {}
-            facts = size = last = at_ms = 0
+            tokens: dict[tuple[str, str], int] = {}
+            facts = size = serials = last = at_ms = 0
             with connection.stream(
                 f"SELECT {CHECKED_FACT} FROM facts WHERE {asked.where} ORDER BY serial LIMIT ?",
                 (*asked.values, limit),
             ) as rows:
                 for fact in facts_of(rows):
-                    advance(tokens, (fact,))
-                    facts, size, serials = facts + 1, size + len(fact.rows), serials + fact.serial
-                    last, at_ms = fact.serial, max(at_ms, fact.committed_at_ms)
-            found = LogRange(serial=last, facts=facts, bytes=size, tokens=tokens, at_ms=at_ms)
+                    last, one, token = fact.serial, (fact.stream, fact.writer), fact.token
+                    if token > tokens.get(one, -math.inf):
+                        tokens[one] = token
+                    facts += 1
+                    size += len(fact.rows)
+                    serials += last
+                    at_ms = max(at_ms, fact.committed_at_ms)
+            highest = {Writer(*one): token for one, token in tokens.items()}
+            found = LogRange(serial=last, facts=facts, bytes=size, tokens=highest, at_ms=at_ms)
             return Page(found, facts, serials, last, facts >= limit)
 
         with self._database.reader_connection("read") as connection:
