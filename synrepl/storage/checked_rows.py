@@ -40,6 +40,8 @@ before it, or "" if that is unknown; NULL if it must have a checksum.
 
 _WIDTH: Final = FACT_COLUMNS.count(",") + 1
 
+SEALED_AT_ONCE: Final = 1_000
+
 WRONG_TYPES: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 """What values of other types than those written lead to."""
 
@@ -183,11 +185,22 @@ class CheckedTable(msgspec.Struct, frozen=True):
 
     def seal(self, execute: Callable[..., Any]) -> None:
         """Add the checksums of rows that have none yet, within a transaction."""
-        of_key = " AND ".join(f"{name} = ?" for name in self.columns[: self.keys])
-        found = execute(f"SELECT {', '.join(self.columns)} FROM {self.name}").fetchall()
-        for row in found:
-            values = (crc_of(row), *row[: self.keys])
-            execute(f"UPDATE {self.name} SET crc = ?{of_key and f' WHERE {of_key}'}", values)
+        keys = self.columns[: self.keys]
+        key, marks = ", ".join(keys), ", ".join("?" * self.keys)
+        of_key = f" WHERE ({key}) = ({marks})" if keys else ""
+        beyond, last = "", tuple[Any, ...]()
+        while True:
+            # There may be many receipts.
+            found = execute(
+                f"SELECT {', '.join(self.columns)} FROM {self.name}{beyond}"
+                f"{f' ORDER BY {key}' if keys else ''} LIMIT {SEALED_AT_ONCE}",
+                last,
+            ).fetchall()
+            for row in found:
+                execute(f"UPDATE {self.name} SET crc = ?{of_key}", (crc_of(row), *row[: self.keys]))
+            if len(found) < SEALED_AT_ONCE:
+                return
+            beyond, last = f" WHERE ({key}) > ({marks})", found[-1][: self.keys]
 
 
 @cache
