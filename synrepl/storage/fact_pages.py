@@ -353,21 +353,26 @@ class FactPages:
         after, floor = max(0, asked.after), bounds.floor.serial
         if not filter.is_open:
             self._check_left_out(connection, after, last)
-        if after < min(last, bounds.indexed_upto):
-            # Each of these is the newest with one of its keys.
-            (found,) = connection.execute(
-                "SELECT min(serial) FROM newest_by_key AS newest WHERE serial > ? AND serial <= ?"
-                " AND NOT EXISTS (SELECT 1 FROM facts WHERE facts.serial = newest.serial)",
-                (after, min(last, bounds.indexed_upto)),
+        count, serials = sum(page.facts for page in pages), sum(page.serials for page in pages)
+        if after < (indexed := min(last, bounds.indexed_upto)):
+            # Each serial in the index is the newest with one of its keys.
+            keyed = "FROM newest_by_key AS newest WHERE serial > ? AND serial <= ?"
+            there = connection.execute(
+                f"SELECT count(*), coalesce(sum(serial), 0) FROM (SELECT DISTINCT serial {keyed}) AS found",
+                (after, indexed),
             ).fetchone()
-            if found is not None:
-                return f"serial {found} is missing"
+            if not filter.is_open or indexed < last or there != (count, serials):
+                (missing,) = connection.execute(
+                    f"SELECT min(serial) {keyed}"
+                    " AND NOT EXISTS (SELECT 1 FROM facts WHERE facts.serial = newest.serial)",
+                    (after, indexed),
+                ).fetchone()
+                if missing is not None:
+                    return f"serial {missing} is missing"
         first = max(after, floor)
         if last <= first:
             return ""
-        if filter.is_open and after >= floor:
-            count, serials = sum(page.facts for page in pages), sum(page.serials for page in pages)
-        else:
+        if not filter.is_open or after < floor:
             count, serials = connection.execute(
                 "SELECT count(*), coalesce(sum(serial), 0) FROM facts WHERE serial > ? AND serial <= ?",
                 (first, last),
