@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.base.history import AppendKey, AppendReceipt, Lease
 from synrepl.base.notes import Notes
-from synrepl.storage.checked_rows import Damage
+from synrepl.storage.checked_rows import LogDamage
 from synrepl.storage.schema import LEASES, NOTES, RECEIPTS, receipt_of, row_of_key, row_of_receipt
 from synrepl.storage.sql import LogDatabase, Row, SQLConnection
 
@@ -40,7 +40,7 @@ class StoredReceipts:
 
     @staticmethod
     def _between(connection: SQLConnection, after: int, upto: int) -> list[Row]:
-        """The same, as rows. Raises `Damage` if the index has more."""
+        """The same, as rows. Raises `LogDamage` if the index has more."""
         where, values = "WHERE first_serial > ? AND first_serial <= ?", (after, upto)
         count, before = f"SELECT count(*) FROM receipts {where}", None
         while True:
@@ -49,7 +49,7 @@ class StoredReceipts:
             if len(found) == there:
                 return found
             if (len(found), there) == before:
-                raise Damage("a row of receipts is missing")
+                raise LogDamage("a row of receipts is missing")
             # Others may have been stored or forgotten meanwhile.
             before = len(found), there
 
@@ -63,7 +63,7 @@ class StoredReceipts:
         """All receipts, in order of time."""
         found = list(map(receipt_of, RECEIPTS.rows(connection.execute, "ORDER BY at_ms")))
         if len(found) < connection.execute("SELECT count(*) FROM receipts").fetchone()[0]:
-            raise Damage("a row of receipts is missing")
+            raise LogDamage("a row of receipts is missing")
         return found
 
     @staticmethod

@@ -46,7 +46,7 @@ WRONG_TYPES: Final = (AttributeError, LookupError, OverflowError, TypeError, Val
 """What values of other types than those written lead to."""
 
 
-class Damage(Exception):
+class LogDamage(Exception):
     """A part of the log is not what was written; the text says which.
 
     `LogDatabase.map_errors` makes a `StorageError` of it.
@@ -96,15 +96,15 @@ def fits(values: Row, crc: object, before: str | None = None) -> bool:
 
 
 def fact_of(row: Row) -> Fact:
-    """Convert a row of `CHECKED_FACT` to the fact. Raises `Damage`."""
+    """Convert a row of `CHECKED_FACT` to the fact. Raises `LogDamage`."""
     values = row[:_WIDTH]
     if not fits(values, row[_WIDTH], row[_WIDTH + 1]):
-        raise Damage(f"serial {values[0]} is damaged")
+        raise LogDamage(f"serial {values[0]} is damaged")
     return Fact(*values)
 
 
 def facts_of(rows: Iterable[Row]) -> Iterator[Fact]:
-    """Convert rows of `CHECKED_FACT` to facts. Raises `Damage`."""
+    """Convert rows of `CHECKED_FACT` to facts. Raises `LogDamage`."""
     return map(fact_of, rows)
 
 
@@ -132,7 +132,7 @@ def sum_of_fields(text: bytes) -> int:
     return total
 
 
-class CheckedTable(msgspec.Struct, frozen=True):
+class CheckedRows(msgspec.Struct, frozen=True):
     """A table beside the facts, whose rows are written and read here alone.
 
     The first columns, `keys` of them, are its primary key.
@@ -152,15 +152,15 @@ class CheckedTable(msgspec.Struct, frozen=True):
     ) -> Iterator[Row]:
         """Read rows, all or those that the `rest` of the statement says, without their checksums.
 
-        Raises `Damage`.
+        Raises `LogDamage`.
         """
         return self.verified(execute(f"SELECT {self.stored} FROM {self.name} {rest}", values).fetchall())
 
     def verified(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Take the checksums from rows of the columns `stored`. Raises `Damage`."""
+        """Take the checksums from rows of the columns `stored`. Raises `LogDamage`."""
         for row in rows:
             if not self.fits(row):
-                raise Damage(f"a row of {self.name} is damaged")
+                raise LogDamage(f"a row of {self.name} is damaged")
             yield row[:-1]
 
     @staticmethod
@@ -209,7 +209,7 @@ def _stored(columns: tuple[str, ...]) -> str:
 
 
 @cache
-def _upsert(table: CheckedTable, where: str) -> str:
+def _upsert(table: CheckedRows, where: str) -> str:
     updates = ", ".join(f"{name} = excluded.{name}" for name in (*table.columns[table.keys :], "crc"))
     return (
         f"INSERT INTO {table.name} ({table.stored}) VALUES ({', '.join('?' * (len(table.columns) + 1))})"

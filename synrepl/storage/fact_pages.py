@@ -21,7 +21,7 @@ from synrepl.storage.checked_rows import (
     CHECKED_FACT,
     OF_LINE,
     WRONG_TYPES,
-    Damage,
+    LogDamage,
     facts_of,
     names_crc,
     sum_of_fields,
@@ -170,7 +170,7 @@ class FactPages:
                 # One by one: some have no checksum, or one of them is damaged and is named.
                 facts = self._verified(connection, asked, limit)
                 if sum_of(text) != sum_of_lines(encode_facts(facts)):
-                    raise Damage(f"one of the serials {asked.after + 1} to {last} is damaged")
+                    raise LogDamage(f"one of the serials {asked.after + 1} to {last} is damaged")
             return Page(text, count, int(serials), last, count >= limit)
 
         with self._database.reader_connection("read") as connection:
@@ -282,7 +282,7 @@ class FactPages:
     ) -> tuple[list[T], int]:
         """Read the first facts, as many as `limit` says, and the rest of the atomic append in which they end.
 
-        Returns both, and the last serial examined. Raises `Damage` if a fact is missing.
+        Returns both, and the last serial examined. Raises `LogDamage` if a fact is missing.
         """
         while True:
             bounds = read_bounds(connection)
@@ -292,7 +292,7 @@ class FactPages:
             if not missing:
                 return [page.content for page in pages], last
             if read_bounds(connection) == bounds:
-                raise Damage(missing)
+                raise LogDamage(missing)
             # Facts were trimmed meanwhile.
 
     def _read_whole(
@@ -324,7 +324,7 @@ class FactPages:
         last = connection.execute("SELECT max(serial) FROM facts").fetchone()[0]
         end = max(last or 0, bounds.floor.serial)
         if end < committed:
-            raise Damage(f"the facts from serial {end + 1} to {committed} are missing")
+            raise LogDamage(f"the facts from serial {end + 1} to {committed} are missing")
         upto = min(upto, end)
         upto = self._whole(connection, after + (SCANNED_AT_ONCE if scanned is None else scanned), upto)
         where, found = "serial > ? AND serial <= ?", list[object]()
@@ -348,7 +348,7 @@ class FactPages:
     ) -> str:
         """Say which facts up to the serial `last` are missing in the log; "" if none is.
 
-        Raises `Damage` if one that the filter left out is damaged.
+        Raises `LogDamage` if one that the filter left out is damaged.
         """
         after, floor = max(0, asked.after), bounds.floor.serial
         if not filter.is_open:
@@ -382,7 +382,7 @@ class FactPages:
         return f"a fact from serial {first + 1} to {last} is missing"
 
     def _check_left_out(self, connection: SQLConnection, after: int, last: int) -> None:
-        """Raise `Damage` if a fact of these serials has other names than were written."""
+        """Raise `LogDamage` if a fact of these serials has other names than were written."""
         groups = connection.execute(
             f"SELECT {self._syntax.unindexed_stream}, writer, min(crc >> 32), max(crc >> 32),"
             " count(*) - count(crc) FROM facts WHERE serial > ? AND serial <= ? GROUP BY 1, 2",

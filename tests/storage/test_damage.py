@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart
 from synrepl.errors import StorageError
 from synrepl.storage import checked_rows
-from synrepl.storage.checked_rows import CheckedTable, row_of_fact
+from synrepl.storage.checked_rows import CheckedRows, row_of_fact
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import RECEIPTS
 from synrepl.streams.facts import Fact
@@ -200,8 +200,8 @@ class Contract(Case):
         engine.commit(FACTS[:3], receipts)
         self.assertEqual(receipts, engine.receipts.between(0, 3))
 
-        real = CheckedTable.rows
-        self.patch(CheckedTable, "rows", lambda *given: list(real(*given))[1:])
+        real = CheckedRows.rows
+        self.patch(CheckedRows, "rows", lambda *given: list(real(*given))[1:])
 
         self.check_refused(
             engine, "a row of receipts is missing", receipts=lambda engine: engine.receipts.between(0, 3)
