@@ -7,7 +7,7 @@ import msgspec
 
 from synrepl.base.history import AppendKey, AppendReceipt, Lease
 from synrepl.base.notes import Notes
-from synrepl.storage.checked_rows import Damage
+from synrepl.storage.checked_rows import LogDamage
 from synrepl.storage.schema import LEASES, NOTES, RECEIPTS, receipt_of, row_of_key, row_of_receipt
 from synrepl.storage.sql import LogDatabase, Row, SQLConnection
 
@@ -40,18 +40,21 @@ class StoredReceipts:
 
     @staticmethod
     def _between(connection: SQLConnection, after: int, upto: int) -> list[Row]:
-        """The same, as rows. Raises `Damage` if the index has more."""
+        """The same, as rows. Raises `LogDamage` if the index has more, or another last one from its end."""
         where, values = "WHERE first_serial > ? AND first_serial <= ?", (after, upto)
-        count, before = f"SELECT count(*) FROM receipts {where}", None
+        last = f"SELECT first_serial FROM receipts {where} ORDER BY first_serial DESC LIMIT 1"
+        before = None
         while True:
             found = list(RECEIPTS.rows(connection.execute, f"{where} ORDER BY first_serial", values))
-            (there,) = connection.execute(count, values).fetchone()
-            if len(found) == there:
+            serials = [row[RECEIPTS.columns.index("first_serial")] for row in found]
+            (count,) = connection.execute(f"SELECT count(*) FROM receipts {where}", values).fetchone()
+            end = connection.execute(last, values).fetchone()
+            if len(found) == count and (end[0] if end else None) == (serials[-1] if serials else None):
                 return found
-            if (len(found), there) == before:
-                raise Damage("a row of receipts is missing")
+            if (len(found), count, end) == before:
+                raise LogDamage("a row of receipts is missing")
             # Others may have been stored or forgotten meanwhile.
-            before = len(found), there
+            before = len(found), count, end
 
     def forget(self, before_ms: int) -> None:
         """Delete the receipts from before this time, in ms since 1970."""
@@ -63,7 +66,7 @@ class StoredReceipts:
         """All receipts, in order of time."""
         found = list(map(receipt_of, RECEIPTS.rows(connection.execute, "ORDER BY at_ms")))
         if len(found) < connection.execute("SELECT count(*) FROM receipts").fetchone()[0]:
-            raise Damage("a row of receipts is missing")
+            raise LogDamage("a row of receipts is missing")
         return found
 
     @staticmethod

@@ -40,11 +40,13 @@ before it, or "" if that is unknown; NULL if it must have a checksum.
 
 _WIDTH: Final = FACT_COLUMNS.count(",") + 1
 
+SEALED_AT_ONCE: Final = 1_000
+
 WRONG_TYPES: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 """What values of other types than those written lead to."""
 
 
-class Damage(Exception):
+class LogDamage(Exception):
     """A part of the log is not what was written; the text says which.
 
     `LogDatabase.map_errors` makes a `StorageError` of it.
@@ -94,15 +96,15 @@ def fits(values: Row, crc: object, before: str | None = None) -> bool:
 
 
 def fact_of(row: Row) -> Fact:
-    """Convert a row of `CHECKED_FACT` to the fact. Raises `Damage`."""
+    """Convert a row of `CHECKED_FACT` to the fact. Raises `LogDamage`."""
     values = row[:_WIDTH]
     if not fits(values, row[_WIDTH], row[_WIDTH + 1]):
-        raise Damage(f"serial {values[0]} is damaged")
+        raise LogDamage(f"serial {values[0]} is damaged")
     return Fact(*values)
 
 
 def facts_of(rows: Iterable[Row]) -> Iterator[Fact]:
-    """Convert rows of `CHECKED_FACT` to facts. Raises `Damage`."""
+    """Convert rows of `CHECKED_FACT` to facts. Raises `LogDamage`."""
     return map(fact_of, rows)
 
 
@@ -130,7 +132,7 @@ def sum_of_fields(text: bytes) -> int:
     return total
 
 
-class CheckedTable(msgspec.Struct, frozen=True):
+class CheckedRows(msgspec.Struct, frozen=True):
     """A table beside the facts, whose rows are written and read here alone.
 
     The first columns, `keys` of them, are its primary key.
@@ -150,15 +152,15 @@ class CheckedTable(msgspec.Struct, frozen=True):
     ) -> Iterator[Row]:
         """Read rows, all or those that the `rest` of the statement says, without their checksums.
 
-        Raises `Damage`.
+        Raises `LogDamage`.
         """
         return self.verified(execute(f"SELECT {self.stored} FROM {self.name} {rest}", values).fetchall())
 
     def verified(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Take the checksums from rows of the columns `stored`. Raises `Damage`."""
+        """Take the checksums from rows of the columns `stored`. Raises `LogDamage`."""
         for row in rows:
             if not self.fits(row):
-                raise Damage(f"a row of {self.name} is damaged")
+                raise LogDamage(f"a row of {self.name} is damaged")
             yield row[:-1]
 
     @staticmethod
@@ -183,11 +185,22 @@ class CheckedTable(msgspec.Struct, frozen=True):
 
     def seal(self, execute: Callable[..., Any]) -> None:
         """Add the checksums of rows that have none yet, within a transaction."""
-        of_key = " AND ".join(f"{name} = ?" for name in self.columns[: self.keys])
-        found = execute(f"SELECT {', '.join(self.columns)} FROM {self.name}").fetchall()
-        for row in found:
-            values = (crc_of(row), *row[: self.keys])
-            execute(f"UPDATE {self.name} SET crc = ?{of_key and f' WHERE {of_key}'}", values)
+        keys = self.columns[: self.keys]
+        key, marks = ", ".join(keys), ", ".join("?" * self.keys)
+        of_key = f" WHERE ({key}) = ({marks})" if keys else ""
+        beyond, last = "", tuple[Any, ...]()
+        while True:
+            # There may be many receipts.
+            found = execute(
+                f"SELECT {', '.join(self.columns)} FROM {self.name}{beyond}"
+                f"{f' ORDER BY {key}' if keys else ''} LIMIT {SEALED_AT_ONCE}",
+                last,
+            ).fetchall()
+            for row in found:
+                execute(f"UPDATE {self.name} SET crc = ?{of_key}", (crc_of(row), *row[: self.keys]))
+            if len(found) < SEALED_AT_ONCE:
+                return
+            beyond, last = f" WHERE ({key}) > ({marks})", found[-1][: self.keys]
 
 
 @cache
@@ -196,7 +209,7 @@ def _stored(columns: tuple[str, ...]) -> str:
 
 
 @cache
-def _upsert(table: CheckedTable, where: str) -> str:
+def _upsert(table: CheckedRows, where: str) -> str:
     updates = ", ".join(f"{name} = excluded.{name}" for name in (*table.columns[table.keys :], "crc"))
     return (
         f"INSERT INTO {table.name} ({table.stored}) VALUES ({', '.join('?' * (len(table.columns) + 1))})"

@@ -9,6 +9,7 @@ keys is there, and by token each fact follows the one before it of its writer (`
 filter leaves out facts by their names, which have a checksum of their own.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -20,13 +21,13 @@ from synrepl.storage.checked_rows import (
     CHECKED_FACT,
     OF_LINE,
     WRONG_TYPES,
-    Damage,
+    LogDamage,
     facts_of,
     names_crc,
     sum_of_fields,
     sum_of_lines,
 )
-from synrepl.storage.continuity import DiscardedRanges, advance
+from synrepl.storage.continuity import DiscardedRanges
 from synrepl.storage.schema import LogBounds, end_of_log, read_bounds
 from synrepl.storage.sql import LogDatabase, SQLConnection, TextForm, placeholders
 from synrepl.storage.token_gaps import KnownGaps, TokenRange, check_gaps, find_gaps
@@ -169,7 +170,7 @@ class FactPages:
                 # One by one: some have no checksum, or one of them is damaged and is named.
                 facts = self._verified(connection, asked, limit)
                 if sum_of(text) != sum_of_lines(encode_facts(facts)):
-                    raise Damage(f"one of the serials {asked.after + 1} to {last} is damaged")
+                    raise LogDamage(f"one of the serials {asked.after + 1} to {last} is damaged")
             return Page(text, count, int(serials), last, count >= limit)
 
         with self._database.reader_connection("read") as connection:
@@ -191,18 +192,22 @@ class FactPages:
         """
 
         def read(connection: SQLConnection, asked: Range, limit: int) -> Page[LogRange]:
-            found, serials = LogRange(serial=0), 0
-            tokens: dict[Writer, int] = {}
-            facts = size = last = at_ms = 0
+            tokens: dict[tuple[str, str], int] = {}
+            facts = size = serials = last = at_ms = 0
             with connection.stream(
                 f"SELECT {CHECKED_FACT} FROM facts WHERE {asked.where} ORDER BY serial LIMIT ?",
                 (*asked.values, limit),
             ) as rows:
                 for fact in facts_of(rows):
-                    advance(tokens, (fact,))
-                    facts, size, serials = facts + 1, size + len(fact.rows), serials + fact.serial
-                    last, at_ms = fact.serial, max(at_ms, fact.committed_at_ms)
-            found = LogRange(serial=last, facts=facts, bytes=size, tokens=tokens, at_ms=at_ms)
+                    last, one, token = fact.serial, (fact.stream, fact.writer), fact.token
+                    if token > tokens.get(one, -math.inf):
+                        tokens[one] = token
+                    facts += 1
+                    size += len(fact.rows)
+                    serials += last
+                    at_ms = max(at_ms, fact.committed_at_ms)
+            highest = {Writer(*one): token for one, token in tokens.items()}
+            found = LogRange(serial=last, facts=facts, bytes=size, tokens=highest, at_ms=at_ms)
             return Page(found, facts, serials, last, facts >= limit)
 
         with self._database.reader_connection("read") as connection:
@@ -277,7 +282,7 @@ class FactPages:
     ) -> tuple[list[T], int]:
         """Read the first facts, as many as `limit` says, and the rest of the atomic append in which they end.
 
-        Returns both, and the last serial examined. Raises `Damage` if a fact is missing.
+        Returns both, and the last serial examined. Raises `LogDamage` if a fact is missing.
         """
         while True:
             bounds = read_bounds(connection)
@@ -287,7 +292,7 @@ class FactPages:
             if not missing:
                 return [page.content for page in pages], last
             if read_bounds(connection) == bounds:
-                raise Damage(missing)
+                raise LogDamage(missing)
             # Facts were trimmed meanwhile.
 
     def _read_whole(
@@ -319,7 +324,7 @@ class FactPages:
         last = connection.execute("SELECT max(serial) FROM facts").fetchone()[0]
         end = max(last or 0, bounds.floor.serial)
         if end < committed:
-            raise Damage(f"the facts from serial {end + 1} to {committed} are missing")
+            raise LogDamage(f"the facts from serial {end + 1} to {committed} are missing")
         upto = min(upto, end)
         upto = self._whole(connection, after + (SCANNED_AT_ONCE if scanned is None else scanned), upto)
         where, found = "serial > ? AND serial <= ?", list[object]()
@@ -343,26 +348,31 @@ class FactPages:
     ) -> str:
         """Say which facts up to the serial `last` are missing in the log; "" if none is.
 
-        Raises `Damage` if one that the filter left out is damaged.
+        Raises `LogDamage` if one that the filter left out is damaged.
         """
         after, floor = max(0, asked.after), bounds.floor.serial
         if not filter.is_open:
             self._check_left_out(connection, after, last)
-        if after < min(last, bounds.indexed_upto):
-            # Each of these is the newest with one of its keys.
-            (found,) = connection.execute(
-                "SELECT min(serial) FROM newest_by_key AS newest WHERE serial > ? AND serial <= ?"
-                " AND NOT EXISTS (SELECT 1 FROM facts WHERE facts.serial = newest.serial)",
-                (after, min(last, bounds.indexed_upto)),
+        count, serials = sum(page.facts for page in pages), sum(page.serials for page in pages)
+        if after < (indexed := min(last, bounds.indexed_upto)):
+            # Each serial in the index is the newest with one of its keys.
+            keyed = "FROM newest_by_key AS newest WHERE serial > ? AND serial <= ?"
+            there = connection.execute(
+                f"SELECT count(*), coalesce(sum(serial), 0) FROM (SELECT DISTINCT serial {keyed}) AS found",
+                (after, indexed),
             ).fetchone()
-            if found is not None:
-                return f"serial {found} is missing"
+            if not filter.is_open or indexed < last or there != (count, serials):
+                (missing,) = connection.execute(
+                    f"SELECT min(serial) {keyed}"
+                    " AND NOT EXISTS (SELECT 1 FROM facts WHERE facts.serial = newest.serial)",
+                    (after, indexed),
+                ).fetchone()
+                if missing is not None:
+                    return f"serial {missing} is missing"
         first = max(after, floor)
         if last <= first:
             return ""
-        if filter.is_open and after >= floor:
-            count, serials = sum(page.facts for page in pages), sum(page.serials for page in pages)
-        else:
+        if not filter.is_open or after < floor:
             count, serials = connection.execute(
                 "SELECT count(*), coalesce(sum(serial), 0) FROM facts WHERE serial > ? AND serial <= ?",
                 (first, last),
@@ -372,7 +382,7 @@ class FactPages:
         return f"a fact from serial {first + 1} to {last} is missing"
 
     def _check_left_out(self, connection: SQLConnection, after: int, last: int) -> None:
-        """Raise `Damage` if a fact of these serials has other names than were written."""
+        """Raise `LogDamage` if a fact of these serials has other names than were written."""
         groups = connection.execute(
             f"SELECT {self._syntax.unindexed_stream}, writer, min(crc >> 32), max(crc >> 32),"
             " count(*) - count(crc) FROM facts WHERE serial > ? AND serial <= ? GROUP BY 1, 2",

@@ -16,22 +16,22 @@ from synrepl.base.history import (
     LogPosition,
 )
 from synrepl.errors import StorageError
-from synrepl.storage.checked_rows import CHECKED_FACT, CheckedTable, Damage, fact_of
+from synrepl.storage.checked_rows import CHECKED_FACT, CheckedRows, LogDamage, fact_of
 from synrepl.storage.sql import Flavor, Row, SQLConnection
 from synrepl.streams.facts import Fact
 
-HEADER: Final = CheckedTable("log_header", ("schema_version", "epoch", "boots"), 0)
-POSITIONS: Final = CheckedTable("positions", ("stream", "writer", "token"), 2)
-RECEIPTS: Final = CheckedTable(
+HEADER: Final = CheckedRows("log_header", ("schema_version", "epoch", "boots"), 0)
+POSITIONS: Final = CheckedRows("positions", ("stream", "writer", "token"), 2)
+RECEIPTS: Final = CheckedRows(
     "receipts",
     ("stream", "key", "owner", "part", "request", "epoch", "first_serial", "tokens", "at_ms"),
     4,
 )
-EPOCH_STARTS: Final = CheckedTable("epoch_starts", EpochStart.__struct_fields__, 1)
-DISCARDED_RANGES: Final = CheckedTable("discarded_ranges", ("stream", "epoch", "token"), 2)
-LOG_BOUNDS: Final = CheckedTable("log_bounds", ("name", "epoch", "serial", "digest"), 1)
-NOTES: Final = CheckedTable("notes", ("name", "value"), 1)
-LEASES: Final = CheckedTable("leases", Lease.__struct_fields__, 1)
+EPOCH_STARTS: Final = CheckedRows("epoch_starts", EpochStart.__struct_fields__, 1)
+DISCARDED_RANGES: Final = CheckedRows("discarded_ranges", ("stream", "epoch", "token"), 2)
+LOG_BOUNDS: Final = CheckedRows("log_bounds", ("name", "epoch", "serial", "digest"), 1)
+NOTES: Final = CheckedRows("notes", ("name", "value"), 1)
+LEASES: Final = CheckedRows("leases", Lease.__struct_fields__, 1)
 
 BESIDE_FACTS: Final = (
     HEADER,
@@ -284,7 +284,7 @@ def receipt_of(row: Row) -> AppendReceipt:
     return AppendReceipt(AppendKey(*key), request, appended, at_ms)
 
 
-class Header(msgspec.Struct, frozen=True):
+class LogHeader(msgspec.Struct, frozen=True):
     """The row of `HEADER`: the epoch that began last, and how often the log was opened."""
 
     schema_version: int
@@ -292,30 +292,30 @@ class Header(msgspec.Struct, frozen=True):
     boots: int
 
 
-def read_header(connection: SQLConnection) -> Header | None:
-    """Read the header; None if it is missing. Raises `Damage`."""
+def read_header(connection: SQLConnection) -> LogHeader | None:
+    """Read the header; None if it is missing. Raises `LogDamage`."""
     for row in HEADER.rows(connection.execute):
-        return Header(*row)
+        return LogHeader(*row)
     return None
 
 
 def change_header(connection: SQLConnection, **changed: int) -> None:
-    """Change members of the header, in a transaction. Raises `Damage`."""
+    """Change members of the header, in a transaction. Raises `LogDamage`."""
     header = msgspec.structs.replace(current_header(connection), **changed)
     (row,) = HEADER.checked([msgspec.structs.astuple(header)])
     connection.execute(f"UPDATE log_header SET ({HEADER.stored}) = (?, ?, ?, ?)", row)
 
 
-def current_header(connection: SQLConnection) -> Header:
-    """Read the header, which must be there. Raises `Damage`."""
+def current_header(connection: SQLConnection) -> LogHeader:
+    """Read the header, which must be there. Raises `LogDamage`."""
     header = read_header(connection)
     if header is None:
-        raise Damage("the header of the log is missing")
+        raise LogDamage("the header of the log is missing")
     return header
 
 
 def end_of_log(connection: SQLConnection, bounds: LogBounds) -> LogPosition:
-    """The end of the log. Raises `Damage`."""
+    """The end of the log. Raises `LogDamage`."""
     last = _fact(connection, "ORDER BY serial DESC LIMIT 1")
     return last.position if last is not None and last.serial >= bounds.floor.serial else bounds.floor
 
@@ -329,7 +329,7 @@ def stored_end(connection: SQLConnection, bounds: LogBounds) -> LogPosition:
 
 
 def digest_of(connection: SQLConnection, serial: int) -> str | None:
-    """The digest at this serial; None if it is unknown. Raises `Damage`."""
+    """The digest at this serial; None if it is unknown. Raises `LogDamage`."""
     # Facts before bounds: a fact trimmed between the two queries is then covered by the bounds.
     found = _fact(connection, "WHERE serial = ?", serial)
     if found is not None:
@@ -347,7 +347,7 @@ def _fact(connection: SQLConnection, which: str, *values: object) -> Fact | None
 
 
 def read_bounds(connection: SQLConnection) -> LogBounds:
-    """Read the bounds of the log. Raises `Damage`."""
+    """Read the bounds of the log. Raises `LogDamage`."""
     return _checked_bounds(
         tuple(connection.execute(f"SELECT {LOG_BOUNDS.stored} FROM log_bounds").fetchall())
     )

@@ -15,7 +15,7 @@ import msgspec
 
 from synrepl.errors import StorageError
 from synrepl.storage.append_errors import LogLost
-from synrepl.storage.checked_rows import Damage
+from synrepl.storage.checked_rows import LogDamage
 
 Flavor = Literal["sqlite", "postgresql"]
 
@@ -199,11 +199,11 @@ class LogDatabase(ABC):
 
     @contextmanager
     def map_errors(self, op: str, stream: str = "") -> Iterator[None]:
-        """Raise `Damage` and the database's own errors as `StorageError`, with a hint where one is known."""
+        """Raise `LogDamage` and the database's own errors as `StorageError`, with a hint if one is known."""
         try:
             with self.map_own_errors(op, stream):
                 yield
-        except Damage as error:
+        except LogDamage as error:
             hint = DAMAGED.format(database=self.syntax.kind)
             raise StorageError(op=op, why=f"{self.name}: {error}", hint=hint, stream=stream) from error
 
@@ -228,7 +228,7 @@ class LogDatabase(ABC):
         """Refuse all further writes if the database is no longer where it was opened."""
 
     def check_tables(self, connection: Any, tables: Collection[str]) -> None:
-        """Raise `Damage` if these tables lack rows, if the database can tell."""
+        """Raise `LogDamage` if these tables lack rows, if the database can tell."""
 
     def check_recorded(self, connection: Any) -> None:
         """Refuse another log, or an older copy of this one, if the database can tell; in a transaction."""

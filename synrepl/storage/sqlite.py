@@ -25,7 +25,7 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.storage import file_swap
-from synrepl.storage.checked_rows import FACT_COLUMNS, Damage
+from synrepl.storage.checked_rows import FACT_COLUMNS, LogDamage
 from synrepl.storage.lock import DatabaseFile
 from synrepl.storage.private_files import map_path_errors, refuse_link
 from synrepl.storage.schema import NOTES, current_header, digest_of, end_of_log, read_bounds
@@ -231,7 +231,7 @@ class SQLiteDatabase(LogDatabase):
         for table in tables:
             (found,), *_ = connection.execute(f"PRAGMA integrity_check({table})").fetchall()
             if found != "ok":
-                raise Damage(f"{table} is damaged: {' '.join(found.split())}")
+                raise LogDamage(f"{table} is damaged: {' '.join(found.split())}")
 
     def return_space(self, connection: SQLiteConnection) -> None:
         # A full disk must not undo the finished slice; the next slice retries.

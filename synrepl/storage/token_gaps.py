@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from synrepl.storage.checked_rows import CHECKED_FACT, Damage, facts_of
+from synrepl.storage.checked_rows import CHECKED_FACT, LogDamage, facts_of
 from synrepl.storage.continuity import DiscardedRanges
 from synrepl.storage.schema import POSITIONS
 from synrepl.storage.sql import SQLConnection
@@ -141,7 +141,7 @@ def check_gaps(
     discarded: DiscardedRanges,
     unindexed_stream: str,
 ) -> None:
-    """Raise `Damage` if a fact of one of these gaps is in the log."""
+    """Raise `LogDamage` if a fact of one of these gaps is in the log."""
     within = asked._replace(after=min(gap.low for gap in gaps), upto=max(gap.high for gap in gaps))
     # Those of a writer are in order of token.
     by_writer: dict[str, list[Gap]] = {}
@@ -157,4 +157,4 @@ def check_gaps(
         of_writer = by_writer.get(fact.writer, [])
         at = bisect_left(of_writer, fact.token, key=attrgetter("low")) - 1
         if at >= 0 and fact.token <= of_writer[at].high:
-            raise Damage(f"serial {fact.serial} is missing in the index of tokens")
+            raise LogDamage(f"serial {fact.serial} is missing in the index of tokens")

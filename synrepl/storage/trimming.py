@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from synrepl.base.interfaces import KeysOf
-from synrepl.storage.checked_rows import CHECKED_FACT, Damage, facts_of
+from synrepl.storage.checked_rows import CHECKED_FACT, LogDamage, facts_of
 from synrepl.storage.continuity import DiscardedRanges
 from synrepl.storage.schema import LogBounds
 from synrepl.storage.sql import SQLConnection, placeholders
@@ -114,10 +114,10 @@ def _newest(connection: SQLConnection, keys: Collection[bytes]) -> Newest:
 
 
 def check_dense(facts: Sequence[Fact], floor: int) -> None:
-    """Raise `Damage` if one of consecutive facts beyond the serial `floor` is missing."""
+    """Raise `LogDamage` if one of consecutive facts beyond the serial `floor` is missing."""
     for before, fact in pairwise(facts):
         if before.serial >= floor and fact.serial != before.serial + 1:
-            raise Damage(f"serial {before.serial + 1} is missing")
+            raise LogDamage(f"serial {before.serial + 1} is missing")
 
 
 def _hashed_keys(fact: Fact, keys: KeysOf, discarded: DiscardedRanges) -> set[bytes]:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart
 from synrepl.errors import StorageError
-from synrepl.storage.checked_rows import CheckedTable, row_of_fact
+from synrepl.storage import checked_rows
+from synrepl.storage.checked_rows import CheckedRows, row_of_fact
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.schema import RECEIPTS
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from tests.storage.builders import NOW, LogCase, facts_after
@@ -171,6 +173,22 @@ class Contract(Case):
             [facts for facts, _ in found],
         )
 
+    def test_rows_of_a_large_table_get_their_checksums_some_at_a_time(self) -> None:
+        """A migration must not need memory for all receipts."""
+        engine = self.again()
+        engine.open()
+        receipts = [
+            AppendReceipt(AppendKey("events", f"key {serial}"), "", Appended(1, serial, [serial]), NOW)
+            for serial in range(1, 6)
+        ]
+        engine.commit(FACTS[:5], receipts)
+        self.change(engine, "UPDATE receipts SET crc = NULL")
+        self.patch(checked_rows, "SEALED_AT_ONCE", 2)
+
+        RECEIPTS.seal(engine.database.writer("test").execute)
+
+        self.assertEqual(receipts, engine.receipts.between(0, 5))
+
     def test_a_receipt_that_the_index_alone_has_is_missed(self) -> None:
         """Without it a retry would be stored twice, at the replica that gets the receipts."""
         engine = self.again()
@@ -182,8 +200,8 @@ class Contract(Case):
         engine.commit(FACTS[:3], receipts)
         self.assertEqual(receipts, engine.receipts.between(0, 3))
 
-        real = CheckedTable.rows
-        self.patch(CheckedTable, "rows", lambda *given: list(real(*given))[1:])
+        real = CheckedRows.rows
+        self.patch(CheckedRows, "rows", lambda *given: list(real(*given))[1:])
 
         self.check_refused(
             engine, "a row of receipts is missing", receipts=lambda engine: engine.receipts.between(0, 3)

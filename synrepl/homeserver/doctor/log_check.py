@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from synrepl.base.history import EpochStart
 from synrepl.homeserver.doctor.complaints import Complaint
-from synrepl.storage.checked_rows import FACT_COLUMNS, CheckedTable, Row, crc_of, fits
+from synrepl.storage.checked_rows import FACT_COLUMNS, CheckedRows, Row, crc_of, fits
 from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.provenance import NAMED, MarkCheck, unproven
 from synrepl.storage.schema import (
@@ -118,7 +118,7 @@ class _Damage:
             found = [one for (one,) in self._ask(f"PRAGMA integrity_check({SHOWN})").fetchall()]
             self._structure = [" ".join(one.split()) for one in found if one != "ok"]
 
-    def rows(self, table: CheckedTable) -> list[Row]:
+    def rows(self, table: CheckedRows) -> list[Row]:
         """The rows of a table that fit their checksums."""
         stored = table.stored if self._has_checksums else f"{', '.join(table.columns)}, NULL"
         found = self._ask(f"SELECT {stored} FROM {{}}{table.name}").fetchall()
