@@ -45,6 +45,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/ingest": DEV,
     "tests/base": DEV,
     "tests/power": DEV,
+    "tests/power/test_flipped_daemon.py": SERVERS,
     "tests/soak": SERVERS,
     "tests/processes": SERVERS,
     "tests/redis": DEV,

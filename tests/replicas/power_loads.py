@@ -41,10 +41,6 @@ LOADS: Final = {
 SERVED: Final = {"backup": "tests.replicas.served_backup:ServedBackup"}
 
 STREAMS: Final = ("events", "receipts", "to_device")
-LIVES: Final = 3
-POSTS: Final = 25
-"""The requests in each life of the copy."""
-
 STARTED_EVERY: Final = 25
 """After one cut of so many a daemon is started on the copy, or a log is restored from it."""
 
@@ -103,27 +99,31 @@ class ReplicaLoad(Scenario):
     What was answered with `acks` is on its disk, as is its promotion.
     """
 
+    LIVES = 3
+    POSTS = 25
+    """The requests in each life of the copy."""
+
     def prepare(self) -> None:
         (self.position / "replica").mkdir(parents=True)
 
     def run(self, acknowledge: Acknowledge) -> None:
         with _source(acknowledge) as source:
-            for _ in range(POSTS):
+            for _ in range(self.POSTS):
                 source.post(is_promised=False)
-            upstream = ("--upstream", f"tcp:{source.daemon.follow}")
-            for life in range(LIVES):
+            upstream = ("--upstream", f"tcp:{source.daemon.follow}", "--replica-name", "copy")
+            for life in range(self.LIVES):
                 with Daemon(self.position / "replica", options=upstream) as replica:
                     _wait_until_live(replica)
-                    for _ in range(POSTS):
+                    for _ in range(self.POSTS):
                         source.post(acks=1)
-                    if life < LIVES - 1:
+                    if life < self.LIVES - 1:
                         replica.terminate()
                         continue
                     source.daemon.kill()
                     with Asker(replica.url) as asker:
                         said = msgspec.json.decode(asker.ask("POST", "/v1/promote", b'{"force":true}'))
                     acknowledge(("epoch", said["epoch"]))
-                    for _ in range(POSTS):
+                    for _ in range(self.POSTS):
                         source.post(replica.url)
                     replica.terminate()
 
@@ -153,27 +153,30 @@ class ReplicaLoad(Scenario):
 class OnlyHereLoad(Scenario):
     """A replica that gives up facts which its primary has lost: they are in its log, or in a file beside."""
 
+    LIVES = 3
+    POSTS = 25
+    """The requests in each life of the copy."""
+
     def prepare(self) -> None:
         (self.position / "replica").mkdir(parents=True)
 
     def run(self, acknowledge: Acknowledge) -> None:
         with _source(acknowledge) as source:
-            upstream = ("--upstream", f"tcp:{source.daemon.follow}")
+            upstream = ("--upstream", f"tcp:{source.daemon.follow}", "--replica-name", "copy")
             with Daemon(self.position / "replica", options=upstream) as replica:
-                for _ in range(LIVES):
+                for _ in range(self.LIVES):
                     _wait_until_live(replica)
                     self._lose(source, replica)
                 replica.terminate()
 
-    @staticmethod
-    def _lose(source: _Source, replica: Daemon) -> None:
+    def _lose(self, source: _Source, replica: Daemon) -> None:
         """The primary is put back to a copy of its log, and goes on otherwise."""
         source.daemon.terminate()
         source.daemon.kill()
         kept = source.folder.with_name("kept")
         shutil.copytree(source.folder, kept)
         source.start()
-        for _ in range(POSTS):
+        for _ in range(self.POSTS):
             source.post(acks=1)
         source.daemon.kill()
         shutil.rmtree(source.folder)
@@ -212,11 +215,15 @@ class BackupLoad(Scenario):
     What the daemon knows to be there is there.
     """
 
+    LIVES = 6
+    POSTS = 12
+    """The requests in each life of the copy."""
+
     def run(self, acknowledge: Acknowledge) -> None:
         with _source(acknowledge) as source:
-            for life in range(2 * LIVES):
+            for life in range(self.LIVES):
                 with self._following(source.daemon.url) as backup:
-                    for number in range(POSTS // 2):
+                    for number in range(self.POSTS):
                         source.post(is_promised=False)
                         if "files" not in missing_rooms():
                             self._put(source, f"{life}-{number}")
@@ -246,7 +253,7 @@ class BackupLoad(Scenario):
     def _following(self, url: str) -> "Iterator[subprocess.Popen[bytes]]":
         command = [sys.executable, "-m", "synrepl", "backup", "run", str(self.position / "backup")]
         running = subprocess.Popen(
-            [*command, "--follow", "--url", url],
+            [*command, "--follow", "--name", "copy", "--url", url],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -281,6 +288,20 @@ class BackupLoad(Scenario):
             facts = check_log(engine, [one for one in acknowledged if one[0] == "sending"])
             engine.close()
             assert facts[serial - 1].digest == digest
+
+
+class FewReplicaLoad(ReplicaLoad):
+    """Few facts, for the journal that a test keeps."""
+
+    LIVES = 2
+    POSTS = 6
+
+
+class FewBackupLoad(BackupLoad):
+    """Few facts, for the journal that a test keeps."""
+
+    LIVES = 2
+    POSTS = 6
 
 
 def _is_to_start(position: Path) -> bool:
