@@ -877,6 +877,39 @@ def _write_failed(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, [match.message.means, told], [step], [])
 
 
+_NOT_ON_WORKER: Final = re.compile(
+    r"Cannot handle (?P<method>[A-Z]{3,7}|\{\w*\}|%s) /(?P<path>\S{1,200}) on worker", re.ASCII
+)
+_WRITTEN: Final[Mapping[str, tuple[str, str, str, str]]] = {
+    "push_rules": (
+        "PUT and DELETE",
+        "^/_matrix/client/(api/v1|r0|v3|unstable)/pushrules/",
+        "from 1.105 on to the process in `stream_writers`: push_rules",
+        "GET may stay with workers",
+    ),
+}
+"""Paths of which a worker refuses what writes: methods, path, where else it may go, and what need not."""
+
+
+def _not_on_worker(match: Match, writers: Writers) -> Passage | None:
+    """Explain a path that a worker does not take with that method."""
+    found = _NOT_ON_WORKER.search(match.text)
+    if found is None:
+        return None
+    method, path = found["method"], printable(found["path"].strip("/"))
+    is_named = method.isalpha()
+    first = (
+        f"This worker does not take {method if is_named else 'requests'} of /{path}: only the main process,"
+        " or the process that writes what it changes, does."
+    )
+    methods, where, other, rest = _WRITTEN.get(
+        path, (method if is_named else "what", "that path", "", "other methods of it may stay with workers")
+    )
+    also = f", or {other}" if other else ""
+    step = f"have the proxy send {methods} of {where} to the main process{also}. {rest}"
+    return _passage(match, [first], [step], [])
+
+
 def _unknown(match: Match, writers: Writers) -> Passage | None:
     """Explain a stream that a process does not know; None for a word that is no stream."""
     name = match.values[-1].strip("'\" ")
@@ -1321,6 +1354,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "http_failed": _not_sent,
     "url_invalid": _url,
     "client_write_failed": _write_failed,
+    "not_writer": _not_on_worker,
     "unknown_stream": _unknown,
     "unknown_stream_position": _unknown,
     "redis_bad_line": _with_line,
@@ -1497,9 +1531,11 @@ REQUEST_FAILED: Final = (
 
 
 def _is_of_no_writer(reasons: Sequence[Match | str]) -> bool:
-    """Whether the reasons are known, and none is that this process does not write the stream."""
-    known = [one.message.key for one in reasons if isinstance(one, Match)]
-    return bool(known) and not _SAYS_WRITERS.intersection(known)
+    """Whether the reasons are known, and none leaves it to the request which process writes."""
+    known = [one for one in reasons if isinstance(one, Match)]
+    if any(_NOT_ON_WORKER.search(one.text) for one in known):
+        return True
+    return bool(known) and not _SAYS_WRITERS.intersection(one.message.key for one in known)
 
 
 def _explained(match: Match, writers: Writers) -> Passage | None:

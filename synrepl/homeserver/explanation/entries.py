@@ -102,6 +102,18 @@ _MAX_JOINED: Final = 2000
 _STARS: Final = re.compile(r"[*=#-]{20,}")
 """The edge of a banner, which Synapse puts around why it does not start."""
 
+_RAISED: Final = re.compile(
+    r"raise (?P<name>(?:[A-Za-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80})\(\s*"
+    r"(?:(?:\w{1,40}=)?[\w.]{1,80},\s*){0,3}(?:\w{1,40}=)?"
+    r"""(?P<texts>(?:[bfrBFR]{0,2}(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*)+)(?!\.(?!format\())""",
+    re.ASCII,
+)
+"""A line of the source that raises an exception with a text that stands there."""
+_LITERAL: Final = re.compile(r"""(?P<quote>["'])(?P<text>(?:\\.|(?!(?P=quote)).)*)(?P=quote)""")
+_ESCAPED: Final = re.compile(r"\\([\"'\\])")
+_ASSERTED: Final = re.compile(r"assert (?!.*\()[\w.].{0,300}", re.ASCII)
+"""An assertion that calls nothing which could have failed in its place."""
+
 _NEXT_FRAME: Final = re.compile(r'\s+(?=File "[^"]{1,300}", line \d)')
 _LAST_EXCEPTION: Final = re.compile(
     r"(?<=\s)(?:\w{1,80}\.){0,10}[A-Z]\w{0,80}"
@@ -311,6 +323,18 @@ def _is_failure(line: str) -> bool:
     return " ERROR " in line[:500] or " CRITICAL " in line[:500]
 
 
+def _exception_of(source: str) -> str:
+    """Return the exception that a line of the source raises, with its text as it stands there, or ""."""
+    if _ASSERTED.fullmatch(source) is not None:
+        return f"AssertionError: {source}"
+    found = _RAISED.match(source)
+    if found is None:
+        return ""
+    texts = (one["text"] for one in _LITERAL.finditer(found["texts"]))
+    text = _ESCAPED.sub(r"\1", "".join(texts))
+    return f"{found['name']}: {text}"
+
+
 def _is_bare_exception(line: str) -> bool:
     """Whether a line is an exception, and nothing that a logger wrote."""
     return not logged_message(line)[0] and _PLAIN.match(line.strip()) is not None
@@ -322,7 +346,7 @@ class _Traceback:
     def __init__(self) -> None:
         self._lines = self._unknown = self._last = 0
         self._is_frame = self._is_logged = self._is_stack = False
-        self._asserted = self.package = ""
+        self._asserted = self._source = self.package = ""
         self._exceptions: list[str] = []
         self._frames: dict[str, None] = {}
 
@@ -348,6 +372,8 @@ class _Traceback:
     def _is_of(self, text: str, line: str) -> bool:
         if _begins(line) or _PART.match(text) is not None:
             self._is_frame = 'File "' in line
+            if "^" not in text[:1] and "~" not in text[:1]:
+                self._source = ""
             if place := _PACKAGE.search(line[:1000]):
                 self.package = place["name"] or ""
             if (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:
@@ -358,6 +384,7 @@ class _Traceback:
         is_source, self._is_frame = self._is_frame, False
         if is_source and text.startswith("assert "):
             self._asserted = text
+        before, self._source = self._source, text[:_MAX_JOINED] if is_source else ""
         # The words DETAIL and HINT look like names of exceptions.
         goes_on = bool(self._exceptions) and not is_source and _CONTINUED.match(text) is not None
         if not goes_on and (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
@@ -371,6 +398,8 @@ class _Traceback:
                 return True
             return False
         self._unknown += 1
+        if before and not is_source:
+            self._source = _joined(before, text)
         return is_source or self._unknown <= _MAX_UNKNOWN
 
     def _goes_on(self) -> bool:
@@ -380,7 +409,10 @@ class _Traceback:
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """The last exceptions, in the order in which they were raised: those that tell something, if any."""
+        """The last exceptions, in the order in which they were raised: those that tell something, if any.
+
+        The last one is what the source raises there, if its own line is missing.
+        """
         return self._telling or tuple(self._exceptions)
 
     @property
@@ -391,7 +423,9 @@ class _Traceback:
     @property
     def _telling(self) -> tuple[str, ...]:
         # A StopIteration is how a step of Twisted ends, and a SystemExit how a start that failed does.
-        return tuple(one for one in self._exceptions if not one.startswith(("StopIteration", "SystemExit")))
+        told = tuple(one for one in self._exceptions if not one.startswith(("StopIteration", "SystemExit")))
+        raised = _exception_of(self._source)
+        return (*told, raised)[-_MAX_EXCEPTIONS:] if raised else told
 
     def entries(self, held: PastedEntry | None) -> Iterator[PastedEntry]:
         """Yield the line before the traceback, with it, or each by itself."""
