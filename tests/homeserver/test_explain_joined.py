@@ -84,3 +84,100 @@ def test_any_path_that_a_worker_does_not_handle_is_of_main() -> None:
     assert (found.kind, found.severity) == ("not_writer", "error")
     assert "This worker does not take POST of /room_keys" in found.words[0]
     assert "have the proxy send POST of that path to the main process" in found.advice[0]
+
+
+UPGRADE = (
+    "Traceback (most recent call last):\n"
+    '  File "/x/synapse/storage/prepare_database.py", line 527, in _upgrade_existing_database\n'
+    "    database_engine.execute_script_file(cur, absolute_path)\n"
+)
+REST = " There may be more information in the logs.\n" + "*" * 80
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        UPGRADE + "{}",
+        UPGRADE.replace("prepare_database", "schema/main/delta/78/02_x") + "{}",
+        f"{{}}\n{REST}",
+        f"    return func(sql)\n           ^^^^\n{{}}\n\n{REST}",
+        f"Error during initialisation:\n     {{}}\n{REST}",
+    ],
+)
+@pytest.mark.parametrize(
+    ("exception", "said"),
+    [
+        ("sqlite3.IntegrityError: UNIQUE constraint failed: x.user_id", "rows are in a table twice"),
+        (
+            'psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint "x_uniqueness"',
+            "twice",
+        ),
+        (
+            'psycopg2.errors.UniqueViolation: could not create unique index "x_unique"',
+            "rows are in a table twice",
+        ),
+        ("sqlite3.OperationalError: duplicate column name: ts", "what is there already"),
+        ("sqlite3.OperationalError: table x already exists", "what is there already"),
+        ('psycopg2.errors.DuplicateTable: relation "x" already exists', "what is there already"),
+        (
+            'psycopg2.errors.DuplicateObject: constraint "x" for relation "y" already exists',
+            "is there already",
+        ),
+        ("sqlite3.OperationalError: no such table: x", "did not find what it changes"),
+        ('psycopg2.errors.UndefinedColumn: column "x" does not exist', "did not find what it changes"),
+        (
+            'psycopg2.errors.UndefinedObject: constraint "x" of relation "y" does not exist',
+            "did not find what it changes",
+        ),
+    ],
+)
+def test_failures_of_an_upgrade_are_of_one_step(text: str, exception: str, said: str) -> None:
+    """No requests were under way when the schema was brought up to date (15837, 6463, 15741, 14377)."""
+    found = explain(text.format(exception))
+    shown = " ".join(word for one in found.passages for word in [*one.words, *one.advice])
+
+    assert said in shown
+    assert "Two requests" not in shown
+    assert "two processes" not in shown
+    assert "keep a copy" in shown.lower()
+
+
+@pytest.mark.parametrize("table", ["temp_user_devices", "receipts_linearized_new"])
+def test_a_table_of_an_upgrade_tells_that_it_is_one(table: str) -> None:
+    found = told(f"sqlite3.IntegrityError: UNIQUE constraint failed: {table}.user_id")
+
+    assert found.words[0].startswith("A step that brings the schema of the database up to date")
+
+
+TWICE = "psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint"
+
+
+@pytest.mark.parametrize(
+    ("line", "frame", "source"),
+    [
+        ("sqlite3.IntegrityError: UNIQUE constraint failed: temp_user_filters.user_id", "", "15809"),
+        (f'{TWICE} "event_push_summary_unique_index2"\nDETAIL:  Key (a, b)=(c, d)', UPGRADE, "15736"),
+        ("sqlite3.OperationalError: table receipts_linearized_new already exists", UPGRADE, "14909"),
+        ("sqlite3.OperationalError: no such table: receipts_linearized", UPGRADE, "14909"),
+        ('DuplicateColumn: column "event_stream_ordering" of relation "x" already exists', UPGRADE, "15586"),
+        ('UndefinedObject: constraint "receipts_graph_uniqueness" does not exist', UPGRADE, "14377"),
+    ],
+)
+def test_known_faults_of_upgrades_have_their_source(line: str, frame: str, source: str) -> None:
+    found = told(frame + line)
+
+    assert f"matrix-org/synapse#{source}" in found.words[0]
+    assert found.severity == "error"
+    assert found.advice
+    assert not any("A step that brings" in word for word in found.words)
+
+
+def test_known_fault_of_a_start_is_told_with_it() -> None:
+    """The headline of the banner, the traceback and the end of the banner are of one failure (15809)."""
+    exception = "sqlite3.IntegrityError: UNIQUE constraint failed: temp_user_filters.user_id"
+    [found] = explain(f"Error during initialisation:\n{UPGRADE}{exception}\n{REST}").passages
+
+    assert found.words[0] == "Synapse could not start."
+    assert "15809" in found.words[1]
+    assert found.cause.startswith("A fault of Synapse from 1.86.0 on")
+    assert found.advice == ["update to 1.87 or later", "or start 1.85.2 again until then"]

@@ -15,8 +15,9 @@ from synrepl.homeserver.explanation.background_tasks import background_task
 from synrepl.homeserver.explanation.duplicates import (
     IN_AN_UPDATE,
     IN_AN_UPGRADE,
+    LIKELY_AN_UPGRADE,
     UPDATES,
-    UPGRADES,
+    is_of_upgrade,
     told_of_duplicate,
 )
 from synrepl.homeserver.explanation.exceptions import told_of_configuration, told_of_cut, told_of_exception
@@ -1391,7 +1392,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
 """What explains a message by its values; None: what the data says is all."""
 
 
-def _in_place(passage: Passage, frames: Sequence[str], key: str = "") -> Passage:
+def _in_place(passage: Passage, frames: Sequence[str], key: str = "", *, is_start: bool = False) -> Passage:
     """Say what a reason means where it ended an update of the database, at the start or in the background."""
     told: tuple[str, str] | None = None
     if passage.kind == "does_not_fit":
@@ -1400,13 +1401,18 @@ def _in_place(passage: Passage, frames: Sequence[str], key: str = "") -> Passage
         )
     if key == "update_failed" or UPDATES in frames:
         told = IN_AN_UPDATE.get(passage.kind)
-    elif UPGRADES.intersection(frames):
+    elif is_of_upgrade(passage.text, frames):
         told = IN_AN_UPGRADE.get(passage.kind)
+    elif is_start and _OF_ALL_TRANSACTIONS.issuperset(frames) and passage.kind in IN_AN_UPGRADE:
+        likely = IN_AN_UPGRADE[passage.kind]
+        told = (f"{LIKELY_AN_UPGRADE} {likely[0]}", likely[1])
     if told is None:
         return passage
     return msgspec.structs.replace(passage, words=[told[0]], advice=[told[1]])
 
 
+_OF_STARTS: Final = frozenset(("startup_failed", "start_refused"))
+"""Messages of a start that failed, with the exception below them."""
 _SAYS_WRITERS: Final = frozenset(("not_writer", "wrong_role"))
 """Reasons that tell of a request that came to a process which does not write its stream."""
 
@@ -1418,22 +1424,24 @@ def explain_message(
     frames: Sequence[str] = (),
     *,
     is_cut: bool = False,
+    is_start: bool = False,
 ) -> Passage | None:
     """Explain a message by its data, by its values where they say more, and by what it gives as the reason.
 
-    `reasons` and `frames` are of the traceback after it, of which the end is missing if it `is_cut`. None if
-    its text is, by its values, another message.
+    `reasons` and `frames` are of the traceback after it, of which the end is missing if it `is_cut`;
+    `is_start`: it ended a start. None if its text is, by its values, another message.
     """
     passage = _explained(match, writers)
     if passage is None:
         return None
-    passage = _in_place(passage, frames)
+    passage = _in_place(passage, frames, is_start=is_start)
     if passage.kind == "update_failed" and (update := _unknown_update(match.text, reasons, frames)):
         return _not_known(passage, update)
     if passage.kind == "client_write_failed" and _is_of_no_writer(reasons):
         passage = msgspec.structs.replace(passage, words=[REQUEST_FAILED], advice=[])
     if passage.severity != "normal":
-        passage = _with_reasons(passage, match, writers, reasons, frames)
+        is_start = is_start or passage.kind in _OF_STARTS
+        passage = _with_reasons(passage, match, writers, reasons, frames, is_start=is_start)
         if passage.kind in TO_OTHERS:
             passage = _of_others(passage, match, reasons)
         if passage.kind == "push_unreachable":
@@ -1559,6 +1567,8 @@ def _with_reasons(
     writers: Writers,
     reasons: Sequence[Match | str],
     frames: Sequence[str] = (),
+    *,
+    is_start: bool = False,
 ) -> Passage:
     """Add what the exceptions of a message mean, or the last of them as it is."""
     if (
@@ -1571,7 +1581,8 @@ def _with_reasons(
     for one in reasons:
         found = _explained(one, writers) if isinstance(one, Match) else None
         if found is not None and found.kind != match.message.key:
-            found = _in_place(of_redis_client(found, match.message.logger), frames, match.message.key)
+            found = of_redis_client(found, match.message.logger)
+            found = _in_place(found, frames, match.message.key, is_start=is_start)
             known.setdefault(found.kind, found)
     if not known:
         last = next(

@@ -295,7 +295,9 @@ class _Explainer:
             reasons = [
                 one.text if isinstance(one, Match) and one.message.key in GENERAL else one for one in reasons
             ]
-        passage = explain_message(match, self._writers, reasons, entry.frames, is_cut=entry.is_cut)
+        passage = explain_message(
+            match, self._writers, reasons, entry.frames, is_cut=entry.is_cut, is_start=entry.is_start
+        )
         if passage is not None and passage.severity != "normal" and fault is not None:
             passage = with_fault(passage, fault)
         if passage is not None:
@@ -353,10 +355,11 @@ class _Explainer:
         found = next((match for text in entry.exceptions if (match := _reason(text))), None)
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
-        if (
-            found is not None
-            and (passage := explain_message(found, self._writers, frames=entry.frames)) is not None
-        ):
+        passage = None
+        if found is not None:
+            frames, is_start = entry.frames, entry.is_start
+            passage = explain_message(found, self._writers, frames=frames, is_start=is_start)
+        if passage is not None:
             passage = of_redis_client(passage, header.logger)
             module = module_of(header.logger)
             if module is not None and module.is_beside:
