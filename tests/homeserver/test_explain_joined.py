@@ -181,3 +181,88 @@ def test_known_fault_of_a_start_is_told_with_it() -> None:
     assert "15809" in found.words[1]
     assert found.cause.startswith("A fault of Synapse from 1.86.0 on")
     assert found.advice == ["update to 1.87 or later", "or start 1.85.2 again until then"]
+
+
+RACE = "could not serialize access due to concurrent update"
+
+
+def tries(name: str, count: int, request: str = "PUT-2433", end: str = "", reason: str = RACE) -> str:
+    """Return lines of a transaction that failed so often; in `end` {} is the number of the try."""
+    return "".join(
+        f"2025-01-21 17:19:27,{100 + one} - synapse.storage.txn - 787 - WARNING - {request}- [TXN OPERROR]"
+        f" {{{name}}} {reason}{end.format(one)}\n"
+        for one in range(count)
+    )
+
+
+@pytest.mark.parametrize("end", ["", " {}/5", "\n {}/5"])
+def test_all_tries_of_a_transaction_used_up_are_a_failure(end: str) -> None:
+    """Two processes of a bot wrote one user's account data (matrix-org/conference-bot#251)."""
+    [found] = explain(tries("add_user_account_data-259b", 6, end=end)).passages
+
+    assert (found.kind, found.severity, found.count) == ("txn_used_up", "error", 6)
+    assert "add_user_account_data-259b were used up" in found.words[0]
+    assert found.words[1].startswith(
+        "The request PUT-2433 failed with it, and was answered with an error 500"
+    )
+    assert "Nothing of it is stored" in found.words[1]
+    assert not any("repeats it" in word for word in found.words)
+    assert found.advice[0].startswith("two clients")
+    assert "pause" in found.advice[0]
+
+
+def test_last_try_alone_tells_that_all_were_used_up() -> None:
+    line = tries("find-1a", 6, request="persist-9", end=" {}/5").splitlines()[-1]
+    [found] = explain(line).passages
+
+    assert found.kind == "txn_used_up"
+    assert found.words[1].startswith("What it was done for (persist-9) failed with it.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        tries("add_user_account_data-259b", 5),
+        tries("a-1", 5) + tries("a-2", 5),
+        tries("a-1", 3, request="GET-1") + tries("a-1", 3, request="GET-2"),
+        tries("a-1", 4) * 2,
+    ],
+)
+def test_fewer_tries_were_repeated(text: str) -> None:
+    found = told(text)
+
+    assert (found.kind, found.severity) == ("txn_retry", "look")
+    assert any("none failed for good" in word for word in found.words)
+
+
+def test_used_up_tries_are_told_beside_others() -> None:
+    found = explain(tries("a-1", 6) + tries("b-1", 2) + tries("c-1", 6, request="GET-8")).passages
+
+    assert [(one.kind, one.severity) for one in found] == [
+        ("txn_used_up", "error"),
+        ("txn_used_up", "error"),
+        ("txn_retry", "look"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_many"),
+    [
+        ("update_presence-34728b", True),
+        ("insert_linearized_receipt-1", True),
+        ("add_device_change_to_streams-1", True),
+        ("add_room_account_data-1", True),
+        ("complete_appservice_txn-1", False),
+    ],
+)
+def test_many_requests_at_once_need_no_two_processes(name: str, is_many: bool) -> None:
+    found = told(tries(name, 1))
+
+    assert any("two processes do the same work" in step for step in found.advice) is not is_many
+
+
+def test_other_advice_stays_for_transactions_of_many_requests() -> None:
+    found = told(tries("update_presence-1", 1, reason='could not extend file "x": No space left on device'))
+
+    assert "A disk is full" in " ".join(found.words)
+    assert not any("six" in step or "many requests" in step for step in found.advice)

@@ -29,6 +29,8 @@ from synrepl.homeserver.explanation.pasted_lines import REDIS, Header, LoggedTex
 from synrepl.homeserver.explanation.proxies import told_of_proxy, told_of_state
 from synrepl.homeserver.explanation.refused_logins import told_of_login
 from synrepl.homeserver.explanation.results import Passage
+from synrepl.homeserver.explanation.retries import MESSAGES as RETRIES
+from synrepl.homeserver.explanation.retries import advice_of
 from synrepl.homeserver.explanation.tokens import (
     NUMBERED,
     VALUE,
@@ -1444,6 +1446,8 @@ def explain_message(
         passage = _with_reasons(passage, match, writers, reasons, frames, is_start=is_start)
         if passage.kind in TO_OTHERS:
             passage = _of_others(passage, match, reasons)
+        if passage.kind in RETRIES and match.values:
+            passage = msgspec.structs.replace(passage, advice=advice_of(match.values[0], passage.advice))
         if passage.kind == "push_unreachable":
             passage = _not_pushed(passage, reasons)
         if not passage.cause:

@@ -57,6 +57,7 @@ from synrepl.homeserver.explanation.results import (
     Passage,
     UnknownLine,
 )
+from synrepl.homeserver.explanation.retries import USED_UP, Retries
 from synrepl.homeserver.explanation.samples import (
     MAX_SAMPLES,
     Sample,
@@ -123,6 +124,7 @@ KINDS: Final = {
     "traceback": "a traceback of Python",
     "release_fault": "a fault of a release of Synapse",
     "no_way_out": "homeservers of which none is reached",
+    USED_UP: "a transaction of the database of which all tries failed",
     "sql_table": "a table of the homeserver's database",
     "statement": "a statement to the database",
     "metric": "metrics of a process",
@@ -224,6 +226,7 @@ class _Explainer:
         self._redis = RedisOutput()
         self._places: dict[str, list[int]] = {}
         self._others = OtherServers()
+        self._retries = Retries()
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
 
     def add(self, entry: PastedEntry) -> None:
@@ -283,6 +286,7 @@ class _Explainer:
     def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
         """Explain the message that a line is; False if its values say that it is none."""
         message = match.message
+        self._retries.see(match, header, entry.number)
         group = self._groups.get((message.key, message.severity))
         is_full = message.key not in _WITH_TOKENS and group is not None and group.is_full
         if is_full and group is not None and group.whole is not None:
@@ -449,7 +453,7 @@ class _Explainer:
     def result(self) -> Explanation:
         """Return all passages, the worst first."""
         found = (one for group in self._groups.values() for one in group.result())
-        passages = [self._with_progress(self._asked_again(one)) for one in found]
+        passages = self._retries.told([self._with_progress(self._asked_again(one)) for one in found])
         for samples, lines, count in self._samples.values():
             passage = explain_samples(samples, count)
             passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
