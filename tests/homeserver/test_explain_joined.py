@@ -266,3 +266,71 @@ def test_other_advice_stays_for_transactions_of_many_requests() -> None:
 
     assert "A disk is full" in " ".join(found.words)
     assert not any("six" in step or "many requests" in step for step in found.advice)
+
+
+LACKS = "AttributeError: 'GenericWorkerSlavedStore' object has no attribute 'get_x'\n"
+REQUEST = (
+    HEAD.format("http.server", "ERROR", "GET-21972")
+    + "Failed handle request via 'OpenIdUserInfo': <SynapseRequest at 0x7f method='GET'"
+    " uri='/_matrix/federation/v1/openid/userinfo?access_token=<redacted>' clientproto='HTTP/1.1' site='2'>\n"
+)
+SERVED = (
+    "Traceback (most recent call last):\n"
+    '  File "/x/synapse/http/server.py", line 269, in _async_render_wrapper\n'
+    "    callback_return = await self._async_render(request)\n"
+)
+OTHER = HEAD.format("metrics", "INFO", "x") + "Collecting gc 1\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        REQUEST + SERVED + LACKS,
+        LACKS + OTHER + REQUEST + SERVED,
+        LACKS + REQUEST,
+        OTHER + REQUEST + SERVED + OTHER + LACKS,
+        REQUEST.replace("OpenIdUserInfo", "PushRuleRestServlet") + SERVED + LACKS,
+        REQUEST + SERVED + LACKS.replace("GenericWorkerSlavedStore", "FederationReaderSlavedStore"),
+    ],
+)
+def test_path_of_what_a_worker_lacks_goes_to_main(text: str) -> None:
+    """The exception is of the request in the same text, in whatever order they were copied (11814)."""
+    advice = [step for one in explain(text).passages for step in one.advice]
+
+    assert any(
+        "send GET /_matrix/federation/v1/openid/userinfo to the main process" in step for step in advice
+    )
+    assert not any("run_background_tasks_on" in step or "access_token" in step for step in advice)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LACKS,
+        LACKS + REQUEST + SERVED + "ValueError: another one\n",
+        LACKS + OTHER * 80 + REQUEST + SERVED,
+        HEAD.format("metrics.background_process_metrics", "ERROR", "x")
+        + "Background process 'prune' threw an exception\n"
+        + SERVED
+        + LACKS,
+    ],
+)
+def test_what_a_worker_lacks_is_not_blamed_on_other_requests(text: str) -> None:
+    advice = [step for one in explain(text).passages for step in one.advice]
+
+    assert not any("openid" in step for step in advice)
+    assert any("run_background_tasks_on" in step for step in advice)
+
+
+def test_requests_joined_by_their_place_are_not_told_as_sure() -> None:
+    found = explain(LACKS + OTHER + REQUEST + SERVED).passages[0]
+
+    assert found.kind == "worker_lacks"
+    assert any("Most likely" in word and "line 3" in word for word in found.words)
+
+
+def test_known_path_that_workers_lack_is_named_without_the_request() -> None:
+    found = told(LACKS.replace("get_x", "get_user_id_for_open_id_token"))
+
+    assert "matrix-org/synapse#11814" in found.words[0]
+    assert "openid/userinfo" in found.advice[0]

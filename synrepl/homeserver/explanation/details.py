@@ -1446,6 +1446,10 @@ def explain_message(
         passage = _with_reasons(passage, match, writers, reasons, frames, is_start=is_start)
         if passage.kind in TO_OTHERS:
             passage = _of_others(passage, match, reasons)
+        lacking = next((one for one in reasons if isinstance(one, Match) and one.message.key == LACKS), None)
+        if lacking is not None and match.message.logger == _SERVED:
+            request = failed_request(match) or "requests as this one"
+            passage = to_main(passage, request, step=lacking.message.do)
         if passage.kind in RETRIES and match.values:
             passage = msgspec.structs.replace(passage, advice=advice_of(match.values[0], passage.advice))
         if passage.kind == "push_unreachable":
@@ -1540,6 +1544,28 @@ def _not_known(passage: Passage, update: str) -> Passage:
 REQUEST_FAILED: Final = (
     "A request failed in this process with an exception, and was answered with an error 500."
 )
+
+
+_OF_REQUEST: Final = re.compile(r"method='(?P<method>[A-Z]{3,7})' uri='(?P<path>/[^'?\s]{1,500})", re.ASCII)
+_SERVED: Final = "synapse.http.server"
+"""The logger of requests that failed."""
+LACKS: Final = "worker_lacks"
+_NEWER: Final = "or update: newer releases let workers do more of it"
+
+
+def failed_request(match: Match) -> str:
+    """Return method and path of a request that failed; "" for any other message."""
+    found = _OF_REQUEST.search(match.text) if match.message.logger == _SERVED else None
+    return printable(f"{found['method']} {found['path']}") if found else ""
+
+
+def to_main(passage: Passage, request: str, *, step: str = "") -> Passage:
+    """Say that a request goes to the main process, in the place of the general `step` for all work."""
+    sent = f"have the proxy send {request} to the main process"
+    if any(sent in one for one in passage.advice):
+        return passage
+    advice = [f"{sent}; {_NEWER}", *(one for one in passage.advice if one != step)]
+    return msgspec.structs.replace(passage, advice=advice)
 
 
 def _is_of_no_writer(reasons: Sequence[Match | str]) -> bool:
