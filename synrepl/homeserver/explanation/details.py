@@ -15,8 +15,9 @@ from synrepl.homeserver.explanation.background_tasks import background_task
 from synrepl.homeserver.explanation.duplicates import (
     IN_AN_UPDATE,
     IN_AN_UPGRADE,
+    LIKELY_AN_UPGRADE,
     UPDATES,
-    UPGRADES,
+    is_of_upgrade,
     told_of_duplicate,
 )
 from synrepl.homeserver.explanation.exceptions import told_of_configuration, told_of_cut, told_of_exception
@@ -28,6 +29,8 @@ from synrepl.homeserver.explanation.pasted_lines import REDIS, Header, LoggedTex
 from synrepl.homeserver.explanation.proxies import told_of_proxy, told_of_state
 from synrepl.homeserver.explanation.refused_logins import told_of_login
 from synrepl.homeserver.explanation.results import Passage
+from synrepl.homeserver.explanation.retries import MESSAGES as RETRIES
+from synrepl.homeserver.explanation.retries import advice_of
 from synrepl.homeserver.explanation.tokens import (
     NUMBERED,
     VALUE,
@@ -877,6 +880,39 @@ def _write_failed(match: Match, writers: Writers) -> Passage | None:
     return _passage(match, [match.message.means, told], [step], [])
 
 
+_NOT_ON_WORKER: Final = re.compile(
+    r"Cannot handle (?P<method>[A-Z]{3,7}|\{\w*\}|%s) /(?P<path>\S{1,200}) on worker", re.ASCII
+)
+_WRITTEN: Final[Mapping[str, tuple[str, str, str, str]]] = {
+    "push_rules": (
+        "PUT and DELETE",
+        "^/_matrix/client/(api/v1|r0|v3|unstable)/pushrules/",
+        "from 1.105 on to the process in `stream_writers`: push_rules",
+        "GET may stay with workers",
+    ),
+}
+"""Paths of which a worker refuses what writes: methods, path, where else it may go, and what need not."""
+
+
+def _not_on_worker(match: Match, writers: Writers) -> Passage | None:
+    """Explain a path that a worker does not take with that method."""
+    found = _NOT_ON_WORKER.search(match.text)
+    if found is None:
+        return None
+    method, path = found["method"], printable(found["path"].strip("/"))
+    is_named = method.isalpha()
+    first = (
+        f"This worker does not take {method if is_named else 'requests'} of /{path}: only the main process,"
+        " or the process that writes what it changes, does."
+    )
+    methods, where, other, rest = _WRITTEN.get(
+        path, (method if is_named else "what", "that path", "", "other methods of it may stay with workers")
+    )
+    also = f", or {other}" if other else ""
+    step = f"have the proxy send {methods} of {where} to the main process{also}. {rest}"
+    return _passage(match, [first], [step], [])
+
+
 def _unknown(match: Match, writers: Writers) -> Passage | None:
     """Explain a stream that a process does not know; None for a word that is no stream."""
     name = match.values[-1].strip("'\" ")
@@ -1321,6 +1357,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
     "http_failed": _not_sent,
     "url_invalid": _url,
     "client_write_failed": _write_failed,
+    "not_writer": _not_on_worker,
     "unknown_stream": _unknown,
     "unknown_stream_position": _unknown,
     "redis_bad_line": _with_line,
@@ -1357,7 +1394,7 @@ DETAILS: Final[Mapping[str, Callable[[Match, Writers], Passage | None]]] = {
 """What explains a message by its values; None: what the data says is all."""
 
 
-def _in_place(passage: Passage, frames: Sequence[str], key: str = "") -> Passage:
+def _in_place(passage: Passage, frames: Sequence[str], key: str = "", *, is_start: bool = False) -> Passage:
     """Say what a reason means where it ended an update of the database, at the start or in the background."""
     told: tuple[str, str] | None = None
     if passage.kind == "does_not_fit":
@@ -1366,13 +1403,18 @@ def _in_place(passage: Passage, frames: Sequence[str], key: str = "") -> Passage
         )
     if key == "update_failed" or UPDATES in frames:
         told = IN_AN_UPDATE.get(passage.kind)
-    elif UPGRADES.intersection(frames):
+    elif is_of_upgrade(passage.text, frames):
         told = IN_AN_UPGRADE.get(passage.kind)
+    elif is_start and _OF_ALL_TRANSACTIONS.issuperset(frames) and passage.kind in IN_AN_UPGRADE:
+        likely = IN_AN_UPGRADE[passage.kind]
+        told = (f"{LIKELY_AN_UPGRADE} {likely[0]}", likely[1])
     if told is None:
         return passage
     return msgspec.structs.replace(passage, words=[told[0]], advice=[told[1]])
 
 
+_OF_STARTS: Final = frozenset(("startup_failed", "start_refused"))
+"""Messages of a start that failed, with the exception below them."""
 _SAYS_WRITERS: Final = frozenset(("not_writer", "wrong_role"))
 """Reasons that tell of a request that came to a process which does not write its stream."""
 
@@ -1384,24 +1426,32 @@ def explain_message(
     frames: Sequence[str] = (),
     *,
     is_cut: bool = False,
+    is_start: bool = False,
 ) -> Passage | None:
     """Explain a message by its data, by its values where they say more, and by what it gives as the reason.
 
-    `reasons` and `frames` are of the traceback after it, of which the end is missing if it `is_cut`. None if
-    its text is, by its values, another message.
+    `reasons` and `frames` are of the traceback after it, of which the end is missing if it `is_cut`;
+    `is_start`: it ended a start. None if its text is, by its values, another message.
     """
     passage = _explained(match, writers)
     if passage is None:
         return None
-    passage = _in_place(passage, frames)
+    passage = _in_place(passage, frames, is_start=is_start)
     if passage.kind == "update_failed" and (update := _unknown_update(match.text, reasons, frames)):
         return _not_known(passage, update)
     if passage.kind == "client_write_failed" and _is_of_no_writer(reasons):
         passage = msgspec.structs.replace(passage, words=[REQUEST_FAILED], advice=[])
     if passage.severity != "normal":
-        passage = _with_reasons(passage, match, writers, reasons, frames)
+        is_start = is_start or passage.kind in _OF_STARTS
+        passage = _with_reasons(passage, match, writers, reasons, frames, is_start=is_start)
         if passage.kind in TO_OTHERS:
             passage = _of_others(passage, match, reasons)
+        lacking = next((one for one in reasons if isinstance(one, Match) and one.message.key == LACKS), None)
+        if lacking is not None and match.message.logger == _SERVED:
+            request = failed_request(match) or "requests as this one"
+            passage = to_main(passage, request, step=lacking.message.do)
+        if passage.kind in RETRIES and match.values:
+            passage = msgspec.structs.replace(passage, advice=advice_of(match.values[0], passage.advice))
         if passage.kind == "push_unreachable":
             passage = _not_pushed(passage, reasons)
         if not passage.cause:
@@ -1496,10 +1546,34 @@ REQUEST_FAILED: Final = (
 )
 
 
+_OF_REQUEST: Final = re.compile(r"method='(?P<method>[A-Z]{3,7})' uri='(?P<path>/[^'?\s]{1,500})", re.ASCII)
+_SERVED: Final = "synapse.http.server"
+"""The logger of requests that failed."""
+LACKS: Final = "worker_lacks"
+_NEWER: Final = "or update: newer releases let workers do more of it"
+
+
+def failed_request(match: Match) -> str:
+    """Return method and path of a request that failed; "" for any other message."""
+    found = _OF_REQUEST.search(match.text) if match.message.logger == _SERVED else None
+    return printable(f"{found['method']} {found['path']}") if found else ""
+
+
+def to_main(passage: Passage, request: str, *, step: str = "") -> Passage:
+    """Say that a request goes to the main process, in the place of the general `step` for all work."""
+    sent = f"have the proxy send {request} to the main process"
+    if any(sent in one for one in passage.advice):
+        return passage
+    advice = [f"{sent}; {_NEWER}", *(one for one in passage.advice if one != step)]
+    return msgspec.structs.replace(passage, advice=advice)
+
+
 def _is_of_no_writer(reasons: Sequence[Match | str]) -> bool:
-    """Whether the reasons are known, and none is that this process does not write the stream."""
-    known = [one.message.key for one in reasons if isinstance(one, Match)]
-    return bool(known) and not _SAYS_WRITERS.intersection(known)
+    """Whether the reasons are known, and none leaves it to the request which process writes."""
+    known = [one for one in reasons if isinstance(one, Match)]
+    if any(_NOT_ON_WORKER.search(one.text) for one in known):
+        return True
+    return bool(known) and not _SAYS_WRITERS.intersection(one.message.key for one in known)
 
 
 def _explained(match: Match, writers: Writers) -> Passage | None:
@@ -1523,6 +1597,8 @@ def _with_reasons(
     writers: Writers,
     reasons: Sequence[Match | str],
     frames: Sequence[str] = (),
+    *,
+    is_start: bool = False,
 ) -> Passage:
     """Add what the exceptions of a message mean, or the last of them as it is."""
     if (
@@ -1535,7 +1611,8 @@ def _with_reasons(
     for one in reasons:
         found = _explained(one, writers) if isinstance(one, Match) else None
         if found is not None and found.kind != match.message.key:
-            found = _in_place(of_redis_client(found, match.message.logger), frames, match.message.key)
+            found = of_redis_client(found, match.message.logger)
+            found = _in_place(found, frames, match.message.key, is_start=is_start)
             known.setdefault(found.kind, found)
     if not known:
         last = next(

@@ -1,7 +1,7 @@
 """What it means that a row is in the database already: of a sequence, of two requests, of an update."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from synrepl.wire.text import printable
@@ -24,14 +24,20 @@ UPDATES: Final = "synapse/storage/background_updates.py"
 """The file that runs the updates of the database in the background."""
 
 
-UPGRADES: Final = frozenset(
-    (
-        "synapse/storage/prepare_database.py",
-        "synapse/storage/engines/postgres.py",
-        "synapse/storage/engines/sqlite.py",
-    )
+_UPGRADES: Final = (
+    "synapse/storage/prepare_database.py",
+    "synapse/storage/engines/postgres.py",
+    "synapse/storage/engines/sqlite.py",
+    "synapse/storage/schema/",
 )
-"""The files that bring the schema of the database up to date at a start."""
+"""The files that bring the schema of the database up to date at a start, or their folder."""
+_OF_UPGRADE: Final = re.compile(r"(?<![\w.])(?:temp_\w{1,80}|\w{1,80}_(?:new|temp))(?![\w])", re.ASCII)
+"""A table that only a step of an upgrade makes, to put it in the place of another one."""
+
+
+def is_of_upgrade(text: str, frames: Sequence[str]) -> bool:
+    """Whether a failure was one of an upgrade of the schema, by the files of its traceback or its table."""
+    return any(frame.startswith(_UPGRADES) for frame in frames) or _OF_UPGRADE.search(text) is not None
 
 
 class Duplicate(NamedTuple):
@@ -144,7 +150,26 @@ _TWICE_AT_A_START: Final = (
     ),
 )
 
+LIKELY_AN_UPGRADE: Final = (
+    "It ended a start: most likely (the files of the traceback are not in the text) so:"
+)
 IN_AN_UPGRADE: Final[Mapping[str, tuple[str, str]]] = {
+    "db_there_already": (
+        (
+            "A step that brings the schema of the database up to date wants to make what is there already:"
+            " most likely a start before was broken off in the middle of that step (as by the time limit of"
+            " systemd), of which SQLite keeps what was done, or a state of the development ran on this"
+            " database; or schema_version is not the one of this database (a dump loaded in part, another"
+            " search_path). Synapse fails so at each start."
+        ),
+        (
+            "end all processes and keep a copy. SELECT * FROM schema_version: without a row, load the dump"
+            " again into an empty database. Else load the backup of before the upgrade and start the main"
+            " process alone, without a time limit (update_synapse_database does the same with Synapse down);"
+            " without a backup see how far the step came, by its file (Applying schema ... in the log;"
+            " applied_schema_deltas has those that are done), and undo by hand what it left"
+        ),
+    ),
     "db_index_not_made": _TWICE_AT_A_START,
     "id_twice": _TWICE_AT_A_START,
     "deadlock": (

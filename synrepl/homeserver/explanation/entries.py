@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from synrepl.homeserver.explanation.order import in_order
 from synrepl.homeserver.explanation.pasted_lines import (
     is_logged,
     logged_message,
@@ -28,6 +29,7 @@ _STACK: Final = "Stack (most recent call last):"
 _PART: Final = re.compile(
     r"(?:The above exception was|During handling of|--- <exception caught here>|[\^~][\s\^~]*\Z)"
 )
+_MARKED: Final = re.compile(r"[\^~]{3}")
 _EXCEPTION: Final = re.compile(
     r"(?:(?:[A-Za-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80}|(?:socket|select|struct|zlib)\.[a-z]{4,8})(?:: .*|:?\Z)",
     re.ASCII | re.DOTALL,
@@ -44,10 +46,11 @@ _CONTINUED: Final = re.compile(
     r'|in "[^"]{0,200}", line \d'
     r"|<\w{1,40}Request at|expected <block end>|could not find expected"
     r"|Process \d+ waits for \w+"
-    r"|Is the server running|TCP/IP connections on port|There may be more information in the logs|\*{20}"
+    r"|Is the server running|TCP/IP connections on port"
 )
-"""Lines that continue an entry: details of an error of PostgreSQL, the end of what Synapse prints of it,
-or a request."""
+"""Lines that continue an entry: details of an error of PostgreSQL, or a request."""
+_END_OF_START: Final = re.compile(r"There may be more information in the logs", re.ASCII)
+"""What Synapse prints below the reason why it does not start, before the edge of the banner."""
 
 _UNFINISHED: Final = re.compile(
     r"(?:is inconsistent with associated(?: stream position)?|to given token:|current token to reach"
@@ -60,6 +63,8 @@ _STATEMENT: Final = re.compile(r"\bSTATEMENT:(?:\s|\Z)", re.ASCII)
 """What PostgreSQL logs before a statement, which may go on in the next lines."""
 _HEADLINE: Final = re.compile(r"Error in configuration(?: at '[^']{1,200}')?:", re.ASCII)
 """What Synapse prints before the lines that tell what is wrong in its configuration."""
+_START: Final = re.compile(r"Error during initialisation:", re.ASCII)
+"""What Synapse prints before the traceback of a start that failed."""
 _INDENTED: Final = re.compile(r"(?:\A|[|:])(?: {2,}|\t+ *)\S", re.ASCII)
 """A line that is set in, below the one to which it belongs."""
 
@@ -102,6 +107,18 @@ _MAX_JOINED: Final = 2000
 _STARS: Final = re.compile(r"[*=#-]{20,}")
 """The edge of a banner, which Synapse puts around why it does not start."""
 
+_RAISED: Final = re.compile(
+    r"raise (?P<name>(?:[A-Za-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80})\(\s*"
+    r"(?:(?:\w{1,40}=)?[\w.]{1,80},\s*){0,3}(?:\w{1,40}=)?"
+    r"""(?P<texts>(?:[bfrBFR]{0,2}(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')\s*)+)(?!\.(?!format\())""",
+    re.ASCII,
+)
+"""A line of the source that raises an exception with a text that stands there."""
+_LITERAL: Final = re.compile(r"""(?P<quote>["'])(?P<text>(?:\\.|(?!(?P=quote)).)*)(?P=quote)""")
+_ESCAPED: Final = re.compile(r"\\([\"'\\])")
+_ASSERTED: Final = re.compile(r"assert (?!.*\()[\w.].{0,300}", re.ASCII)
+"""An assertion that calls nothing which could have failed in its place."""
+
 _NEXT_FRAME: Final = re.compile(r'\s+(?=File "[^"]{1,300}", line \d)')
 _LAST_EXCEPTION: Final = re.compile(
     r"(?<=\s)(?:\w{1,80}\.){0,10}[A-Z]\w{0,80}"
@@ -136,6 +153,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     Of a traceback that no line logged, the line is the last exception, or "". The `frames` are the files of
     Synapse in it, each once, the last one last; `is_cut`: the exception is missing. Of a table
     that psql printed, the line is its first. The `package` is that of the last file in the traceback, or "".
+    `is_start`: Synapse printed it as the reason why it does not start.
     """
 
     number: int
@@ -147,6 +165,7 @@ class PastedEntry(msgspec.Struct, frozen=True):
     table: PsqlOutput | None = None
     is_cut: bool = False
     package: str = ""
+    is_start: bool = False
 
 
 def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
@@ -181,6 +200,9 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
                 held = PastedEntry(held.number, f"{held.line}{line}", held.lines + 1)
                 continue
             header, text = logged_message(line)
+            if _END_OF_START.match(text) is not None:
+                held = msgspec.structs.replace(held, lines=held.lines + 1, is_start=True)
+                continue
             if _CONTINUED.match(text) is not None or (not header and _is_below(held, line)):
                 held = PastedEntry(held.number, _joined(held.line, text), held.lines + 1)
                 continue
@@ -214,7 +236,7 @@ def entries(lines: Iterable[str]) -> Iterator[PastedEntry]:
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield each line with its number, which the lines of one JSON document or viewer's row share."""
-    for number, shipped in enumerate(lines, 1):
+    for number, shipped in in_order(lines):
         line = _GLUED.sub(r"\1 ", shipped, count=1) if shipped[:1].isdigit() else shipped
         if '{"' in line[:MAX_BEFORE]:
             yield from ((number, one) for one in spread(line))
@@ -283,6 +305,12 @@ def _is_cut_request(line: str) -> bool:
     return quotes % 2 == 1 or (not quotes and line.rstrip()[-1:] in ":)(")
 
 
+def _tells_failure(line: str) -> bool:
+    """Whether a line was logged, or is the headline of a start that failed."""
+    header, text = logged_message(_unpacked(line)[0])
+    return bool(header.logger) or _START.match(text) is not None
+
+
 def _is_open(line: str) -> bool:
     """Whether a line that was logged, or an exception, ends within brackets: it goes on in the next."""
     text = logged_message(line)[1]
@@ -311,6 +339,18 @@ def _is_failure(line: str) -> bool:
     return " ERROR " in line[:500] or " CRITICAL " in line[:500]
 
 
+def _exception_of(source: str) -> str:
+    """Return the exception that a line of the source raises, with its text as it stands there, or ""."""
+    if _ASSERTED.fullmatch(source) is not None:
+        return f"AssertionError: {source}"
+    found = _RAISED.match(source)
+    if found is None:
+        return ""
+    texts = (one["text"] for one in _LITERAL.finditer(found["texts"]))
+    text = _ESCAPED.sub(r"\1", "".join(texts))
+    return f"{found['name']}: {text}"
+
+
 def _is_bare_exception(line: str) -> bool:
     """Whether a line is an exception, and nothing that a logger wrote."""
     return not logged_message(line)[0] and _PLAIN.match(line.strip()) is not None
@@ -321,8 +361,8 @@ class _Traceback:
 
     def __init__(self) -> None:
         self._lines = self._unknown = self._last = 0
-        self._is_frame = self._is_logged = self._is_stack = False
-        self._asserted = self.package = ""
+        self._is_frame = self._is_logged = self._is_stack = self._is_headless = self.is_start = False
+        self._asserted = self._source = self.package = ""
         self._exceptions: list[str] = []
         self._frames: dict[str, None] = {}
 
@@ -339,6 +379,11 @@ class _Traceback:
             # Old releases of Twisted log each line of a traceback by itself.
             self._is_logged = header.logger != ""
             self._is_stack = _STACK in line[:500]
+            self._is_headless = _MARKED.match(text) is not None
+        if self._lines and _END_OF_START.match(text) is not None:
+            self.is_start = True
+            self._lines += 1
+            return True
         if not self._is_of(text, line):
             return False
         self._lines += 1
@@ -348,6 +393,8 @@ class _Traceback:
     def _is_of(self, text: str, line: str) -> bool:
         if _begins(line) or _PART.match(text) is not None:
             self._is_frame = 'File "' in line
+            if "^" not in text[:1] and "~" not in text[:1]:
+                self._source = ""
             if place := _PACKAGE.search(line[:1000]):
                 self.package = place["name"] or ""
             if (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:
@@ -358,6 +405,7 @@ class _Traceback:
         is_source, self._is_frame = self._is_frame, False
         if is_source and text.startswith("assert "):
             self._asserted = text
+        before, self._source = self._source, text[:_MAX_JOINED] if is_source else ""
         # The words DETAIL and HINT look like names of exceptions.
         goes_on = bool(self._exceptions) and not is_source and _CONTINUED.match(text) is not None
         if not goes_on and (_PLAIN if is_source else _EXCEPTION).match(text) is not None:
@@ -371,6 +419,8 @@ class _Traceback:
                 return True
             return False
         self._unknown += 1
+        if before and not is_source:
+            self._source = _joined(before, text)
         return is_source or self._unknown <= _MAX_UNKNOWN
 
     def _goes_on(self) -> bool:
@@ -380,7 +430,10 @@ class _Traceback:
 
     @property
     def exceptions(self) -> tuple[str, ...]:
-        """The last exceptions, in the order in which they were raised: those that tell something, if any."""
+        """The last exceptions, in the order in which they were raised: those that tell something, if any.
+
+        The last one is what the source raises there, if its own line is missing.
+        """
         return self._telling or tuple(self._exceptions)
 
     @property
@@ -391,7 +444,9 @@ class _Traceback:
     @property
     def _telling(self) -> tuple[str, ...]:
         # A StopIteration is how a step of Twisted ends, and a SystemExit how a start that failed does.
-        return tuple(one for one in self._exceptions if not one.startswith(("StopIteration", "SystemExit")))
+        told = tuple(one for one in self._exceptions if not one.startswith(("StopIteration", "SystemExit")))
+        raised = _exception_of(self._source)
+        return (*told, raised)[-_MAX_EXCEPTIONS:] if raised else told
 
     def entries(self, held: PastedEntry | None) -> Iterator[PastedEntry]:
         """Yield the line before the traceback, with it, or each by itself."""
@@ -401,7 +456,7 @@ class _Traceback:
             if held is not None:
                 yield msgspec.structs.replace(held, lines=held.lines + self._lines)
             return
-        if held is not None and not self._is_logged and logged_message(_unpacked(held.line)[0])[0].logger:
+        if held is not None and not self._is_logged and _tells_failure(held.line):
             yield PastedEntry(
                 held.number,
                 held.line,
@@ -410,6 +465,7 @@ class _Traceback:
                 frames=self.frames,
                 is_cut=not self._telling,
                 package=self.package,
+                is_start=self.is_start,
             )
             return
         if held is not None and not found and _is_bare_exception(held.line):
@@ -422,17 +478,23 @@ class _Traceback:
                 is_traceback=True,
                 frames=self.frames,
                 package=self.package,
+                is_start=self.is_start,
             )
             return
-        if held is not None:
+        before = 0
+        if held is not None and self._is_headless and not is_logged(held.line):
+            # The line above marks is the source, of which they mark a part.
+            before = held.lines
+        elif held is not None:
             yield held
         last = found[-1] if found else ""
         yield PastedEntry(
             self._last,
             last,
-            self._lines,
+            self._lines + before,
             found,
             is_traceback=True,
             frames=self.frames,
             package=self.package,
+            is_start=self.is_start,
         )

@@ -5,7 +5,7 @@ first `MAX_EXAMPLES` of them; when more come, all of them are one passage, with 
 the memory does not depend on the length of a log.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
@@ -16,13 +16,16 @@ import msgspec
 
 from synrepl.homeserver.explanation.details import (
     CUT_TRACEBACK,
+    LACKS,
     MAX_TEXT,
     NOT_BY_DATA,
     SEVERITIES,
     explain_message,
     explain_traceback,
+    failed_request,
     in_package,
     of_redis_client,
+    to_main,
     without_secrets,
 )
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
@@ -57,6 +60,7 @@ from synrepl.homeserver.explanation.results import (
     Passage,
     UnknownLine,
 )
+from synrepl.homeserver.explanation.retries import USED_UP, Retries
 from synrepl.homeserver.explanation.samples import (
     MAX_SAMPLES,
     Sample,
@@ -113,6 +117,12 @@ _WITH_TOKENS: Final = (
 )
 """Messages of which the token that they have is explained too."""
 
+MAX_FAILED: Final = 100
+"""So many requests are kept of which the exception is not in the text: the last ones."""
+
+_NEAR: Final = 60
+"""Within so many lines of an exception its request may be."""
+
 MAX_COMPARED: Final = 8
 """The most tokens that are compared with each other."""
 
@@ -123,6 +133,7 @@ KINDS: Final = {
     "traceback": "a traceback of Python",
     "release_fault": "a fault of a release of Synapse",
     "no_way_out": "homeservers of which none is reached",
+    USED_UP: "a transaction of the database of which all tries failed",
     "sql_table": "a table of the homeserver's database",
     "statement": "a statement to the database",
     "metric": "metrics of a process",
@@ -224,6 +235,8 @@ class _Explainer:
         self._redis = RedisOutput()
         self._places: dict[str, list[int]] = {}
         self._others = OtherServers()
+        self._retries = Retries()
+        self._failed: deque[tuple[int, str]] = deque(maxlen=MAX_FAILED)
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
 
     def add(self, entry: PastedEntry) -> None:
@@ -283,6 +296,9 @@ class _Explainer:
     def _add_message(self, match: Match, entry: PastedEntry, header: Header) -> bool:
         """Explain the message that a line is; False if its values say that it is none."""
         message = match.message
+        self._retries.see(match, header, entry.number)
+        if (entry.is_cut or not entry.exceptions) and (request := failed_request(match)):
+            self._failed.append((entry.number, request))
         group = self._groups.get((message.key, message.severity))
         is_full = message.key not in _WITH_TOKENS and group is not None and group.is_full
         if is_full and group is not None and group.whole is not None:
@@ -295,7 +311,9 @@ class _Explainer:
             reasons = [
                 one.text if isinstance(one, Match) and one.message.key in GENERAL else one for one in reasons
             ]
-        passage = explain_message(match, self._writers, reasons, entry.frames, is_cut=entry.is_cut)
+        passage = explain_message(
+            match, self._writers, reasons, entry.frames, is_cut=entry.is_cut, is_start=entry.is_start
+        )
         if passage is not None and passage.severity != "normal" and fault is not None:
             passage = with_fault(passage, fault)
         if passage is not None:
@@ -353,10 +371,11 @@ class _Explainer:
         found = next((match for text in entry.exceptions if (match := _reason(text))), None)
         if found is None and not (header.logger and header.level in _TELLS_NO_FAILURE):
             found = find_reason(entry.line)
-        if (
-            found is not None
-            and (passage := explain_message(found, self._writers, frames=entry.frames)) is not None
-        ):
+        passage = None
+        if found is not None:
+            frames, is_start = entry.frames, entry.is_start
+            passage = explain_message(found, self._writers, frames=frames, is_start=is_start)
+        if passage is not None:
             passage = of_redis_client(passage, header.logger)
             module = module_of(header.logger)
             if module is not None and module.is_beside:
@@ -446,7 +465,9 @@ class _Explainer:
     def result(self) -> Explanation:
         """Return all passages, the worst first."""
         found = (one for group in self._groups.values() for one in group.result())
-        passages = [self._with_progress(self._asked_again(one)) for one in found]
+        passages = self._retries.told(
+            [self._with_request(self._with_progress(self._asked_again(one))) for one in found]
+        )
         for samples, lines, count in self._samples.values():
             passage = explain_samples(samples, count)
             passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
@@ -473,6 +494,26 @@ class _Explainer:
             unknown=[one for _, kept in sorted(self._unknown.items()) for one in kept][:MAX_UNKNOWN],
             summary=_summary(passages),
         )
+
+    def _with_request(self, passage: Passage) -> Passage:
+        """Name the request near by of which the exception is cut off, where a worker lacks what one needs."""
+        if passage.kind != LACKS:
+            return passage
+        apart = [
+            (abs(number - line), number, request)
+            for number, request in self._failed
+            for line in passage.lines
+            if abs(number - line) <= _NEAR
+        ]
+        if not apart:
+            return passage
+        _, number, request = min(apart)
+        told = (
+            f"Most likely it is what {request} needs, which failed here (line {number}), and of which the"
+            " exception is cut off."
+        )
+        named = msgspec.structs.replace(passage, words=[*passage.words, told])
+        return to_main(named, request, step=_general_step())
 
     def _with_progress(self, passage: Passage) -> Passage:
         """Say of a table that follows the events how far it is from the newest one, if the text has that."""
@@ -526,6 +567,12 @@ def _is_minor(passage: Passage) -> bool:
     # A process without Redis says so of each homeserver that is back.
     is_alone = passage.kind == "command_dropped" and "REMOTE_SERVER_UP" in passage.text
     return is_alone or passage.kind.startswith(_OF_OTHERS) or passage.kind in _beside()
+
+
+@cache
+def _general_step() -> str:
+    """Return what is to be done about whatever a worker lacks."""
+    return next(one.do for one in known_messages() if one.key == LACKS)
 
 
 @cache

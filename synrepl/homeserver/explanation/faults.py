@@ -12,8 +12,12 @@ from typing import Final, Literal
 
 import msgspec
 
+from synrepl.homeserver.explanation.duplicates import IN_AN_UPGRADE
 from synrepl.homeserver.explanation.exceptions import MEANINGS
 from synrepl.homeserver.explanation.results import Passage
+
+_OF_UPGRADES: Final = tuple(means for means, _ in IN_AN_UPGRADE.values())
+"""What is said of a step of an upgrade by the kind of its exception."""
 
 MAX_LOOKED_AT: Final = 4000
 """The most characters of a text in which the words are looked for."""
@@ -82,15 +86,17 @@ def with_fault(passage: Passage, fault: Fault) -> Passage:
     """Say of what failed that it is a known fault: before all, and in place of the general advice."""
     is_harmless = fault.severity == "normal"
     # What is known of it says more than what such an exception means by its kind.
-    first, *more = [word for word in passage.words if word not in MEANINGS]
+    kept = [word for word in passage.words if word not in MEANINGS and not word.endswith(_OF_UPGRADES)]
     is_told = passage.severity == "error" and passage.kind not in GENERAL
-    words = [*([first] if is_told else []), fault.sentence, *more]
+    first = kept[:1] if passage.words[0] in kept else []
+    words = [*(first if is_told else []), fault.sentence, *kept[len(first) :]]
+    before = "" if passage.cause.endswith(_OF_UPGRADES) else passage.cause
     return msgspec.structs.replace(
         passage,
         words=words,
         advice=fault.steps or ["nothing is to be done"] if is_harmless else fault.steps or passage.advice,
         severity=fault.severity or passage.severity,
-        cause=" ".join([*([passage.cause] if passage.cause else []), fault.sentence]) if is_told else "",
+        cause=f"{before} {fault.sentence}".lstrip() if is_told else "",
     )
 
 

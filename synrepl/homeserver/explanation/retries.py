@@ -1,0 +1,171 @@
+"""The tries of transactions of the database: which were repeated, and which of them failed for good.
+
+Synapse tries a transaction six times in all, and logs each failure with the transaction's name and number.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from synrepl.homeserver.explanation.messages import Match
+from synrepl.homeserver.explanation.pasted_lines import Header
+from synrepl.homeserver.explanation.results import MAX_NUMBERS, Passage
+from synrepl.wire.text import printable
+
+MESSAGES: Final = frozenset(("txn_retry", "txn_retry_mid", "txn_retry_old"))
+"""Messages of a try that failed."""
+
+USED_UP: Final = "txn_used_up"
+"""The kind of a passage of a transaction of which all tries failed."""
+
+TRIES: Final = 6
+"""The first try of a transaction and its repeats."""
+
+MAX_KEPT: Final = 1000
+"""Of so many transactions the tries are counted: the last ones."""
+
+_MAX_TOLD: Final = 10
+_NUMBER: Final = re.compile(r"\b([0-5])/5\s*\Z", re.ASCII)
+"""The number of a try, from 0 on, at the end of a line that was not broken."""
+_RACE: Final = re.compile("could not serialize|deadlock")
+"""Reasons that PostgreSQL gives before anything is stored."""
+_REQUEST: Final = re.compile(r"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH)-\d+", re.ASCII)
+_OF_ACCOUNT: Final = re.compile(r"\w*account_data\w*|(?:add|remove)_tag\w*", re.ASCII)
+_OF_MANY: Final = re.compile(
+    r"\w*(?:presence|receipt|device|client_ips|last_seen|event_push|destination|one_time_key)\w*", re.ASCII
+)
+"""Transactions that many requests make at once, on rows that they share."""
+
+OFTEN: Final = (
+    "a few are normal, and of this transaction many too: many requests at once write such rows. Look into it"
+    f" where tries are used up ({TRIES} such lines of one transaction)"
+)
+BY_ONE: Final = (
+    "two clients, or two processes of a bot, write the account data of one user at the same moment: let one"
+    " of them write, or repeat the request after a pause of some seconds"
+)
+BY_SEVERAL: Final = (
+    "repeat what failed after a pause. Where it comes again and again, see who writes the same rows at the"
+    " same moment: two clients or bots of one user, or two processes that do the same work (synrepl inspect"
+    " --files)"
+)
+_GENERAL: Final = "a few are normal."
+"""What is to be done about lost races in general begins so."""
+_REPEATS: Final = " Synapse repeats it."
+"""The end of what a lost race means, where it was repeated."""
+
+
+STORED: Final = "Nothing of it is stored, and nothing is left half done: each try was rolled back."
+UNSTORED: Final = "What failed is rolled back, so that nothing is left half done."
+
+
+class _Tries(msgspec.Struct):
+    """The tries of one transaction that failed: the lines that tell of them, and the last reason."""
+
+    name: str
+    request: str
+    reason: str = ""
+    lines: list[int] = []
+    times: list[str] = []
+    count: int = 0
+
+    def add(self, number: int, time: str, reason: str, place: int | None) -> None:
+        """Add a line, and the number of the try in it. What is logged to two places is one try."""
+        if not (time in self.times and ("," in time or "." in time)):
+            self.count += 1
+        self.count = max(self.count, 0 if place is None else place + 1)
+        self.lines.append(number)
+        self.times.append(time)
+        self.reason = reason
+
+
+class Retries:
+    """Counts the failed tries of each transaction in a text."""
+
+    def __init__(self) -> None:
+        self._tries: dict[tuple[str, str], _Tries] = {}
+        self._used_up: list[_Tries] = []
+        self._lines = 0
+
+    def see(self, match: Match, header: Header, number: int) -> None:
+        """Count the try of which a line tells, if it is one."""
+        if match.message.key not in MESSAGES or "TXN EROLL" in match.text:
+            return
+        name = match.values[0] if match.values else ""
+        key = (header.request, name)
+        tries = self._tries.pop(key, None) or _Tries(name, header.request)
+        self._tries[key] = tries
+        if len(self._tries) > MAX_KEPT:
+            self._tries.pop(next(iter(self._tries)))
+        self._lines += 1
+        place = _NUMBER.search(match.text)
+        reason = match.values[-1] if "OPERROR" in match.text else "deadlock detected"
+        tries.add(number, header.time, reason, int(place[1]) if place else None)
+        if tries.count >= TRIES:
+            # Its number comes again with another transaction, after a long time.
+            self._used_up.append(self._tries.pop(key))
+
+    def told(self, passages: Sequence[Passage]) -> list[Passage]:
+        """Say of the transactions what became of them."""
+        if not self._used_up:
+            repeated = max((one.count for one in self._tries.values()), default=0)
+            return [self._with_repeats(one, repeated) for one in passages]
+        failed = sum(len(one.lines) for one in self._used_up)
+        reasons = [one for one in passages if one.kind in MESSAGES]
+        others = [one for one in passages if one.kind not in MESSAGES or failed < self._lines]
+        words = [word.removesuffix(_REPEATS) for one in reasons for word in one.words[1:] if _is_of_all(word)]
+        return [*others, *(self._passage(one, words) for one in self._used_up[:_MAX_TOLD])]
+
+    def _with_repeats(self, passage: Passage, repeated: int) -> Passage:
+        if passage.kind not in MESSAGES or repeated < 2:
+            return passage
+        told = (
+            f"No transaction in this text failed more than {repeated} of its {TRIES} times: as far as the"
+            " text goes each was repeated, and none failed for good."
+        )
+        return msgspec.structs.replace(passage, words=[*passage.words, told])
+
+    def _passage(self, tries: _Tries, reasons: Sequence[str]) -> Passage:
+        name, request = printable(tries.name[:200]), printable(tries.request[:200])
+        if _REQUEST.fullmatch(tries.request):
+            what = f"The request {request} failed with it, and was answered with an error 500"
+        elif request:
+            what = f"What it was done for ({request}) failed with it"
+        else:
+            what = "What it was done for failed with it"
+        words = [
+            (
+                f"All tries of the transaction {name} were used up: the first one and {TRIES - 1} repeats"
+                " failed."
+            ),
+            f"{what}. {STORED if _RACE.search(tries.reason) else UNSTORED}",
+            *dict.fromkeys(reasons),
+        ]
+        return Passage(
+            kind=USED_UP,
+            severity="error",
+            text=printable(f"{{{tries.name}}} {tries.reason}"[:300]),
+            words=words,
+            advice=[BY_ONE if _OF_ACCOUNT.match(tries.name) else BY_SEVERAL],
+            lines=tries.lines[:MAX_NUMBERS],
+            count=len(tries.lines),
+            first_time=tries.times[0],
+            last_time=tries.times[-1],
+        )
+
+
+def _is_of_all(word: str) -> bool:
+    return not word.startswith("Logged by ")
+
+
+def advice_of(name: str, advice: Sequence[str]) -> list[str]:
+    """Return what to do about a transaction that was repeated, by its name, where it lost a race."""
+    if _OF_ACCOUNT.match(name):
+        step = f"a few are normal. Many: {BY_ONE}"
+    elif _OF_MANY.match(name):
+        step = OFTEN
+    else:
+        return list(advice)
+    return list(dict.fromkeys(step if one.startswith(_GENERAL) else one for one in advice))

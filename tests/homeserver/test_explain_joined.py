@@ -1,0 +1,336 @@
+"""What only several lines of a text tell together: cut tracebacks, repeated lines, texts in another order.
+
+The reports are named by their numbers in matrix-org/synapse, where no other project is named.
+"""
+
+import pytest
+
+from synrepl.homeserver.explanation import Passage, explain
+
+HEAD = "2026-11-02 10:00:00,000 - synapse.{} - 1 - {} - {} - "
+FAILED = (
+    HEAD.format("http.server", "ERROR", "PUT-16")
+    + "Failed handle request via 'PushRuleRestServlet': <SynapseRequest at 0x7f method='PUT'"
+    " uri='/_matrix/client/r0/pushrules/global/override/.m.rule.master/enabled' clientproto='HTTP/1.1'"
+    " site=8084>\n"
+)
+TRACED = (
+    'Traceback (most recent call last):\n  File "/x/synapse/rest/client/push_rule.py", line 52, in on_PUT\n'
+)
+
+
+def told(text: str) -> Passage:
+    """Return what is said first of a text."""
+    return explain(text).passages[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ('raise Exception("Cannot handle PUT /x on worker")', "Exception: Cannot handle PUT /x on worker"),
+        ("raise RuntimeError('a %s of %d' % (b, c))", "RuntimeError: a %s of %d"),
+        ('raise SynapseError(400, "No " "row", Codes.X)', "SynapseError: No row"),
+        ('raise errors.SynapseError(code=400, msg=f"No {row}")', "errors.SynapseError: No {row}"),
+        ('raise ValueError("It\'s %r", row)', "ValueError: It's %r"),
+        ('raise StoreError(\n        404,\n        "It is gone",\n    )', "StoreError: It is gone"),
+        ('raise ValueError("gone") from e\n    ^^^^^^^^^^^^^^', "ValueError: gone"),
+        ("assert self._can_write_to_receipts", "AssertionError: assert self._can_write_to_receipts"),
+    ],
+)
+def test_source_of_a_cut_traceback_is_the_exception(source: str, text: str) -> None:
+    """The line that raises has the literal text, whatever was cut off after it (6432)."""
+    cut = explain(f"{FAILED}{TRACED}    {source}\n").passages[0]
+    whole = explain(f"{FAILED}{TRACED}    {source}\n{text}\n").passages[0]
+
+    assert (cut.words, cut.advice) == (whole.words, whole.advice)
+    assert not any("cut off" in word for word in cut.words)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise",
+        "raise error",
+        "raise Exception(",
+        "raise KeyError(self._values.get('name'))",
+        'raise Exception("Cannot han',
+        "assert self._is_there(row)",
+        "return call(x)",
+        'raise Exception("a")\n  File "/x/synapse/http/server.py", line 77, in wrapped\n    await h(self)',
+    ],
+)
+def test_traceback_without_a_text_stays_cut_off(source: str) -> None:
+    assert any("was cut off" in word for word in told(f"{FAILED}{TRACED}    {source}\n").words)
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_path_that_no_worker_writes_goes_to_main(method: str) -> None:
+    found = told(FAILED + TRACED + f'    raise Exception("Cannot handle {method} /push_rules on worker")\n')
+
+    assert found.severity == "error"
+    assert f"This worker does not take {method} of /push_rules" in found.cause
+    assert found.advice == [
+        (
+            "have the proxy send PUT and DELETE of"
+            " ^/_matrix/client/(api/v1|r0|v3|unstable)/pushrules/ to the main process, or from 1.105"
+            " on to the process in `stream_writers`: push_rules. GET may stay with workers"
+        )
+    ]
+
+
+def test_any_path_that_a_worker_does_not_handle_is_of_main() -> None:
+    found = told("Exception: Cannot handle POST /room_keys on worker")
+
+    assert (found.kind, found.severity) == ("not_writer", "error")
+    assert "This worker does not take POST of /room_keys" in found.words[0]
+    assert "have the proxy send POST of that path to the main process" in found.advice[0]
+
+
+UPGRADE = (
+    "Traceback (most recent call last):\n"
+    '  File "/x/synapse/storage/prepare_database.py", line 527, in _upgrade_existing_database\n'
+    "    database_engine.execute_script_file(cur, absolute_path)\n"
+)
+REST = " There may be more information in the logs.\n" + "*" * 80
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        UPGRADE + "{}",
+        UPGRADE.replace("prepare_database", "schema/main/delta/78/02_x") + "{}",
+        f"{{}}\n{REST}",
+        f"    return func(sql)\n           ^^^^\n{{}}\n\n{REST}",
+        f"Error during initialisation:\n     {{}}\n{REST}",
+    ],
+)
+@pytest.mark.parametrize(
+    ("exception", "said"),
+    [
+        ("sqlite3.IntegrityError: UNIQUE constraint failed: x.user_id", "rows are in a table twice"),
+        (
+            'psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint "x_uniqueness"',
+            "twice",
+        ),
+        (
+            'psycopg2.errors.UniqueViolation: could not create unique index "x_unique"',
+            "rows are in a table twice",
+        ),
+        ("sqlite3.OperationalError: duplicate column name: ts", "what is there already"),
+        ("sqlite3.OperationalError: table x already exists", "what is there already"),
+        ('psycopg2.errors.DuplicateTable: relation "x" already exists', "what is there already"),
+        (
+            'psycopg2.errors.DuplicateObject: constraint "x" for relation "y" already exists',
+            "is there already",
+        ),
+        ("sqlite3.OperationalError: no such table: x", "did not find what it changes"),
+        ('psycopg2.errors.UndefinedColumn: column "x" does not exist', "did not find what it changes"),
+        (
+            'psycopg2.errors.UndefinedObject: constraint "x" of relation "y" does not exist',
+            "did not find what it changes",
+        ),
+    ],
+)
+def test_failures_of_an_upgrade_are_of_one_step(text: str, exception: str, said: str) -> None:
+    """No requests were under way when the schema was brought up to date (15837, 6463, 15741, 14377)."""
+    found = explain(text.format(exception))
+    shown = " ".join(word for one in found.passages for word in [*one.words, *one.advice])
+
+    assert said in shown
+    assert "Two requests" not in shown
+    assert "two processes" not in shown
+    assert "keep a copy" in shown.lower()
+
+
+@pytest.mark.parametrize("table", ["temp_user_devices", "receipts_linearized_new"])
+def test_a_table_of_an_upgrade_tells_that_it_is_one(table: str) -> None:
+    found = told(f"sqlite3.IntegrityError: UNIQUE constraint failed: {table}.user_id")
+
+    assert found.words[0].startswith("A step that brings the schema of the database up to date")
+
+
+TWICE = "psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint"
+
+
+@pytest.mark.parametrize(
+    ("line", "frame", "source"),
+    [
+        ("sqlite3.IntegrityError: UNIQUE constraint failed: temp_user_filters.user_id", "", "15809"),
+        (f'{TWICE} "event_push_summary_unique_index2"\nDETAIL:  Key (a, b)=(c, d)', UPGRADE, "15736"),
+        ("sqlite3.OperationalError: table receipts_linearized_new already exists", UPGRADE, "14909"),
+        ("sqlite3.OperationalError: no such table: receipts_linearized", UPGRADE, "14909"),
+        ('DuplicateColumn: column "event_stream_ordering" of relation "x" already exists', UPGRADE, "15586"),
+        ('UndefinedObject: constraint "receipts_graph_uniqueness" does not exist', UPGRADE, "14377"),
+    ],
+)
+def test_known_faults_of_upgrades_have_their_source(line: str, frame: str, source: str) -> None:
+    found = told(frame + line)
+
+    assert f"matrix-org/synapse#{source}" in found.words[0]
+    assert found.severity == "error"
+    assert found.advice
+    assert not any("A step that brings" in word for word in found.words)
+
+
+def test_known_fault_of_a_start_is_told_with_it() -> None:
+    """The headline of the banner, the traceback and the end of the banner are of one failure (15809)."""
+    exception = "sqlite3.IntegrityError: UNIQUE constraint failed: temp_user_filters.user_id"
+    [found] = explain(f"Error during initialisation:\n{UPGRADE}{exception}\n{REST}").passages
+
+    assert found.words[0] == "Synapse could not start."
+    assert "15809" in found.words[1]
+    assert found.cause.startswith("A fault of Synapse from 1.86.0 on")
+    assert found.advice == ["update to 1.87 or later", "or start 1.85.2 again until then"]
+
+
+RACE = "could not serialize access due to concurrent update"
+
+
+def tries(name: str, count: int, request: str = "PUT-2433", end: str = "", reason: str = RACE) -> str:
+    """Return lines of a transaction that failed so often; in `end` {} is the number of the try."""
+    return "".join(
+        f"2025-01-21 17:19:27,{100 + one} - synapse.storage.txn - 787 - WARNING - {request}- [TXN OPERROR]"
+        f" {{{name}}} {reason}{end.format(one)}\n"
+        for one in range(count)
+    )
+
+
+@pytest.mark.parametrize("end", ["", " {}/5", "\n {}/5"])
+def test_all_tries_of_a_transaction_used_up_are_a_failure(end: str) -> None:
+    """Two processes of a bot wrote one user's account data (matrix-org/conference-bot#251)."""
+    [found] = explain(tries("add_user_account_data-259b", 6, end=end)).passages
+
+    assert (found.kind, found.severity, found.count) == ("txn_used_up", "error", 6)
+    assert "add_user_account_data-259b were used up" in found.words[0]
+    assert found.words[1].startswith(
+        "The request PUT-2433 failed with it, and was answered with an error 500"
+    )
+    assert "Nothing of it is stored" in found.words[1]
+    assert not any("repeats it" in word for word in found.words)
+    assert found.advice[0].startswith("two clients")
+    assert "pause" in found.advice[0]
+
+
+def test_last_try_alone_tells_that_all_were_used_up() -> None:
+    line = tries("find-1a", 6, request="persist-9", end=" {}/5").splitlines()[-1]
+    [found] = explain(line).passages
+
+    assert found.kind == "txn_used_up"
+    assert found.words[1].startswith("What it was done for (persist-9) failed with it.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        tries("add_user_account_data-259b", 5),
+        tries("a-1", 5) + tries("a-2", 5),
+        tries("a-1", 3, request="GET-1") + tries("a-1", 3, request="GET-2"),
+        tries("a-1", 4) * 2,
+    ],
+)
+def test_fewer_tries_were_repeated(text: str) -> None:
+    found = told(text)
+
+    assert (found.kind, found.severity) == ("txn_retry", "look")
+    assert any("none failed for good" in word for word in found.words)
+
+
+def test_used_up_tries_are_told_beside_others() -> None:
+    found = explain(tries("a-1", 6) + tries("b-1", 2) + tries("c-1", 6, request="GET-8")).passages
+
+    assert [(one.kind, one.severity) for one in found] == [
+        ("txn_used_up", "error"),
+        ("txn_used_up", "error"),
+        ("txn_retry", "look"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_many"),
+    [
+        ("update_presence-34728b", True),
+        ("insert_linearized_receipt-1", True),
+        ("add_device_change_to_streams-1", True),
+        ("add_room_account_data-1", True),
+        ("complete_appservice_txn-1", False),
+    ],
+)
+def test_many_requests_at_once_need_no_two_processes(name: str, is_many: bool) -> None:
+    found = told(tries(name, 1))
+
+    assert any("two processes do the same work" in step for step in found.advice) is not is_many
+
+
+def test_other_advice_stays_for_transactions_of_many_requests() -> None:
+    found = told(tries("update_presence-1", 1, reason='could not extend file "x": No space left on device'))
+
+    assert "A disk is full" in " ".join(found.words)
+    assert not any("six" in step or "many requests" in step for step in found.advice)
+
+
+LACKS = "AttributeError: 'GenericWorkerSlavedStore' object has no attribute 'get_x'\n"
+REQUEST = (
+    HEAD.format("http.server", "ERROR", "GET-21972")
+    + "Failed handle request via 'OpenIdUserInfo': <SynapseRequest at 0x7f method='GET'"
+    " uri='/_matrix/federation/v1/openid/userinfo?access_token=<redacted>' clientproto='HTTP/1.1' site='2'>\n"
+)
+SERVED = (
+    "Traceback (most recent call last):\n"
+    '  File "/x/synapse/http/server.py", line 269, in _async_render_wrapper\n'
+    "    callback_return = await self._async_render(request)\n"
+)
+OTHER = HEAD.format("metrics", "INFO", "x") + "Collecting gc 1\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        REQUEST + SERVED + LACKS,
+        LACKS + OTHER + REQUEST + SERVED,
+        LACKS + REQUEST,
+        OTHER + REQUEST + SERVED + OTHER + LACKS,
+        REQUEST.replace("OpenIdUserInfo", "PushRuleRestServlet") + SERVED + LACKS,
+        REQUEST + SERVED + LACKS.replace("GenericWorkerSlavedStore", "FederationReaderSlavedStore"),
+    ],
+)
+def test_path_of_what_a_worker_lacks_goes_to_main(text: str) -> None:
+    """The exception is of the request in the same text, in whatever order they were copied (11814)."""
+    advice = [step for one in explain(text).passages for step in one.advice]
+
+    assert any(
+        "send GET /_matrix/federation/v1/openid/userinfo to the main process" in step for step in advice
+    )
+    assert not any("run_background_tasks_on" in step or "access_token" in step for step in advice)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LACKS,
+        LACKS + REQUEST + SERVED + "ValueError: another one\n",
+        LACKS + OTHER * 80 + REQUEST + SERVED,
+        HEAD.format("metrics.background_process_metrics", "ERROR", "x")
+        + "Background process 'prune' threw an exception\n"
+        + SERVED
+        + LACKS,
+    ],
+)
+def test_what_a_worker_lacks_is_not_blamed_on_other_requests(text: str) -> None:
+    advice = [step for one in explain(text).passages for step in one.advice]
+
+    assert not any("openid" in step for step in advice)
+    assert any("run_background_tasks_on" in step for step in advice)
+
+
+def test_requests_joined_by_their_place_are_not_told_as_sure() -> None:
+    found = explain(LACKS + OTHER + REQUEST + SERVED).passages[0]
+
+    assert found.kind == "worker_lacks"
+    assert any("Most likely" in word and "line 3" in word for word in found.words)
+
+
+def test_known_path_that_workers_lack_is_named_without_the_request() -> None:
+    found = told(LACKS.replace("get_x", "get_user_id_for_open_id_token"))
+
+    assert "matrix-org/synapse#11814" in found.words[0]
+    assert "openid/userinfo" in found.advice[0]

@@ -1,0 +1,92 @@
+"""Texts with the newest line first, as views of a journal or of a dashboard show them."""
+
+import pytest
+
+from synrepl.homeserver.explanation import explain
+from synrepl.homeserver.explanation.order import MAX_TURNED, in_order
+
+HEAD = "Jun 26 10:59:16 server matrix-synapse[818479]: "
+TRACEBACK = [
+    "**********************************************************************************",
+    " Error during initialisation:",
+    "     Traceback (most recent call last):",
+    '       File "/x/synapse/storage/database.py", line 9, in _do_execute',
+    "         return func(sql, *args, **kwargs)",
+    "                ^^^^^^^^^^^^^^^^^^^^^^^^^^",
+    "     sqlite3.IntegrityError: UNIQUE constraint failed: temp_x.user_id",
+    " ",
+    " There may be more information in the logs.",
+    "**********************************************************************************",
+]
+LOG = "2026-11-02 10:00:0{},000 - synapse.storage.txn - 1 - WARNING - GET-1 - line {}"
+
+
+def numbers(lines: list[str]) -> list[int]:
+    """Return the numbers of lines in the order in which they are read."""
+    return [number for number, _ in in_order(lines)]
+
+
+@pytest.mark.parametrize("head", [HEAD, ""])
+@pytest.mark.parametrize("part", [slice(None), slice(4, None), slice(None, 5), slice(8, None), slice(5, 7)])
+def test_lines_upside_down_are_turned_round(head: str, part: slice) -> None:
+    lines = [head + line for line in TRACEBACK[part]]
+    count = len(lines)
+
+    assert numbers(lines) == list(range(1, count + 1))
+    assert numbers(lines[::-1]) == list(range(count, 0, -1))
+
+
+def test_times_that_go_back_turn_lines_round() -> None:
+    assert numbers([LOG.format(time, time) for time in (3, 2, 2, 1)]) == [4, 3, 2, 1]
+
+
+def test_lines_without_a_time_stay_below_theirs() -> None:
+    lines = [LOG.format(3, 3), *TRACEBACK[2:7], LOG.format(2, 2), LOG.format(1, 1)]
+
+    assert numbers(lines) == [8, 7, 1, 2, 3, 4, 5, 6]
+
+
+def test_tracebacks_within_one_time_stay_upright() -> None:
+    lines = [
+        HEAD.replace("59:16", "59:17"),
+        *(HEAD + line for line in TRACEBACK),
+        HEAD.replace("59:16", "58:00"),
+    ]
+
+    assert numbers(lines) == [12, *range(2, 12), 1]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [LOG.format(time, time) for time in (3, 2, 4)],
+        [LOG.format(2, 2), LOG.format(1, 1)],
+        [LOG.format(1, 1)] * 4,
+        [
+            " id | time ",
+            "----+----",
+            " 3 | 2026-11-02 10:00:03",
+            " 2 | 2026-11-02 10:00:02",
+            " 1 | 2026-11-02 10:00:01",
+        ],
+        ["", " "],
+        [LOG.format(9, number) for number in range(MAX_TURNED)] + [LOG.format(1, 1)] * 2,
+    ],
+)
+def test_other_lines_are_read_as_they_stand(lines: list[str]) -> None:
+    assert numbers(lines) == list(range(1, len(lines) + 1))
+
+
+def test_a_failure_upside_down_is_the_same_failure() -> None:
+    """A start that failed, read as a journal shows it (matrix-org/synapse#15837)."""
+    lines = [HEAD + line for line in TRACEBACK]
+    upright, turned = explain("\n".join(lines)), explain("\n".join(reversed(lines)))
+
+    assert [one.words for one in turned.passages] == [one.words for one in upright.passages]
+    assert (turned.unrecognized, upright.unrecognized) == (0, 0)
+
+
+def test_the_line_above_marks_is_of_the_traceback() -> None:
+    found = explain("\n".join(HEAD + line for line in TRACEBACK[4:]))
+
+    assert found.unrecognized == 0
