@@ -19,7 +19,7 @@ from synrepl.replication.serving.feed import (
     read_page,
 )
 from synrepl.replication.serving.follower_feed import FollowerFeed
-from synrepl.replication.serving.ring import Ring, RingGroup
+from synrepl.replication.serving.ring import Ring
 from synrepl.replication.serving.sender import Sender
 from synrepl.storage.log import Log
 from synrepl.streams.facts import Fact
@@ -185,34 +185,6 @@ class FollowerSender:
     def pump(self) -> None:
         """Send everything that can be sent now. Extra calls are harmless."""
         self.sender.pump()
-
-    @staticmethod
-    def pump_all(ring: Ring, senders: Iterable["FollowerSender"]) -> None:
-        """Pump all these senders after a commit: the fast path, beside the loop of `Sender`.
-
-        Most followers wait for the commit at the same place in the ring, and are sent the same. These form a
-        group: what is next is looked up once, and each of them costs little more than its write. The others
-        are pumped. `Sender.position` is not kept here: the position of a follower is that of its feed.
-        """
-        place: tuple[int, int, Encoder, frozenset[str] | None] | None = None
-        lines: tuple[bytes, RingGroup] | None = None
-        for sender in senders:
-            feed = sender.feed
-            live = feed.live
-            if live is None or not feed.is_waiting or sender.sender.is_paused:
-                sender.pump()
-                continue
-            its_place = live.number, live.serial, sender.encoder.release, live.streams
-            if place != its_place:
-                place, lines = its_place, ring.lines_after(*its_place)
-            if lines is not None:
-                data, last = lines
-                # As `Feed.sent` does: a call for each follower would cost a twentieth of all this.
-                live.number, live.serial, live.last = last.number, last.serial, last
-                if data:
-                    sender.connection.write(data)
-            if live.number < ring.newest:
-                sender.pump()
 
     def pause(self) -> None:
         """The transport's buffer is full."""

@@ -23,7 +23,7 @@ from synrepl.replication.serving.follower_sender import FollowerSender
 from synrepl.replication.serving.lag import Lag
 from synrepl.replication.serving.log_waiters import LogWaiters
 from synrepl.replication.serving.read_gate import ReadGate
-from synrepl.replication.serving.ring import Ring
+from synrepl.replication.serving.ring import Ring, RingGroup
 from synrepl.replication.strategies import serving
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
@@ -348,7 +348,7 @@ class Publisher:
 
     def _pump(self) -> None:
         self._pumped_at = self.clock.seconds()
-        FollowerSender.pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
+        pump_all(self.ring, [one.sender for one in self.followers if one.sender is not None])
         for sender in list(self.channel_senders):
             sender.pump()
 
@@ -378,3 +378,31 @@ def _intersection(one: frozenset[str] | None, other: frozenset[str] | None) -> f
     if one is None or other is None:
         return other if one is None else one
     return one & other
+
+
+def pump_all(ring: Ring, senders: Iterable[FollowerSender]) -> None:
+    """Pump all these senders after a commit: the fast path, beside the loop of `Sender`.
+
+    Most followers wait for the commit at the same place in the ring, and are sent the same. These form a
+    group: what is next is looked up once, and each of them costs little more than its write. The others
+    are pumped. `Sender.position` is not kept here: the position of a follower is that of its feed.
+    """
+    place: tuple[int, int, Encoder, frozenset[str] | None] | None = None
+    lines: tuple[bytes, RingGroup] | None = None
+    for sender in senders:
+        feed = sender.feed
+        live = feed.live
+        if live is None or not feed.is_waiting or sender.sender.is_paused:
+            sender.pump()
+            continue
+        its_place = live.number, live.serial, sender.encoder.release, live.streams
+        if place != its_place:
+            place, lines = its_place, ring.lines_after(*its_place)
+        if lines is not None:
+            data, last = lines
+            # As `Feed.sent` does: a call for each follower would cost a twentieth of all this.
+            live.number, live.serial, live.last = last.number, last.serial, last
+            if data:
+                sender.connection.write(data)
+        if live.number < ring.newest:
+            sender.pump()

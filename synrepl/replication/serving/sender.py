@@ -10,8 +10,8 @@ time. It goes on until there is nothing to do or the sink has no room (`pause`).
 cursor, and never a queue: the log is its queue. The loop is a plain function (`pump`) that whoever changes
 something calls, because a live reader must cost no coroutine and no Deferred for each commit; only reading
 the log is asynchronous. At the head a sender asks `LogWaiters` to call it for the next commit that concerns
-it, or is pumped by its owner. For live followers that wait at the head, `FollowerSender.pump_all` does in one
-go what this loop would do for each of them.
+it, or is pumped by its owner. For live followers that wait at the head, `pump_all` in
+`publisher.py` does in one go what this loop would do for each of them.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
