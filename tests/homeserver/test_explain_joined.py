@@ -334,3 +334,20 @@ def test_known_path_that_workers_lack_is_named_without_the_request() -> None:
 
     assert "matrix-org/synapse#11814" in found.words[0]
     assert "openid/userinfo" in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "stream"),
+    [
+        ("Exception: Got /typing request on instance that is not typing writer", "typing"),
+        ("AssertionError: assert self._can_write_to_account_data", "account_data"),
+        ("AssertionError: assert self._can_write_to_device", "to_device"),
+        ("AssertionError: assert self._can_persist_presence", "presence"),
+    ],
+)
+def test_words_of_no_writer_name_the_stream(text: str, stream: str) -> None:
+    """Each of them has its own words for the same (element-hq/synapse#17243)."""
+    found = told(text)
+
+    assert found.kind == "not_writer"
+    assert f"`stream_writers`: {stream}, or to the main process" in found.advice[0]
