@@ -351,3 +351,22 @@ def test_words_of_no_writer_name_the_stream(text: str, stream: str) -> None:
 
     assert found.kind == "not_writer"
     assert f"`stream_writers`: {stream}, or to the main process" in found.advice[0]
+
+
+def test_deadlocks_count_as_tries() -> None:
+    line = HEAD.format("storage.txn", "WARNING", "GET-1") + "[TXN DEADLOCK] {{x-1}} {}/5"
+    [found] = explain("\n".join(line.format(one) for one in range(6))).passages
+
+    assert (found.kind, found.text) == ("txn_used_up", "{x-1} deadlock detected")
+
+
+def test_traceback_of_account_data_has_its_known_reason() -> None:
+    found = told(
+        REQUEST + SERVED + '  File "/x/synapse/storage/databases/main/account_data.py", line 463, in _add\n'
+        "    self.db_pool.simple_upsert_txn(\n"
+        f"psycopg2.errors.SerializationFailure: {RACE}\n"
+    )
+
+    assert found.severity == "error"
+    assert any("element-hq/synapse#11464" in word for word in found.words)
+    assert "pause" in found.advice[0]
