@@ -70,7 +70,7 @@ def test_a_fault_is_found_by_what_it_says(fault: Fault) -> None:
         ),
         (
             "builtins.AttributeError: 'SynchrotronSlavedStore' object has no attribute 'is_support_user'",
-            "does_not_fit",
+            "worker_lacks",
             "error",
             "mended in 0.34.1",
         ),

@@ -334,3 +334,39 @@ def test_known_path_that_workers_lack_is_named_without_the_request() -> None:
 
     assert "matrix-org/synapse#11814" in found.words[0]
     assert "openid/userinfo" in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "stream"),
+    [
+        ("Exception: Got /typing request on instance that is not typing writer", "typing"),
+        ("AssertionError: assert self._can_write_to_account_data", "account_data"),
+        ("AssertionError: assert self._can_write_to_device", "to_device"),
+        ("AssertionError: assert self._can_persist_presence", "presence"),
+    ],
+)
+def test_words_of_no_writer_name_the_stream(text: str, stream: str) -> None:
+    """Each of them has its own words for the same (element-hq/synapse#17243)."""
+    found = told(text)
+
+    assert found.kind == "not_writer"
+    assert f"`stream_writers`: {stream}, or to the main process" in found.advice[0]
+
+
+def test_deadlocks_count_as_tries() -> None:
+    line = HEAD.format("storage.txn", "WARNING", "GET-1") + "[TXN DEADLOCK] {{x-1}} {}/5"
+    [found] = explain("\n".join(line.format(one) for one in range(6))).passages
+
+    assert (found.kind, found.text) == ("txn_used_up", "{x-1} deadlock detected")
+
+
+def test_traceback_of_account_data_has_its_known_reason() -> None:
+    found = told(
+        REQUEST + SERVED + '  File "/x/synapse/storage/databases/main/account_data.py", line 463, in _add\n'
+        "    self.db_pool.simple_upsert_txn(\n"
+        f"psycopg2.errors.SerializationFailure: {RACE}\n"
+    )
+
+    assert found.severity == "error"
+    assert any("element-hq/synapse#11464" in word for word in found.words)
+    assert "pause" in found.advice[0]

@@ -1,5 +1,7 @@
 """Texts with the newest line first, as views of a journal or of a dashboard show them."""
 
+import json
+
 import pytest
 
 from synrepl.homeserver.explanation import explain
@@ -90,3 +92,14 @@ def test_the_line_above_marks_is_of_the_traceback() -> None:
     found = explain("\n".join(HEAD + line for line in TRACEBACK[4:]))
 
     assert found.unrecognized == 0
+
+
+@pytest.mark.parametrize("is_newest_first", [True, False])
+def test_answers_of_loki_are_read_from_the_oldest(is_newest_first: bool) -> None:
+    values = [[f"170000000000000000{number}", line] for number, line in enumerate(TRACEBACK[1:7])]
+    values = values[::-1] if is_newest_first else values
+    answer = {"data": {"result": [{"stream": {"job": "synapse"}, "values": values}]}}
+    found = explain(json.dumps(answer))
+
+    assert ["start_refused"] == [one.kind for one in found.passages]
+    assert found.passages[0].cause.startswith("A step that brings the schema")

@@ -47,6 +47,7 @@ from synrepl.homeserver.explanation.wire_lines import explain_line
 from synrepl.homeserver.streams import (
     BY_NAME,
     POSITION_NAMES,
+    WRITER_KEYS,
     lag_advice,
     position_query,
     writers_sentence,
@@ -866,6 +867,12 @@ WRITTEN_BY: Final[Mapping[str, str]] = {
 """The stream of requests of clients that only its writers take, by the class that handles them."""
 
 
+TO_WRITERS: Final = (
+    "have the proxy send these requests to the processes of `stream_writers`: {}, or to the main process if"
+    " that key is missing"
+)
+
+
 def _write_failed(match: Match, writers: Writers) -> Passage | None:
     name = match.pattern.literals[0].split("'")[1]
     stream = WRITTEN_BY[name]
@@ -873,16 +880,16 @@ def _write_failed(match: Match, writers: Writers) -> Passage | None:
         f"If that is an AssertionError, or says that this is no writer: only processes that write {stream}"
         " take such requests, and this one does not."
     )
-    step = (
-        f"have the proxy send these requests to the processes of `stream_writers`: {stream}, or to the main"
-        " process if that key is missing"
-    )
-    return _passage(match, [match.message.means, told], [step], [])
+    return _passage(match, [match.message.means, told], [TO_WRITERS.format(stream)], [])
 
 
 _NOT_ON_WORKER: Final = re.compile(
     r"Cannot handle (?P<method>[A-Z]{3,7}|\{\w*\}|%s) /(?P<path>\S{1,200}) on worker", re.ASCII
 )
+_NOT_WRITER: Final = re.compile(
+    r"_can_write_to_(\w{1,40})|_can_persist_(presence)|that is not (\w{1,40}) writer", re.ASCII
+)
+"""Words of a process that does not write a stream."""
 _WRITTEN: Final[Mapping[str, tuple[str, str, str, str]]] = {
     "push_rules": (
         "PUT and DELETE",
@@ -895,10 +902,17 @@ _WRITTEN: Final[Mapping[str, tuple[str, str, str, str]]] = {
 
 
 def _not_on_worker(match: Match, writers: Writers) -> Passage | None:
-    """Explain a path that a worker does not take with that method."""
+    """Explain a path that a worker does not take with that method, or a stream that it does not write."""
     found = _NOT_ON_WORKER.search(match.text)
     if found is None:
-        return None
+        named = _NOT_WRITER.search(match.text)
+        stream = next((one for one in named.groups() if one), "") if named else ""
+        stream = "to_device" if stream == "device" else stream
+        if stream not in WRITER_KEYS:
+            return None
+        return _passage(
+            match, [match.message.means, writers_sentence(stream)], [TO_WRITERS.format(stream)], []
+        )
     method, path = found["method"], printable(found["path"].strip("/"))
     is_named = method.isalpha()
     first = (

@@ -26,10 +26,10 @@ _TIME: Final = re.compile(
 """The time at the beginning of a line: of a log, or of a journal."""
 
 _MAX_BEFORE_TIME: Final = 100
+_LONGEST: Final = 500
+"""The most characters of a line that are looked at."""
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_EXCEPTION: Final = re.compile(
-    r"(?:[a-z_]\w{0,80}\.){0,10}[A-Z]\w{1,80}(?:Error|Exception|\w+)(?:: |\Z)", re.ASCII
-)
+_EXCEPTION: Final = re.compile(r"(?:[a-z_]\w{0,80}\.){0,10}[A-Z]\w{2,80}(?:: |\Z)", re.ASCII)
 _KINDS: Final = (
     ("traceback", re.compile(r"Traceback \(most recent call last\):\Z")),
     ("file", re.compile(r'File "[^"]{1,300}", line \d')),
@@ -87,7 +87,7 @@ def _time_of(line: str) -> _Key | None:
         if found["name"] not in _MONTHS:
             return None
         return "journal", f"{_MONTHS.index(found['name']):02} {found['date']} {found['at']}"
-    if not logged_message(line)[0]:
+    if not logged_message(line[:_LONGEST])[0]:
         return None
     day = f"{found['year']}-{found['month']}-{found['day']}"
     return "log", f"{day} {found['time']}.{found['part'] or '':<09}"
@@ -95,7 +95,7 @@ def _time_of(line: str) -> _Key | None:
 
 def _kind_of(line: str) -> str:
     """Return what a line is of a traceback or a banner; "-" for any other line, "" for an empty one."""
-    text = logged_message(line)[1].strip()
+    text = logged_message(line[:_LONGEST])[1].strip()
     if not text:
         return ""
     kind = next((name for name, pattern in _KINDS if pattern.match(text) is not None), "")

@@ -200,6 +200,10 @@ def _streams(document: dict[str, Any]) -> Iterator[list[str]]:
             values = stream.get("values") if isinstance(stream, dict) and "stream" in stream else None
             if isinstance(values, list):
                 pairs = [one for one in values if isinstance(one, list) and len(one) >= 2]
+                times = [str(one[0]) for one in pairs]
+                if times and (len(times[0]), times[0]) > (len(times[-1]), times[-1]):
+                    # Loki answers with the newest first, unless it is asked for the other direction.
+                    pairs.reverse()
                 yield [one[1] for one in pairs if isinstance(one[1], str)]
 
 
