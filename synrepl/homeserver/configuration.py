@@ -54,6 +54,7 @@ from synrepl.homeserver.merging import (
     as_mapping,
     merge_files,
 )
+from synrepl.homeserver.poolers import Pooler, find_shared_sessions, note_poolers, take_poolers
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
 from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
@@ -181,10 +182,10 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
     each is like. `read_by_main` are files of workers in a folder of the main process, each with the key that
     makes it a worker's. `left_in` is a worker's file with the listeners of the main process, and its keys of
-    a worker, the first of which makes it one, if no file is the main process'. `unread` is what could not be
-    read of the files, and `notes` what is worth a note. `release` is the one that was given, and
-    `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark
-    was left in the name of one.
+    a worker, the first of which makes it one, if no file is the main process'. `pooled` are databases whose
+    connections a pooler shares. `unread` is what could not be read of the files, and `notes` what is worth a
+    note. `release` is the one that was given, and `has_workers` says whether the file of a worker was, and
+    `has_unknown_names` whether a template's mark was left in the name of one.
     """
 
     server_name: str
@@ -207,6 +208,7 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     misspelled: tuple[tuple[str, str, str], ...] = ()
     read_by_main: tuple[tuple[str, str], ...] = ()
     left_in: tuple[str, ...] = ()
+    pooled: tuple[Finding, ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -237,10 +239,17 @@ def read_homeserver(
 
     `metrics` are URLs of metrics by the name of the process; they count more than `targets` of Prometheus,
     and these more than what the files say. `takes_part`: files without the server_name are read too. Raises
-    `ConfigError`, whose text says which file and what to give.
+    `ConfigError`, whose text says which file and what to give. A `pgbouncer.ini` among the files or beside
+    them is read too.
     """
+    rest, poolers = take_poolers([*paths, *workers])
+    paths = [path for path in paths if path in rest] or paths
+    workers = [path for path in workers if path in rest]
     merged = merge_files(paths, KEYS, workers, takes_part=takes_part)
-    return _ConfigurationLoader(merged, dict(metrics or {}), targets, path_map or PathMap(), release).read()
+    loader = _ConfigurationLoader(
+        merged, dict(metrics or {}), targets, path_map or PathMap(), release, poolers
+    )
+    return loader.read()
 
 
 class _ConfigurationLoader:
@@ -253,6 +262,7 @@ class _ConfigurationLoader:
         targets: Sequence[Target],
         paths: PathMap,
         release: Release | None,
+        poolers: Sequence[Pooler],
     ) -> None:
         self._merged = merged
         self._configs = merged.processes
@@ -260,6 +270,7 @@ class _ConfigurationLoader:
         self._metrics = metrics
         self._targets = targets
         self._paths = paths
+        self._poolers = poolers
         self._given_release = release
         self._release = release or NEWEST.release
         self._salt = token_bytes(16)
@@ -295,6 +306,7 @@ class _ConfigurationLoader:
                 f"{one.file}: {one.key} has the variable {one.variable} left in: its value is not known;"
                 " give the file as the process has it",
             )
+        self._notes += note_poolers(self._configs, self._poolers)
         for lost in self._merged.replaced:
             if not self._is_wrong(lost):
                 self._note("replaced_key", lost.why, lost.remedy)
@@ -365,6 +377,7 @@ class _ConfigurationLoader:
             misspelled=misspelled,
             read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
             left_in=() if self._main.is_main else self._left_in(),
+            pooled=tuple(find_shared_sessions(self._configs, self._poolers)),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,

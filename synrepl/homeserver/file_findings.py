@@ -48,6 +48,7 @@ def find_in_files(
     yield from _unmapped(homeserver)
     yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
+    yield from homeserver.pooled
     if is_whole:
         yield from _contradictions(homeserver)
 
