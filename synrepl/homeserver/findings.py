@@ -129,6 +129,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
         "cache_memory": "what the caches of all processes may have together",
+        "event_cache": "how many events are cached, by the factors that are set",
         "low_cache_factor": "a factor of all caches below the default",
         "caches_not_expired": "caches of this release that do not expire by time, though it is set",
         "needs_jemalloc": "limits of caches that count in a process with jemalloc alone",
