@@ -8,6 +8,9 @@ import msgspec
 
 RESTART_ALL: Final = "a restart of all processes: clients reconnect, and nothing is lost"
 RESTART_ONE: Final = "a restart of that process alone"
+RESTART_WITH_MAIN: Final = (
+    "a restart of that process and of the main process: clients reconnect, and nothing is lost"
+)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
