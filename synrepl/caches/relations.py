@@ -51,9 +51,16 @@ _EVENTS: Final = (
     " a restart of each process does; clients and other servers keep what they were sent"
 )
 _REMOTE_DEVICES: Final = (
-    "it is a copy of what another server says: a row in device_lists_remote_resync has it fetched anew within"
-    " half a minute"
+    "it is a copy of what another server says: a row in device_lists_remote_resync (user_id, and added_ts in"
+    " ms) has it fetched anew within half a minute"
 )
+_FROZEN_DEVICES: Final = (
+    "before 1.68 it stays as it was when the last room in common with that user was left, even after they"
+    " share one again (matrix-org/synapse#13651): update, and then have it fetched anew"
+)
+_FROZEN_UNTIL: Final = (1, 68)
+_OF_OTHERS: Final = ("device_lists_remote_cache", "device_lists_remote_extremeties")
+"""Tables with copies of what other servers say."""
 _MEDIA: Final = "browsers and proxies keep a file for a day (Cache-Control), and other servers for good"
 _PRESENCE: Final = (
     "its rows are in presence_stream, and what users see is in the memory of the process that writes"
@@ -153,6 +160,22 @@ def said_of(name: str, release: tuple[int, ...]) -> str:
     return ". ".join(_said(one, release) for one in find_columns(name))
 
 
+def said_of_source(cache: str, release: tuple[int, ...]) -> str:
+    """Say that a cache has what it read of a copy of another server's words; "" if it has nothing of one."""
+    at = whole_release(release)
+    for table in _OF_OTHERS:
+        if any(one.cache == cache and at in one.span for one in _relations()[table].copies):
+            about = "; ".join(_of_table(table, release))
+            what = f"it is read from the table {table}, and if that is stale, dropping it changes nothing"
+            return f"{what}: {about}"
+    return ""
+
+
+def _of_table(table: str, release: tuple[int, ...]) -> list[str]:
+    found = [_BESIDES[table]] if table in _BESIDES else []
+    return found + ([_FROZEN_DEVICES] if table in _OF_OTHERS and release < _FROZEN_UNTIL else [])
+
+
 def _said(name: str, release: tuple[int, ...]) -> str:
     table, _, column = name.partition(".")
     names, at = names_of(release), whole_release(release)
@@ -164,7 +187,7 @@ def _said(name: str, release: tuple[int, ...]) -> str:
     )
     found = [names[cache] for cache in copies if cache in names]
     run_out = [said for cache in copies if (said := runs_out(cache, release))]
-    besides = [*run_out, *filter(None, (_BESIDES.get(table), _STREAM if table in _SENT else ""))]
+    besides = [*run_out, *_of_table(table, release), *([_STREAM] if table in _SENT else [])]
     what = f"{name} is a {'column' if column else 'table'} of the database, and no cache"
     if not found:
         after = besides or [

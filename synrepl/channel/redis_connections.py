@@ -9,10 +9,10 @@ from twisted.internet import defer
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from synrepl.base.metrics import Metrics
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.channel.redis_bridge import RedisBridge
 from synrepl.channel.served_channel import ServedChannel
-from synrepl.ingest.redis import redis_silence
+from synrepl.ingest.redis import redis_role, redis_silence
 from synrepl.replication.membership.member import ChannelMember
 from synrepl.transports.redis.address import RedisAddress
 from synrepl.transports.redis.link import RedisChannels
@@ -87,6 +87,10 @@ class BridgeConnections:
         silence = redis_silence(self._main.state(), self._began, now)
         found = [silence] if silence is not None else []
         return [*found, Problem(self.bridge.conflict, now)] if self.bridge.conflict else found
+
+    def notices(self) -> list[Notice]:
+        """A Redis that is a replica."""
+        return redis_role(self._main.state())
 
     def status(self) -> dict[str, Any]:
         """The fields of the Redis in the status of the daemon."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.channel.resp.server import RespServer
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.served_link import ServedLink
@@ -85,6 +85,9 @@ class RespSource(ChannelSource):
 
     def problems(self) -> list[Problem]:
         return super().problems() + ([] if self.redis is None else self.redis.problems())
+
+    def notices(self) -> list[Notice]:
+        return [] if self.redis is None else self.redis.notices()
 
     def status(self) -> dict[str, Any]:
         return {**self.server.status(), **super().status()}

@@ -146,9 +146,7 @@ def _sources(found: Mapping[str, Any]) -> Iterator[str]:
         rows = [
             (
                 one.get("address", one.get("endpoint", "")),
-                styled("live")
-                if one.get("subscribed", one.get("connected"))
-                else styled("disconnected") + f": {one['why']}",
+                _source_state(one),
                 number(one["lag_rows"]),
                 number(one["lag_seconds"]),
                 len(one["gaps"]),
@@ -158,6 +156,12 @@ def _sources(found: Mapping[str, Any]) -> Iterator[str]:
             for one in sources
         ]
         yield from table(("source", "state", "lag rows", "lag seconds", "gaps", "lost", "writes"), rows)
+
+
+def _source_state(source: Mapping[str, Any]) -> str:
+    if not source.get("subscribed", source.get("connected")):
+        return styled("disconnected") + f": {source['why']}"
+    return styled("at a replica") if source.get("replica_of") else styled("live")
 
 
 def _stuck(found: Mapping[str, Any]) -> Iterator[str]:

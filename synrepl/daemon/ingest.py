@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from synrepl.base.metrics import Metrics
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.config import Settings
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
@@ -126,6 +126,10 @@ class Ingest:
     def problems(self) -> list[Problem]:
         """Problems of Redis and the followed servers."""
         return [] if self.sources is None else self.sources.problems()
+
+    def notices(self) -> list[Notice]:
+        """What needs attention at Redis and the followed servers."""
+        return [] if self.sources is None else self.sources.notices()
 
     def is_followed(self, stream: str) -> bool:
         """Whether the source of a room brings facts of this stream now."""

@@ -20,7 +20,7 @@ from synrepl.replication.membership.member import ChannelMember
 from synrepl.streams.table import StreamTable
 from synrepl.streams.writer import Writer
 from synrepl.transports.redis.address import RedisAddress, RedisWords
-from synrepl.transports.redis.connections import RedisRefused
+from synrepl.transports.redis.connections import RedisRefused, ask_for_master
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import NEWEST
@@ -136,6 +136,7 @@ class ChannelMonitor(ChannelMember):
         self._patience = Timer(reactor, self._is_ready)
         self._trouble = "not connected yet"
         self._subscribers: int | None = None
+        self._master = ""
         self._link = RedisLink(
             reactor,
             redis_address(settings),
@@ -171,14 +172,15 @@ class ChannelMonitor(ChannelMember):
         self._answers.append(Counter())
         await self._link.query("PUBLISH", self._server_name, "REPLICATE ")
 
-    async def count_subscribers(self) -> None:
-        """Ask Redis how many listen on the channel; `heard` tells the answer."""
+    async def query_redis(self) -> None:
+        """Ask Redis how many listen on the channel, and for its role; `heard` tells the answers."""
         try:
             match await self._link.query("PUBSUB", "NUMSUB", self._server_name):
                 case [_, int(count)]:
                     self._subscribers = count - self._is_up
         except RedisRefused:
             self._subscribers = None
+        self._master = (await ask_for_master(self._link.query) or "") if self._is_up else ""
 
     def heard(self) -> Heard:
         """Everything heard up to now."""
@@ -194,6 +196,7 @@ class ChannelMonitor(ChannelMember):
             rows=dict(self._rows),
             unreadable=dict(self._unreadable),
             subscribers=self._subscribers,
+            replica_of=self._master,
             since=self._since,
             trouble=self._trouble,
         )

@@ -390,6 +390,15 @@ def _channel(homeserver: Homeserver, looks: Sequence[Look], *, has_asked: bool) 
     if not heards or heards[-1] is not looks[-1].heard:
         return
     last = heards[-1]
+    if last.replica_of:
+        yield Finding(
+            kind="redis_replica",
+            why=f"the Redis of the homeserver is a replica of {last.replica_of}: what processes publish there"
+            " reaches the subscribers of this replica alone, and no error tells of it",
+            remedy=f"give all processes the address of the master, {last.replica_of}, or of a proxy that"
+            " follows it; if no replica is meant: redis-cli REPLICAOF NO ONE, and find out who made it one",
+            command="redis-cli ROLE",
+        )
     yield from _subscribers(homeserver, heards, [look for look in looks if look.metrics])
     yield from _unknown_writers(homeserver, last)
     if has_asked:

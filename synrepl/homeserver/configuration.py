@@ -54,6 +54,7 @@ from synrepl.homeserver.merging import (
     as_mapping,
     merge_files,
 )
+from synrepl.homeserver.poolers import Pooler, find_shared_sessions, note_poolers, take_poolers
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
 from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
@@ -164,6 +165,18 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     private_key_file: str = ""
 
 
+class LeftIn(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's file with the listeners of the main process.
+
+    `keys` are a worker's, the first of which makes it one. `has_replication`: one of those listeners has the
+    resource, or it is not known.
+    """
+
+    file: str
+    keys: tuple[str, ...]
+    has_replication: bool
+
+
 class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     """What the files say of a homeserver. Its `server_name` is empty if they are a part of them.
 
@@ -180,8 +193,8 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     those of two processes on one machine, or of two listeners of one: the port, the first process, the
     second, and its file. `misspelled` are keys that are no settings, with the file, and the setting that
     each is like. `read_by_main` are files of workers in a folder of the main process, each with the key that
-    makes it a worker's. `left_in` is a worker's file with the listeners of the main process, and its keys of
-    a worker, the first of which makes it one, if no file is the main process'. `unread` is what could not be
+    makes it a worker's. `left_in` is a worker's file with the listeners of the main process, if no file is
+    the main process'. `pooled` are databases whose connections a pooler shares. `unread` is what could not be
     read of the files, and `notes` what is worth a note. `release` is the one that was given, and
     `has_workers` says whether the file of a worker was, and `has_unknown_names` whether a template's mark
     was left in the name of one.
@@ -206,7 +219,8 @@ class Homeserver(msgspec.Struct, frozen=True, kw_only=True):
     shared_ports: tuple[tuple[int, str, str, str], ...] = ()
     misspelled: tuple[tuple[str, str, str], ...] = ()
     read_by_main: tuple[tuple[str, str], ...] = ()
-    left_in: tuple[str, ...] = ()
+    left_in: LeftIn | None = None
+    pooled: tuple[Finding, ...] = ()
     unread: tuple[Unseen, ...] = ()
     notes: tuple[Finding, ...] = ()
     release: Release | None = None
@@ -237,10 +251,17 @@ def read_homeserver(
 
     `metrics` are URLs of metrics by the name of the process; they count more than `targets` of Prometheus,
     and these more than what the files say. `takes_part`: files without the server_name are read too. Raises
-    `ConfigError`, whose text says which file and what to give.
+    `ConfigError`, whose text says which file and what to give. A `pgbouncer.ini` among the files or beside
+    them is read too.
     """
+    rest, poolers = take_poolers([*paths, *workers])
+    paths = [path for path in paths if path in rest] or paths
+    workers = [path for path in workers if path in rest]
     merged = merge_files(paths, KEYS, workers, takes_part=takes_part)
-    return _ConfigurationLoader(merged, dict(metrics or {}), targets, path_map or PathMap(), release).read()
+    loader = _ConfigurationLoader(
+        merged, dict(metrics or {}), targets, path_map or PathMap(), release, poolers
+    )
+    return loader.read()
 
 
 class _ConfigurationLoader:
@@ -253,6 +274,7 @@ class _ConfigurationLoader:
         targets: Sequence[Target],
         paths: PathMap,
         release: Release | None,
+        poolers: Sequence[Pooler],
     ) -> None:
         self._merged = merged
         self._configs = merged.processes
@@ -260,6 +282,7 @@ class _ConfigurationLoader:
         self._metrics = metrics
         self._targets = targets
         self._paths = paths
+        self._poolers = poolers
         self._given_release = release
         self._release = release or NEWEST.release
         self._salt = token_bytes(16)
@@ -295,6 +318,7 @@ class _ConfigurationLoader:
                 f"{one.file}: {one.key} has the variable {one.variable} left in: its value is not known;"
                 " give the file as the process has it",
             )
+        self._notes += note_poolers(self._configs, self._poolers)
         for lost in self._merged.replaced:
             if not self._is_wrong(lost):
                 self._note("replaced_key", lost.why, lost.remedy)
@@ -364,7 +388,8 @@ class _ConfigurationLoader:
             shared_ports=tuple(self._shared_ports(away)),
             misspelled=misspelled,
             read_by_main=tuple(self._merged.read_by_main) if self._main.is_main else (),
-            left_in=() if self._main.is_main else self._left_in(),
+            left_in=None if self._main.is_main else self._left_in(),
+            pooled=tuple(find_shared_sessions(self._configs, self._poolers)),
             unread=tuple(self._unread),
             notes=tuple(self._notes),
             release=self._given_release,
@@ -372,11 +397,8 @@ class _ConfigurationLoader:
             has_unknown_names=any(isinstance(config.name, Template) for config in self._configs),
         )
 
-    def _left_in(self) -> tuple[str, ...]:
-        """The file with the listeners of the main process, and its keys of a worker, if any.
-
-        The first of them makes it a worker's.
-        """
+    def _left_in(self) -> LeftIn | None:
+        """The file with the listeners of the main process and keys of a worker, if there is one."""
         for config in self._configs:
             for key in NAMING:
                 has_key = config.app if key == "worker_app" else config.get(key)
@@ -384,8 +406,12 @@ class _ConfigurationLoader:
                 if has_key and "listeners" in config and file == config.origin("listeners"):
                     own = ["worker_name", *OF_WORKERS] if key == "worker_app" else OF_WORKERS
                     others = [one for one in own if one in config]
-                    return file, key, *(one for one in others if config.origin(one) == file)
-        return ()
+                    return LeftIn(
+                        file=file,
+                        keys=(key, *(one for one in others if config.origin(one) == file)),
+                        has_replication=_has_replication(config.get("listeners")),
+                    )
+        return None
 
     def _misspelled(self) -> Iterator[tuple[str, str, str]]:
         for config in self._configs:
@@ -815,6 +841,15 @@ def _lists_workers(key: str, value: Any) -> bool:
     named = [one for entry in entries for one in as_mapping(entry) if str(one).startswith("worker_")]
     # Keys with x- are for anchors of YAML.
     return bool(entries) and not key.startswith("x-") and bool(named or _OF_WORKERS.fullmatch(key))
+
+
+def _has_replication(listeners: Any) -> bool:
+    """Whether one of these listeners has the resource, or a template's mark hides what it has."""
+    found = [listeners]
+    for key in ("resources", "names"):
+        found += [as_mapping(one).get(key) for many in found for one in as_list(many)]
+    words = [word for one in found for word in (one, *as_list(one))]
+    return any(isinstance(word, Template) or word == "replication" for word in words)
 
 
 def _has_listeners(config: ProcessConfig) -> bool:

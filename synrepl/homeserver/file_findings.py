@@ -7,7 +7,7 @@ from synrepl.errors import suggest
 from synrepl.homeserver.addresses import LOOPBACK
 from synrepl.homeserver.configuration import Homeserver, Process
 from synrepl.homeserver.duties import DUTIES
-from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, Finding, Unseen
+from synrepl.homeserver.findings import RESTART_ALL, RESTART_ONE, RESTART_WITH_MAIN, Finding, Unseen
 from synrepl.homeserver.merging import MAIN
 from synrepl.homeserver.refusals import Refusal, refused_by
 from synrepl.homeserver.work_findings import find_in_work, find_media_with_others, find_without_work
@@ -28,6 +28,7 @@ def find_in_files(
     """
     is_whole = bool(homeserver.server_name)
     yield from _read_by_main(homeserver)
+    yield from _left_in(homeserver)
     if releases is not None:
         asked = releases or [homeserver.release or NEWEST.release]
         yield from _refused(homeserver, asked)
@@ -48,6 +49,7 @@ def find_in_files(
     yield from _unmapped(homeserver)
     yield from _wrong_old_ports(homeserver)
     yield from _shared_ports(homeserver)
+    yield from homeserver.pooled
     if is_whole:
         yield from _contradictions(homeserver)
 
@@ -65,17 +67,8 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
     found = list(homeserver.unread)
     is_open = not (homeserver.has_workers and homeserver.server_name) or homeserver.has_unknown_names
     keys = homeserver.named.get(MAIN, ())
-    if (keys or homeserver.left_in) and _is_missing(homeserver, MAIN):
-        found.append(
-            Unseen(
-                what=MAIN,
-                why=(
-                    _left_in(*homeserver.left_in)
-                    if homeserver.left_in
-                    else f"no file that was given is of it ({keys[0]}): add it"
-                ),
-            )
-        )
+    if keys and homeserver.left_in is None and _is_missing(homeserver, MAIN):
+        found.append(Unseen(what=MAIN, why=f"no file that was given is of it ({keys[0]}): add it"))
     found += [
         Unseen(
             what=name,
@@ -85,16 +78,6 @@ def unseen_in_files(homeserver: Homeserver) -> list[Unseen]:
         if is_open and name != MAIN and _is_missing(homeserver, name)
     ]
     return found
-
-
-def _left_in(file: str, key: str, *others: str) -> str:
-    """Say what the keys of a worker in a file with the listeners of the main process do there."""
-    keys = [f"`{one}`" for one in (key, *others)]
-    return (
-        f"{file} has a `{key}`, and is taken for a worker's: {WITH_KEY[key]}; if it is the main process',"
-        f" remove {listed(keys)}, which belong{'s' * (not others)} into a file of the worker's own, given"
-        " beside this one"
-    )
 
 
 def _not_given(keys: Sequence[str]) -> str:
@@ -118,6 +101,7 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
                     processes.append(process)
     for one, processes in grouped.values():
         names = [process.name for process in processes]
+        listener = _and_listener(homeserver) if one.names_main else ""
         does, it = "do" if len(names) > 1 else "does", "them" if " are no " in one.why else "it"
         yield Finding(
             kind=one.kind,
@@ -126,8 +110,8 @@ def _refused(homeserver: Homeserver, releases: Collection[Release]) -> Iterator[
             count=len(names),
             why=f"{one.why}: {_refuse(one.span)} {it}, and {several([*map(printable, names)])} {does} not"
             " start there",
-            remedy=one.remedy + (_and_listener(homeserver) if one.kind == "no_main" else ""),
-            cost=RESTART_ALL if len(names) > 1 else RESTART_ONE,
+            remedy=one.remedy + listener,
+            cost=RESTART_ALL if len(names) > 1 else RESTART_WITH_MAIN if listener else RESTART_ONE,
         )
 
 
@@ -142,6 +126,24 @@ def _read_by_main(homeserver: Homeserver) -> Iterator[Finding]:
             " the main process is not given that folder",
             cost=RESTART_ONE,
         )
+
+
+def _left_in(homeserver: Homeserver) -> Iterator[Finding]:
+    """Keys of a worker in the file with the listeners of the main process, which no other file is of."""
+    left = homeserver.left_in
+    if left is None or not _is_missing(homeserver, MAIN):
+        return
+    keys = [f"`{one}`" for one in left.keys]
+    yield Finding(
+        kind="refused_at_start",
+        process=MAIN,
+        why=f"{left.file} has a `{left.keys[0]}`, and is taken for a worker's; no file that was given is the"
+        f" main process': {WITH_KEY[left.keys[0]]}",
+        remedy=f"if it is the main process', remove {listed(keys)}, which belong{'s' * (len(keys) == 1)} into"
+        " a file of the worker's own, given beside this one; if it is not, give the file of the main process"
+        " as well",
+        cost=RESTART_ONE,
+    )
 
 
 def _ignored(homeserver: Homeserver, release: Release) -> Iterator[Finding]:
@@ -257,12 +259,18 @@ def _misspelled(homeserver: Homeserver) -> Iterator[Finding]:
 
 def _and_listener(homeserver: Homeserver) -> str:
     """What to do besides naming the main process in `instance_map`, if it has no listener for it."""
-    main = homeserver.process(MAIN) if homeserver.server_name else None
-    if main is None or not main.file or main.listens or (main.listens is None and main.has_listeners):
+    if not homeserver.server_name:
         return ""
-    return (
-        f"; and add to `listeners` in {main.file} one of type http with the resource replication: the main"
-        " process has none"
+    left, main = homeserver.left_in, homeserver.process(MAIN)
+    if left is not None:
+        file = "" if left.has_replication else left.file
+    elif main is None or not main.file or main.listens or (main.listens is None and main.has_listeners):
+        file = ""
+    else:
+        file = main.file
+    return file and (
+        f"; and add to `listeners` in {file} one of type http with the resource replication, at that port:"
+        " the main process has none"
     )
 
 

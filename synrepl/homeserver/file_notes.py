@@ -13,7 +13,7 @@ from typing import Any, Final
 from synrepl.caches.names import all_names, names_of, plain_name
 from synrepl.homeserver.findings import Finding
 from synrepl.homeserver.merging import ProcessConfig, as_list, as_mapping
-from synrepl.html.humanize import counted, listed, size
+from synrepl.html.humanize import counted, listed, several, size
 from synrepl.wire.dialect import NEWEST, Release, release_text, span
 from synrepl.wire.text import printable
 
@@ -32,6 +32,7 @@ def notes_on_values(
         yield from _unknown_keys(configs, told)
     yield from _factors_without_cache(configs, release)
     yield from _low_factors(configs)
+    yield from _events_kept(configs, release)
     yield from _never_expired(configs, release)
     yield from _autotuning(configs)
     yield from _memory_of_caches(configs)
@@ -124,6 +125,8 @@ def _factors_without_cache(configs: Sequence[ProcessConfig], release: Release) -
 
 
 DEFAULT_FACTOR: Final = 0.5
+MAX_FACTOR: Final = 1_000_000
+"""No factor of anybody's: a larger one is not computed with."""
 
 
 def _low_factors(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
@@ -140,6 +143,44 @@ def _low_factors(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
                 remedy="if they are high, raise it: Synapse's documentation says that lowering makes this"
                 " worse, and names 2.0 as a beginning",
             )
+
+
+_EVENTS_BY_FACTOR: Final = span("1.28")
+"""Releases whose factors change the cache of events as well: read in 1.28, 1.56, 1.85, 1.109 and 1.163."""
+DEFAULT_EVENTS: Final = "10K"
+
+
+def _events_kept(configs: Sequence[ProcessConfig], release: Release) -> Iterator[Finding]:
+    """How many events are cached, where the files have any of the keys that are multiplied for it."""
+    if release not in _EVENTS_BY_FACTOR:
+        return
+    found: dict[str, list[str]] = {}
+    for config in configs:
+        caches = config.mapping("caches")
+        factors = {plain_name(name): one for name, one in as_mapping(caches.get("per_cache_factors")).items()}
+        is_own = "getevent" in factors
+        factor = factors.get("getevent", caches.get("global_factor", DEFAULT_FACTOR))
+        given = config.get("event_cache_size", DEFAULT_EVENTS)
+        entries = _bytes(given)
+        is_said = is_own or "global_factor" in caches or "event_cache_size" in config
+        if not (is_said and entries and type(factor) in (int, float) and 0 < factor < MAX_FACTOR):
+            continue
+        by = "per_cache_factors: getEvent" if is_own else "global_factor"
+        unset = "" if is_own or "global_factor" in caches else ", which is not set"
+        default = "" if "event_cache_size" in config else ", the default"
+        found.setdefault(
+            f"up to {int(entries * factor):,} events: `event_cache_size` ({given}{default}) times {factor}"
+            f" (`caches: {by}`{unset})",
+            [],
+        ).append(config.name)
+    for text, names in found.items():
+        who = "each process" if len(names) == len(configs) else several(list(map(str, names)))
+        yield Finding(
+            kind="event_cache",
+            why=f"the cache of events (*getEvent*) of {who} has {text}",
+            remedy="a factor of its own is `caches: per_cache_factors: getEvent`; in the environment"
+            " SYNAPSE_CACHE_FACTOR_GETEVENT counts before these",
+        )
 
 
 _EXEMPT: Final = span("1.44", "1.64")

@@ -8,6 +8,9 @@ import msgspec
 
 RESTART_ALL: Final = "a restart of all processes: clients reconnect, and nothing is lost"
 RESTART_ONE: Final = "a restart of that process alone"
+RESTART_WITH_MAIN: Final = (
+    "a restart of that process and of the main process: clients reconnect, and nothing is lost"
+)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "held": "ids are taken, or rows committed, and the writer's position stands still",
         "database_unreachable": "the homeserver's database cannot be asked",
         "redis_unreachable": "the homeserver's Redis cannot be asked",
+        "redis_replica": "the homeserver's Redis is a replica: what is published there stays there",
         "waiting_for_lock": "a session of the database waits for a lock, or a table is locked for everybody",
         "writer_not_running": "a configured writer does not run, and all wait for an id that was given up",
         "sequence_behind_positions": "a sequence is below stored positions: the homeserver does not start",
@@ -69,6 +73,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "no_listeners": "the main process listens nowhere: it serves nobody (a note)",
         "no_main_port": "a worker of before 1.84 serves requests, and has no port of the main process",
         "port_twice": "two processes of one machine, or two listeners of one process, are at one port",
+        "pooled_sessions": "a pooler shares the connections that Synapse has set up for itself",
         "no_main": "the `instance_map` of a worker has no `main`",
         "wrong_writers": "a key of `stream_writers` has several writers where one is allowed, or none",
         "refused_key": "a key that the release refuses: the process does not start",
@@ -102,6 +107,7 @@ COSTS: Final[Mapping[str, str]] = MappingProxyType(
         "mixed_releases": _RESTART,
         "database_unreachable": "nothing: no process can write until then",
         "redis_unreachable": "nothing: processes connect again, and fetch what they missed",
+        "redis_replica": "a restart of the processes whose redis: changes: clients connect again",
         "federation_behind": "a restart of the sender: it goes on where it was",
         "appservice_down": "nothing: transactions that wait are sent in order",
         "pushers_failing": "nothing: what was not pushed is not pushed again",
@@ -126,10 +132,12 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ignored_file": "a file that Synapse ignores, as it holds no settings, or as its name ends with .yml",
         "cache_memory": "what the caches of all processes may have together",
+        "event_cache": "how many events are cached, by the factors that are set",
         "low_cache_factor": "a factor of all caches below the default",
         "caches_not_expired": "caches of this release that do not expire by time, though it is set",
         "needs_jemalloc": "limits of caches that count in a process with jemalloc alone",
         "connections": "more connections of all processes together than PostgreSQL has by default",
+        "pooler": "a database at the port of a pooler whose mode is not known",
         "unknown_key": "a key that is no setting of any release that is known",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",

@@ -180,7 +180,7 @@ class Inspection:
         if has_metrics:
             found = await self._metrics.look_at(self._homeserver.processes)
             if channel is not None:
-                await channel.count_subscribers()
+                await channel.query_redis()
         heard = None if channel is None else channel.heard()
         return Look(
             at=at,

@@ -27,7 +27,7 @@ from synrepl.caches.names import (
     names_of,
     parse_release,
 )
-from synrepl.caches.relations import find_like, said_of
+from synrepl.caches.relations import find_like, said_of, said_of_source
 from synrepl.caches.rules import later_sources
 from synrepl.caches.unreachable import kept_answer
 from synrepl.caches.vintage import Invalidation, Vintage
@@ -169,7 +169,7 @@ def make_plan(
                 f"{name} is taken for a function of a module, as none of Synapse's own caches has that name:"
                 " only processes with the module drop it, and its keys are not checked"
             )
-        if why := NOT_ALL.get(found.name):
+        if why := NOT_ALL.get(found.name) or said_of_source(found.name, newest_first[-1]):
             notes.append(f"{found.name}: {why}")
         notes += _left_by(found.name, newest_first[-1])
         for row in _rows(found, key, now_ms):

@@ -155,7 +155,8 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     `positions` are the highest tokens of RDATA and POSITION, by the name on the wire and writer. `answers`
     are POSITIONs after our REPLICATE: how often each stream and writer answered, at least, to each of `asks`
     such questions. `rows` counts RDATA, also of the `unreadable`. `since` is when the channel was subscribed,
-    of the looks' clock. `subscribers` of the channel, without us; None if Redis did not say. `trouble`: why
+    of the looks' clock. `subscribers` of the channel, without us; None if Redis did not say. `replica_of`:
+    the address of the master, if this Redis is a replica; empty if it is none, or did not say. `trouble`: why
     there is nothing.
     """
 
@@ -165,6 +166,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     rows: Mapping[Writer, int] = {}
     unreadable: Mapping[Writer, UnreadableRows] = {}
     subscribers: int | None = None
+    replica_of: str = ""
     since: float = float("inf")
     trouble: str = ""
 

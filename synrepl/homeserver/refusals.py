@@ -22,6 +22,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """A process does not start: the releases that refuse, the key (and its stream), why, and what to do.
 
     `lacks` is the key that would mend it: where it is not set at all, a file that was not given may have it.
+    `names_main`: what to do names a listener of the main process.
     """
 
     span: Span
@@ -31,6 +32,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "refused_key"
     stream: str = ""
     lacks: str = ""
+    names_main: bool = False
 
 
 Found = Iterator[Refusal]
@@ -165,6 +167,7 @@ def _old_keys(config: ProcessConfig) -> Found:
             key=OLD_KEYS[0],
             why=f"{listed(keys)} {'are no settings' if len(keys) > 1 else 'is no setting'} any more",
             remedy=f"remove {'them' if len(keys) > 1 else 'it'}{remedy}",
+            names_main="main" not in config.mapping("instance_map"),
         )
 
 
@@ -260,6 +263,7 @@ def _no_main(config: ProcessConfig) -> Found:
             why="`instance_map` has no `main`: this worker does not know where the main process is",
             remedy=_main_entry(config),
             lacks="instance_map",
+            names_main=True,
         )
 
 

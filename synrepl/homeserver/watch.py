@@ -140,7 +140,7 @@ class HomeserverWatch:
     async def _read_metrics(self) -> None:
         self._pages.append(await self._scraper.look_at(self._homeserver.processes))
         if self._channel is not None:
-            await self._channel.count_subscribers()
+            await self._channel.query_redis()
 
     def _compare(self) -> None:
         window = [msgspec.structs.replace(look, metrics={}) for look in self._looks]

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.ingest.channel_source import ChannelSource
 from synrepl.ingest.source import PATIENCE_SECONDS
-from synrepl.transports.redis.link import RedisLink, RedisState
+from synrepl.transports.redis.link import REPLICA_REMEDY, RedisLink, RedisState, replica_problem
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -41,11 +41,21 @@ class RedisSource(ChannelSource):
     def silence(self) -> Problem | None:
         return redis_silence(self.link.state(), self.began, self.clock.seconds())
 
+    def notices(self) -> list[Notice]:
+        return redis_role(self.link.state())
+
     def sections(self) -> dict[str, Any]:
         return {"redis": self.status()}
 
     def status(self) -> dict[str, Any]:
         return {**msgspec.to_builtins(self.link.state()), **super().status()}
+
+
+def redis_role(state: RedisState) -> list[Notice]:
+    """What the status says of a Redis that is a replica."""
+    if not state.replica_of:
+        return []
+    return [Notice(replica_problem(state.address, state.replica_of), (REPLICA_REMEDY,))]
 
 
 def redis_silence(state: RedisState, began: float, now: float) -> Problem | None:

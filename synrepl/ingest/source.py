@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 
 from synrepl.base.interfaces import IClock
 from synrepl.base.metrics import Metrics
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.base.time import Timer
 from synrepl.errors import GapError, LocalProtocolError, NotConnected
 from synrepl.ingest.settings import IngestSettings
@@ -74,6 +74,10 @@ class Source:
             if now - at < LOST_SECONDS
         ]
         return found
+
+    def notices(self) -> list[Notice]:
+        """What needs attention elsewhere."""
+        return []
 
     def lag_seconds(self) -> float:
         """Seconds since this source was last caught up, or since its start if it never was."""

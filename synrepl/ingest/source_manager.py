@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from synrepl.base.metrics import Metrics
-from synrepl.base.problems import Problem
+from synrepl.base.problems import Notice, Problem
 from synrepl.errors import ConfigError
 from synrepl.extras import install
 from synrepl.ingest.channel_source import ChannelSource
@@ -111,6 +111,10 @@ class SourceManager:
             for one in self.stalled_writers.stalled()
         ]
         return sorted(found, key=lambda problem: not problem.not_ready)
+
+    def notices(self) -> list[Notice]:
+        """What needs attention elsewhere, as the sources see it."""
+        return [notice for source in self._all for notice in source.notices()]
 
     def lag_seconds(self) -> float:
         """Seconds since the source that is furthest behind was last caught up."""

@@ -100,6 +100,7 @@ def build_status(
     state = next((word for word in order if word in worst), BEHIND.word if errors else SERVING.word)
     todo = [order[state].what_to_do] if order[state].what_to_do else []
     notices = [notice for part in rooms.values() for notice in part.notices(access)]
+    notices += ingest.notices() if access.streams is None else []
     followers = _followers(publisher, now)
     lagging: list[Lagging] = [role, ingest]
     disk = _disk(log, access)

@@ -35,6 +35,9 @@ class Lagging(Protocol):
 class FactReceiver(StatusPart, Lagging, Protocol):
     """A part of the daemon that receives facts: ingest."""
 
+    def notices(self) -> list[Notice]:
+        """What needs attention at its sources."""
+
 
 class RoomPart(Protocol):
     """What a room runs in a daemon, as the status and the metrics see it (`synrepl.daemon.parts.Part`)."""
@@ -81,6 +84,10 @@ class NoIngest:
         return NO_INGEST
 
     def problems(self) -> list[Problem]:
+        """Return none."""
+        return []
+
+    def notices(self) -> list[Notice]:
         """Return none."""
         return []
 

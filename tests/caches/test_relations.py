@@ -33,6 +33,8 @@ SAID = [
     ("profiles.displayname", "1.120", ["nothing of it in a cache", "member events"], ["next read"]),
     ("registration_tokens", "1.120", ["nothing of it in a cache", "seen at the next read"], []),
     ("device_lists_remote_cache", "1.120", ["get_cached_devices_for_user", "device_lists_remote_resync"], []),
+    ("device_lists_remote_cache", "1.67", ["matrix-org/synapse#13651): update"], []),
+    ("device_lists_remote_cache.content", "1.68", ["fetched anew"], ["13651"]),
     ("room_aliases", "1.120", ["get_aliases_for_room ROOM_ID"], ["--room"]),
     # Many caches of a room are dropped with all of the room, where a release can.
     ("current_state_events", "1.120", ["--room ROOM", "--all get_mutual_rooms_between"], ["is_host_joined"]),

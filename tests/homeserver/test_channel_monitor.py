@@ -1,9 +1,10 @@
 """What is kept of a channel on which any process can say anything."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
@@ -12,7 +13,7 @@ from zope.interface import implementer
 from synrepl.homeserver.channel_monitor import MAX_WRITERS, ChannelMonitor, redis_address
 from synrepl.homeserver.configuration import RedisSettings
 from synrepl.streams.writer import Writer
-from synrepl.transports.redis.connections import explain, tls_words
+from synrepl.transports.redis.connections import RedisRefused, explain, tls_words
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.rdata_runs import RdataRun
 
@@ -109,6 +110,32 @@ def test_answers_are_positions_that_do_not_move(monkeypatch: pytest.MonkeyPatch)
     found = heard.heard()
 
     assert (2, {("sticky_events", "w1"): 1}) == (found.asks, found.answers)
+
+
+def test_redis_is_asked_for_subscribers_and_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user that may not ask learns nothing of it, and a promoted replica is none any more."""
+    heard = listener()
+    heard.subscriber_up()
+    replica = [b"slave", b"10.0.0.1", 6379, b"connected", 5]
+    refused, disabled = RedisRefused("NOPERM"), RedisRefused("cluster support disabled")
+    found = []
+    for role, cluster in (
+        (replica, disabled),
+        ([b"master", 0, []], disabled),
+        (replica, disabled),
+        (refused, disabled),
+        # In a cluster all nodes pass on what is published; without the right to ask it is not known.
+        (replica, b"cluster_state:ok"),
+        (replica, refused),
+    ):
+        answers: dict[str, Any] = {"PUBSUB": succeed([b"example.org", 3])}
+        for name, answer in (("ROLE", role), ("CLUSTER", cluster)):
+            answers[name] = fail(answer) if isinstance(answer, Exception) else succeed(answer)
+        monkeypatch.setattr(heard._link, "query", lambda *words, answers=answers: answers[words[0]])
+        Deferred.fromCoroutine(heard.query_redis())
+        found.append((heard.heard().subscribers, heard.heard().replica_of))
+
+    assert [(2, "10.0.0.1:6379"), (2, ""), (2, "10.0.0.1:6379"), (2, ""), (2, ""), (2, "")] == found
 
 
 def test_invented_names_are_bounded() -> None:

@@ -351,6 +351,15 @@ class TestProcesses:
 
         assert is_fewer is bool(found(SERVER, seen))
 
+    def test_a_redis_that_is_a_replica(self) -> None:
+        """With the address of its master; if it is the master, or does not say, nothing."""
+        for master, kinds in (("10.0.0.1:6379", [("redis_replica", "", "")]), ("", [])):
+            seen = [Look(at=float(n), heard=Heard(subscribers=9, replica_of=master)) for n in range(2)]
+
+            assert kinds == found(SERVER, seen)
+        (finding,) = compare(SERVER, [Look(at=0.0, heard=Heard(replica_of="10.0.0.1:6379"))] * 2)
+        assert "the address of the master, 10.0.0.1:6379" in finding.remedy
+
     def test_the_process_that_does_not_run_is_named(self) -> None:
         """Its machine says that nothing listens there; another is the one that shows no connection."""
         gone = MetricsLook(at=0, trouble="http://w1: connection refused", is_refused=True)

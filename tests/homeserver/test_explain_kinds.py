@@ -184,6 +184,19 @@ def told(text: str) -> Passage:
             "look",
             "REINDEX",
         ),
+        # The record of a database that is C now: REFRESH is what fails (YunoHost-Apps/synapse_ynh#640).
+        (
+            'WARNING:  database "synapse" has no actual collation version, but a version was recorded',
+            "db_collation_leftover",
+            "look",
+            "SET datcollversion = NULL",
+        ),
+        (
+            "ERROR:  invalid collation version change",
+            "db_collation_leftover",
+            "look",
+            "datcollversion = NULL",
+        ),
         (
             "LOG:  database system was not properly shut down; automatic recovery in progress",
             "db_recovered",

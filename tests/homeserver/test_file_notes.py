@@ -1,12 +1,15 @@
 """Notes on values that Synapse takes without a word, as public reports have them."""
 
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from synrepl.cli import main
 from synrepl.homeserver import file_notes
 from synrepl.homeserver.file_notes import setting_names
 from synrepl.homeserver.findings import NOTES
@@ -183,3 +186,52 @@ def test_a_resource_with_another_key(tmp_path: Path, key: str, kinds: list[str])
     found = run(*write(tmp_path, homeserver=homeserver), code=UNWELL if kinds else WELL)
 
     assert kinds == [one["kind"] for one in found["findings"]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "caches", "told"),
+    [
+        # matrix-org/synapse#13682: the factor counts for this cache as well.
+        (
+            {"event_cache_size": "10K"},
+            {"global_factor": 2.0},
+            "up to 20,480 events: `event_cache_size` (10K) times 2.0",
+        ),
+        ({}, {"global_factor": 1}, "up to 10,240 events: `event_cache_size` (10K, the default) times 1"),
+        ({"event_cache_size": 5000}, {}, "up to 2,500 events: `event_cache_size` (5000) times 0.5"),
+        (
+            {"event_cache_size": "1M"},
+            {"global_factor": 4, "per_cache_factors": {"*getEvent*": 0.25}},
+            "up to 262,144 events: `event_cache_size` (1M) times 0.25 (`caches: per_cache_factors: getEvent`",
+        ),
+        ({}, {}, ""),
+        ({}, {"per_cache_factors": {"get_user_by_id": 3}}, ""),
+        ({}, {"global_factor": "2"}, ""),
+        ({}, {"global_factor": True}, ""),
+        ({}, {"global_factor": float("inf")}, ""),
+        ({"event_cache_size": "many"}, {"global_factor": 2}, ""),
+        ({"event_cache_size": "${SIZE}"}, {"global_factor": "${FACTOR}"}, ""),
+    ],
+)
+def test_how_many_events_are_cached(
+    tmp_path: Path, keys: dict[str, Any], caches: dict[str, Any], told: str
+) -> None:
+    homeserver = {**WHOLE, **keys, "caches": {"expiry_time": "30m", **caches}}
+    words = write(tmp_path, homeserver=homeserver)
+    result = CliRunner().invoke(main, ["inspect", "--files", "-o", "json", *words])
+    found = [one["why"] for one in json.loads(result.stdout)["notes"] if one["kind"] == "event_cache"]
+
+    assert bool(told) == bool(found)
+    assert all(f"of each process has {told}" in one for one in found)
+
+
+def test_processes_may_cache_different_numbers_of_events(tmp_path: Path) -> None:
+    """Each with its own file; of releases that were not read nothing is said."""
+    homeserver = {**WHOLE, "event_cache_size": "1K"}
+    worker = {**WORKER, "event_cache_size": "4K"}
+
+    found = notes(tmp_path, "event_cache", homeserver=homeserver, w1=worker)
+    assert ["master has up to 512", "w1 has up to 2,048"] == [
+        one.partition("(*getEvent*) of ")[2].partition(" events")[0] for one in found
+    ]
+    assert [] == notes(tmp_path, "event_cache", "--synapse", "1.20", homeserver=homeserver)

@@ -109,12 +109,12 @@ def test_a_worker_app_in_the_file_of_the_main_process(tmp_path: Path) -> None:
     )
     (tmp_path / "w2.yaml").write_text("worker_app: synapse.app.generic_worker\nworker_name: w2\n")
 
-    both = run("--homeserver", tmp_path / "homeserver.yaml", "--worker", tmp_path / "w2.yaml", code=PARTLY)
-    alone = run("--homeserver", tmp_path / "homeserver.yaml", code=PARTLY)
+    both = run("--homeserver", tmp_path / "homeserver.yaml", "--worker", tmp_path / "w2.yaml", code=UNWELL)
+    alone = run("--homeserver", tmp_path / "homeserver.yaml", code=UNWELL)
 
     for found in both, alone:
-        assert [] == kinds(found)
-        [why] = [one["why"] for one in found["unseen"] if one["what"] == "master"]
+        assert [("refused_at_start", "master")] == kinds(found)
+        [why] = [one["why"] for one in found["findings"]]
         assert "`worker_app`" in why
         assert "a main process does not start with it" in why
     assert ["w1", "w2"] == [one["name"] for one in both["processes"] if one["file"]]
@@ -128,10 +128,10 @@ def test_a_worker_name_in_the_file_of_the_main_process(tmp_path: Path, app: str)
     )
     found = run("--homeserver", tmp_path / "homeserver.yaml", code=UNWELL)
 
-    [why] = [one["why"] for one in found["unseen"] if one["what"] == "master"]
-    assert "has a `worker_name`" in why
-    assert "remove `worker_name`" in why
-    assert "worker_app" not in why
+    [one] = [one for one in found["findings"] if one["kind"] == "refused_at_start"]
+    assert "has a `worker_name`" in one["why"]
+    assert "remove `worker_name`, which belongs into" in one["remedy"]
+    assert "worker_app" not in one["why"] + one["remedy"]
 
 
 def test_what_is_read_as_another_process_is_told_first(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_what_is_read_as_another_process_is_told_first(tmp_path: Path) -> None:
 
     lines = CliRunner().invoke(main, words).stdout.splitlines()
 
-    first = next(one for one in lines if ": " in one and not one.startswith("hs:"))
-    assert first.startswith("not seen: master: ")
-    assert "remove `worker_app`" in first
+    first = next(at for at, one in enumerate(lines) if ": " in one and not one.startswith("hs:"))
+    assert lines[first].startswith("refused_at_start (master): ")
+    assert "remove `worker_app`" in lines[first + 1]
     # Who pushes is not known without the main process, and no key says so.
     assert not [one for one in lines if "is not checked" in one]
 

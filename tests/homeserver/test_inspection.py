@@ -85,7 +85,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
                 positions=ends.heard, since=-1.0, subscribers=2, asks=ends.asked, answers=ends.answers
             )
 
-        async def count_subscribers(self) -> None:
+        async def query_redis(self) -> None:
             """They are two."""
 
         async def ask(self) -> None:

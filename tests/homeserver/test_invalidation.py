@@ -178,6 +178,22 @@ def test_a_cache_beside_a_memory_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["get_cached_devices_for_user", "_get_cached_user_device", "get_device_list_last_stream_id_for_remote"],
+)
+@pytest.mark.parametrize(("release", "is_mended"), [((1, 66, 0), False), ((1, 68, 0), True)])
+def test_a_cache_of_a_copy_is_told_from_the_copy(
+    name: str, release: tuple[int, int, int], is_mended: bool
+) -> None:
+    """The table was stale, and each process read it anew (matrix-org/synapse#13651)."""
+    (note,) = make_plan(InvalidationRequest(name=name, key=["@b:far"]), [release]).notes
+
+    assert note.startswith(f"{name}: it is read from the table device_lists_remote_")
+    assert "a row in device_lists_remote_resync" in note
+    assert is_mended == ("13651" not in note)
+
+
+@pytest.mark.parametrize(
     ("releases", "refusal", "note"),
     [
         (["1.135.0"], "a key of is_server_admin is not all text, which no row can name: use --all", ""),

@@ -137,6 +137,31 @@ def test_the_cure_of_a_missing_main_has_the_listener_too(tmp_path: Path, listene
 
     is_there = listeners == [listener("replication")]
     assert is_there != (f"add to `listeners` in {files[1]} one of type http" in found["remedy"])
+    # Who gives the main process a listener has to restart it as well.
+    assert is_there != ("and of the main process" in found["cost"])
+
+
+@pytest.mark.parametrize("resource", ["client", "replication", "${RESOURCE}"])
+def test_a_worker_in_the_file_of_the_main_process(tmp_path: Path, resource: str) -> None:
+    """The main process does not start with it: that is found, and where others are to reach that process."""
+    keys = {"worker_replication_host": "127.0.0.1", "worker_replication_http_port": 9093}
+    own = {"worker_app": "synapse.app.generic_worker", "worker_listeners": [listener("client", port=8081)]}
+    shared = {"server_name": "x", "redis": {"enabled": True}, "listeners": [listener(resource)]}
+    files = write(tmp_path, homeserver={**shared, **own, **keys})
+    found = run(*files, code=UNWELL)
+    refused = one(found, "refused_at_start")
+
+    assert ("master", True) == (refused["process"], "from 1.49 on" in refused["why"])
+    assert f"{files[1]} has a `worker_app`" in refused["why"]
+    assert "remove `worker_app`, `worker_replication_host`" in refused["remedy"]
+    assert [] == [lost for lost in found["unseen"] if lost["what"] == "master"]
+    for kind in ("no_main", "refused_key"):
+        remedy = one(found, kind)["remedy"]
+        assert "port: 9093" in remedy
+        added = f"add to `listeners` in {files[1]} one of type http with the resource replication, at that"
+        assert (resource == "client") == (added in remedy)
+    whole = run(*files, *write(tmp_path, main=shared), code=UNWELL)
+    assert "refused_at_start" not in {each["kind"] for each in whole["findings"]}
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_a_row_right_after_the_first_look_counts(hears_at: float, monkeypatch: p
         def heard(self) -> Heard:
             return Heard(since=self.since)
 
-        def count_subscribers(self) -> "Deferred[None]":
+        def query_redis(self) -> "Deferred[None]":
             return succeed(None)
 
         def stop(self) -> "Deferred[None]":
@@ -196,7 +196,7 @@ def test_a_look_has_what_was_heard() -> None:
     """Of a listener, if the homeserver has a Redis."""
     watched = Watched()
     heard = Heard(positions={"receipts": {"w1": 7}})
-    for listener in (None, SimpleNamespace(heard=lambda: heard, count_subscribers=lambda: succeed(None))):
+    for listener in (None, SimpleNamespace(heard=lambda: heard, query_redis=lambda: succeed(None))):
         watched.watch._channel = listener  # type: ignore[assignment]
         watched.watch._count = 1  # no metrics at this look
         wait(watched.watch._look())

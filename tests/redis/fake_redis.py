@@ -23,8 +23,8 @@ PIECE_BYTES: Final = 64 * 1024
 class FakeRedis(Factory):
     """Listens at an address of a network until `kill`. Clients must send the `password`, if there is one.
 
-    `published` counts the published messages. `is_master` decides the answer to ROLE. As a Sentinel it knows
-    `masters`: the host and port of the master of each service.
+    `published` counts the published messages. `is_master` decides the answer to ROLE, which nobody may ask if
+    it is None. As a Sentinel it knows `masters`: the host and port of the master of each service.
     """
 
     noisy = False
@@ -41,7 +41,8 @@ class FakeRedis(Factory):
         self.address = address
         self.password = password
         self.masters = dict(masters)
-        self.is_master = True
+        self.is_master: bool | None = True
+        self.is_cluster = False
         self.max_clients = 10_000
         self.published = 0
         self.stalled: set[str] = set()
@@ -177,10 +178,18 @@ class _Client(Protocol):
             case b"CLIENT" if words[0].upper() == b"SETNAME":
                 self.name = words[1].decode()
                 return b"+OK\r\n"
+            case b"ROLE" if self._redis.is_master is None:
+                return b"-NOPERM this user has no permissions to run the 'role' command\r\n"
             case b"ROLE":
                 return _encoded(
-                    [b"master", 0, []] if self._redis.is_master else [b"slave", b"host", 1, b"connected", 0]
+                    [b"master", 0, []]
+                    if self._redis.is_master
+                    else [b"slave", b"primary", 6379, b"connected", 0]
                 )
+            case b"CLUSTER" if self._redis.is_cluster:
+                return _encoded(b"cluster_state:ok\r\n")
+            case b"CLUSTER":
+                return b"-ERR This instance has cluster support disabled\r\n"
             case b"SENTINEL":
                 found = self._redis.masters.get(words[1].decode())
                 return b"*-1\r\n" if found is None else _encoded([found[0].encode(), b"%d" % found[1]])

@@ -20,7 +20,7 @@ from synrepl.base.limited_logger import MAX_LINES
 from synrepl.base.metrics import Metrics
 from synrepl.errors import LocalProtocolError
 from synrepl.transports.redis.address import RedisAddress
-from synrepl.transports.redis.connections import RedisRefused, explain
+from synrepl.transports.redis.connections import RedisRefused, explain, master_of_replica
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Server
 from synrepl.wire.keepalive import KEEPALIVE
@@ -177,6 +177,109 @@ def test_what_makes_no_sense_costs_nothing_else_of_the_same_read() -> None:
         assert link.state().messages_refused == 1
 
     FakeWorld().run(setup)
+
+
+def test_a_replica_is_told_as_long_as_it_is_one() -> None:
+    """What is published there does not reach the master's subscribers; no error tells (redis/redis#2942)."""
+    lines: list[str] = []
+
+    @implementer(ILogObserver)
+    def observe(event: Any) -> None:
+        if "is a replica of" in event.get("problem", ""):
+            lines.append(event["problem"])
+
+    async def setup(world: World) -> None:
+        assert isinstance(world, FakeWorld)
+        world.redis.is_master = False
+        member = Recorder()
+        link = world.link(member)
+        link.start()
+        await world.until(member.is_up)
+        at_start = link.state().replica_of
+        world.cut("publisher")
+        await world.wait(1)
+        await world.until(member.is_up)
+        again = link.state().replica_of
+        world.redis.is_master = True
+        await world.wait(6)
+        promoted = link.state().replica_of
+        world.redis.is_master = False
+        await world.until(lambda: link.state().replica_of, "the demotion was not noticed")
+        demoted = link.state().replica_of
+        world.publish(SERVER, rdata(1).rstrip())
+        await world.until(lambda: member.tokens)
+        await stopped(world, link.stop())
+
+        assert ("primary:6379", "primary:6379", "", "primary:6379") == (at_start, again, promoted, demoted)
+        assert link.state().replica_of == ""
+
+    globalLogPublisher.addObserver(observe)
+    try:
+        FakeWorld().run(setup)
+    finally:
+        globalLogPublisher.removeObserver(observe)
+    assert len(lines) == 2  # not at each new connection
+    assert "Redis at redis://redis is a replica of primary:6379: " in lines[0]
+
+
+def test_a_replica_in_a_cluster_passes_on_what_is_published() -> None:
+    """All of its nodes do, whatever their role; seen with Redis 6.2."""
+
+    async def setup(world: World) -> None:
+        assert isinstance(world, FakeWorld)
+        world.redis.is_cluster = True
+        member = Recorder()
+        link = world.link(member)
+        link.start()
+        await world.until(member.is_up)
+        world.redis.is_master = False
+        await world.until(lambda: "mute" in member.told)
+        await world.until(member.is_up)
+        await world.wait(20)
+        reconnects, found = link.state().reconnects, link.state().replica_of
+        await stopped(world, link.stop())
+
+        assert (1, "") == (reconnects, found)
+
+    FakeWorld().run(setup)
+
+
+@pytest.mark.parametrize("is_master", [True, None])
+def test_a_redis_that_is_master_or_does_not_say_is_no_replica(is_master: bool | None) -> None:
+    """ROLE is in @dangerous: many users may not ask, and work all the same."""
+
+    async def setup(world: World) -> None:
+        assert isinstance(world, FakeWorld)
+        world.redis.is_master = is_master
+        member = Recorder()
+        link = world.link(member)
+        link.start()
+        await world.until(member.is_up)
+        await world.wait(20)
+        told, found = list(member.told), link.state().replica_of
+        await stopped(world, link.stop())
+
+        assert (sorted(told), found) == (["hearing", "speaking"], "")
+
+    FakeWorld().run(setup)
+
+
+@pytest.mark.parametrize(
+    ("reply", "master"),
+    [
+        ([b"slave", b"10.0.0.1", 6379, b"connected", 9], "10.0.0.1:6379"),
+        ([b"replica", b"r\x1b\xff", 1], "r\\x1b\ufffd:1"),
+        ([b"master", 0, []], ""),
+        ([b"sentinel", [b"main"]], ""),
+        ([b"slave", b"h"], ""),
+        ([], ""),
+        ("OK", ""),
+        (None, ""),
+    ],
+)
+def test_the_master_in_an_answer_to_role(reply: Any, master: str) -> None:
+    """Whatever a server answers that is no Redis."""
+    assert master == master_of_replica(reply)
 
 
 # Only on the fake clock: how long things take

@@ -64,6 +64,25 @@ def test_a_demoted_master_is_not_taken() -> None:
     world.run(setup)
 
 
+def test_a_master_that_is_demoted_is_left() -> None:
+    """Sentinel closes its clients' connections; a REPLICAOF by hand closes none."""
+    world, _, options = sentinel_world()
+
+    async def setup(_: World) -> None:
+        member = Recorder()
+        link = world.link(member, **options)
+        link.start()
+        await world.until(member.is_up)
+        world.redis.is_master = False
+        await world.until(lambda: "mute" in member.told)
+        assert member.whys[0] == "the server has become a replica of primary:6379"
+        world.redis.is_master = True
+        await world.until(member.is_up)
+        await stopped(world, link.stop())
+
+    world.run(setup)
+
+
 def test_the_error_lists_the_answer_of_each_sentinel() -> None:
     """Or nobody could tell a wrong name from a network that is down."""
     world, first, options = sentinel_world()

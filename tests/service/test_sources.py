@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock
@@ -11,6 +13,7 @@ from synrepl.base.metrics import Metrics
 from synrepl.base.problems import Problem
 from synrepl.config import Settings
 from synrepl.daemon.ingest import Ingest
+from synrepl.ingest.redis import RedisSource
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ingest.write_policy import WritePolicy
@@ -132,3 +135,21 @@ def test_a_redis_that_is_away_is_a_problem_after_some_seconds() -> None:
     assert [] == before
     why = "cannot receive from Redis at redis://h: no answer yet"
     assert [Problem(why, 0.0, not_ready=True)] == made.problems()
+
+
+def test_a_redis_that_is_a_replica_is_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is received there, so the daemon is ready; nobody else hears what it publishes."""
+    made = sources(redis="redis://h")
+    assert [] == made.notices()
+    assert isinstance(made.channel, RedisSource)
+    state = msgspec.structs.replace(made.channel.link.state(), replica_of="10.0.0.1:6379")
+    monkeypatch.setattr(made.channel.link, "state", lambda: state)
+
+    (notice,) = made.notices()
+
+    assert notice.text == (
+        "Redis at redis://h is a replica of 10.0.0.1:6379: what this process publishes there does not reach"
+        " those who subscribe at the master"
+    )
+    assert "address of the master" in notice.what_to_do[0]
+    assert [] == made.problems()

@@ -116,7 +116,7 @@ def _publish(client: RespClient, words: Words) -> bytes:
     return resp.integer(client.publish_line(*words))
 
 
-def _count_subscribers(client: RespClient, words: Words) -> bytes:
+def _query_redis(client: RespClient, words: Words) -> bytes:
     return resp.array(
         part for name in words for part in (resp.bulk(name), resp.integer(client.channel.count(name)))
     )
@@ -130,6 +130,11 @@ def _info(client: RespClient, words: Words) -> bytes:
     numbers = {"role": "master", **client.server.info()}
     text = "".join(f"{name}:{value}\r\n" for name, value in numbers.items())
     return client.encoding.text(f"# synrepl\r\n{text}".encode())
+
+
+def _role(client: RespClient, words: Words) -> bytes:
+    # As in INFO. A daemon that is a replica serves the channel of its primary: what is published reaches all.
+    return resp.array([resp.bulk(b"master"), resp.integer(0), resp.array([])])
 
 
 SETTINGS: Final = {b"databases": connection.DATABASES, b"maxmemory": MAX_BYTES}
@@ -226,7 +231,7 @@ CONFIG: Final = {
 
 PUBSUB: Final = {
     b"NUMSUB": RespCommand(
-        _count_subscribers, "How many subscribe to channels.", "pubsub", (0, ANY), READ, is_costly=True
+        _query_redis, "How many subscribe to channels.", "pubsub", (0, ANY), READ, is_costly=True
     ),
 }
 
@@ -270,6 +275,7 @@ COMMANDS: Final[Mapping[bytes, RespCommand]] = {
         is_for_subscribers=True,
         is_costly=True,
     ),
+    b"ROLE": RespCommand(_role, "The role: master."),
     b"SELECT": RespCommand(connection.select, "Use one of 16 databases of the cache.", words=(1, 1)),
     b"SET": RespCommand(
         cache.put, "Keep a value, for an hour or with EX or PX.", "string", (2, ANY), WRITE, keys=ONE_KEY

@@ -167,7 +167,7 @@ def _file_lines(
         ],
     )
     yield ""
-    # If the main process' file was read as another's, the findings are of that one.
+    # Without the main process' file the findings are of the others alone.
     yield from _other_lines((), [one for one in unseen if one.what == MAIN])
     yield from _finding_lines(findings, output)
     yield from _other_lines(notes, [one for one in unseen if one.what != MAIN])

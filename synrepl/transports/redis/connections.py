@@ -3,7 +3,7 @@
 Only this module imports txredisapi, which installs a reactor: import this module late.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -31,6 +31,7 @@ Lost: Final = txredisapi.ConnectionError
 """Raised by commands that wait for a reply when the connection is lost."""
 
 PING: Final = b"*1\r\n$4\r\nPING\r\n"
+ROLE: Final = b"*1\r\n$4\r\nROLE\r\n"
 
 WITHOUT_A_WORD: Final = "it closed the connection before it sent anything"
 
@@ -95,6 +96,33 @@ def describe_redis_failure(failure: Failure, words: RedisWords = URL_WORDS) -> s
     return describe_failure(failure)
 
 
+def master_of_replica(role: Any) -> str:
+    """Return the address of the master in a replica's reply to ROLE; of any other reply, an empty text."""
+    match role:
+        case [b"slave" | b"replica", bytes(host), int(port), *_]:
+            return f"{printable(host.decode('utf-8', 'replace'), limit=300)}:{port}"
+    return ""
+
+
+async def ask_for_master(ask: Callable[..., Awaitable[Any]]) -> str | None:
+    """Return the address of the master if the server is a replica; an empty text if it is a master.
+
+    None if it does not say, as ROLE is in @dangerous, or is a replica in a Redis Cluster, whose nodes pass on
+    to all what is published at any of them. `ask` runs a command and raises `RedisRefused` for an error.
+    """
+    try:
+        master = master_of_replica(await ask("ROLE"))
+    except RedisRefused:
+        return None
+    if not master:
+        return ""
+    try:
+        await ask("CLUSTER", "INFO")
+    except RedisRefused as refused:
+        return None if "NOPERM" in str(refused) else master
+    return None
+
+
 class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untyped
     """A connection to Redis. txredisapi provides the commands of the handshake, one at a time.
 
@@ -124,6 +152,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
         self._heads = ReplyHeads()
         self._has_received = False
         self._pinged_at = 0.0
+        self._ping = PING
         self._timer = Timer(link.clock, self._tick)
 
     def connectionMade(self) -> None:
@@ -232,7 +261,7 @@ class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untype
                 self.end(f"no data from Redis for {self._keepalive.timeout_seconds:g} seconds")
                 return
             self._pinged_at = now
-            self.send_bytes(PING)
+            self.send_bytes(self._ping)
         self._arm()
 
 
@@ -322,7 +351,10 @@ class SubscriberConnection(RedisConnection):
 
 @implementer(IPushProducer)
 class PublisherConnection(RedisConnection):
-    """Publishes messages.
+    """Publishes messages, and asks whether the server is a replica.
+
+    Pub/sub goes from a master to its replicas alone: what is published at a replica does not reach the
+    subscribers of the master, and Redis reports no error.
 
     Replies are counted. A Deferred for each, as in txredisapi's `publish`, would cost several times as much
     as the message, and only error replies matter.
@@ -332,18 +364,26 @@ class PublisherConnection(RedisConnection):
 
     def __init__(self, link: "RedisChannels") -> None:
         super().__init__(link)
+        self.master = ""
+        """The address of the master if the server is a replica; empty if it is none, or does not say."""
         self._pending_replies = 0
         self._is_closing = False
 
     async def greet(self) -> None:
-        """Verify that Redis responds. Raises `RedisRefused`."""
+        """Verify that Redis responds, and ask for its role. Raises `RedisRefused`."""
         await self.run_command("PING")
+        master = await ask_for_master(self.run_command)
+        if master is not None:
+            self.master = master
+            # The role can change while the connection is open.
+            self._ping = ROLE
 
     def start_watching(self) -> None:
         super().start_watching()
         self.transport.registerProducer(self, True)
 
     def report_up(self) -> None:
+        self._link.note_role(self.master)
         self._link.member.publisher_up()
 
     def report_down(self) -> None:
@@ -363,6 +403,8 @@ class PublisherConnection(RedisConnection):
                 self.replyReceived(reply)
             elif type(reply) is int:
                 replies += 1
+            elif type(reply) is list:
+                self._take_role(reply)
             elif isinstance(reply, Exception):
                 # A message is lost. End the connection, so that the member can publish it again.
                 self.end(explain(str(reply), self._words, command="PUBLISH"))
@@ -372,6 +414,16 @@ class PublisherConnection(RedisConnection):
             self.end("Redis sent more replies than it got commands")
         elif self._is_closing and self._pending_replies == 0:
             self.transport.loseConnection()
+
+    def _take_role(self, role: Any) -> None:
+        master = master_of_replica(role)
+        if master and not self.master:
+            # Connect again: Sentinels know the new master, and a Redis Cluster is asked whether it is one.
+            self.end(f"the server has become a replica of {master}")
+        elif master != self.master:
+            self.master = master
+            self._link.changed()
+            self._link.note_role(master)
 
     def end(self, why: str) -> None:
         if self.is_up and not self.closed:

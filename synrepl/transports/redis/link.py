@@ -34,7 +34,8 @@ class RedisState(msgspec.Struct, frozen=True, kw_only=True):
 
     `since` is the last change of either connection, in Unix seconds. `reconnects` counts connections that
     were opened again, `messages_refused` counts invalid messages. `why` is the reason why a connection is
-    down; empty if both are established, or no attempt has failed yet.
+    down; empty if both are established, or no attempt has failed yet. `replica_of` is the address of the
+    master, if this Redis is a replica; empty if it is none, or did not say.
     """
 
     address: str
@@ -44,6 +45,18 @@ class RedisState(msgspec.Struct, frozen=True, kw_only=True):
     reconnects: int
     messages_refused: int
     why: str
+    replica_of: str = ""
+
+
+def replica_problem(address: str, master: str) -> str:
+    """Describe a Redis at `address` that is a replica of `master`."""
+    return (
+        f"Redis at {address} is a replica of {master}: what this process publishes there does not reach those"
+        " who subscribe at the master"
+    )
+
+
+REPLICA_REMEDY: Final = "give redis the address of the master, or of a proxy or a Sentinel that knows it"
 
 
 @dataclass(eq=False, repr=False)
@@ -85,6 +98,7 @@ class RedisChannels:
         self._since = self.clock.seconds()
         self._reconnects = 0
         self._refused = 0
+        self._noted_master = ""
         self._subscriber = HalfLink(self, SubscriberConnection)
         self._publisher = HalfLink(self, PublisherConnection)
         self._halves: Sequence[HalfLink[Any]] = (
@@ -153,7 +167,15 @@ class RedisChannels:
             reconnects=self._reconnects,
             messages_refused=self._refused,
             why=next((half.why for half in self._halves if half.current is None and half.why), ""),
+            replica_of=self._publisher.current.master if self._publisher.current is not None else "",
         )
+
+    def note_role(self, master: str) -> None:
+        """Log a Redis that has been found to be a replica of this `master`, once, until that changes."""
+        if master and master != self._noted_master:
+            problem = replica_problem(self.address.public, master)
+            self._logger.warn("{problem}; {remedy}", problem=problem, remedy=REPLICA_REMEDY)
+        self._noted_master = master
 
     def changed(self, *, again: bool = False) -> None:
         """Record that a connection was established (`again`: after a loss) or lost."""

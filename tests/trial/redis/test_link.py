@@ -3,7 +3,9 @@
 from synrepl.transports.redis.address import RedisAddress
 from tests.redis.contract import USER_IP, ClosedContract, FlowContract, LinkContract, OpenContract
 from tests.redis.worlds import Recorder, rdata, refusal, stopped
+from tests.servers.redis import RedisServer
 from tests.trial.redis.worlds import RedisCase
+from tests.trial.waiting import eventually
 
 
 class TcpLinkTests(RedisCase, LinkContract, FlowContract, OpenContract):
@@ -54,6 +56,36 @@ class FullRedisTests(RedisCase):
         await stopped(self.world, link.stop())
 
         self.assertIn("raise its maxclients", " ".join(member.whys))
+
+
+class ReplicaTests(RedisCase):
+    """A Redis and a replica of it."""
+
+    async def test_what_is_published_at_a_replica_stays_there(self) -> None:
+        """So the link says that it is one; what the master's publishers say is received."""
+        master = self.world.server
+        master.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+        replica = RedisServer(arguments=["--replicaof", "127.0.0.1", str(master.port)])
+        self.addCleanup(replica.remove)
+        replica.start()
+        await eventually(lambda: replica.command("ROLE")[3] == b"connected", "the replica follows")
+        there, here = Recorder(), Recorder()
+        at_master = self.world.link(there)
+        at_replica = self.world.link(here, address=RedisAddress.parse(replica.url), instance="worker2")
+        at_master.start()
+        at_replica.start()
+        await self.world.until(lambda: there.is_up() and here.is_up())
+
+        self.assertEqual(
+            ("", f"127.0.0.1:{master.port}"), (at_master.state().replica_of, at_replica.state().replica_of)
+        )
+        at_replica.write(rdata(1))
+        await self.world.until(lambda: here.tokens == [1])
+        at_master.write(rdata(2))
+        await self.world.until(lambda: here.tokens == [1, 2])
+        self.assertEqual([2], there.tokens)
+        await stopped(self.world, at_master.stop())
+        await stopped(self.world, at_replica.stop())
 
 
 class RightsTests(RedisCase):

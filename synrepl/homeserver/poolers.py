@@ -1,0 +1,196 @@
+"""PgBouncer between a homeserver and its database: what its file says, and what Synapse needs of it.
+
+In the modes ``transaction`` and ``statement`` PgBouncer gives a client another connection to PostgreSQL for
+each transaction or statement. What was set for a connection is then lost, or is another client's. Synapse
+sets what it needs when it opens a connection, and never again.
+"""
+
+import configparser
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from synrepl.errors import ConfigError
+from synrepl.homeserver.findings import Finding
+from synrepl.homeserver.merging import ProcessConfig, Template, as_mapping
+from synrepl.html.humanize import several
+from synrepl.small_files import read_small_file
+from synrepl.wire.text import printable
+
+PORT: Final = 6432
+"""PgBouncer's default."""
+FILE: Final = "pgbouncer.ini"
+SHARED: Final = ("transaction", "statement")
+"""The modes in which connections to PostgreSQL are shared."""
+POSTGRES_PORT: Final = 5432
+_WORD: Final = re.compile(r"(\w+)\s*=\s*(?:'([^']*)'|(\S*))")
+
+
+class Pooler(msgspec.Struct, frozen=True, kw_only=True):
+    """A PgBouncer, by its file: `modes` by database (``*`` for all others) and `users_modes` by user.
+
+    `servers` are the host and port of PostgreSQL by database, as far as they are told.
+    """
+
+    file: str
+    port: int
+    modes: Mapping[str, str]
+    users_modes: Mapping[str, str] = {}
+    servers: Mapping[str, tuple[str, str]] = {}
+
+    def mode(self, target: "Target") -> str:
+        """The mode of these connections; empty if it passes none of them on."""
+        name = target.database if target.database in self.modes else "*"
+        if target.port != self.port or name not in self.modes:
+            return ""
+        if self.servers[name] == (target.host, str(target.port)):
+            return ""  # the address of PostgreSQL itself
+        return self.users_modes.get(target.user, self.modes[name])
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A database of a process, as `args` has it, and the file with it."""
+
+    process: str
+    file: str
+    host: str
+    port: int
+    database: str
+    user: str
+
+
+def take_poolers(paths: Sequence[Path]) -> tuple[list[Path], list[Pooler]]:
+    """Return the paths that are no file of PgBouncer, and what those files say, and those beside the paths.
+
+    Raises `ConfigError` for a file that was given and is not what its name says.
+    """
+    given = [path for path in paths if path.suffix == ".ini" and path.is_file()]
+    rest = [path for path in paths if path not in given]
+    poolers = [read_pooler(path) for path in given]
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
+    for folder in folders:
+        path = folder / FILE
+        if path in given:
+            continue
+        try:
+            poolers.append(read_pooler(path))
+        except ConfigError:
+            continue  # there is none, or nobody gave it to be read
+    return rest, poolers
+
+
+def read_pooler(path: Path) -> Pooler:
+    """Read a file of PgBouncer. Raises `ConfigError`."""
+    text = read_small_file(path).decode(errors="replace")
+    # An indented line is one of its own, and no more of the one before. ``%include`` is not followed.
+    lines = [line.strip() for line in text.splitlines()]
+    parser = configparser.RawConfigParser(
+        strict=False, allow_no_value=True, delimiters=("=",), comment_prefixes=(";", "#", "%")
+    )
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        parser.read_string("\n".join(lines))
+    except configparser.Error:
+        # Its text would quote a line, perhaps with a password.
+        raise ConfigError(f"cannot read {path}: it is no INI") from None
+    if not parser.has_section("pgbouncer"):
+        raise ConfigError(f"{path} has no section [pgbouncer], and no other INI is read here")
+    settings = _section(parser, "pgbouncer")
+    mode = settings.get("pool_mode", "session").lower()
+    databases = {name.strip('"'): _words(text) for name, text in _section(parser, "databases").items()}
+    users = {name.strip('"'): _words(text) for name, text in _section(parser, "users").items()}
+    port = settings.get("listen_port", "")
+    return Pooler(
+        file=str(path),
+        port=int(port) if port.isascii() and port.isdigit() and len(port) < 6 else PORT,
+        modes={name: words.get("pool_mode", mode).lower() for name, words in databases.items()},
+        users_modes={
+            name: words["pool_mode"].lower() for name, words in users.items() if "pool_mode" in words
+        },
+        servers={
+            name: (words.get("host", ""), words.get("port", str(POSTGRES_PORT)))
+            for name, words in databases.items()
+        },
+    )
+
+
+def _section(parser: configparser.RawConfigParser, name: str) -> dict[str, str]:
+    return (
+        {key: (value or "").strip() for key, value in parser.items(name)} if parser.has_section(name) else {}
+    )
+
+
+def _words(text: str) -> dict[str, str]:
+    return {found[1]: found[2] if found[2] is not None else found[3] for found in _WORD.finditer(text)}
+
+
+def targets_of(configs: Iterable[ProcessConfig]) -> Iterator[Target]:
+    """Yield each database in PostgreSQL that the files name for a process."""
+    for config in configs:
+        several_databases = config.mapping("databases")
+        key = "databases" if several_databases else "database"
+        for one in several_databases.values() if several_databases else [config.mapping("database")]:
+            database = as_mapping(one)
+            arguments = as_mapping(database.get("args"))
+            port = arguments.get("port", POSTGRES_PORT)
+            if database.get("name") != "psycopg2" or not _is_number(port):
+                continue
+            yield Target(
+                process=config.name,
+                file=config.origin(key),
+                host=str(arguments.get("host", "")),
+                port=int(port),
+                database=str(arguments.get("dbname", arguments.get("database", ""))),
+                user=str(arguments.get("user", "")),
+            )
+
+
+def _is_number(port: Any) -> bool:
+    text = "" if isinstance(port, Template | bool) else str(port)
+    return text.isascii() and text.isdigit() and len(text) < 6
+
+
+def find_shared_sessions(configs: Sequence[ProcessConfig], poolers: Sequence[Pooler]) -> Iterator[Finding]:
+    """Databases that processes reach through a PgBouncer that shares its connections to PostgreSQL."""
+    through: dict[tuple[str, str, str, str], list[str]] = {}
+    for target in targets_of(configs):
+        for pooler in poolers:
+            if (mode := pooler.mode(target)) in SHARED:
+                key = (pooler.file, target.database, target.user, mode)
+                through.setdefault(key, []).append(target.process)
+    for (file, database, user, mode), found in through.items():
+        role = printable(user) or "ROLE"
+        names = list(dict.fromkeys(map(str, found)))
+        go = "goes" if len(names) == 1 else "go"
+        yield Finding(
+            kind="pooled_sessions",
+            why=f"{several(names)} {go} to the database {printable(database)}"
+            f" through the PgBouncer of {file}, with `pool_mode = {mode}`: each {mode} may get another"
+            " connection to PostgreSQL. Synapse sets what it relies on (isolation level, bytea_output, time"
+            " limits) once for a connection: it is lost, or is another client's",
+            remedy=f"set `pool_mode = session` in {file}, or `pool_mode=session` at {printable(database)} in"
+            " [databases] there, with a pool_size for the connections of all processes (cp_max of each). Or"
+            " give Synapse a role of its own that has these settings: ALTER ROLE"
+            f" {role} SET default_transaction_isolation = 'repeatable read'; ALTER ROLE {role} SET"
+            " bytea_output = 'escape'",
+            cost="a restart of PgBouncer, or RELOAD and new connections: processes connect again",
+        )
+
+
+def note_poolers(configs: Sequence[ProcessConfig], poolers: Sequence[Pooler]) -> Iterator[Finding]:
+    """A port that is PgBouncer's by default, where no file tells how it shares connections."""
+    unknown = [
+        target
+        for target in targets_of(configs)
+        if target.port == PORT and not any(pooler.mode(target) for pooler in poolers)
+    ]
+    for file in dict.fromkeys(target.file for target in unknown):
+        yield Finding(
+            kind="pooler",
+            why=f"the database in {file} is at port {PORT}, which is PgBouncer's: its pool_mode is not known,"
+            " and Synapse needs `session`",
+            remedy=f"look at pool_mode; given with --homeserver, or beside the files, {FILE} is read too",
+        )

@@ -1,0 +1,121 @@
+"""PgBouncer between Synapse and its database (matrix-org/synapse#4473)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synrepl.errors import ConfigError
+from synrepl.homeserver.poolers import read_pooler
+from tests.homeserver.test_files import UNWELL, WELL, WHOLE, WORKER, WRONG, run, write
+
+ARGS = {"user": "synapse", "dbname": "synapse", "host": "127.0.0.1", "port": 6432}
+INI = """\
+; a comment
+%include /etc/pgbouncer/more.ini
+[databases]
+{databases}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+pool_mode = {mode}
+[users]
+{users}
+"""
+SYNAPSE = "synapse = host=127.0.0.1 port=5432 dbname=synapse"
+
+
+def database(**args: object) -> dict[str, Any]:
+    """A homeserver's file with this database."""
+    return {**WHOLE, "database": {"name": "psycopg2", "args": {**ARGS, **args}}}
+
+
+def ini(
+    path: Path, databases: str = SYNAPSE, *, mode: str = "transaction", port: object = 6432, users: str = ""
+) -> Path:
+    """A file of PgBouncer."""
+    path.write_text(INI.format(databases=databases, mode=mode, port=port, users=users))
+    return path
+
+
+def kinds(found: dict[str, Any]) -> list[str]:
+    """The kinds of findings and notes about poolers."""
+    return [one["kind"] for one in [*found["findings"], *found["notes"]] if one["kind"].startswith("pool")]
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_pooler_that_shares_connections(tmp_path: Path, is_given: bool) -> None:
+    """Given among the files, or beside them; all processes that go through it are named."""
+    words = write(tmp_path, homeserver=database(), worker1=WORKER)
+    path = ini(tmp_path / ("pool.ini" if is_given else "pgbouncer.ini"))
+    found = run(*words, *(["--homeserver", path] if is_given else []), code=UNWELL)
+    one = next(one for one in found["findings"] if one["kind"] == "pooled_sessions")
+
+    assert one["why"].startswith("master and w1 go to the database synapse through the PgBouncer of")
+    assert f"{path}, with `pool_mode = transaction`" in one["why"]
+    assert "set `pool_mode = session`" in one["remedy"]
+    assert "ALTER ROLE synapse SET default_transaction_isolation = 'repeatable read'" in one["remedy"]
+    assert ["pooled_sessions"] == kinds(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "told"),
+    [
+        ({"mode": "session"}, {}, []),
+        ({"mode": "Statement"}, {}, ["pooled_sessions"]),
+        ({"databases": "* = host=db"}, {}, ["pooled_sessions"]),
+        ({"databases": f"{SYNAPSE} pool_mode=session"}, {}, []),
+        ({"databases": f"{SYNAPSE} pool_mode='transaction'", "mode": "session"}, {}, ["pooled_sessions"]),
+        ({"users": "synapse = pool_mode=session"}, {}, []),
+        ({"users": "other = pool_mode=session"}, {}, ["pooled_sessions"]),
+        # It passes this one on to nobody: it is another PgBouncer.
+        ({"databases": "other = host=db"}, {}, ["pooler"]),
+        ({"port": 7000}, {}, ["pooler"]),
+        ({"port": 7000}, {"port": "7000"}, ["pooled_sessions"]),
+        ({"port": "none"}, {}, ["pooled_sessions"]),
+        ({"databases": f"  a = host=b\n  {SYNAPSE}"}, {}, ["pooled_sessions"]),
+        ({"databases": '"synapse" = host=db'}, {}, ["pooled_sessions"]),
+        # PostgreSQL itself, on another machine at the same port.
+        ({"databases": "* = host=db port=5432", "port": 5432}, {"host": "db", "port": 5432}, []),
+        ({}, {"port": 5432}, []),
+        ({}, {"port": "${PORT}"}, []),
+    ],
+)
+def test_what_goes_through_it(
+    tmp_path: Path, options: dict[str, Any], args: dict[str, Any], told: list[str]
+) -> None:
+    words = write(tmp_path, homeserver=database(**args))
+    ini(tmp_path / "pgbouncer.ini", **options)
+
+    code = UNWELL if "pooled_sessions" in told else 3 if args.get("port") == "${PORT}" else WELL
+    assert told == kinds(run(*words, code=code))
+
+
+def test_without_its_file_the_port_is_a_note(tmp_path: Path) -> None:
+    """Of the database of one process alone too, and of any of `databases`; SQLite has no port."""
+    several = {"databases": {"main": database()["database"], "state": database(port=5432)["database"]}}
+
+    assert ["pooler"] == kinds(run(*write(tmp_path, homeserver={**WHOLE, **several}), code=WELL))
+    assert [] == kinds(run(*write(tmp_path, homeserver=WHOLE), code=WELL))
+
+
+def test_a_file_that_is_none_of_pgbouncer(tmp_path: Path) -> None:
+    """Given, it is refused by its name; beside the files nobody asked for it."""
+    words = write(tmp_path, homeserver=database(port=5432))
+    path = tmp_path / "pgbouncer.ini"
+    for text, why in (
+        ("[other]\nx = 1\n", "has no section [pgbouncer]"),
+        ("x = 1\n", "it is no INI"),
+        ("[pgbouncer\n", "it is no INI"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            read_pooler(path)
+        assert why in str(caught.value)
+        run(*words, code=WELL)
+    from click.testing import CliRunner
+
+    from synrepl.cli import main
+
+    result = CliRunner().invoke(main, ["inspect", "--files", *map(str, words), "--homeserver", str(path)])
+    assert (WRONG, True) == (result.exit_code, "it is no INI" in result.output)
