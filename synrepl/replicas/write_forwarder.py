@@ -23,7 +23,6 @@ from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
 from synrepl.errors import ReplicationError, StorageError
 from synrepl.http_api.request_errors import HttpError
-from synrepl.http_api.routes import APPEND, APPEND_BATCH
 from synrepl.replication.hooks import Posted, PostedPart
 from synrepl.replication.serving.log_waiters import LogWaiters
 from synrepl.storage.log import Log
@@ -188,6 +187,9 @@ class WriteForwarder:
             return NotForwarded("upstream_away", why), ""
         left = max(write.until - self.clock.seconds(), LOWEST_SECONDS)
         query = [*write.query, (b"timeout", b"%.3f" % left)]
+        # Imported on use, as most daemons forward nothing.
+        from synrepl.http_api.routes import APPEND, APPEND_BATCH
+
         request = APPEND_BATCH.request() if write.stream is None else APPEND.request(write.stream)
         request = request._replace(target=f"{request.target}?{urlencode(query)}")
         answer: type[Appended | _BatchAnswer] = _BatchAnswer if write.stream is None else Appended

@@ -116,7 +116,7 @@ def _publish(client: RespClient, words: Words) -> bytes:
     return resp.integer(client.publish_line(*words))
 
 
-def _query_redis(client: RespClient, words: Words) -> bytes:
+def _count_subscribers(client: RespClient, words: Words) -> bytes:
     return resp.array(
         part for name in words for part in (resp.bulk(name), resp.integer(client.channel.count(name)))
     )
@@ -231,7 +231,7 @@ CONFIG: Final = {
 
 PUBSUB: Final = {
     b"NUMSUB": RespCommand(
-        _query_redis, "How many subscribe to channels.", "pubsub", (0, ANY), READ, is_costly=True
+        _count_subscribers, "How many subscribe to channels.", "pubsub", (0, ANY), READ, is_costly=True
     ),
 }
 

@@ -1,4 +1,7 @@
-"""Clients of other daemons: for claims, handovers and status."""
+"""Clients of other daemons: for claims, handovers and status.
+
+Most daemons know no other one: what is needed to ask it is imported on use.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,7 +14,6 @@ from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
 from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.replicas.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
-from synrepl.replicas.routes import CLAIM, HANDOVER, REPLICATION
 from synrepl.replication.addresses import Address
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ class PeerHttp:
         """Return the client for this URL. Raises `NeverSent` if it may not be used."""
         credentials = self.addresses.credentials_for(url)
         if id(credentials) not in self._clients:
-            # Imported on use: most daemons know no other one.
             from synrepl.transports.http.http_client import HttpClient
 
             self._clients[id(credentials)] = HttpClient(self.reactor, secret=credentials)
@@ -68,6 +69,8 @@ class PeerClient:
 
         Raises `CannotPromote` if the primary refuses, another `ReplicationError` if the request fails.
         """
+        from synrepl.replicas.routes import HANDOVER
+
         try:
             return await self._call(address, HANDOVER.request(), LogPosition, body=handover)
         except HttpError as error:
@@ -78,10 +81,14 @@ class PeerClient:
 
     async def claim(self, address: Address, claim: Claim) -> None:
         """Send a claim to another daemon."""
+        from synrepl.replicas.routes import CLAIM
+
         await self._call(address, CLAIM.request(), msgspec.Raw, body=claim)
 
     async def describe(self, address: Address, *, after: int | None = None) -> PeerStatus:
         """Fetch the status of another daemon; with `after` also its first facts after this serial."""
+        from synrepl.replicas.routes import REPLICATION
+
         return await self._call(address, REPLICATION.request(after=after), PeerStatus)
 
     async def _call(self, address: Address, request: HttpRequest, answer: type[T], **options: Any) -> T:
