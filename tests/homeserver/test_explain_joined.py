@@ -370,3 +370,29 @@ def test_traceback_of_account_data_has_its_known_reason() -> None:
     assert found.severity == "error"
     assert any("element-hq/synapse#11464" in word for word in found.words)
     assert "pause" in found.advice[0]
+
+
+def test_used_up_tries_keep_the_advice_of_their_reason() -> None:
+    full = tries("x-1", 6, reason='could not extend file "x": No space left on device')
+    [found] = explain(full).passages
+    [retried] = explain(full.splitlines()[0]).passages
+
+    assert set(retried.advice) <= set(found.advice)
+    assert found.advice[-1] == "repeat what failed once that is mended"
+    assert "A disk is full" in " ".join(found.words)
+
+
+def test_many_used_up_transactions_of_one_name_are_one() -> None:
+    [found] = explain("".join(tries(f"x-{one:x}", 6, request=f"PUT-{one}") for one in range(40))).passages
+
+    assert (found.kind, found.count) == ("txn_used_up", 240)
+    assert found.words[1] == "So it went with 40 transactions of that name in this text."
+
+
+def test_source_behind_its_file_in_one_line_is_the_exception() -> None:
+    found = told(
+        'Traceback (most recent call last):   File "/x/synapse/rest/client/push_rule.py", line 52, in on_PUT'
+        '     raise Exception("Cannot handle PUT /push_rules on worker")'
+    )
+
+    assert found.kind == "not_writer"

@@ -114,6 +114,8 @@ _RAISED: Final = re.compile(
     re.ASCII,
 )
 """A line of the source that raises an exception with a text that stands there."""
+_INLINE: Final = re.compile(r"\", line \d+, in [\w<>]{1,80}\s+(?P<source>(?:raise|assert) .+)", re.ASCII)
+"""A line of the source that stands behind its file, in a traceback that is all in one line."""
 _LITERAL: Final = re.compile(r"""(?P<quote>["'])(?P<text>(?:\\.|(?!(?P=quote)).)*)(?P=quote)""")
 _ESCAPED: Final = re.compile(r"\\([\"'\\])")
 _ASSERTED: Final = re.compile(r"assert (?!.*\()[\w.].{0,300}", re.ASCII)
@@ -394,7 +396,8 @@ class _Traceback:
         if _begins(line) or _PART.match(text) is not None:
             self._is_frame = 'File "' in line
             if "^" not in text[:1] and "~" not in text[:1]:
-                self._source = ""
+                inline = _INLINE.search(text[:_MAX_JOINED]) if self._is_frame else None
+                self._source = inline["source"] if inline else ""
             if place := _PACKAGE.search(line[:1000]):
                 self.package = place["name"] or ""
             if (found := _FRAME.search(line[:1000])) and len(self._frames) < _MAX_FRAMES:

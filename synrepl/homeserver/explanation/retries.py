@@ -51,6 +51,7 @@ BY_SEVERAL: Final = (
     " same moment: two clients or bots of one user, or two processes that do the same work (synrepl inspect"
     " --files)"
 )
+AFTERWARDS: Final = "repeat what failed once that is mended"
 _GENERAL: Final = "a few are normal."
 """What is to be done about lost races in general begins so."""
 _REPEATS: Final = " Synapse repeats it."
@@ -62,7 +63,10 @@ UNSTORED: Final = "What failed is rolled back, so that nothing is left half done
 
 
 class _Tries(msgspec.Struct):
-    """The tries of one transaction that failed: the lines that tell of them, and the last reason."""
+    """The tries of one transaction that failed: the first lines that tell of them, and the last reason.
+
+    `count` are the tries, `seen` all lines, and `alike` the transactions of this description.
+    """
 
     name: str
     request: str
@@ -70,15 +74,30 @@ class _Tries(msgspec.Struct):
     lines: list[int] = []
     times: list[str] = []
     count: int = 0
+    seen: int = 0
+    alike: int = 1
+
+    @property
+    def description(self) -> str:
+        """What it does: its name without its number."""
+        return self.name.rpartition("-")[0] or self.name
 
     def add(self, number: int, time: str, reason: str, place: int | None) -> None:
         """Add a line, and the number of the try in it. What is logged to two places is one try."""
         if not (time in self.times and ("," in time or "." in time)):
             self.count += 1
+            self.times.append(time)
         self.count = max(self.count, 0 if place is None else place + 1)
-        self.lines.append(number)
-        self.times.append(time)
+        self.seen += 1
+        self.lines = [*self.lines, number][:MAX_NUMBERS]
         self.reason = reason
+
+    def add_alike(self, other: "_Tries") -> None:
+        """Add another transaction of the same description."""
+        self.alike += 1
+        self.seen += other.seen
+        self.lines = [*self.lines, *other.lines][:MAX_NUMBERS]
+        self.times = [self.times[0], other.times[-1]]
 
 
 class Retries:
@@ -86,8 +105,8 @@ class Retries:
 
     def __init__(self) -> None:
         self._tries: dict[tuple[str, str], _Tries] = {}
-        self._used_up: list[_Tries] = []
-        self._lines = 0
+        self._used_up: dict[str, _Tries] = {}
+        self._failed = self._lines = 0
 
     def see(self, match: Match, header: Header, number: int) -> None:
         """Count the try of which a line tells, if it is one."""
@@ -105,18 +124,21 @@ class Retries:
         tries.add(number, header.time, reason, int(place[1]) if place else None)
         if tries.count >= TRIES:
             # Its number comes again with another transaction, after a long time.
-            self._used_up.append(self._tries.pop(key))
+            self._tries.pop(key)
+            self._failed += tries.seen
+            if (first := self._used_up.get(tries.description)) is not None:
+                first.add_alike(tries)
+            elif len(self._used_up) < _MAX_TOLD:
+                self._used_up[tries.description] = tries
 
     def told(self, passages: Sequence[Passage]) -> list[Passage]:
         """Say of the transactions what became of them."""
         if not self._used_up:
             repeated = max((one.count for one in self._tries.values()), default=0)
             return [self._with_repeats(one, repeated) for one in passages]
-        failed = sum(len(one.lines) for one in self._used_up)
         reasons = [one for one in passages if one.kind in MESSAGES]
-        others = [one for one in passages if one.kind not in MESSAGES or failed < self._lines]
-        words = [word.removesuffix(_REPEATS) for one in reasons for word in one.words[1:] if _is_of_all(word)]
-        return [*others, *(self._passage(one, words) for one in self._used_up[:_MAX_TOLD])]
+        others = [one for one in passages if one.kind not in MESSAGES or self._failed < self._lines]
+        return [*others, *(self._passage(one, reasons) for one in self._used_up.values())]
 
     def _with_repeats(self, passage: Passage, repeated: int) -> Passage:
         if passage.kind not in MESSAGES or repeated < 2:
@@ -127,7 +149,7 @@ class Retries:
         )
         return msgspec.structs.replace(passage, words=[*passage.words, told])
 
-    def _passage(self, tries: _Tries, reasons: Sequence[str]) -> Passage:
+    def _passage(self, tries: _Tries, reasons: Sequence[Passage]) -> Passage:
         name, request = printable(tries.name[:200]), printable(tries.request[:200])
         if _REQUEST.fullmatch(tries.request):
             what = f"The request {request} failed with it, and was answered with an error 500"
@@ -135,22 +157,29 @@ class Retries:
             what = f"What it was done for ({request}) failed with it"
         else:
             what = "What it was done for failed with it"
+        is_race = _RACE.search(tries.reason) is not None
+        of_it = [one for one in reasons if any(word.startswith(tries.reason[:20]) for word in one.words)]
+        told = [word for one in of_it or reasons for word in one.words[1:] if _is_of_all(word)]
         words = [
             (
                 f"All tries of the transaction {name} were used up: the first one and {TRIES - 1} repeats"
                 " failed."
             ),
-            f"{what}. {STORED if _RACE.search(tries.reason) else UNSTORED}",
-            *dict.fromkeys(reasons),
+            f"{what}. {STORED if is_race else UNSTORED}",
+            *dict.fromkeys(word.removesuffix(_REPEATS) for word in told),
         ]
+        if tries.alike > 1:
+            words.insert(1, f"So it went with {tries.alike} transactions of that name in this text.")
+        steps = [step for one in of_it or reasons for step in one.advice if not step.startswith(_GENERAL)]
+        race = BY_ONE if _OF_ACCOUNT.match(tries.name) else BY_SEVERAL
         return Passage(
             kind=USED_UP,
             severity="error",
             text=printable(f"{{{tries.name}}} {tries.reason}"[:300]),
             words=words,
-            advice=[BY_ONE if _OF_ACCOUNT.match(tries.name) else BY_SEVERAL],
-            lines=tries.lines[:MAX_NUMBERS],
-            count=len(tries.lines),
+            advice=list(dict.fromkeys([race, *steps] if is_race else [*steps, AFTERWARDS])),
+            lines=tries.lines,
+            count=tries.seen,
             first_time=tries.times[0],
             last_time=tries.times[-1],
         )
