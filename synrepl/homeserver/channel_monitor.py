@@ -20,7 +20,7 @@ from synrepl.replication.membership.member import ChannelMember
 from synrepl.streams.table import StreamTable
 from synrepl.streams.writer import Writer
 from synrepl.transports.redis.address import RedisAddress, RedisWords
-from synrepl.transports.redis.connections import RedisRefused, master_of_replica
+from synrepl.transports.redis.connections import RedisRefused, ask_for_master
 from synrepl.transports.redis.link import RedisLink
 from synrepl.wire.commands import Position, Rdata
 from synrepl.wire.dialect import NEWEST
@@ -180,12 +180,7 @@ class ChannelMonitor(ChannelMember):
                     self._subscribers = count - self._is_up
         except RedisRefused:
             self._subscribers = None
-        self._master = ""
-        if self._is_up:
-            try:
-                self._master = master_of_replica(await self._link.query("ROLE"))
-            except RedisRefused:
-                pass  # ROLE is in @dangerous, which this user may lack
+        self._master = (await ask_for_master(self._link.query) or "") if self._is_up else ""
 
     def heard(self) -> Heard:
         """Everything heard up to now."""

@@ -117,15 +117,28 @@ def test_redis_is_asked_for_subscribers_and_role(monkeypatch: pytest.MonkeyPatch
     heard = listener()
     heard.subscriber_up()
     replica = [b"slave", b"10.0.0.1", 6379, b"connected", 5]
+    refused, disabled = RedisRefused("NOPERM"), RedisRefused("cluster support disabled")
     found = []
-    for role in (replica, [b"master", 0, []], replica, RedisRefused("NOPERM")):
-        answers: dict[str, Any] = {"PUBSUB": succeed([b"example.org", 3])}
-        answers["ROLE"] = fail(role) if isinstance(role, Exception) else succeed(role)
-        monkeypatch.setattr(heard._link, "query", lambda *words, answers=answers: answers[words[0]])
+    for role, cluster in (
+        (replica, disabled),
+        ([b"master", 0, []], disabled),
+        (replica, disabled),
+        (refused, disabled),
+        # In a cluster all nodes pass on what is published; without the right to ask it is not known.
+        (replica, b"cluster_state:ok"),
+        (replica, refused),
+    ):
+        answers: dict[str, Any] = {"PUBSUB": [b"example.org", 3], "ROLE": role, "CLUSTER": cluster}
+
+        def query(name: str, *words: str, answers: dict[str, Any] = answers) -> "Deferred[Any]":
+            answer = answers[name]
+            return fail(answer) if isinstance(answer, Exception) else succeed(answer)
+
+        monkeypatch.setattr(heard._link, "query", query)
         Deferred.fromCoroutine(heard.query_redis())
         found.append((heard.heard().subscribers, heard.heard().replica_of))
 
-    assert [(2, "10.0.0.1:6379"), (2, ""), (2, "10.0.0.1:6379"), (2, "")] == found
+    assert [(2, "10.0.0.1:6379"), (2, ""), (2, "10.0.0.1:6379"), (2, ""), (2, ""), (2, "")] == found
 
 
 def test_invented_names_are_bounded() -> None:

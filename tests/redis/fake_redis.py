@@ -42,6 +42,7 @@ class FakeRedis(Factory):
         self.password = password
         self.masters = dict(masters)
         self.is_master: bool | None = True
+        self.is_cluster = False
         self.max_clients = 10_000
         self.published = 0
         self.stalled: set[str] = set()
@@ -185,6 +186,10 @@ class _Client(Protocol):
                     if self._redis.is_master
                     else [b"slave", b"primary", 6379, b"connected", 0]
                 )
+            case b"CLUSTER" if self._redis.is_cluster:
+                return _encoded(b"cluster_state:ok\r\n")
+            case b"CLUSTER":
+                return b"-ERR This instance has cluster support disabled\r\n"
             case b"SENTINEL":
                 found = self._redis.masters.get(words[1].decode())
                 return b"*-1\r\n" if found is None else _encoded([found[0].encode(), b"%d" % found[1]])

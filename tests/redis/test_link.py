@@ -204,7 +204,7 @@ def test_a_replica_is_told_as_long_as_it_is_one() -> None:
         await world.wait(6)
         promoted = link.state().replica_of
         world.redis.is_master = False
-        await world.wait(6)
+        await world.until(lambda: link.state().replica_of, "the demotion was not noticed")
         demoted = link.state().replica_of
         world.publish(SERVER, rdata(1).rstrip())
         await world.until(lambda: member.tokens)
@@ -220,6 +220,28 @@ def test_a_replica_is_told_as_long_as_it_is_one() -> None:
         globalLogPublisher.removeObserver(observe)
     assert len(lines) == 2  # not at each new connection
     assert "Redis at redis://redis is a replica of primary:6379: " in lines[0]
+
+
+def test_a_replica_in_a_cluster_passes_on_what_is_published() -> None:
+    """All of its nodes do, whatever their role; seen with Redis 6.2."""
+
+    async def setup(world: World) -> None:
+        assert isinstance(world, FakeWorld)
+        world.redis.is_cluster = True
+        member = Recorder()
+        link = world.link(member)
+        link.start()
+        await world.until(member.is_up)
+        world.redis.is_master = False
+        await world.until(lambda: "mute" in member.told)
+        await world.until(member.is_up)
+        await world.wait(20)
+        reconnects, found = link.state().reconnects, link.state().replica_of
+        await stopped(world, link.stop())
+
+        assert (1, "") == (reconnects, found)
+
+    FakeWorld().run(setup)
 
 
 @pytest.mark.parametrize("is_master", [True, None])

@@ -3,7 +3,7 @@
 Only this module imports txredisapi, which installs a reactor: import this module late.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -102,6 +102,25 @@ def master_of_replica(role: Any) -> str:
         case [b"slave" | b"replica", bytes(host), int(port), *_]:
             return f"{printable(host.decode('utf-8', 'replace'), limit=300)}:{port}"
     return ""
+
+
+async def ask_for_master(ask: Callable[..., Awaitable[Any]]) -> str | None:
+    """Return the address of the master if the server is a replica; an empty text if it is a master.
+
+    None if it does not say, as ROLE is in @dangerous, or is a replica in a Redis Cluster, whose nodes pass on
+    to all what is published at any of them. `ask` runs a command and raises `RedisRefused` for an error.
+    """
+    try:
+        master = master_of_replica(await ask("ROLE"))
+    except RedisRefused:
+        return None
+    if not master:
+        return ""
+    try:
+        await ask("CLUSTER", "INFO")
+    except RedisRefused as refused:
+        return None if "NOPERM" in str(refused) else master
+    return None
 
 
 class RedisConnection(txredisapi.RedisProtocol):  # type: ignore[misc]  # untyped
@@ -353,12 +372,9 @@ class PublisherConnection(RedisConnection):
     async def greet(self) -> None:
         """Verify that Redis responds, and ask for its role. Raises `RedisRefused`."""
         await self.run_command("PING")
-        try:
-            self.master = master_of_replica(await self.execute_command("ROLE"))
-        except txredisapi.ResponseError as refused:
-            # This user may not ask (ROLE is in @dangerous), or the server has no such command.
-            self.last_error = str(refused)
-        else:
+        master = await ask_for_master(self.run_command)
+        if master is not None:
+            self.master = master
             # The role can change while the connection is open.
             self._ping = ROLE
 
@@ -401,8 +417,8 @@ class PublisherConnection(RedisConnection):
 
     def _take_role(self, role: Any) -> None:
         master = master_of_replica(role)
-        if master and self._link.sentinels:
-            # Connect again: the Sentinels know the new master.
+        if master and not self.master:
+            # Connect again: Sentinels know the new master, and a Redis Cluster is asked whether it is one.
             self.end(f"the server has become a replica of {master}")
         elif master != self.master:
             self.master = master
