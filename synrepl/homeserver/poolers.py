@@ -41,7 +41,7 @@ class Pooler(msgspec.Struct, frozen=True, kw_only=True):
     users_modes: Mapping[str, str] = {}
     servers: Mapping[str, tuple[str, str]] = {}
 
-    def mode(self, target: "Target") -> str:
+    def mode(self, target: "DatabaseAddress") -> str:
         """The mode of these connections; empty if it passes none of them on."""
         name = target.database if target.database in self.modes else "*"
         if target.port != self.port or name not in self.modes:
@@ -51,7 +51,7 @@ class Pooler(msgspec.Struct, frozen=True, kw_only=True):
         return self.users_modes.get(target.user, self.modes[name])
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class DatabaseAddress(msgspec.Struct, frozen=True, kw_only=True):
     """A database of a process, as `args` has it, and the file with it."""
 
     process: str
@@ -127,7 +127,7 @@ def _words(text: str) -> dict[str, str]:
     return {found[1]: found[2] if found[2] is not None else found[3] for found in _WORD.finditer(text)}
 
 
-def targets_of(configs: Iterable[ProcessConfig]) -> Iterator[Target]:
+def targets_of(configs: Iterable[ProcessConfig]) -> Iterator[DatabaseAddress]:
     """Yield each database in PostgreSQL that the files name for a process."""
     for config in configs:
         several_databases = config.mapping("databases")
@@ -138,7 +138,7 @@ def targets_of(configs: Iterable[ProcessConfig]) -> Iterator[Target]:
             port = arguments.get("port", POSTGRES_PORT)
             if database.get("name") != "psycopg2" or not _is_number(port):
                 continue
-            yield Target(
+            yield DatabaseAddress(
                 process=config.name,
                 file=config.origin(key),
                 host=str(arguments.get("host", "")),

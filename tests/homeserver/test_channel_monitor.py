@@ -128,10 +128,13 @@ def test_redis_is_asked_for_subscribers_and_role(monkeypatch: pytest.MonkeyPatch
         (replica, b"cluster_state:ok"),
         (replica, refused),
     ):
-        answers: dict[str, Any] = {"PUBSUB": succeed([b"example.org", 3])}
-        for name, answer in (("ROLE", role), ("CLUSTER", cluster)):
-            answers[name] = fail(answer) if isinstance(answer, Exception) else succeed(answer)
-        monkeypatch.setattr(heard._link, "query", lambda *words, answers=answers: answers[words[0]])
+        answers: dict[str, Any] = {"PUBSUB": [b"example.org", 3], "ROLE": role, "CLUSTER": cluster}
+
+        def query(name: str, *words: str, answers: dict[str, Any] = answers) -> "Deferred[Any]":
+            answer = answers[name]
+            return fail(answer) if isinstance(answer, Exception) else succeed(answer)
+
+        monkeypatch.setattr(heard._link, "query", query)
         Deferred.fromCoroutine(heard.query_redis())
         found.append((heard.heard().subscribers, heard.heard().replica_of))
 
