@@ -4,7 +4,7 @@ import pytest
 
 from synrepl.homeserver.explanation import Passage, explain
 from synrepl.homeserver.explanation.exceptions import told_of_exception
-from synrepl.homeserver.explanation.faults import Fault, find_fault, known_faults
+from synrepl.homeserver.explanation.faults import ReleaseFault, find_fault, known_faults
 from synrepl.homeserver.explanation.messages import known_messages
 from synrepl.wire.dialect import parse_release
 
@@ -29,7 +29,7 @@ def said(passage: Passage) -> str:
 
 
 @pytest.mark.parametrize("fault", known_faults(), ids=lambda one: one.says[0][:40])
-def test_a_fault_is_found_by_what_it_says(fault: Fault) -> None:
+def test_a_fault_is_found_by_what_it_says(fault: ReleaseFault) -> None:
     """Each row by itself: none is hidden behind another, and its words are those of a sentence."""
     text = " ... ".join(fault.says)
     found = find_fault([text], [f"{one}x.py" if one.endswith("/") else one for one in fault.files[-1:]])

@@ -29,7 +29,7 @@ from synrepl.homeserver.explanation.details import (
     without_secrets,
 )
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
-from synrepl.homeserver.explanation.faults import GENERAL, Fault, find_fault, told_of_fault, with_fault
+from synrepl.homeserver.explanation.faults import GENERAL, ReleaseFault, find_fault, told_of_fault, with_fault
 from synrepl.homeserver.explanation.messages import Match, find_cut, find_message, find_reason, known_messages
 from synrepl.homeserver.explanation.modules import module_of, program_of
 from synrepl.homeserver.explanation.other_servers import OtherServers
@@ -690,7 +690,7 @@ class _UnknownErrors:
         )
 
 
-def _fault(entry: PastedEntry) -> Fault | None:
+def _fault(entry: PastedEntry) -> ReleaseFault | None:
     """Return the fault of a release that a line, or the traceback after it, tells of."""
     return find_fault((*entry.exceptions, entry.line), entry.frames)
 

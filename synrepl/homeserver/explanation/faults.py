@@ -27,7 +27,7 @@ GENERAL: Final = frozenset(("does_not_fit", "worker_lacks"))
 """Messages that tell only in general what such an exception is."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class ReleaseFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault: `says` are words that all stand in one text, `files` beginnings of files in the traceback.
 
     Of `files` one must be in it, if there are any: the words alone may be of much else. `since` is the first
@@ -70,19 +70,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def known_faults() -> tuple[Fault, ...]:
+def known_faults() -> tuple[ReleaseFault, ...]:
     """Return all faults, in the order of the data: the first that fits counts."""
     data = resources.files(__package__).joinpath("faults.json").read_bytes()
-    return tuple(msgspec.json.decode(data, type=list[Fault]))
+    return tuple(msgspec.json.decode(data, type=list[ReleaseFault]))
 
 
-def find_fault(texts: Sequence[str], frames: Sequence[str]) -> Fault | None:
+def find_fault(texts: Sequence[str], frames: Sequence[str]) -> ReleaseFault | None:
     """Return the fault of a release of which exceptions or a line tell; None if none is known."""
     looked_at = [text[:MAX_LOOKED_AT] for text in texts if text]
     return next((one for one in known_faults() if one.is_in(looked_at, frames)), None)
 
 
-def with_fault(passage: Passage, fault: Fault) -> Passage:
+def with_fault(passage: Passage, fault: ReleaseFault) -> Passage:
     """Say of what failed that it is a known fault: before all, and in place of the general advice."""
     is_harmless = fault.severity == "normal"
     # What is known of it says more than what such an exception means by its kind.
@@ -100,7 +100,7 @@ def with_fault(passage: Passage, fault: Fault) -> Passage:
     )
 
 
-def told_of_fault(fault: Fault, text: str) -> Passage:
+def told_of_fault(fault: ReleaseFault, text: str) -> Passage:
     """Tell of a fault of which nothing else is known."""
     return Passage(
         kind="release_fault",
