@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from operator import gt
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
@@ -82,6 +83,9 @@ class BackupRun:
         """The serial of the upstream's head as the run began; None before that is known."""
         self._has_subscribed = False
         self._patience_timer = Timer(self.clock, self._lose_patience)
+        self._waits_since: float | None = None
+        """Since when nothing more was recorded, however often the daemon was reached."""
+        self._recorded = (0, 0)
         self._end_timer = Timer(self.clock, lambda: self._end(None))
         self.replica = Replica(
             self.log,
@@ -96,8 +100,7 @@ class BackupRun:
     def start(self) -> None:
         """Begin."""
         self.log.on_advanced = self._changed
-        if self.patience is not None:
-            self._patience_timer.start(self.patience)
+        self._wait()
         self.replica.start()
 
     async def stop(self) -> None:
@@ -160,8 +163,13 @@ class BackupRun:
         self.on_progress(self)
 
     def _wait(self) -> None:
-        if self.patience is not None:
-            self._patience_timer.start(self.patience)
+        if self.patience is None:
+            return
+        now, recorded = self.clock.seconds(), self.log.recorded
+        if self._waits_since is None or any(map(gt, recorded, self._recorded)):
+            self._waits_since = now
+        self._recorded = recorded
+        self._patience_timer.start(max(0.0, self._waits_since + self.patience - now))
 
     def _fail(self, why: str) -> None:
         # In a turn of its own: the replica is in the middle of a change.

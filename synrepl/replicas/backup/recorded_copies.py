@@ -60,6 +60,12 @@ class RecordedCopies:
         return self.head.position
 
     @property
+    def recorded(self) -> tuple[int, int]:
+        """The serials up to which there is something of the whole copy, and of one that is not whole yet."""
+        staged = 0 if self._staged is None else self._staged.state.position.serial
+        return self.position.serial, staged
+
+    @property
     def state(self) -> CopyState:
         """What is known of the whole copy."""
         return CopyState() if self._whole is None else self._whole.state

@@ -209,6 +209,17 @@ def test_a_daemon_that_never_comes_is_not_waited_for(folder: Path) -> None:
         Recorder(cluster, folder, patience=30).finish(60)
 
 
+def test_a_daemon_that_cannot_read_its_log_is_not_waited_for(folder: Path) -> None:
+    """It is reached again and again, and breaks off each time at the same place."""
+    cluster = FakeCluster()
+    a = cluster.node("a")
+    cluster.wrote(a, 40)
+    a.engine.database.connection.execute("UPDATE facts SET rows = CAST('[[1]]' AS BLOB) WHERE serial = 30")
+
+    with pytest.raises(NotConnected, match=r"nothing can be backed up: .*the log cannot be read now"):
+        Recorder(cluster, folder, patience=30).finish(90)
+
+
 def test_a_daemon_of_an_older_release_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would promise appends what nobody can give: a backup cannot be promoted."""
     cluster = FakeCluster()
