@@ -9,9 +9,10 @@ import os
 import re
 import tempfile
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from pyarrow import fs
 
 from synrepl.errors import ConfigError
 from synrepl.wire.text import printable
+
+T = TypeVar("T")
 
 OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region", "scheme": "aws_allow_http"}
 """Parameters of an ``s3://`` URI for pyarrow, and the names of the same options in delta-rs."""
@@ -173,6 +176,23 @@ class Store:
         """Return the content of a file. Raises `NotFound`."""
         with self.open(name) as source:
             return bytes(source.read())
+
+    def decode(self, name: str, decoded: Callable[[bytes], T]) -> T:
+        """Return what `decoded` makes of a file that another job may replace meanwhile.
+
+        An object store gives a file in several answers, of which one may be of the content before and the
+        next of that after: what cannot be decoded is read again, until it is the same twice. Raises
+        `NotFound`, and the ValueError of `decoded`.
+        """
+        before = None
+        while True:
+            data = self.read(name)
+            try:
+                return decoded(data)
+            except ValueError:
+                if data == before:
+                    raise
+            before = data
 
     def sha256(self, name: str) -> str:
         """Return the SHA-256 of a file. Raises `NotFound`."""

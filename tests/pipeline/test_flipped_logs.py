@@ -10,7 +10,7 @@ import pytest
 from synrepl.pipeline.archive import table as table_module
 from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.table import ArchiveTable
-from synrepl.pipeline.archive.table_commits import END, read_history
+from synrepl.pipeline.archive.table_commits import END, read_end, read_history
 from synrepl.pipeline.audit.audit import audit
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.store import BadArchive, Store
@@ -130,3 +130,16 @@ def test_a_log_of_an_earlier_release_is_read_and_told(tmp_path: Path) -> None:
     for _ in flipped(tmp_path / "_delta_log" / f"{0:020}.json", 97):
         with pytest.raises(BadArchive, match=r"0\.json is damaged"):
             read(tmp_path)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(place: Path) -> None:
+    """Of an object store one answer was of the former content, and the next of the new one."""
+    store = Store(str(place))
+    whole = store.read(END)
+    answers = [whole[:20] + b"0" + whole[21:], whole[:-30], whole]
+
+    with patch.object(store, "read", side_effect=answers):
+        assert read_end(store) is not None
+
+    with patch.object(store, "read", return_value=whole[:-30]), pytest.raises(BadArchive, match="damaged"):
+        read_end(store)

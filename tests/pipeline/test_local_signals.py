@@ -60,19 +60,20 @@ def at(now):
             threading.Event().wait()
 
 from synrepl.http_api.routes import APPEND_BATCH
+from synrepl.pipeline.audit import file_scan
 from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import Store
 from synrepl.pipeline.tables import tables
-write, sha256 = Store.write, Store.sha256
+write, digest = Store.write, file_scan.file_digest
 send, read_typed = SourceClient.send, tables._read_typed
 
 def told_write(*arguments):
     at("file")
     write(*arguments)
 
-def told_sha256(*arguments):
+def told_digest(*arguments):
     at("scan")
-    return sha256(*arguments)
+    return digest(*arguments)
 
 def told_send(client, request, body=None, **more):
     if request.method == "PUT":
@@ -86,7 +87,7 @@ def told_read(*arguments):
         at("rows")
         yield rows
 
-Store.write, Store.sha256 = told_write, told_sha256
+Store.write, file_scan.file_digest = told_write, told_digest
 SourceClient.send, tables._read_typed = told_send, told_read
 from synrepl.cli import main
 main(prog_name="synrepl")

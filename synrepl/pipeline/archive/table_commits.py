@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ class KeptEnd(Batch, frozen=True, kw_only=True):
 def read_end(store: Store) -> KeptEnd | None:
     """Return what is in `END`, if it is there. Raises `BadArchive` if it is damaged."""
     try:
-        return checked_json.decode(store.read(END), KeptEnd, later=frozenset({"log"}))
+        return store.decode(END, partial(checked_json.decode, type=KeptEnd, later=frozenset({"log"})))
     except NotFound:
         return None
     except ValueError as error:

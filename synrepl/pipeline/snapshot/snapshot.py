@@ -9,6 +9,7 @@ is kept if a kept fact has an older row of its key.
 
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -111,7 +112,7 @@ def read_snapshot(store: Store) -> SnapshotManifest | None:
     if not store.exists(SNAPSHOT):
         return None
     try:
-        found = checked_json.decode(store.read(SNAPSHOT), SnapshotManifest)
+        found = store.decode(SNAPSHOT, partial(checked_json.decode, type=SnapshotManifest))
     except ValueError as error:
         raise BadArchive(
             f"{store}: {SNAPSHOT} is not a valid snapshot: {error}; remove it, and make the snapshot again:"
