@@ -5,7 +5,6 @@
 # has ended once a later child is given the same PID (seen in a pass of half an hour: "pid 9607 is not a child of this shell").
 
 BESIDE=$(mktemp -d)
-beside_pids=()
 
 # beside NAME COMMAND...: start the command; what it prints is kept for `joined`.
 beside() {
@@ -19,7 +18,6 @@ beside() {
         wait "$child" || status=$?
         echo "$status" >"$BESIDE/$name.status"
     } >"$BESIDE/$name.log" 2>&1 &
-    beside_pids+=($!)
     printf '%s\n' $! >"$BESIDE/$name.pid"
 }
 
@@ -32,6 +30,6 @@ joined() {
 
 # stop_beside: end what still runs, and forget what was printed.
 stop_beside() {
-    [ ${#beside_pids[@]} -eq 0 ] || kill "${beside_pids[@]}" 2>/dev/null || true
+    cat "$BESIDE"/*.pid 2>/dev/null | xargs -r kill 2>/dev/null || true
     rm -rf "$BESIDE"
 }
