@@ -23,6 +23,9 @@ from synrepl.wire.text import printable
 
 T = TypeVar("T")
 
+MAX_READS: Final = 20
+"""How often a file is read that is another one each time, and none that can be decoded."""
+
 OPTIONS: Final = {"endpoint_override": "aws_endpoint_url", "region": "aws_region", "scheme": "aws_allow_http"}
 """Parameters of an ``s3://`` URI for pyarrow, and the names of the same options in delta-rs."""
 
@@ -185,14 +188,14 @@ class Store:
         `NotFound`, and the ValueError of `decoded`.
         """
         before = None
-        while True:
+        for _ in range(MAX_READS):
             data = self.read(name)
-            try:
-                return decoded(data)
-            except ValueError:
-                if data == before:
-                    raise
+            if data == before:
+                break
             before = data
+            with suppress(ValueError):
+                return decoded(data)
+        return decoded(data)
 
     def sha256(self, name: str) -> str:
         """Return the SHA-256 of a file. Raises `NotFound`."""
