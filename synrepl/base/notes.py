@@ -48,6 +48,8 @@ class Notes(TypedDict, total=False):
     """The issued keys, as JSON (`replicas/issued_keys.py`)."""
     peers: str
     """The addresses of the upstream's other replicas, as a JSON list."""
+    unfinished_copies: str
+    """The uuids of backups that copy, as a JSON list (`replicas/relay/unfinished_copies.py`)."""
     opened: str
     """While a daemon has the log's file open: which file that is (`storage/sqlite.py`)."""
     floor: str
@@ -73,6 +75,7 @@ class NoteChanges(TypedDict, total=False):
     tables: str | None
     keys: str | None
     peers: str | None
+    unfinished_copies: str | None
     floor: str | None
 
 

@@ -48,7 +48,7 @@ async def start_snapshot(
     resumed = position is not None and is_leased and await _can_resume(log, request.join, position)
     # Renew the lease before the snapshot is taken, so that none of its facts can be trimmed.
     at_serial = lease.serial if resumed and lease is not None else trimmed_upto.serial
-    await registry.retain(replica, at_serial, access)
+    await registry.retain(replica, at_serial, access, is_copying=True)
     snapshot = None
     if not resumed or not request.has_meta:
         snapshot = (await log.copies.snapshot()).seen_by(access.streams)

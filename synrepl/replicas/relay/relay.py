@@ -299,7 +299,6 @@ class Relay(ConnectionOwner):
         if refused is not None:
             self._refuse(refused)
             return
-        registry.copy_began(self.uuid)
         self._machine.move(native.Join, RelayState.SNAPSHOT)
         self._filter = request.filter
         start = await start_snapshot(registry, replica, request, access)
@@ -364,7 +363,6 @@ class Relay(ConnectionOwner):
             self._refuse(refused)
             return
         await registry.retain(replica, request.position.serial, access)
-        registry.copy_ended(self.uuid)
         if not self._machine.accepts(RelayEvent.ADMIT):
             return
         self._machine.move(RelayEvent.ADMIT, RelayState.CATCHING_UP)

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synrepl.base.access import Access, Keyring, Right
-from synrepl.base.history import BACKUP_PREFIX, READER_PREFIX, Lease
+from synrepl.base.history import READER_PREFIX, Lease
 from synrepl.base.interfaces import IClock
 from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.base.rights import command_operation, missing_right
@@ -21,6 +21,7 @@ from synrepl.replicas.command_receiver import CommandReceiver
 from synrepl.replicas.issued_keys import IssuedKeys, keys_block
 from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
 from synrepl.replicas.relay.leases import MAX_LEASES, Leases
+from synrepl.replicas.relay.unfinished_copies import UnfinishedCopies, is_backup
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
 from synrepl.replicas.settings import RelaySettings
@@ -94,8 +95,6 @@ class ReplicaRegistry:
         self.connected: list[IRelay] = []
         self.tasks = Tasks(self._logger, "relays")
         self._http_readers: dict[str, float] = {}
-        self._copying: set[str] = set()
-        """The backups that have asked for a copy, and not subscribed since: they may not have it on disk."""
         self._asked_beyond: dict[str, tuple[int, float]] = {}
         """By uuid of replicas that had more than this log: their serial, and when they first said so."""
         self.leases = Leases(
@@ -105,6 +104,7 @@ class ReplicaRegistry:
             present=self.present,
             expiry=self.expiry or ExpiryClock(self.clock, self.clock.seconds),
         )
+        self._unfinished = UnfinishedCopies(self.log, self.leases)
         self.promises = PromiseKeeper(
             self.log, instance=self.settings.instance_name, replicas=self._registered_replicas
         )
@@ -369,11 +369,14 @@ class ReplicaRegistry:
                 return refusal("duplicate", why)
         return None
 
-    async def retain(self, replica: "Hello", serial: int, access: Access) -> None:
+    async def retain(
+        self, replica: "Hello", serial: int, access: Access, *, is_copying: bool = False
+    ) -> None:
         """Make or renew the lease of an admitted replica: it needs the facts after this serial.
 
-        A new lease is on disk before the replica has a copy: no promise to appends may leave out a replica
-        that could be promoted (`replicas/promises.py`). Raises `StorageError`.
+        One that is not copying has everything before it. A new lease is on disk before the replica has a
+        copy: no promise to appends may leave out a replica that could be promoted (`replicas/promises.py`).
+        Raises `StorageError`.
         """
         known = self.leases[replica.uuid]
         self.leases.make(
@@ -384,6 +387,8 @@ class ReplicaRegistry:
             address=replica.address,
             key=access.key,
         )
+        # What says that a copy is unfinished is on disk before the lease.
+        await (self._unfinished.begin if is_copying else self._unfinished.end)(replica.uuid)
         if known is None or known.ended_ms is not None:
             await self.leases.save()
 
@@ -433,15 +438,6 @@ class ReplicaRegistry:
         described.sort(key=lambda one: (order.index(one["state"]), -one["lag_rows"]))
         return described
 
-    def copy_began(self, uuid: str) -> None:
-        """Note that a replica or backup has asked for a copy."""
-        if is_backup(uuid):
-            self._copying.add(uuid)
-
-    def copy_ended(self, uuid: str) -> None:
-        """Note that a replica or backup has told up to where it has everything."""
-        self._copying.discard(uuid)
-
     def backups(self) -> list[dict[str, Any]]:
         """The status of every backup with a lease, the newest first; not of one whose copy is not complete.
 
@@ -451,7 +447,7 @@ class ReplicaRegistry:
         relays = {relay.uuid: relay for relay in self.connected if relay.is_known}
         described: list[dict[str, Any]] = []
         for lease in self.leases.all():
-            if not is_backup(lease.uuid) or lease.uuid in self._copying:
+            if not is_backup(lease.uuid) or lease.uuid in self._unfinished:
                 continue
             is_connected = lease.uuid in relays
             absent = 0.0 if is_connected or lease.seen_ms is None else now - lease.seen_ms / 1000
@@ -531,11 +527,6 @@ def refusal(code: str, message: str, **more: Any) -> "Refused":
     from synrepl.replicas.wire import native
 
     return native.refusal(code, message, **more)
-
-
-def is_backup(uuid: str) -> bool:
-    """Whether this is the uuid of a backup."""
-    return uuid.startswith(BACKUP_PREFIX)
 
 
 def _last_seen(lease: Lease) -> tuple[int, str]:

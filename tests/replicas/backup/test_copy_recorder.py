@@ -98,8 +98,8 @@ def test_a_backup_is_no_replica(folder: Path) -> None:
     recorder.kill()
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_backup_is_listed_once_its_first_copy_is_whole(folder: Path, is_killed: bool) -> None:
+@pytest.mark.parametrize("killed", ["nobody", "the backup", "the daemon", "both"])
+def test_a_backup_is_listed_once_its_first_copy_is_whole(folder: Path, killed: str) -> None:
     """What was sent to it is not on its disk yet. A kill in the middle leaves nothing to restore."""
     cluster = FakeCluster()
     a = cluster.node("a")
@@ -109,15 +109,20 @@ def test_a_backup_is_listed_once_its_first_copy_is_whole(folder: Path, is_killed
     while not examined(folder).whole and len(listed) < 10_000:
         listed += a.registry.backups()
         cluster.pass_(0.0005, step=0.0005)
-        if is_killed and a.registry.leases.all():
+        if killed != "nobody" and a.log.leases:
             break
-    if is_killed:
+    if killed in ("the backup", "both"):
         recorder.kill()
-    cluster.pass_(2)
+    if killed in ("the daemon", "both"):
+        a.kill()
+        cluster.start(a)
+        listed += a.registry.backups()
+        assert len(a.registry.leases.all()) == 1
+    cluster.pass_(10)
     found = [backup["serial"] for backup in a.registry.backups()]
 
     assert [] == listed
-    assert ([] if is_killed else [a.log.head.serial]) == found
+    assert ([a.log.head.serial] if killed in ("nobody", "the daemon") else []) == found
     recorder.kill()
 
 

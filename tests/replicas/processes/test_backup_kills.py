@@ -99,8 +99,8 @@ def test_kills_of_a_backup_and_its_daemon_lose_nothing(tmp_path: Path, part: int
         backup = Following(folder, primary)
         try:
             with load:
-                # A copy that was sent is not on the disk yet; what is acknowledged later is.
-                eventually(lambda: examined(folder).whole, primary.describe, seconds=60)
+                # A copy that was sent is not on the disk yet: the daemon lists the backup once it is.
+                eventually(lambda: primary.status()["backups"], primary.describe, seconds=60)
                 for _ in range(KILLS):
                     # Half of the kills fall into a start; before the others it has caught up.
                     has_caught_up = chance.random() < 0.5
