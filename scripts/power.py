@@ -155,6 +155,7 @@ def print_bits(rows: Sequence[Row]) -> None:
         "bits",
         "refused",
         "meaningless",
+        "doubted",
         "cut",
         "wrong",
         "unfound",

@@ -3,7 +3,7 @@
 A bit ends in one of these ways:
 
 * *refused*: the store does not open, or one of its reads fails, with an error that says so;
-* *without meaning*: all that is served is what was served before;
+* *without meaning*: all that is served is what was served before; an examination then doubts it, or does not;
 * *like a cut*: what is served is what a power cut may have left, and the store cannot know better;
 * *wrong*: something else is served, as if it were right; `doctor` then finds it, or does not;
 * *crashed*: an error that nobody meant, such as a traceback.
@@ -73,13 +73,15 @@ class FlipFailed(msgspec.Struct, frozen=True):
 class BitTally(msgspec.Struct):
     """What became of the flips in the files of a kind, which have so many `bytes`.
 
-    `unfound` are the wrong ones that no examination finds.
+    `doubted` are the meaningless ones of which an examination complains, such as an index that lacks a row
+    which a read finds without it; `unfound` are the wrong ones that none finds.
     """
 
     bytes: int = 0
     bits: int = 0
     refused: int = 0
     meaningless: int = 0
+    doubted: int = 0
     cut: int = 0
     wrong: int = 0
     unfound: int = 0
@@ -131,7 +133,9 @@ def flip_bits(
         setattr(tally, outcome, getattr(tally, outcome) + 1)
         if outcome == "wrong" and not why:
             tally.unfound += 1
-        if outcome in ("wrong", "crashed"):
+        if outcome == "meaningless" and why:
+            tally.doubted += 1
+        if outcome in ("wrong", "crashed") or why:
             tally.failed.append(FlipFailed(flip, outcome, why))
         shutil.rmtree(position)
     return tally
@@ -174,15 +178,14 @@ def _judged(
 ) -> tuple[BitOutcome, str]:
     try:
         served = store.served()
-        if served == expected:
-            return "meaningless", ""
-        if served in cuts:
-            return "cut", ""
     except ReplicationError:
         return "refused", ""
     except Exception:
         return "crashed", traceback.format_exc()
+    if served != expected and served in cuts:
+        return "cut", ""
     try:
-        return "wrong", "; ".join(one for one in store.complaints() if one not in known)
+        why = "; ".join(one for one in store.complaints() if one not in known)
     except Exception as error:
-        return "wrong", f"the examination fails: {error}"
+        why = f"the examination fails: {error}"
+    return "meaningless" if served == expected else "wrong", why

@@ -62,6 +62,7 @@ FIRST, LAST = Flip("a", 0, 7), Flip("a", 4, 0)
         (Checked, FIRST, {"refused": 1}),
         (Checked, LAST, {"refused": 1}),
         (Examined, FIRST, {"wrong": 1}),
+        (Examined, LAST, {"meaningless": 1, "doubted": 1}),
         (Careless, FIRST, {"crashed": 1}),
     ],
 )
