@@ -1,6 +1,5 @@
 """Primary, replica or fenced: how daemons become another thing, and that there is one primary in the end."""
 
-from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -240,7 +239,7 @@ def test_a_primary_that_began_anew_while_it_handed_over_is_asked_again() -> None
     promoting: list[Any] = []
     cluster.append(a, 2)
     cluster.pass_(0.05)
-    Deferred.fromCoroutine(b.roles.promote()).addBoth(promoting.append)
+    Deferred.fromCoroutine(b.promotion.promote()).addBoth(promoting.append)
     cluster.pass_(0.1)
     restarted(cluster, a)
     a._network.stop_listening("a")
@@ -569,7 +568,7 @@ def test_one_promotion_at_a_time() -> None:
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
     cluster.wrote(a, 5)
-    first = Deferred.fromCoroutine(b.roles.promote())
+    first = Deferred.fromCoroutine(b.promotion.promote())
     with pytest.raises(CannotPromote) as caught:
         cluster.promote(b)
     cluster.done(first)
@@ -585,7 +584,7 @@ def test_two_operators_promote_two_replicas_in_order() -> None:
     cluster.wrote(a, 5)
     ends: list[Any] = []
     for node in (b, c):
-        Deferred.fromCoroutine(node.roles.promote()).addBoth(ends.append)
+        Deferred.fromCoroutine(node.promotion.promote()).addBoth(ends.append)
     cluster.pass_(45)
 
     assert 2 == len(ends)
@@ -913,7 +912,7 @@ def test_a_hand_over_tells_the_position_after_all_queued_appends() -> None:
     a = cluster.node("a", disk_delay=lambda: delay[0])
     b = cluster.node("b", "a")
     cluster.pass_(1)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     delay[0] = 0.05
     appends = [a.append("to_device", [[[f"@u{n}:hs"]]]) for n in range(3)]
 
@@ -933,7 +932,7 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
             hand_over(cluster, a, node, 15)
         assert "not_verified" == caught.value.code
         cluster.wrote(a)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     assert a.log.position == hand_over(cluster, a, b, 15)
     with pytest.raises(StorageError, match="about to become primary"):
         cluster.wrote(a)
@@ -961,14 +960,14 @@ def test_a_candidate_is_believed_where_it_confirmed_the_hand_over() -> None:
     cluster = FakeCluster(reaches=parted.reaches)
     a, b = cluster.node("a", can_reach=parted.reaches), cluster.node("b", "a", can_reach=parted.reaches)
     cluster.pass_(3)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     hand_over(cluster, a, b, 15)
     for _ in range(2):
         with pytest.raises(ClaimRefused) as caught:
             claim(cluster, a, b, 2)
         assert "not_verified" == caught.value.code
         restarted(cluster, a)
-    b.roles.candidate.is_requesting = False
+    b.promotion.candidate.is_requesting = False
     cluster.promote(b)
     parted.part(cluster, "a")
     cluster.pass_(20)
@@ -990,9 +989,9 @@ def test_a_candidate_is_believed_about_the_primary_that_it_follows_since() -> No
         for name, *upstream in (("a",), ("b", "a"), ("c", "b"))
     )
     cluster.pass_(3)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     hand_over(cluster, a, b, 15)
-    b.roles.candidate.is_requesting = False
+    b.promotion.candidate.is_requesting = False
     cluster.promote(b)
     parted.part(cluster, "a")
     cluster.pass_(20)
@@ -1026,7 +1025,7 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
         return epoch_start
 
     b.log.copies.next_epoch = next_epoch  # type: ignore[method-assign]
-    Deferred.fromCoroutine(b.roles.promote()).addErrback(lambda failure: None)
+    Deferred.fromCoroutine(b.promotion.promote()).addErrback(lambda failure: None)
     cluster.pass_(2)
     assert not b.is_running
     cluster.start(b)
@@ -1052,7 +1051,7 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
             await cluster.append(a, 2)
         return []
 
-    b.roles.candidate.missing_files = missing
+    b.promotion.candidate.missing_files = missing
     cluster.promote(b, seconds=30)
 
     assert [5] == forgot
@@ -1076,7 +1075,7 @@ def test_only_the_replica_itself_ends_a_hand_over() -> None:
     """To take facts while it begins its epoch would lose them. One that was killed may end it later."""
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     hand_over(cluster, a, b, 15)
     with pytest.raises(ClaimRefused, match="still being promoted"):
         hand_over(cluster, a, b, 0)
@@ -1115,14 +1114,14 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     cluster.promote(b)
 
     assert ["the replica does not confirm the hand-over: b - is still being promoted"] == seen
-    assert not b.roles.candidate.is_requesting
+    assert not b.promotion.candidate.is_requesting
 
 
 def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
     """A replica that is promoted for ever must not stop the writes for ever."""
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     sealed = 0
     for _ in range(300):
         with suppress(CannotPromote):
@@ -1131,7 +1130,7 @@ def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
         sealed += a.roles.handover.is_active
 
     assert 60 <= sealed <= 150
-    b.roles.candidate.is_requesting = False
+    b.promotion.candidate.is_requesting = False
     cluster.pass_(200, step=0.5)
     cluster.promote(b)
     assert "primary" == b.roles.role
@@ -1143,7 +1142,7 @@ def test_a_second_promotion_waits_for_the_first() -> None:
     a = cluster.node("a")
     b, d = cluster.node("b", "a"), cluster.node("d", "a")
     cluster.pass_(3)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     hand_over(cluster, a, b, 15)
 
     with pytest.raises(CannotPromote) as caught:
@@ -1166,12 +1165,10 @@ def test_replicas_are_led_by_verified_claims_only() -> None:
     assert ["primary", "replica", "replica"] == roles(a, b, c)
 
 
-def test_refused_claims_are_counted_and_seldom_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_claims_are_counted_and_seldom_logged() -> None:
     """A stranger can send them at will."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    counted: list[str] = []
-    monkeypatch.setattr(a, "claim_refused", counted.append)
     texts: list[str] = []
 
     def observe(event: Any) -> None:
@@ -1191,7 +1188,8 @@ def test_refused_claims_are_counted_and_seldom_logged(monkeypatch: pytest.Monkey
     finally:
         globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
 
-    assert {"not_verified": 10, "other_history": 10} == Counter(counted)
+    counted = a.roles.metrics.claims_refused
+    assert [10, 10] == [counted.labels(code).read() for code in ("not_verified", "other_history")]
     assert 4 == len(texts)
     assert all(text.isprintable() for text in texts)
 

@@ -82,7 +82,7 @@ class DroppedLease(msgspec.Struct, frozen=True):
 @handles(PROMOTE)
 async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
     """Promote this replica to primary."""
-    epoch_start = await replicas_of(call).roles.promote(
+    epoch_start = await replicas_of(call).promotion.promote(
         force=body.force, lose_acknowledged=body.lose_acknowledged, believed=body.believe
     )
     return PromoteAnswer("primary", epoch_start.epoch, epoch_start.serial)

@@ -641,7 +641,7 @@ class ReplicaSimulation(SeededRun):
 
     async def _promote_in_order(self, node: FakeNode) -> None:
         before = node.roles.primary.native
-        await node.roles.promote()
+        await node.promotion.promote()
         self._note(f"{node.name} is promoted")
         self.seen["promoted"] += 1
         if not (self.forces or self.restores):
@@ -663,7 +663,7 @@ class ReplicaSimulation(SeededRun):
         if node is not None:
             self._note(f"{node.name} is promoted by force")
             self.seen["forced"] += 1
-            self._do(node.roles.promote(force=True))
+            self._do(node.promotion.promote(force=True))
 
     def _candidate(self) -> FakeNode | None:
         node = self._somebody(role="replica")
@@ -930,7 +930,7 @@ class ReplicaSimulation(SeededRun):
             if whole:
                 best = max(whole, key=lambda node: (node.log.head.epoch, node.log.head.serial, node.log.uuid))
                 self._note(f"nobody is primary: {best.name} is promoted by force")
-                self._do(best.roles.promote(force=True))
+                self._do(best.promotion.promote(force=True))
             else:
                 # A fenced daemon whose primary is gone for good begins again as one.
                 self._fail("nobody can be promoted")
