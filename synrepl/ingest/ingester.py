@@ -306,7 +306,7 @@ class Ingester:
                 stream=stream,
                 token=token,
             )
-            await self.log.copies.next_epoch("lost", stream=stream, token=token)
+            await self.log.epochs.begin_next("lost", stream=stream, token=token)
             self.lost(stream)
 
     async def _commit_all(self, pending: dict[str, list[tuple[str, int, bytes]]]) -> None:

@@ -113,7 +113,7 @@ class ReplicasPart(Part):
         # Who hears of what, as `Daemon._open` lists it for the core.
         self._publisher.follower_commands.forwarders.append(self.commands)
         self.registry.subscribe()
-        log.copies.on_epoch_started(self._on_epoch_started)
+        log.epochs.on_started(self._on_epoch_started)
 
     def hooks(self) -> Hooks:
         return Hooks(

@@ -24,6 +24,7 @@ from synrepl.storage.checkpoints import Checkpoints
 from synrepl.storage.committer import Committer, detached
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore, KeyOf
+from synrepl.storage.epochs import Epochs
 from synrepl.storage.group_commit import ALL_OF_IT, AppendRequest, checksum, parts_of
 from synrepl.storage.log_copies import LogCopies
 from synrepl.storage.log_head import LogHead
@@ -111,6 +112,8 @@ class Log:
         """The ephemeral streams."""
         self.reads = LogReads(engine, self._checked, self.head, self.ephemeral, writing=writing)
         """Reads of facts, digests and receipts."""
+        self.epochs = Epochs(engine, writing, clock, self.head, self._committer)
+        """Begins epochs, and tells who wants to know."""
         self.copies = LogCopies(
             engine,
             writing,
@@ -118,10 +121,11 @@ class Log:
             self.head,
             self._committer,
             self._checked,
+            self.epochs,
             adopt=self._adopt,
             notify=self._notify,
         )
-        """Epochs, snapshots for replicas, and following another log."""
+        """Snapshots for replicas, and following another log."""
         self._checks = AppendChecks(assigned=assigned, append_refusal=append_refusal)
         self._server_name = server_name
         self._subscribers: list[Callable[[Sequence[Fact]], None]] = []

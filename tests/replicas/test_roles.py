@@ -343,7 +343,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     cluster.wrote(a, 5)
     cluster.pass_(2)
     parted.part(cluster, "a")
-    cluster.done(Deferred.fromCoroutine(a.log.copies.next_epoch("lost", stream="to_device", token=3)))
+    cluster.done(Deferred.fromCoroutine(a.log.epochs.begin_next("lost", stream="to_device", token=3)))
     cluster.promote(b, force=True)
     assert a.log.position == b.log.position
     parted.part(cluster)
@@ -556,7 +556,7 @@ def test_a_promoted_daemon_stays_primary_when_facts_are_lost_later() -> None:
     a, b, _ = cluster.chain()
     cluster.wrote(a, 5)
     cluster.promote(b)
-    cluster.done(Deferred.fromCoroutine(b.log.copies.next_epoch("lost", stream="to_device", token=3)))
+    cluster.done(Deferred.fromCoroutine(b.log.epochs.begin_next("lost", stream="to_device", token=3)))
     restarted(cluster, b)
 
     assert "primary" == b.roles.role
@@ -1016,7 +1016,7 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
     """Otherwise the epoch would have none: the old primary is told of it, and gives way."""
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
-    begin = b.log.copies.next_epoch
+    begin = b.log.epochs.begin_next
 
     async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
         epoch_start = await begin(*arguments, **named)
@@ -1024,7 +1024,7 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
         await Deferred()
         return epoch_start
 
-    b.log.copies.next_epoch = next_epoch  # type: ignore[method-assign]
+    b.log.epochs.begin_next = next_epoch  # type: ignore[method-assign]
     Deferred.fromCoroutine(b.promotion.promote()).addErrback(lambda failure: None)
     cluster.pass_(2)
     assert not b.is_running
@@ -1100,7 +1100,7 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
     seen: list[Any] = []
-    begin = b.log.copies.next_epoch
+    begin = b.log.epochs.begin_next
 
     async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
         asked = HandOver(seconds=0, uuid=b.log.uuid, address="b -")
@@ -1110,7 +1110,7 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
             seen.append(str(error))
         return await begin(*arguments, **named)
 
-    b.log.copies.next_epoch = next_epoch  # type: ignore[method-assign]
+    b.log.epochs.begin_next = next_epoch  # type: ignore[method-assign]
     cluster.promote(b)
 
     assert ["the replica does not confirm the hand-over: b - is still being promoted"] == seen

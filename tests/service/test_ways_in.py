@@ -49,7 +49,7 @@ class WaysInTests(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.token = 100
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
 
     # -- the ways in -----------------------------------------------------------------------------------------
 

@@ -548,7 +548,7 @@ class FailureTests(LogCase):
         log = self.start()
         self.lose_track(log)
 
-        began = Deferred.fromCoroutine(log.copies.next_epoch("for a test"))
+        began = Deferred.fromCoroutine(log.epochs.begin_next("for a test"))
         self.clock.pump([0.1] * 3)
 
         self.assertEqual(1, self.successResultOf(began).serial)
@@ -560,7 +560,7 @@ class FailureTests(LogCase):
         log = self.start()
         self.lose_track(log, silent=3)
 
-        began = Deferred.fromCoroutine(log.copies.next_epoch("for a test"))
+        began = Deferred.fromCoroutine(log.epochs.begin_next("for a test"))
 
         self.assertTrue(self.failure_after(began, 0.2).retryable)
 

@@ -376,7 +376,7 @@ class LostTests(HealthCase):
         self.assertIs(
             LOST, self.failureResultOf(self.health.append_assigned("events", [("w1", 99, A)])).value
         )
-        turning = Deferred.fromCoroutine(self.health.copies.next_epoch("promoted"))
+        turning = Deferred.fromCoroutine(self.health.epochs.begin_next("promoted"))
         self.assertIs(LOST, self.failureResultOf(turning).value)
         self.pass_seconds(60)
 

@@ -365,7 +365,7 @@ class RoleManager:
             at_ms = int(self.clock.seconds() * 1000)
             # Save first: a kill between the two steps would leave an epoch without a primary.
             await self.store.save_promotion(new_record, at_ms)
-            epoch_start = await self.log.copies.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
+            epoch_start = await self.log.epochs.begin_next("promoted", epoch=epoch, at_ms=at_ms)
             await self.store.save(new_record)
         except Exception:
             if not was_fenced:

@@ -124,8 +124,8 @@ class Publisher:
         log = self.log
         log.subscribe(self._committed)
         # Whoever waits looks at the log before the followers are told.
-        log.copies.on_epoch_started(self.waiters.poll)
-        log.copies.on_epoch_started(self._on_epoch_started)
+        log.epochs.on_started(self.waiters.poll)
+        log.epochs.on_started(self._on_epoch_started)
         log.copies.on_replaced(self.waiters.poll)
 
     def wire(self, role: IRole, forwarding: IForwarding) -> None:

@@ -328,7 +328,7 @@ class ReplicaSimulation(SeededRun):
             self._started_at[name] = self.clock.seconds()
             node.log.subscribe(lambda facts: self._committed(node, facts))
             node.log.copies.on_replaced(lambda: self._replaced(node))
-            node.log.copies.on_epoch_started(lambda: self._role_changed(node))
+            node.log.epochs.on_started(lambda: self._role_changed(node))
             self.histories.check_copy(node)
             self._role_changed(node)
 
@@ -377,7 +377,7 @@ class ReplicaSimulation(SeededRun):
             upto = max(0, primary.log.linear_position(stream) - self.chance.randint(0, 5))
             self._note(f"{stream} beyond {upto} is lost")
             self.seen["lost"] += 1
-            self._do(primary.log.copies.next_epoch("lost", stream=stream, token=upto))
+            self._do(primary.log.epochs.begin_next("lost", stream=stream, token=upto))
         if not self._is_peace and self._grouping.random() < 0.02:
             self._append_group()
         if self.issues_keys and self._keyring.random() < 0.02:
