@@ -129,7 +129,7 @@ class Ingest:
             fact_sources=self.fact_sources,
             credentials=self.credentials,
             refused=self.refused,
-            lost=self.history_lost,
+            history_lost=self.history_lost,
             host=self.host,
         )
         self.sources.start()

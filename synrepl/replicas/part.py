@@ -368,7 +368,7 @@ class ReplicasPart(Part):
     def _other_problems(self) -> list[Problem]:
         return [
             *self._role_problems(),
-            *self._lost_revocations(),
+            *self._unrevoked_keys(),
             *self.addresses.problems(),
             *self._backup_problems(),
         ]
@@ -379,13 +379,13 @@ class ReplicasPart(Part):
         age = min((one["age_seconds"] for one in backups), default=now - self._began)
         return [Problem(why, now - age + (most or 0.0))] if why else []
 
-    def _lost_revocations(self) -> list[Problem]:
+    def _unrevoked_keys(self) -> list[Problem]:
         issued = self.registry.issued
-        if not issued.lost:
+        if not issued.unrevoked:
             return []
-        names = ", ".join(issued.lost)
+        names = ", ".join(issued.unrevoked)
         what = f"keys were revoked here, and are valid at the upstream, which lost that: {names}"
-        return [Problem(f"{what}; run synrepl keys revoke at the primary", issued.lost_since)]
+        return [Problem(f"{what}; run synrepl keys revoke at the primary", issued.unrevoked_since)]
 
     def _role_problems(self) -> list[Problem]:
         replica = self.replica

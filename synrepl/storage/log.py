@@ -107,7 +107,9 @@ class Log:
             on_commit=self._on_commit,
             logger=logger,
         )
-        self._checked = CheckedReads(engine, reading, clock, on_lost=self._committer.set_lost, logger=logger)
+        self._checked = CheckedReads(
+            engine, reading, clock, on_not_ours=self._committer.disown, logger=logger
+        )
         self.ephemeral = EphemeralStore(ephemeral, key_of=key_of, max_bytes=max_ephemeral_bytes)
         """The ephemeral streams."""
         self.reads = LogReads(engine, self._checked, self.head, self.ephemeral, writing=writing)
@@ -458,7 +460,7 @@ class Log:
         """Reset a writer of an ephemeral stream: drop its facts and set its position to 0.
 
         Subscribers get a fact without rows at token 0. Raises `StorageError` for a kept stream, or if the log
-        is closed or lost.
+        is closed or not ours.
         """
         refusal = self._check_request(stream, writer, Origin.SOURCE)
         if refusal is None and stream not in self.ephemeral.streams:
@@ -473,7 +475,9 @@ class Log:
             return append_error(stream, "the log is not open", retryable=True)
         checks = self._checks
         return (
-            self._committer.lost or checks.check_names(stream, writer) or checks.check_origin(stream, origin)
+            self._committer.not_ours
+            or checks.check_names(stream, writer)
+            or checks.check_origin(stream, origin)
         )
 
     async def flush(self) -> None:

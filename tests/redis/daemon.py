@@ -151,7 +151,7 @@ class OnFakeRedis:
             daemon.table,
             daemon.clock,
             refused=RefusedFacts(daemon.log, daemon.table, daemon.metrics, instance="us"),
-            lost=self._lost,
+            history_lost=self._lost,
         )
         self.follower = Follower(
             instance=daemon.instance,

@@ -159,7 +159,7 @@ class RelayPeer(Peer):
         self.relay.resume()
 
     def cut(self) -> None:
-        self.relay.lost("cut")
+        self.relay.closed("cut")
 
 
 class HttpPeer(Peer):

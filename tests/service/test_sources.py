@@ -78,7 +78,7 @@ def sources(*servers: str, tables: tuple[str, ...] = (), redis: str | None = Non
         fact_sources=[BroughtWhole(tables)],
         credentials=Credentials(),
         refused=RefusedFacts(log, TABLE, metrics, instance="w"),
-        lost=lambda stream: None,
+        history_lost=lambda stream: None,
     )
 
 
@@ -112,7 +112,7 @@ def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
         declared=DeclaredStreams(made.log, DaemonStreams(TABLE), instance="w"),
         refused=made.refused,
         role=Alone(),
-        history_lost=made.lost,
+        history_lost=made.history_lost,
         on_failure=pytest.fail,
     )
     without = ingest.lag_rows()

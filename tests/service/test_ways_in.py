@@ -147,7 +147,7 @@ class WaysInTests(SiteCase):
             write_policy=WritePolicy((), instance="master", table=self.table),
             credentials=Credentials(),
             refused=RefusedFacts(self.log, self.table, self.metrics, instance="master"),
-            lost=lambda stream: None,
+            history_lost=lambda stream: None,
             host=host,
         )
         self.addCleanup(made.ingester.stop)

@@ -936,7 +936,7 @@ class ReplicaSimulation(SeededRun):
                 self._fail("nobody can be promoted")
         self._tell_to_resync()
         primary = self._primary()
-        lost = [name for node in nodes for name in node.registry.issued.lost]
+        lost = [name for node in nodes for name in node.registry.issued.unrevoked]
         if primary is not None and lost:
             self.seen["revocation lost"] += 1
             self._do(self._revoke(primary, lost[0]))
@@ -959,7 +959,7 @@ class ReplicaSimulation(SeededRun):
                 and node.replica.state == "live"
                 and node.log.position == position
                 and _valid(node) == _valid(primaries[0])
-                and not node.registry.issued.lost
+                and not node.registry.issued.unrevoked
                 and _positions(node, "typing") == _expected(node, primaries[0])
             )
             for node in nodes
@@ -984,7 +984,7 @@ class ReplicaSimulation(SeededRun):
             self._fail(
                 f"{node.name} lags {replica.freshness.lag_rows()} rows, {replica.lag_seconds()} s at rest"
             )
-        if _valid(node) != _valid(primary) or node.registry.issued.lost:
+        if _valid(node) != _valid(primary) or node.registry.issued.unrevoked:
             self._fail(f"{node.name} accepts the keys {_valid(node)}, the primary {_valid(primary)}")
         wanted = node.publisher.read_gate.filter.streams
         declared = primary.declared.declared if wanted is None or "declarations" in wanted else {}
