@@ -85,7 +85,7 @@ class ServedChannel:
     `is_known` which this daemon knows (None: all): lost writers of others are not asked for. With
     `is_durable`, which tells whether the fact of a writer and token is on disk, rows are passed once they are
     (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
-    are passed all the same; with `only_durable` they are not, and `is_stuck` is set until they are.
+    are passed all the same; with `only_durable` they are not, and `is_refusing` is set until they are.
 
     `runs` knows which runs of workers belong to which key, as far as they are named elsewhere at this daemon.
     """
@@ -146,7 +146,7 @@ class ServedChannel:
         self._must_ask = False
 
     @property
-    def is_stuck(self) -> bool:
+    def is_refusing(self) -> bool:
         """Whether rows are refused, since earlier ones are not on disk."""
         return self._undurable is not None
 
@@ -294,11 +294,15 @@ class ServedChannel:
 
     def refuses(self, publisher: ChannelPublisher, line: bytes) -> bool:
         """Whether this row is not taken, since earlier ones are not on disk; of a batch no line or all."""
-        if not (self.is_stuck or publisher.refused) or not line.startswith(b"RDATA "):
+        if not (self.is_refusing or publisher.refused) or not line.startswith(b"RDATA "):
             return False
         words = line.split(b" ", 4)
         writer = self._writer(publisher, words)
-        if writer is None or writer in publisher.held or not (self.is_stuck or writer in publisher.refused):
+        if (
+            writer is None
+            or writer in publisher.held
+            or not (self.is_refusing or writer in publisher.refused)
+        ):
             return False
         self.refused += 1
         # In its place among the others: a POSITION before it is passed later than this is refused.

@@ -288,7 +288,7 @@ def test_rows_that_must_be_durable_are_refused_when_the_disk_takes_too_long() ->
     assert reader.lines
     setup.say("RDATA events a 6 [1]")
     setup.clock.advance(5)
-    assert (True, [], 1) == (setup.channel.is_stuck, reader.lines, setup.channel.refused)
+    assert (True, [], 1) == (setup.channel.is_refusing, reader.lines, setup.channel.refused)
 
     batch = [f"RDATA caches b {token} [1]".encode() for token in ("batch", "batch", "7")]
     assert setup.channel.refuses(setup.one, batch[0])
@@ -296,7 +296,7 @@ def test_rows_that_must_be_durable_are_refused_when_the_disk_takes_too_long() ->
     setup.say("POSITION caches b 6 6")
     setup.stored["events", "a"] = 6
     setup.channel.durable_more()
-    assert not setup.channel.is_stuck
+    assert not setup.channel.is_refusing
     assert [True, True, False] == [setup.channel.refuses(setup.one, line) for line in (*batch[1:], batch[0])]
     assert ["POSITION caches b 6 6"] == reader.lines
 

@@ -46,7 +46,7 @@ WAYS_OUT: Final = (
 )
 """What an operator can do with a fenced daemon."""
 
-STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
+EXPLAINED: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
 """States of a replica whose reason is reported while its copy is awaited."""
 
 
@@ -152,7 +152,7 @@ class RoleManager:
         if replica is None:
             return None
         if not replica.is_whole:
-            why = f": {replica.why}" if replica.state in STUCK and replica.why else ""
+            why = f": {replica.why}" if replica.state in EXPLAINED and replica.why else ""
             return Unreadiness("joining", f"this replica has no complete copy yet{why}", replica.since)
         if replica.state is ReplicaState.STOPPED:
             return Unreadiness("stopped", replica.why, replica.since)
