@@ -81,7 +81,7 @@ def always(writer: Writer, token: int) -> bool:
 class ServedChannel:
     """The channel of a homeserver with its sub-channels, and all who use it.
 
-    `wire` says where lines go besides its subscribers. `is_ephemeral` tells which streams are in memory, and
+    `use` says where lines go besides its subscribers. `is_ephemeral` tells which streams are in memory, and
     `is_known` which this daemon knows (None: all): lost writers of others are not asked for. With
     `is_durable`, which tells whether the fact of a writer and token is on disk, rows are passed once they are
     (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
@@ -120,7 +120,7 @@ class ServedChannel:
         """Rows and positions that were passed before the log had them, after `DURABLE_SECONDS`."""
         self.refused = 0
         """Rows that were not passed, since they were not on disk within `DURABLE_SECONDS`."""
-        self.wire()
+        self.use()
         self.limits = PublisherLimits(clock)
         self.runs = RunOwners() if runs is None else runs
         self._own = ChannelPublisher(is_own=True)
@@ -150,7 +150,7 @@ class ServedChannel:
         """Whether rows are refused, since earlier ones are not on disk."""
         return self._undurable is not None
 
-    def wire(
+    def use(
         self,
         *,
         ingest: Callable[[Sequence[bytes]], None] = ignore,

@@ -150,7 +150,7 @@ class Daemon(Service):
             self.ready.callback(None)
 
     async def _open(self) -> Log:
-        """Make all parts, wire them, and start them in order: the ports open last."""
+        """Make all parts, give them to each other, and start them in order: the ports open last."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
         # Before the log is opened: a mistake in the settings ends the start, and leaves nothing behind.
         write_policy = self._write_policy()
@@ -245,8 +245,8 @@ class Daemon(Service):
             partial(listeners.close_followers, "this replica has joined again: read its streams again")
         )
         log.copies.on_replaced(partial(self._warn_of_filter, publisher.read_gate))
-        publisher.wire(hooks.role, hooks.forwarding)
-        self.keyring.wire(hooks.keys)
+        publisher.use(hooks.role, hooks.forwarding)
+        self.keyring.use(hooks.keys)
         self.keyring.subscribers.append(listeners.recheck)
         hooks.role.changed.append(ingest.role_changed)
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)

@@ -212,8 +212,8 @@ class FakeNode:
         )
         self.promotion = Promotion(self.roles, self.registry.issued, missing_files=self._missing_files)
         self.registry.subscribe()
-        self.publisher.wire(self.roles, StoredHere())
-        self.registry.keys.wire(self.registry.issued)
+        self.publisher.use(self.roles, StoredHere())
+        self.registry.keys.use(self.registry.issued)
         self._factory = PublisherFactory(
             self.publisher,
             server_name=self.settings.server_name,

@@ -319,7 +319,7 @@ def test_a_replica_in_doubt_lets_issued_keys_only_read_and_replicate() -> None:
     keys = Keyring("shared")
     record = make_record("s" * 43)
     keys.replace_issued([IssuedKey(name="laptop", rights=ALL, record=record, made_ms=0)])
-    keys.wire(Unheard())
+    keys.use(Unheard())
     for secret, rights in (("shared", set(ALL)), (f"laptop.{'s' * 43}", {Right.READ, Right.REPLICATE})):
         key = keys.find(secret.encode())
         assert key is not None

@@ -80,7 +80,7 @@ class WaysInTests(SiteCase):
         on_redis, followed = self.manager(redis="redis://h"), self.manager(follow=["tcp:h:1"])
         assert on_redis.channel is not None
         member = on_redis.channel.member
-        member.wire(Line())
+        member.use(Line())
         member.subscriber_up()
         member.publisher_up()
         follower = followed.servers[0].follower

@@ -128,10 +128,10 @@ class Publisher:
         log.epochs.on_started(self._on_epoch_started)
         log.copies.on_replaced(self.waiters.poll)
 
-    def wire(self, role: IRole, forwarding: IForwarding) -> None:
+    def use(self, role: IRole, forwarding: IForwarding) -> None:
         """Serve readers as the role allows, and store what followers send where it says."""
-        self.read_gate.wire(role)
-        self.follower_commands.wire(forwarding)
+        self.read_gate.use(role)
+        self.follower_commands.use(forwarding)
 
     # -- followers -----------------------------------------------------------------------------------------
 

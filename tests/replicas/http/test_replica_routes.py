@@ -81,7 +81,7 @@ class CopiesCase(SiteCase):
         self.addCleanup(self.roles.stop)
         self.roles.start()
         self.ephemeral = ephemeral
-        self.publisher.wire(self.roles, StoredHere())
+        self.publisher.use(self.roles, StoredHere())
         self.site = self.make_site(**self.served())
 
     def served(self) -> dict[str, Any]:
