@@ -85,6 +85,7 @@ class ReplicasPart(Part):
             has_upstream=bool(settings.upstream),
             stale_seconds=settings.stale_seconds,
             refuses_stale_reads=settings.refuse_stale_reads,
+            address=daemon.listeners.address,
             owner=self,
             peers=PeerClient(self._peer_http),
             metrics=self.numbers.roles,
@@ -154,10 +155,6 @@ class ReplicasPart(Part):
         await self.registry.stop()
         await self._peer_http.stop()
         await self._diverged_facts.stop()
-
-    def own_address(self) -> Address:
-        """Where other daemons reach this one."""
-        return self._listeners.address()
 
     def _on_epoch_started(self) -> None:
         """On a replica: disconnect followers if the epoch began with lost facts."""
@@ -302,7 +299,7 @@ class ReplicasPart(Part):
             metrics=self._metrics,
             settings=self._settings,
             where=where,
-            address=lambda: str(self.own_address()),
+            address=lambda: str(self._listeners.address()),
             keys=lambda: self.registry.issued.digest,
         )
         if not (where.http and (over_http or not _is_endpoint(where.native))):
@@ -337,7 +334,7 @@ class ReplicasPart(Part):
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
         known += map(str, self._settings.upstream_addresses)
         known += [lease.address for lease in self.registry.leases.all() if lease.address]
-        mine = str(self.own_address())
+        mine = str(self._listeners.address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
@@ -391,7 +388,7 @@ class ReplicasPart(Part):
         replica = self.replica
         if replica is None or replica.state is ReplicaState.STOPPED:
             return self.roles.rivals.problems
-        if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self.own_address()):
+        if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self._listeners.address()):
             why = "there is no primary: this daemon follows its own replica; run synrepl promote --force"
             return [Problem(why, replica.since)]
         joining = [Problem(replica.rejoin_reason, replica.since)] if replica.rejoin_reason else []

@@ -198,6 +198,7 @@ class FakeNode:
             name=self.name,
             has_upstream=self.upstream is not None,
             stale_seconds=self.settings.stale_seconds,
+            address=lambda: Address(self.name),
             owner=self,
             peers=self.peers,
             metrics=RoleMetrics(self.metrics.registry),
@@ -252,9 +253,6 @@ class FakeNode:
             address=lambda: self.name,
             keys=lambda: self.registry.issued.digest,
         )
-
-    def own_address(self) -> Address:
-        return Address(self.name)
 
     def may_follow(self, where: Address) -> bool:
         return True
@@ -394,7 +392,7 @@ class _PeerClient:
 
     async def hand_over(self, address: Address, request: HandOver) -> LogPosition:
         other = await self._reach(address)
-        position = await self._wait_for_response(other.roles.hand_over(request))
+        position = await self._wait_for_response(Deferred.fromCoroutine(other.roles.handover.handle(request)))
         await self._reach(address)
         return position
 

@@ -219,7 +219,9 @@ def test_a_handover_that_nobody_takes_ends() -> None:
     """In a bounded time, without anybody's help."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    cluster.done(a.roles.hand_over(HandOver(seconds=HANDOVER_SECONDS), trusted=True))
+    cluster.done(
+        Deferred.fromCoroutine(a.roles.handover.handle(HandOver(seconds=HANDOVER_SECONDS), trusted=True))
+    )
     assert a.roles.handover.is_active
     with pytest.raises(StorageError, match="about to become primary"):
         cluster.wrote(a)
@@ -902,7 +904,7 @@ def test_a_fenced_daemon_promoted_by_force_fences_the_other_one() -> None:
 def hand_over(cluster: FakeCluster, node: FakeNode, to: FakeNode, seconds: float) -> LogPosition:
     """Ask a primary to hand over to a replica."""
     asked = HandOver(seconds=seconds, uuid=to.log.uuid, address=f"{to.name} -")
-    return cluster.done(node.roles.hand_over(asked))
+    return cluster.done(Deferred.fromCoroutine(node.roles.handover.handle(asked)))
 
 
 def test_a_hand_over_tells_the_position_after_all_queued_appends() -> None:
@@ -948,7 +950,9 @@ def test_a_hand_over_to_an_unknown_daemon_is_refused() -> None:
     a._strangers = {"s": told}
     for uuid, code in (("x", "unknown_replica"), (b.log.uuid, "not_verified")):
         with pytest.raises(ClaimRefused) as caught:
-            cluster.done(a.roles.hand_over(HandOver(seconds=5, uuid=uuid, address="s -")))
+            cluster.done(
+                Deferred.fromCoroutine(a.roles.handover.handle(HandOver(seconds=5, uuid=uuid, address="s -")))
+            )
         assert code == caught.value.code
     assert "s" not in a.peers.asked
     cluster.wrote(a)
@@ -1081,12 +1085,12 @@ def test_only_the_replica_itself_ends_a_hand_over() -> None:
         hand_over(cluster, a, b, 0)
     stranger = HandOver(seconds=0, uuid="stranger", address="s -")
     with pytest.raises(CannotPromote) as caught:
-        cluster.done(a.roles.hand_over(stranger))
+        cluster.done(Deferred.fromCoroutine(a.roles.handover.handle(stranger)))
     assert "handing_over" == caught.value.code
     restarted(cluster, a)
     assert a.roles.handover.is_active
     with pytest.raises(CannotPromote):
-        cluster.done(a.roles.hand_over(stranger))
+        cluster.done(Deferred.fromCoroutine(a.roles.handover.handle(stranger)))
     restarted(cluster, b)
     cluster.pass_(2)
     hand_over(cluster, a, b, 0)
@@ -1105,7 +1109,7 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
         asked = HandOver(seconds=0, uuid=b.log.uuid, address="b -")
         try:
-            await a.roles.hand_over(asked)
+            await a.roles.handover.handle(asked)
         except ClaimRefused as error:
             seen.append(str(error))
         return await begin(*arguments, **named)

@@ -121,7 +121,7 @@ class HandOverPrimary:
             self._not_before = now + REST_SHARE * (now - self._began)
             self._began = None
 
-    async def handle(self, request: HandOver, *, trusted: bool) -> LogPosition:
+    async def handle(self, request: HandOver, *, trusted: bool = False) -> LogPosition:
         """Refuse facts for `request.seconds`; 0 ends that. Returns the log's position once it is durable.
 
         Unless the peer is `trusted`, the replica itself must confirm that it is being promoted, or with 0

@@ -5,10 +5,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.base.interfaces import IClock
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
@@ -21,7 +21,6 @@ from synrepl.replicas.roles.messages import (
     PRIMARY,
     REPLICA,
     CannotPromote,
-    HandOver,
     IPeerClient,
     plausible_epoch,
 )
@@ -60,11 +59,11 @@ class Unreadiness(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class RoleManager:
-    """The role of this daemon, and its transitions: hand-over, fencing, the step of `Promotion` that makes it
-    primary (`role_states.py`).
+    """The role of this daemon, and its transitions (`role_states.py`). `Promotion` makes it primary.
 
-    `owner` is the daemon, `has_upstream` tells whether its settings name an upstream. A copy that is older
-    than `stale_seconds` is stale, and with `refuses_stale_reads` refuses reads.
+    `owner` is the daemon, `address` returns where other daemons reach it, and `has_upstream` tells whether
+    its settings name an upstream. A copy that is older than `stale_seconds` is stale, and with
+    `refuses_stale_reads` refuses reads.
     """
 
     _logger = Logger()
@@ -75,6 +74,7 @@ class RoleManager:
     has_upstream: bool
     stale_seconds: float
     refuses_stale_reads: bool = False
+    address: Callable[[], Address]
     owner: IRoleOwner
     peers: IPeerClient
     metrics: RoleMetrics
@@ -167,10 +167,6 @@ class RoleManager:
     def lag_rows(self) -> int:
         """Return the number of facts that this copy is known to lack; 0 if this daemon is no replica."""
         return self.replica.freshness.lag_rows() if self.replica is not None else 0
-
-    def address(self) -> Address:
-        """Where other daemons reach this one."""
-        return self.owner.own_address()
 
     @property
     def primary(self) -> Address:
@@ -389,14 +385,6 @@ class RoleManager:
         self.owner.role_changed()
 
     # -- requests and claims of peers ----------------------------------------------------------------------
-
-    def hand_over(self, request: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
-        """Refuse facts for a while, as a replica is about to become primary; or end that (0 seconds).
-
-        Fires with this log's position once all accepted facts are durable. Fails as `HandOverPrimary.handle`
-        does, which says what a peer that is not `trusted` must confirm.
-        """
-        return Deferred.fromCoroutine(self.handover.handle(request, trusted=trusted))
 
     def listed(self) -> Sequence[Address]:
         """The daemons that the operator has listed, as far as they can be asked."""

@@ -10,10 +10,7 @@ if TYPE_CHECKING:
 
 
 class IRoleOwner(Protocol):
-    """The daemon that has a role: it answers what its roles ask, and is told what they change or notice."""
-
-    def own_address(self) -> Address:
-        """Where other daemons reach this one."""
+    """The daemon that has a role: it answers what its roles ask, and is told what they change."""
 
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""

@@ -65,6 +65,7 @@ class CopiesCase(SiteCase):
             name="primary",
             has_upstream=False,
             stale_seconds=60.0,
+            address=lambda: HERE,
             owner=self,
             peers=self.network,
             metrics=RoleMetrics(CollectorRegistry()),
@@ -87,9 +88,6 @@ class CopiesCase(SiteCase):
     def served(self) -> dict[str, Any]:
         """The context of a site with these copies."""
         return ServedReplicas(self.roles, self.registry).options()
-
-    def own_address(self) -> Address:
-        return HERE
 
     def follow(self, where: Address | None) -> Any:
         return Nobody()

@@ -741,7 +741,7 @@ class ReplicaSimulation(SeededRun):
         self._do(self._ask_to_hand_over(node, HandOver(seconds, uuid, address)))
 
     async def _ask_to_hand_over(self, node: FakeNode, asked: HandOver) -> None:
-        await node.roles.hand_over(asked)
+        await node.roles.handover.handle(asked)
         if asked.seconds and not self.promotes:
             self.failed(f"{node.name} handed over, and nobody was being promoted")
 
