@@ -71,7 +71,7 @@ class _ServerSide(ConnectionOwner):
 
     def handed_over(self) -> None:
         self._dialect = NATIVE
-        self._owner.lost("the peer is a replica")
+        self._owner.closed("the peer is a replica")
         self._owner = self._factory.hello.serve(self._protocol)
 
     def _serve(self) -> None:
@@ -152,8 +152,8 @@ class _ServerSide(ConnectionOwner):
     def resume(self) -> None:
         self._owner.resume()
 
-    def lost(self, why: str) -> None:
-        self._owner.lost(why)
+    def closed(self, why: str) -> None:
+        self._owner.closed(why)
 
 
 @dataclass(eq=False, repr=False)
@@ -271,7 +271,7 @@ class _ClientSide(ConnectionOwner):
             self._factory.greeted()
         self._follower.server.received(commands)
 
-    def lost(self, why: str) -> None:
+    def closed(self, why: str) -> None:
         if why == PEER_CLOSED and not self._has_received and not self._protocol.is_encrypted:
             why += " before it sent anything; if it listens with TLS, use tls: in place of tcp:"
         self._follower.server.disconnected(why, self._protocol.failure_code)

@@ -113,8 +113,8 @@ class _ReplicaSide(ConnectionOwner):
     def resume(self) -> None:
         self._relay.resume()
 
-    def lost(self, why: str) -> None:
-        self._relay.lost(why)
+    def closed(self, why: str) -> None:
+        self._relay.closed(why)
 
 
 @implementer(ITransport, IConsumer)
