@@ -17,7 +17,7 @@ from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.described import backup_problem, describe, notices, own_readers
-from synrepl.replicas.diverged_facts import DivergedFacts
+from synrepl.replicas.diverged_facts import DivergedFacts, keep_diverged
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
 from synrepl.replicas.metrics import ReplicasMetrics
 from synrepl.replicas.peer_addresses import PeerAddresses
@@ -241,7 +241,6 @@ class ReplicasPart(Part):
         """Make a replica that follows this address; with None the upstream in the settings."""
         # Imported on use: a primary does not load it, nor the upstreams below.
         from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
-        from synrepl.replicas.replica.join import keep_diverged
         from synrepl.replicas.replica.replica import Replica
 
         return Replica(

@@ -27,8 +27,9 @@ from synrepl.replicas.replica.conversation import (
     SnapshotMeta,
     UpstreamKeys,
 )
+from synrepl.replicas.replica.fact_batcher import FactBatcher
 from synrepl.replicas.replica.freshness import Freshness
-from synrepl.replicas.replica.join import FactBatcher, JoinAttempt, Progress
+from synrepl.replicas.replica.join import JoinAttempt, Progress
 from synrepl.replicas.replica.own_copies import IKeptEphemeral, IOwnCopy
 from synrepl.replicas.replica.replica_states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.replica.upstreams import Upstreams
