@@ -13,6 +13,7 @@ from synrepl.base.access import LOCAL, Access
 from synrepl.base.problems import Notice, Problem
 from synrepl.base.response_errors import NeverSent
 from synrepl.base.tasks import Tasks
+from synrepl.daemon.other_daemons import IFileCopies, IServedChannel, NoChannel
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
 from synrepl.replicas.command_forwarder import CommandForwarder
@@ -31,7 +32,6 @@ from synrepl.replicas.settings import ReplicasSettings
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import Hooks
-from synrepl.replication.other_daemons import IFileCopies, IServedChannel, NoChannel
 from synrepl.storage.append_gate import starting
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
