@@ -93,7 +93,7 @@ class ChannelPart(Part):
         """The way to the channel of the upstream, on a replica."""
         if settings.resp_ack != SENT:
             log.subscribe(lambda facts: server.committed())
-        role.changed.append(self.update)
+        role.subscribers.append(self.update)
         if others is not None:
             others.use_channel(self)
 

@@ -250,7 +250,7 @@ class Daemon(Service):
         publisher.wire(hooks.role, hooks.forwarding)
         self.keyring.wire(hooks.keys)
         self.keyring.subscribers.append(listeners.recheck)
-        hooks.role.changed.append(switch.role_changed)
+        hooks.role.subscribers.append(switch.role_changed)
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
 
         own = Tasks(self._logger, "own facts")

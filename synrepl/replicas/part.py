@@ -176,8 +176,8 @@ class ReplicasPart(Part):
         self._publisher.read_gate.changed()
 
     def _role_may_have_changed(self) -> None:
-        for changed in self.roles.changed:
-            changed()
+        for subscriber in self.roles.subscribers:
+            subscriber()
 
     async def _fetch_from_primary(self) -> None:
         """Make a replica fetch files over HTTP from its upstream or the primary. A primary fetches none."""
