@@ -32,14 +32,13 @@ from synrepl.base.rights import command_operation  # noqa: E402
 from synrepl.cli.command import EXIT_CODES  # noqa: E402
 from synrepl.cli.main import main as synrepl_command  # noqa: E402
 from synrepl.config import settings as declared_settings  # noqa: E402
-from synrepl.http_api.all_routes import all_routes  # noqa: E402
+from synrepl.declarations import all_commands, all_routes  # noqa: E402
 from synrepl.missing_rooms import describe_rooms, missing_rooms  # noqa: E402
 from synrepl.replication.follower.modes import Verdict  # noqa: E402
 from synrepl.replication.follower.states import TRANSITIONS, StreamState  # noqa: E402
 from synrepl.rooms import rooms  # noqa: E402
 from synrepl.streams.stream import Stream  # noqa: E402
 from synrepl.streams.table import StreamTable  # noqa: E402
-from synrepl.wire.all_commands import all_commands  # noqa: E402
 from synrepl.wire.codec import MAX_LENGTH  # noqa: E402
 from synrepl.wire.commands import Position  # noqa: E402
 from synrepl.wire.dialect import CURRENT, LEGACY, MIDDLE, NEWEST, Dialect, Span, release_text  # noqa: E402

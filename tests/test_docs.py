@@ -51,8 +51,8 @@ def test_the_manual_and_a_scrape_name_the_same_metrics() -> None:
 
 def test_every_stream_and_command_has_a_heading() -> None:
     """Whatever else changes, nothing is left out."""
+    from synrepl.declarations import all_commands
     from synrepl.streams.table import StreamTable
-    from synrepl.wire.all_commands import all_commands
 
     assert [stream.name for stream in StreamTable.default()] == _headings("reference/streams.md")
     assert [one.NAME for one in all_commands()] == _headings("reference/wire.md")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from synrepl.base.rights import Operation, route_operation
-from synrepl.http_api.all_routes import all_routes
+from synrepl.declarations import all_error_codes, all_routes
 from synrepl.http_api.route import Example, Parameter, Route
 from synrepl.transports.http import api as _ties_handlers  # noqa: F401
 from synrepl.transports.http.openapi_routes import build_description
-from synrepl.wire.all_error_codes import all_error_codes
 from synrepl.wire.error_codes import RETRYABLE_STATUSES, ErrorCode
 from synrepl.wire.scope import ALL_STREAMS, NAMED_STREAMS, NO_STREAM, SEEN_STREAMS
 

@@ -116,8 +116,7 @@ def _speaks_for_another(access: Access, whom: str) -> str:
 
 def operations() -> Iterator[Operation]:
     """Return the whole table: routes, parameters with rights of their own, then commands, then the rest."""
-    from synrepl.http_api.all_routes import all_routes
-    from synrepl.wire.all_commands import all_commands
+    from synrepl.declarations import all_commands, all_routes
 
     for route in all_routes():
         yield route_operation(route)

@@ -8,8 +8,8 @@ from twisted.logger import Logger
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.channel.ends import ChannelPublisher, ChannelSubscriber
 from synrepl.channel.served_channel import ServedChannel
+from synrepl.daemon.other_daemons import ALL_PUBLISHERS
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.other_daemons import ALL_PUBLISHERS
 
 MAX_PUBLISHERS: Final = 10_000
 """The most publishers at one replica; it names them itself."""

@@ -35,9 +35,9 @@ from synrepl.channel.resp_codec import error, split_messages
 from synrepl.channel.served_channel import ServedChannel
 from synrepl.channel.settings import DURABLE_ONLY, SENT, ChannelSettings
 from synrepl.daemon.listeners import Port
+from synrepl.daemon.other_daemons import IChannelConversation, IOtherDaemons
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.replication.hooks import IRole
-from synrepl.replication.other_daemons import IChannelConversation, IOtherDaemons
 from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.status_parts import NO_SOURCE
 from synrepl.storage.log import Log
@@ -93,7 +93,7 @@ class ChannelPart(Part):
         """The way to the channel of the upstream, on a replica."""
         if settings.resp_ack != SENT:
             log.subscribe(lambda facts: server.committed())
-        role.changed.append(self.update)
+        role.subscribers.append(self.update)
         if others is not None:
             others.use_channel(self)
 

@@ -20,7 +20,7 @@ its replicas' publish; each line goes over a connection between daemons once, an
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from twisted.logger import Logger
 
@@ -44,9 +44,6 @@ from synrepl.wire.codec import MAX_MESSAGE, codec_of
 from synrepl.wire.commands import Position
 from synrepl.wire.dialect import NEWEST
 from synrepl.wire.grammar import BROKER
-
-if TYPE_CHECKING:
-    from synrepl.channel.uplink import ChannelUplink
 
 ASK_SECONDS: Final = 1.0
 """The shortest time between two questions for all positions."""
@@ -76,6 +73,19 @@ def ignore(lines: Sequence[bytes]) -> None:
 def always(writer: Writer, token: int) -> bool:
     """Every fact is there: nothing need wait for the log."""
     return True
+
+
+class IUplink(Protocol):
+    """The way to the channel of the upstream (`ChannelUplink`): it gets what is published here."""
+
+    def published(self, publisher: ChannelPublisher, batches: Sequence[Sequence[bytes]]) -> None:
+        """Take lines of the channel itself: a batch, or one line, at a time."""
+
+    def published_beside(self, publisher: ChannelPublisher, channel: bytes, line: bytes) -> None:
+        """Take a line of a sub-channel."""
+
+    def publisher_lost(self, publisher: ChannelPublisher) -> None:
+        """Note that this publisher is gone, perhaps with its last lines."""
 
 
 class ServedChannel:
@@ -155,7 +165,7 @@ class ServedChannel:
         *,
         ingest: Callable[[Sequence[bytes]], None] = ignore,
         is_caught_up: Callable[[Writer, int], bool] = always,
-        uplink: "ChannelUplink | None" = None,
+        uplink: IUplink | None = None,
     ) -> None:
         """Give lines also to the log of this daemon and to its upstream from now on; by default to neither.
 
@@ -356,7 +366,7 @@ class ServedChannel:
             return unit.writer in self._passed or self._is_caught_up(unit.writer, unit.token)
         return self._is_durable is None or self._is_durable(unit.writer, unit.token)
 
-    def _uplink_for(self, publisher: ChannelPublisher) -> "ChannelUplink | None":
+    def _uplink_for(self, publisher: ChannelPublisher) -> IUplink | None:
         """The uplink, unless it is where the publisher's lines come from."""
         return None if publisher.link is self._uplink else self._uplink
 

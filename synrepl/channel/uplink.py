@@ -18,8 +18,8 @@ from synrepl.base.metrics import Metrics
 from synrepl.channel.ends import ChannelPublisher
 from synrepl.channel.resp_codec import read_messages
 from synrepl.channel.served_channel import ServedChannel
+from synrepl.daemon.other_daemons import ALL_PUBLISHERS, IChannelConversation
 from synrepl.errors import RemoteProtocolError
-from synrepl.replication.other_daemons import ALL_PUBLISHERS, IChannelConversation
 
 MAX_WAITING: Final = 8 * 1024 * 1024
 """The bytes that wait for an upstream that does not read. Beyond it all of them are dropped."""

@@ -84,7 +84,7 @@ class DaemonTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     def ask_status(self) -> dict[str, Any]:
         """Return the status of the daemon. Raises `CliError`."""
-        from synrepl.http_api.all_routes import status_request
+        from synrepl.declarations import status_request
 
         found: dict[str, Any] = self.ask(status_request())
         return found

@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 import click
 
 from synrepl.cli.tables import bar
+from synrepl.declarations import status_request
 from synrepl.html.humanize import span
-from synrepl.http_api.all_routes import status_request
 from synrepl.http_api.request_errors import RequestError
 from synrepl.http_api.route import HttpRequest
 from synrepl.http_client import BlockingClient, NotADaemon

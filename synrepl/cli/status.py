@@ -12,7 +12,7 @@ import click
 from synrepl.cli.command import CliCommand
 from synrepl.cli.options import DaemonTarget, Output, daemon_options, duration_option, output_option
 from synrepl.cli.tables import followers_table, status_lines
-from synrepl.http_api.all_routes import status_request
+from synrepl.declarations import status_request
 from synrepl.http_api.request_errors import RequestError
 
 interval_option = duration_option("--interval", default="1s", help="The time between refreshes.")

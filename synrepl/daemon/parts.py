@@ -11,12 +11,12 @@ from synrepl.base.problems import Notice, Problem
 from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.daemon.listeners import Listeners
+from synrepl.daemon.other_daemons import IOtherDaemons
 from synrepl.errors import ConfigError
 from synrepl.ingest.channel_host import IChannelHost
 from synrepl.ingest.fact_source import IFactSource
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks, IRole
-from synrepl.replication.other_daemons import IOtherDaemons
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.stored_bytes import IStoredBytes

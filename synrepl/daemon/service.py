@@ -248,7 +248,7 @@ class Daemon(Service):
         publisher.use(hooks.role, hooks.forwarding)
         self.keyring.use(hooks.keys)
         self.keyring.subscribers.append(listeners.recheck)
-        hooks.role.changed.append(ingest.role_changed)
+        hooks.role.subscribers.append(ingest.role_changed)
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
 
         own = Tasks(self._logger, "own facts")

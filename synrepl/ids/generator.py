@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 from twisted.internet.defer import CancelledError, ensureDeferred
@@ -25,9 +25,6 @@ from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.id_tables.writers import Unfinished
 from synrepl.storage.sql import Flavor
 from synrepl.storage.worker_database import ICursor
-
-if TYPE_CHECKING:
-    from synrepl.ids.writer_session import WriterSession
 
 T = TypeVar("T")
 
@@ -51,6 +48,15 @@ class NotAWriter(StorageError):
 
 Owner = str | tuple[CodeType, int]
 """The user of reserved ids: a text, or the code and line number of the caller."""
+
+
+class IHeldName(Protocol):
+    """The name under which this process writes, as far as a `WriterSession` holds it."""
+
+    is_held: bool
+    """Whether this process is the writer of its name now."""
+    refusal: str
+    """Who has the name instead, or why it is lost until a restart; empty if neither is so."""
 
 
 class Reservation(msgspec.Struct, eq=False):
@@ -110,7 +116,7 @@ class MultiWriterIdGenerator:
         self.database = IdDatabase(stream, flavor)
         self.problems: list[IdProblem] = []
         """The problems found at the start; all are repaired, but lost history does not come back."""
-        self.session: WriterSession | None = None
+        self.session: IHeldName | None = None
         """The session that makes this process the only writer of its name; None if there is none."""
         self.pool = pool
         self._clock = clock

@@ -104,6 +104,9 @@ _ROLES: Final = {
 
 ERROR_CODES: Final = _REPLICAS | _ROLES
 
+HANDSHAKE_REFUSALS: Final = ("version", "bad_name", "no_rights")
+"""The codes of a REFUSED in answer to HELLO."""
+
 REFUSALS: Final = {
     code: _REPLICAS.get(code) or OF_CORE[code]
     for code in (

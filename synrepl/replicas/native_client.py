@@ -17,10 +17,10 @@ from synrepl.base.metrics import Metrics
 from synrepl.errors import LocalProtocolError, NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.key_rules import exposure
 from synrepl.replicas.command_forwarder import Numbered
+from synrepl.replicas.error_codes import HANDSHAKE_REFUSALS
 from synrepl.replicas.event_queue import EventQueue
 from synrepl.replicas.issued_keys import read_keys_block
 from synrepl.replicas.native_receiver import speak_native
-from synrepl.replicas.relay.handshake import HANDSHAKE_REFUSALS
 from synrepl.replicas.relay.snapshot_codec import SnapshotDecoder, read_meta
 from synrepl.replicas.replica.conversation import (
     Ephemeral,

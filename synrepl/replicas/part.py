@@ -13,12 +13,13 @@ from synrepl.base.access import LOCAL, Access
 from synrepl.base.problems import Notice, Problem
 from synrepl.base.response_errors import NeverSent
 from synrepl.base.tasks import Tasks
+from synrepl.daemon.other_daemons import IFileCopies, IServedChannel, NoChannel
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.copied_files import CopiedFiles
 from synrepl.replicas.described import backup_problem, describe, notices, own_readers
-from synrepl.replicas.diverged_facts import DivergedFacts
+from synrepl.replicas.diverged_facts import DivergedFacts, keep_diverged
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
 from synrepl.replicas.metrics import ReplicasMetrics
 from synrepl.replicas.peer_addresses import PeerAddresses
@@ -33,7 +34,6 @@ from synrepl.replicas.settings import ReplicasSettings
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import Hooks
-from synrepl.replication.other_daemons import IFileCopies, IServedChannel, NoChannel
 from synrepl.storage.append_gate import starting
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ReactorThread
@@ -175,8 +175,8 @@ class ReplicasPart(Part):
         self._publisher.read_gate.changed()
 
     def _role_may_have_changed(self) -> None:
-        for changed in self.roles.changed:
-            changed()
+        for subscriber in self.roles.subscribers:
+            subscriber()
 
     async def _fetch_from_primary(self) -> None:
         """Make a replica fetch files over HTTP from its upstream or the primary. A primary fetches none."""
@@ -206,7 +206,6 @@ class ReplicasPart(Part):
         """Make a replica that follows this address; with None the upstream in the settings."""
         # Imported on use: a primary does not load it, nor the upstreams below.
         from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
-        from synrepl.replicas.replica.join import keep_diverged
         from synrepl.replicas.replica.replica import Replica
 
         return Replica(

@@ -46,7 +46,7 @@ class IRole(Protocol):
     when readers may have to leave.
     """
 
-    changed: list[Callable[[], object]]
+    subscribers: list[Callable[[], object]]
     """Functions to call when the role, or what is known of the upstream, may have changed."""
 
     @property
@@ -105,7 +105,7 @@ class Alone:
     primary = Address()
 
     def __init__(self) -> None:
-        self.changed: list[Callable[[], object]] = []
+        self.subscribers: list[Callable[[], object]] = []
 
     def reading_refusal(self) -> ReadRefusal | None:
         """Return None: readers are served."""

@@ -236,10 +236,10 @@ def _followers(publisher: Publisher, now: float) -> list[dict[str, Any]]:
                 "name": printable(follower.name),
                 "dialect": None if follower.dialect is None else follower.dialect.name,
                 "connected_seconds": round(now - follower.connected_at, 3),
-                "behind": sender is not None and sender.is_behind,
-                "lag_rows": 0 if sender is None else publisher.lag.rows(sender.serial),
-                "lag_seconds": 0.0 if sender is None else round(publisher.lag.seconds(sender.serial), 3),
-                "serial": None if sender is None else sender.serial,
+                "behind": sender is not None and sender.feed.is_behind,
+                "lag_rows": 0 if sender is None else publisher.lag.rows(sender.feed.serial),
+                "lag_seconds": 0.0 if sender is None else round(publisher.lag.seconds(sender.feed.serial), 3),
+                "serial": None if sender is None else sender.feed.serial,
             }
         )
     described.sort(key=lambda entry: (entry["lag_seconds"], entry["lag_rows"]), reverse=True)

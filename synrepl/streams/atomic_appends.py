@@ -8,7 +8,8 @@ it whole:
 * Trimming (`SQLEngine.trim`) stops before an append, or after it.
 * Pages of the log (`storage/fact_pages.py`), with more rows than were asked for if need be: so the changelog,
   archives and Spark.
-* Replicas of all streams: `FactBatcher` (`replicas/replica/join.py`) commits it once it has all of it.
+* Replicas of all streams: `FactBatcher` (`replicas/replica/fact_batcher.py`) commits it once all of it has
+  been received.
 
 Followers by lines do not get it as a whole: each stream has its own tokens there, and is fetched by itself,
 so that one may see the part in one stream before that in another. Each fact is whole (docs: guarantees,

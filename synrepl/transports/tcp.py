@@ -20,7 +20,6 @@ from synrepl.base.time import Timer
 from synrepl.base.turn_queue import TurnQueue
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.hooks import IHello, NoHello, ReadRefusal
-from synrepl.replication.serving.follower import ServedFollower
 from synrepl.replication.serving.forks import is_later
 from synrepl.replication.serving.publisher import Publisher
 from synrepl.replication.strategies import following, serving
@@ -29,7 +28,7 @@ from synrepl.transports.failures import PEER_CLOSED, address_text, describe_fail
 from synrepl.transports.limits import MAX_CONNECTIONS, RejectedConnection
 from synrepl.wire.address_list import AddressList, Fault, fault_of
 from synrepl.wire.commands import Error, Moved, Name, Ping, Replicate
-from synrepl.wire.dialect import NATIVE, Dialect
+from synrepl.wire.dialect import Dialect
 from synrepl.wire.extension import FollowerName
 from synrepl.wire.grammar import CLIENT, SERVER, Command
 from synrepl.wire.keepalive import KEEPALIVE, Keepalive
@@ -49,14 +48,12 @@ ONLY: Final = "the server"
 
 
 class _ServerSide(ConnectionOwner):
-    """Server side of a connection: a served follower, or a relay once the peer identifies as a replica."""
+    """Server side of a connection: serves a follower. A replica is handed over to its relay."""
 
     def __init__(self, factory: "PublisherFactory", protocol: ReplicationProtocol) -> None:
         self._factory = factory
         self._protocol = protocol
-        self._owner: ServedFollower | ConnectionOwner = factory.publisher.attach(
-            protocol, protocol.access or LOCAL
-        )
+        self._follower = factory.publisher.attach(protocol, protocol.access or LOCAL)
         self._dialect: Dialect | None = None
         self._is_served = False
 
@@ -70,15 +67,13 @@ class _ServerSide(ConnectionOwner):
             self.handed_over()
 
     def handed_over(self) -> None:
-        self._dialect = NATIVE
-        self._owner.closed("the peer is a replica")
-        self._owner = self._factory.hello.serve(self._protocol)
+        self._follower.closed("the peer is a replica")
+        self._protocol.owner = self._factory.hello.serve(self._protocol)
 
     def _serve(self) -> None:
-        assert isinstance(self._owner, ServedFollower)
         assert self._dialect is not None
         self._is_served = True
-        self._owner.dialect_known(self._dialect)
+        self._follower.dialect_known(self._dialect)
 
     def _refusal(self) -> ReadRefusal | None:
         protocol = self._protocol
@@ -92,8 +87,7 @@ class _ServerSide(ConnectionOwner):
     def received(self, commands: Sequence[Command | RdataRun]) -> None:
         if self._protocol.session.closed:
             return
-        owner = self._owner
-        if isinstance(owner, ServedFollower) and not self._is_served:
+        if not self._is_served:
             refusal = self._refusal()
             for command in commands:
                 if isinstance(command, Name) and refusal is None:
@@ -106,7 +100,7 @@ class _ServerSide(ConnectionOwner):
                 return
             if refusal is None and self._dialect is not None:
                 self._serve()
-        owner.received(commands)
+        self._follower.received(commands)
 
     def _is_follower(self, commands: Sequence[Command | RdataRun]) -> bool:
         """Whether the peer is certainly a follower.
@@ -131,8 +125,8 @@ class _ServerSide(ConnectionOwner):
 
     def retire(self, why: ReadRefusal) -> None:
         """Let a follower leave."""
-        if isinstance(self._owner, ServedFollower) and not self._protocol.session.closed:
-            self._leave(why, is_synrepl=self._owner.is_synrepl)
+        if not self._protocol.session.closed:
+            self._leave(why, is_synrepl=self._follower.is_synrepl)
 
     def _leave(self, why: ReadRefusal, *, is_synrepl: bool) -> None:
         """Send a follower of synrepl the primary's address, then ERROR, and close."""
@@ -143,17 +137,16 @@ class _ServerSide(ConnectionOwner):
         self._protocol.fail(why.message)
 
     def half_closed(self) -> bool:
-        owner = self._owner
-        return isinstance(owner, ServedFollower) and owner.half_closed(self._protocol.close)
+        return self._follower.half_closed(self._protocol.close)
 
     def pause(self) -> None:
-        self._owner.pause()
+        self._follower.pause()
 
     def resume(self) -> None:
-        self._owner.resume()
+        self._follower.resume()
 
     def closed(self, why: str) -> None:
-        self._owner.closed(why)
+        self._follower.closed(why)
 
 
 @dataclass(eq=False, repr=False)

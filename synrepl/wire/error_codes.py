@@ -225,7 +225,7 @@ _SYNAPSE: Final = {
 """Codes of Synapse, in its form of errors."""
 
 ERROR_CODES: Final = _READERS | _REQUESTS | _WRITES | _WAITS | _SYNAPSE
-"""The codes of the core; a room has its own (`synrepl.wire.all_error_codes`)."""
+"""The codes of the core; a room has its own (`synrepl.declarations`)."""
 
 
 def is_retryable(status: int, code: str, body: Mapping[str, object]) -> bool:

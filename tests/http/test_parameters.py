@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from synrepl.http_api.all_routes import all_routes
+from synrepl.declarations import all_routes
 from synrepl.http_api.route import (
     MAX_INTEGER,
     BadParameter,

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from synrepl.http_api.all_routes import all_routes
+from synrepl.declarations import all_routes
 from tests.http.builders import SiteCase
 
 

@@ -19,6 +19,7 @@ from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
 from synrepl.errors import NotConnected
 from synrepl.replicas.command_forwarder import CommandForwarder
+from synrepl.replicas.diverged_facts import keep_diverged
 from synrepl.replicas.http.replica_handlers import describe_log
 from synrepl.replicas.native_client import NativeUpstream
 from synrepl.replicas.relay.hello import RelayHello
@@ -27,7 +28,6 @@ from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.replica.conversation import IUpstream
 from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
-from synrepl.replicas.replica.join import keep_diverged
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus

@@ -108,7 +108,7 @@ class LinesPeer(Peer):
         self.reader.resume()
 
     def cut(self) -> None:
-        self.reader.stop()
+        self.reader.close()
         self.publisher.channel_senders.remove(self.reader)
 
 

@@ -8,9 +8,8 @@ from typing import Final
 
 import pytest
 
-from synrepl.http_api.all_routes import all_routes
+from synrepl.declarations import all_error_codes, all_routes
 from synrepl.transports.http.api_error import ApiError
-from synrepl.wire.all_error_codes import all_error_codes
 
 SOURCE: Final = Path(__file__).resolve().parents[2] / "synrepl"
 DECLARING: Final = {*SOURCE.glob("*/error_codes.py"), SOURCE / "http_api/routes.py"}

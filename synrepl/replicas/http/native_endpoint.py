@@ -30,7 +30,7 @@ from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import public_url
 from synrepl.http_api.routes import OCTETS
-from synrepl.replicas.relay.handshake import HANDSHAKE_REFUSALS
+from synrepl.replicas.error_codes import HANDSHAKE_REFUSALS
 from synrepl.replicas.replica.conversation import RefusedByUpstream
 from synrepl.replicas.routes import CONNECTION, NATIVE, NATIVE_BYTES, OFFSET
 from synrepl.replicas.wire.native import refusal

@@ -5,7 +5,7 @@ only what carries the bytes is of this module. A replica proves its secret to HT
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -23,17 +23,14 @@ from synrepl.http_api.routes import OCTETS
 from synrepl.replicas import routes
 from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.hello import RelayHello
-from synrepl.replicas.relay.relay import Relay
 from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES, OFFSET
-from synrepl.replication.connection import ConnectionOwner
 from synrepl.transports.connection import ReplicationProtocol
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.headers import forbid_buffering
 from synrepl.wire.dialect import NATIVE
-from synrepl.wire.grammar import SERVER, Command
-from synrepl.wire.rdata_runs import RdataRun
+from synrepl.wire.grammar import SERVER
 from synrepl.wire.session import Session
 
 MAX_CONNECTIONS: Final = 10_000
@@ -66,7 +63,7 @@ async def connect(call: Call) -> None:
     )
     protocol = ReplicationProtocol(
         session,
-        lambda connection: _ReplicaSide(RelayHello(replicas.registry).serve(connection)),
+        RelayHello(replicas.registry).serve,
         context.clock,
         context.metrics,
         logger=call.api.limited_logger,
@@ -96,25 +93,6 @@ async def receive(call: Call, body: bytes) -> ReceivedAnswer:
         raise ApiError("no_connection", f"no native connection of this key has the id in {CONNECTION}")
     await transport.receive(call.query[OFFSET], body)
     return ReceivedAnswer(transport.received)
-
-
-class _ReplicaSide(ConnectionOwner):
-    """Passes the events of a connection on to the relay, which serves replicas only."""
-
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
-
-    def received(self, commands: Sequence[Command | RdataRun]) -> None:
-        self._relay.received(commands)
-
-    def pause(self) -> None:
-        self._relay.pause()
-
-    def resume(self) -> None:
-        self._relay.resume()
-
-    def closed(self, why: str) -> None:
-        self._relay.closed(why)
 
 
 @implementer(ITransport, IConsumer)

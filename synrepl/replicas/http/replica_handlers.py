@@ -6,7 +6,7 @@ import msgspec
 
 from synrepl.base.access import Access, Right
 from synrepl.replicas.http.served_replicas import replicas_of
-from synrepl.replicas.relay.handshake import make_welcome
+from synrepl.replicas.relay.authenticator import make_welcome
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import NewerFact
 from synrepl.replicas.roles.promotion import Promotion

@@ -1,4 +1,4 @@
 """The upstream's side of replicas: admission, leases and the relays that send them the log.
 
-`relay` and `handshake` are imported on use: most daemons have no replicas.
+`relay` is imported on use, with what only it needs: most daemons have no replicas.
 """

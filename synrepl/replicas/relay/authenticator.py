@@ -1,4 +1,4 @@
-"""Authenticator: finds out who a replica is, by its HELLO or its certificate."""
+"""Authenticator: finds out who a replica is, by its HELLO or its certificate. Also the answer, WELCOME."""
 
 from msgspec.structs import replace
 
@@ -77,3 +77,36 @@ class Authenticator:
     def _certificate_access(self) -> Access | None:
         name = self._connection.certified_name
         return None if name is None else self._registry.keys.access_by_certificate(name)
+
+
+def make_welcome(registry: ReplicaRegistry, access: Access) -> native.Welcome:
+    """Return this daemon's identity, role, history and position. `GET /v1/replication` sends it too.
+
+    Of the streams that a filtered copy holds, only those that the peer may see are named.
+    """
+    log = registry.log
+    passed = (native.CHANNEL,) if _passes_channel(registry, access) else ()
+    return native.Welcome(
+        history=log.history,
+        uuid=log.uuid,
+        instance=registry.settings.instance_name,
+        server_name=registry.settings.server_name_of(log.notes),
+        role=registry.roles.role,
+        position=log.position,
+        trimmed_upto=log.head.trimmed_upto.serial,
+        filter=registry.publisher.read_gate.filter.narrowed(access.streams),
+        address=str(registry.roles.address()),
+        primary=str(registry.roles.primary),
+        version=native.VERSION,
+        capabilities=(*native.OWN_CAPABILITIES, *passed),
+        tables=tuple(sorted(name for name in log.table_streams if access.sees(name))),
+        floor=log.head.floor,
+        path=() if registry.roles.replica is None else registry.roles.replica.path,
+    )
+
+
+def _passes_channel(registry: ReplicaRegistry, access: Access) -> bool:
+    """Whether the replica may join the channel of this daemon."""
+    if not registry.channel().is_served:
+        return False
+    return not any(missing_right(access, command_operation(one)) for one in (native.Channel, native.Publish))

@@ -9,20 +9,20 @@ from twisted.internet.defer import CancelledError
 from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
 from synrepl.base.rights import command_operation, is_told, missing_right
 from synrepl.base.time import Timer
+from synrepl.daemon.other_daemons import IChannelDownlink
 from synrepl.errors import RemoteProtocolError, StorageError
 from synrepl.replicas.issued_keys import keys_block
-from synrepl.replicas.relay.authenticator import Authenticator
+from synrepl.replicas.relay.authenticator import Authenticator, make_welcome
 from synrepl.replicas.relay.block_encoder import OPEN, BlockEncoder
-from synrepl.replicas.relay.handshake import make_welcome, start_snapshot
 from synrepl.replicas.relay.interfaces import RelayConnection
 from synrepl.replicas.relay.relay_states import TRANSITIONS, RelayEvent, RelayState
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.relay.snapshot_codec import snapshot_block
+from synrepl.replicas.relay.snapshot_start import start_snapshot
 from synrepl.replicas.wire import native
 from synrepl.replicas.wire.blocks import MAX_BLOCK, encode_block
 from synrepl.replication.connection import ConnectionOwner
 from synrepl.replication.machine import Machine, states_of
-from synrepl.replication.other_daemons import IChannelDownlink
 from synrepl.replication.serving.feed import EphemeralMode, Feed, Stop
 from synrepl.replication.serving.log_waiters import Interest
 from synrepl.replication.serving.sender import Sender

@@ -15,6 +15,7 @@ from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.base.rights import command_operation, missing_right
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import ExpiryClock
+from synrepl.daemon.other_daemons import IServedChannel, NoChannel
 from synrepl.errors import LocalProtocolError, ReplicationError, StorageError
 from synrepl.replicas.acknowledgements import Acknowledgements
 from synrepl.replicas.command_receiver import CommandReceiver
@@ -26,7 +27,6 @@ from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY
 from synrepl.replicas.settings import RelaySettings
 from synrepl.replication.addresses import Address
-from synrepl.replication.other_daemons import IServedChannel, NoChannel
 from synrepl.replication.serving.admission import ReaderPosition, history_mismatch, position_mismatch
 from synrepl.replication.serving.command_lines import line_of
 from synrepl.replication.serving.publisher import Publisher

@@ -7,11 +7,11 @@ import msgspec
 
 from synrepl.base.access import IssuedKey
 from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.daemon.other_daemons import IChannelConversation
 from synrepl.errors import ReplicationError
 from synrepl.replicas.command_forwarder import Numbered
 from synrepl.replicas.wire.native import Join, Refused, Subscribe, Welcome
 from synrepl.replication.addresses import Address
-from synrepl.replication.other_daemons import IChannelConversation
 from synrepl.streams.facts import Fact
 from synrepl.wire.grammar import Command
 from synrepl.wire.text import is_address, printable

@@ -1,16 +1,13 @@
-"""JOIN: makes a new copy next to the old one, and replaces the old one in one step when complete.
+"""JOIN: makes a new copy next to the old one, and replaces the old one in one step when complete."""
 
-Also the batches in which received facts are committed, and the last serial that two histories share.
-"""
-
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import ge
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from synrepl.base.history import AppendReceipt, LogPosition, LogSnapshot
+from synrepl.base.history import LogPosition, LogSnapshot
 from synrepl.base.interfaces import IClock
 from synrepl.base.notes import YES
 from synrepl.errors import NotConnected, RemoteProtocolError
@@ -21,99 +18,12 @@ from synrepl.replicas.replica.conversation import (
     SnapshotFacts,
     SnapshotMeta,
 )
-from synrepl.replicas.replica.own_copies import ICopy, IOwnCopy, IStagedCopy
+from synrepl.replicas.replica.fact_batcher import FactBatcher
+from synrepl.replicas.replica.own_copies import IOwnCopy, IStagedCopy
 from synrepl.replicas.replica.replica_states import ReplicaEvent
 from synrepl.replicas.wire.native import Heartbeat, Join, Joined, Joining, Peers
-from synrepl.storage.log import Log
-from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
-
-
-class FactBatcher:
-    """Collects received facts, and commits them to the target at `flush` and before an epoch start.
-
-    Facts that the target already has are dropped. The receipt of an append comes before its facts. Without a
-    filter both are committed together: a promoted replica must know an append wholly or not at all. So it is
-    with an atomic append, whose receipt may be forgotten already. With a filter facts are committed only up
-    to a position from the upstream: a heartbeat or an epoch start.
-    """
-
-    def __init__(self, target: ICopy, *, is_filtered: bool) -> None:
-        self.heartbeat: Heartbeat | None = None
-        self._target = target
-        self._is_filtered = is_filtered
-        self._facts: list[Fact] = []
-        self._receipts: list[AppendReceipt] = []
-        self._upto: LogPosition | None = None
-        self._opening: Fact | None = None
-        """The fact that opens the last atomic append received."""
-
-    @property
-    def pending(self) -> int:
-        """How many facts are waiting for `flush`."""
-        return len(self._facts)
-
-    async def add(self, event: Facts | SnapshotMeta | Heartbeat) -> None:
-        """Add one event. The start of a new epoch is committed at once, after the facts before it."""
-        match event:
-            case Facts(facts):
-                after = self._facts[-1].serial if self._facts else self._target.position.serial
-                if facts and facts[0].serial <= after:
-                    facts = [fact for fact in facts if fact.serial > after]
-                self._facts += facts
-                if openings := [one for one in facts if one.stream == STREAM]:
-                    self._opening = openings[-1]
-            case SnapshotMeta(epoch_starts, receipts):
-                self._receipts += receipts
-                for epoch_start in epoch_starts:
-                    if self._is_filtered:
-                        self._upto = LogPosition(
-                            self._target.position.epoch, epoch_start.serial, epoch_start.digest
-                        )
-                    await self.flush()
-                    if epoch_start.epoch > self._target.position.epoch:
-                        await self._target.begin_epoch(epoch_start)
-            case Heartbeat(position=position):
-                self.heartbeat = event
-                if self._is_filtered and position.serial > self._target.position.serial:
-                    self._upto = position
-
-    async def flush(self) -> None:
-        """Commit facts: up to the first incomplete append; with a filter, up to the upstream's position."""
-        if not self._is_filtered:
-            last_serial = self._facts[-1].serial if self._facts else self._target.position.serial
-            incomplete = [receipt for receipt in self._receipts if _last(receipt) > last_serial]
-            end = min(map(_first, incomplete), default=last_serial + 1)
-            if self._opening is not None and end_of(self._opening) > last_serial:
-                end = min(end, self._opening.serial)
-            facts = [fact for fact in self._facts if fact.serial < end]
-            receipts = [receipt for receipt in self._receipts if _last(receipt) <= last_serial]
-            self._facts, self._receipts = self._facts[len(facts) :], incomplete
-            if facts or receipts:
-                await self._target.follow(facts, receipts)
-            return
-        upto, self._upto = self._upto, None
-        if upto is not None:
-            # Facts received after that confirmation wait for the next one.
-            facts = [fact for fact in self._facts if fact.serial <= upto.serial]
-            receipts = [receipt for receipt in self._receipts if _first(receipt) <= upto.serial]
-            self._facts = self._facts[len(facts) :]
-            self._receipts = [receipt for receipt in self._receipts if _first(receipt) > upto.serial]
-            await self._target.follow(facts, receipts, upto=upto)
-
-
-def _first(receipt: AppendReceipt) -> int:
-    return receipt.appended.first_serial or 0
-
-
-def _last(receipt: AppendReceipt) -> int:
-    return _first(receipt) + len(receipt.appended.tokens) - 1
-
-
-def _shown(position: LogPosition) -> str:
-    return f"serial {position.serial} (epoch {position.epoch}, digest {position.digest})"
-
 
 COMMIT_FACTS: Final = 8_000
 """From this many received facts of a copy on, they are committed. A kill loses those not committed yet."""
@@ -336,47 +246,5 @@ class JoinAttempt:
             self.on_progress(ReplicaEvent.SNAPSHOT, self._progress)
 
 
-DIGESTS_PER_REQUEST: Final = 64
-PAGE_ROWS: Final = 1_000
-
-
-async def last_common(log: Log, conversation: IConversation) -> int:
-    """Return the last serial at which this log and the upstream's are equal; 0 if there is none.
-
-    A serial without a digest on either side (trimmed, or left out by a filter) counts as different: the
-    result may be too low, but never too high.
-    """
-    # The logs are equal up to `low`; at `high` the digest differs or is unknown.
-    low, high = 0, min(log.head.serial, conversation.welcome.position.serial) + 1
-    while high - low > 1:
-        step = max(1, (high - low) // (DIGESTS_PER_REQUEST + 1))
-        serials = list(range(low + step, high, step))[:DIGESTS_PER_REQUEST]
-        theirs = await conversation.digests(serials)
-        for serial in serials:
-            ours = await log.reads.digest(serial)
-            if ours is not None and ours == theirs.get(serial):
-                low = serial
-            else:
-                high = serial
-                break
-    return low
-
-
-KeepFacts = Callable[[AsyncIterator[Sequence[Fact]]], Awaitable[Any]]
-"""Writes facts to a file; returns its path, or None without facts."""
-
-
-async def keep_diverged(log: Log, keep: KeepFacts, conversation: IConversation) -> tuple[int, Any] | None:
-    """Save the facts that only this log has. Returns the first serial and the path; None without any."""
-    is_ours = log.history == conversation.welcome.history
-    common = await last_common(log, conversation) if is_ours else 0
-    path = await keep(facts_after(log, common))
-    return None if path is None else (common + 1, path)
-
-
-async def facts_after(log: Log, serial: int) -> AsyncIterator[Sequence[Fact]]:
-    """Yield the facts of this log after a serial, up to its present end, in pages of about 1000 rows."""
-    upto = log.head.serial
-    while serial < upto:
-        facts, serial = await log.reads.facts(after=serial, upto=upto, limit=PAGE_ROWS)
-        yield facts
+def _shown(position: LogPosition) -> str:
+    return f"serial {position.serial} (epoch {position.epoch}, digest {position.digest})"

@@ -14,6 +14,7 @@ from synrepl.base.notes import YES
 from synrepl.base.settings import UNNAMED
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
+from synrepl.daemon.other_daemons import IServedChannel, NoChannel
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.html.humanize import counted
 from synrepl.replicas.command_forwarder import CommandForwarder, command_of
@@ -27,8 +28,9 @@ from synrepl.replicas.replica.conversation import (
     SnapshotMeta,
     UpstreamKeys,
 )
+from synrepl.replicas.replica.fact_batcher import FactBatcher
 from synrepl.replicas.replica.freshness import Freshness
-from synrepl.replicas.replica.join import FactBatcher, JoinAttempt, Progress
+from synrepl.replicas.replica.join import JoinAttempt, Progress
 from synrepl.replicas.replica.own_copies import IKeptEphemeral, IOwnCopy
 from synrepl.replicas.replica.replica_states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.replica.upstreams import Upstreams
@@ -36,7 +38,6 @@ from synrepl.replicas.settings import CopySettings
 from synrepl.replicas.wire import native
 from synrepl.replication.addresses import Address
 from synrepl.replication.machine import Machine
-from synrepl.replication.other_daemons import IServedChannel, NoChannel
 from synrepl.replication.serving.read_gate import copy_filter
 from synrepl.storage.token_floor import HIGHEST, floor_of
 from synrepl.wire.address_list import Fault, fault_of

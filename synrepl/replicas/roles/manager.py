@@ -82,7 +82,7 @@ class RoleManager:
     def __post_init__(self) -> None:
         self._machine = Machine("role", TRANSITIONS, Role.PRIMARY)
         self.why = ""
-        self.changed: list[Callable[[], object]] = []
+        self.subscribers: list[Callable[[], object]] = []
         self.since = self.clock.seconds()
         self.replica: Replica | None = None
         self._primary = Address()

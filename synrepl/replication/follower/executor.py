@@ -1,28 +1,45 @@
 """StreamExecutor: performs the actions that a stream's machine orders."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from synrepl.base.tasks import step_eagerly
+from synrepl.base.tasks import Tasks, step_eagerly
 from synrepl.base.time import Backoff, sleep
 from synrepl.caches.registry import CacheRegistry
 from synrepl.caches.vintage import Drop
 from synrepl.errors import ReplicationError
 from synrepl.replication.follower import states
+from synrepl.replication.follower.clock import FollowerClock
+from synrepl.replication.follower.events import FollowerEvents
 from synrepl.replication.follower.gaps import BACKOFF_SECONDS
 from synrepl.replication.follower.states import ADVANCED, APPLIED, APPLY, Action, Report, StreamEvent
 from synrepl.replication.follower.stream import StreamMachine
-from synrepl.replication.follower.updates import Batch, BatchSubscriber, Subscriber, Updates
-
-if TYPE_CHECKING:
-    from synrepl.replication.follower.followed_server import FollowedServer
+from synrepl.replication.follower.updates import Batch, BatchSubscriber, MissedFacts, Subscriber, Updates
+from synrepl.streams.stream import Stream
 
 Waiting = Coroutine[Any, Any, StreamEvent]
 
 Step = Callable[[Any], Awaitable[None] | None]
 """Something to do with a fact, or with a batch."""
+
+
+class IFollowedServer(Protocol):
+    """What the streams of a follower need of its server (`FollowedServer`)."""
+
+    clock: FollowerClock
+    events: FollowerEvents
+    tasks: Tasks
+
+    async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
+        """Fetch missing facts. Raises what `ICatchUp` raises; `NotConnected` if there is no source."""
+
+    def report(self, stream: str, report: Report) -> None:
+        """Handle a report of a stream."""
+
+    def stream_added(self, stream: Stream[Any], executor: "StreamExecutor", *, asks: bool) -> None:
+        """Begin to follow a stream, perhaps in the middle of a connection. `asks`: request it then."""
 
 
 class OneByOne:
@@ -60,7 +77,7 @@ class StreamExecutor:
     """
 
     def __init__(
-        self, machine: StreamMachine, server: "FollowedServer", caches: CacheRegistry | None = None
+        self, machine: StreamMachine, server: IFollowedServer, caches: CacheRegistry | None = None
     ) -> None:
         self.machine = machine
         self._server = server
@@ -213,7 +230,7 @@ class StreamExecutor:
         while left and turn == self._turn:
             is_subscriber = left[-1] not in (self._invalidate_rows, self._invalidate_again)
             owner = "a subscriber" if is_subscriber else "cache invalidation"
-            self._server.report_failure(error, self.machine.name, owner)
+            self._server.events.report_failure(error, self.machine.name, owner)
             await sleep(self._server.clock, backoff.next())
             if is_subscriber and self._caches is not None:
                 # Entries that were computed since may be older than what it changed before it failed.
@@ -238,7 +255,7 @@ class StreamExecutor:
             self._dropped = self._caches.apply(name, [row for updates in facts for row in updates.rows])
         except Exception as error:
             self._dropped = None
-            self._server.report_failure(error, name, "cache invalidation")
+            self._server.events.report_failure(error, name, "cache invalidation")
             self._caches.invalidate_stream(name)
 
     def _invalidate_again(self, work: Updates[Any] | Batch) -> None:
@@ -251,7 +268,7 @@ class StreamExecutor:
                 return
             except Exception as error:
                 self._dropped = None
-                self._server.report_failure(error, name, "cache invalidation")
+                self._server.events.report_failure(error, name, "cache invalidation")
         self._caches.invalidate_stream(name)
 
     def _invalidate_stream(self) -> None:
@@ -268,7 +285,7 @@ class StreamExecutor:
     async def _invalidate_later(self, error: Exception) -> StreamEvent:
         backoff = Backoff(BACKOFF_SECONDS)
         while True:
-            self._server.report_failure(error, self.machine.name, "cache invalidation")
+            self._server.events.report_failure(error, self.machine.name, "cache invalidation")
             await sleep(self._server.clock, backoff.next())
             try:
                 self._invalidate_stream()

@@ -50,7 +50,6 @@ class FollowedServer:
     ) -> None:
         self.clock = clock
         self.tasks = tasks
-        self.report_failure = events.report_failure
         self.connection: Connection | None = None
         self.is_connected = False
         self.command_subscribers: dict[type[Command], list[Callable[[Any], None]]] = {}
@@ -262,7 +261,7 @@ class FollowedServer:
                 self.events.fact_lost(stream, writer, token, report.error, report.rows)
             case Reported.ERROR:
                 assert report.error is not None
-                self.report_failure(report.error, stream)
+                self.events.report_failure(report.error, stream)
             case Reported.FULL:
                 self._stream_full(stream)
             case Reported.EMPTY:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from synrepl.caches.registry import CacheRegistry
 from synrepl.errors import ConfigError
 from synrepl.replication.follower.clock import FollowerClock
 from synrepl.replication.follower.events import FollowerEvents
-from synrepl.replication.follower.executor import StreamExecutor
+from synrepl.replication.follower.executor import IFollowedServer, StreamExecutor
 from synrepl.replication.follower.facts import decoder, untyped
 from synrepl.replication.follower.history import AppliedPositions, ApplyPolicy, StreamHistory
 from synrepl.replication.follower.position_saver import PositionSaver
@@ -22,9 +22,6 @@ from synrepl.streams.origin import Origin
 from synrepl.streams.stream import Stream
 from synrepl.streams.table import StreamTable
 from synrepl.wire.dialect import Dialect
-
-if TYPE_CHECKING:
-    from synrepl.replication.follower.followed_server import FollowedServer
 
 MAX_UNKNOWN: Final = 1_000
 """The largest number of unknown stream names that are remembered: the peer chooses the names."""
@@ -60,11 +57,11 @@ class FollowedStreams:
         self.table = StreamTable(stream for stream in self.table if not self._is_closed(stream.name))
         self.executors: dict[str, StreamExecutor] = {}
         self.batches: Batches[bytes] = Batches()
-        self._server: FollowedServer | None = None
+        self._server: IFollowedServer | None = None
         self._subscribers: list[Subscriber] = []
         self._unknown: set[str] = set()
 
-    def follow(self, server: "FollowedServer") -> None:
+    def follow(self, server: IFollowedServer) -> None:
         """Let `server` serve the executors, and follow the streams that invalidate caches."""
         self._server = server
         self.follow_caches()
@@ -106,7 +103,7 @@ class FollowedStreams:
         self._server.stream_added(stream, made, asks=asks)
         return made
 
-    def _make_executor(self, stream: Stream[Any], server: "FollowedServer") -> StreamExecutor:
+    def _make_executor(self, stream: Stream[Any], server: IFollowedServer) -> StreamExecutor:
         name, external = stream.name, self.external_position
         policy = ApplyPolicy(
             ordered=stream.ordered,

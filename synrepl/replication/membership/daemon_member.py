@@ -359,6 +359,6 @@ class DaemonMember(ChannelMember):
     def _stop_publishing(self) -> None:
         sender, self._sender = self._sender, None
         if sender is not None:
-            sender.stop()
+            sender.close()
             assert self._publisher is not None
             self._publisher.channel_senders.remove(sender)

@@ -239,4 +239,4 @@ class ServedFollower:
             self._comparison.cancel()
         self._next_turn_timer.stop()
         if self.sender is not None:
-            self.sender.stop()
+            self.sender.close()

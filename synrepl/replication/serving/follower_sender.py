@@ -34,7 +34,7 @@ _logger = Logger(namespace="synrepl.replication")
 
 
 class FollowerEncoder(LogEncoder):
-    """One follower's lines: those of its release (`shared`), with its positions and restarts.
+    """One follower's lines: those of its release (`release_encoder`), with its positions and restarts.
 
     `positions` returns the position of each writer of a stream to announce.
     """
@@ -42,17 +42,17 @@ class FollowerEncoder(LogEncoder):
     def __init__(
         self, log: Log, feed: FollowerFeed, encoder: Encoder, positions: Callable[[str], dict[str, int]]
     ) -> None:
-        self.release = encoder
+        self.release_encoder = encoder
         self._log = log
         self._feed = feed
         self._positions = positions
 
     @property
     def shared(self) -> Encoder:
-        return self.release
+        return self.release_encoder
 
     def lines(self, facts: Iterable[Fact]) -> bytes:
-        return self.release.lines(facts)
+        return self.release_encoder.lines(facts)
 
     def ephemeral(self, step: EphemeralStep) -> bytes:
         return b"".join(map(self._reset_lines, step.resets)) + self.lines(step.facts)
@@ -60,10 +60,10 @@ class FollowerEncoder(LogEncoder):
     def positions(self, step: PositionsStep) -> bytes:
         """A POSITION for each stream, and for each of its writers if the release knows writers."""
         lines: list[bytes] = []
-        for stream in self.release.streams():
+        for stream in self.release_encoder.streams():
             if step.streams is not None and stream.name not in step.streams:
                 continue
-            if self.release.strategy.pulls:
+            if self.release_encoder.strategy.pulls:
                 commands = [
                     Position(stream=stream.name, instance=writer, prev_token=token, token=token)
                     for writer, token in sorted(self._positions(stream.name).items())
@@ -71,7 +71,7 @@ class FollowerEncoder(LogEncoder):
             else:
                 token = self._log.linear_position(stream.name)
                 commands = [Position(stream=stream.name, token=token)]
-            lines += map(self.release.command, commands)
+            lines += map(self.release_encoder.command, commands)
         return b"".join(lines)
 
     async def page(self, log: Log, feed: Feed, step: PageStep) -> bytes | None:
@@ -90,21 +90,24 @@ class FollowerEncoder(LogEncoder):
 
     def _reset_lines(self, stream: str) -> bytes:
         """POSITION lines that announce a restart of an ephemeral stream; empty if the release has none."""
-        if not self.release.strategy.pulls:
+        if not self.release_encoder.strategy.pulls:
             return b""
         return b"".join(
-            self.release.command(Position(stream=stream, instance=writer, prev_token=0, token=0))
+            self.release_encoder.command(Position(stream=stream, instance=writer, prev_token=0, token=0))
             for writer in sorted(self._positions(stream))
         )
 
 
-class FollowerSender:
+class FollowerSender(Sender):
     """Sends a follower (or a shared channel) its streams as fast as it takes them, without a queue of facts.
 
     Commands go at once, or first when the transport has room again; facts and positions in the order of the
     `feed`. `scope` describes what the daemon holds, if not everything. `positions` returns the position of
     each writer of a stream to announce. The owner calls `pump` after each commit.
     """
+
+    feed: FollowerFeed
+    encoder: FollowerEncoder
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class FollowerSender:
         self.connection = connection
         self._scope = scope
         self._metrics = metrics
-        self.feed = FollowerFeed(
+        feed = FollowerFeed(
             log,
             ring,
             streams=[stream.name for stream in encoder.streams()],
@@ -128,15 +131,15 @@ class FollowerSender:
             positions=positions,
             metrics=metrics,
         )
-        self.encoder = FollowerEncoder(log, self.feed, encoder, positions)
-        self.sender = Sender(log, self.feed, self.encoder, connection, on_head=self._reached_head)
+        own = FollowerEncoder(log, feed, encoder, positions)
+        super().__init__(log, feed, own, connection, on_head=self._reached_head)
         self._commands: deque[Command] = deque(maxlen=MAX_COMMANDS)
         self._at_head: Callable[[], object] | None = None
-        self.sender.run().addErrback(self._failed)
+        self.run().addErrback(self._cannot_go_on)
 
     def replicate(self, command: Replicate) -> None:
         """Answer REPLICATE. Before 1.13, a request for an unknown stream ends the connection."""
-        release = self.encoder.release
+        release = self.encoder.release_encoder
         if release.strategy.pulls:
             self.send_positions()
             return
@@ -153,7 +156,7 @@ class FollowerSender:
 
     def serve(self, encoder: Encoder) -> None:
         """Serve the streams of this encoder from now on: the follower has named more."""
-        self.encoder.release = encoder
+        self.encoder.release_encoder = encoder
         self.feed.serve([stream.name for stream in encoder.streams()])
 
     def push_everything(self) -> None:
@@ -182,39 +185,21 @@ class FollowerSender:
         self._at_head = called
         self.pump()
 
-    def pump(self) -> None:
-        """Send everything that can be sent now. Extra calls are harmless."""
-        self.sender.pump()
-
-    def pause(self) -> None:
-        """The transport's buffer is full."""
-        self.sender.pause()
-
     def resume(self) -> None:
-        """The transport's buffer has room again."""
-        self.sender.is_paused = False
+        """Go on: first the commands."""
+        self.is_paused = False
         self._send_commands()
-        if not self.sender.is_paused:
-            self.sender.resume()
+        if not self.is_paused:
+            super().resume()
 
-    def stop(self) -> None:
-        """Send nothing more: the connection was lost."""
-        self.sender.stop()
+    def close(self) -> None:
+        """Send nothing more, and forget what the follower has asked for: the connection was lost."""
+        self.stop()
         self.feed.clear()
         self._commands.clear()
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether the reader still catches up on a stream."""
-        return self.feed.is_behind
-
-    @property
-    def serial(self) -> int:
-        """All of the reader's facts up to this serial were passed to its transport."""
-        return self.feed.serial
-
     def _send_commands(self) -> None:
-        while self._commands and not self.sender.is_paused and not self.sender.is_stopped:
+        while self._commands and not self.is_paused and not self.is_stopped:
             self.connection.send(self._commands.popleft())
 
     def _reached_head(self) -> bool:
@@ -223,7 +208,7 @@ class FollowerSender:
             called()
         return True
 
-    def _failed(self, failure: Any) -> None:
+    def _cannot_go_on(self, failure: Any) -> None:
         if failure.check(StorageError) is None:
             _logger.failure("cannot send a follower what it asked for", failure)
         self.connection.fail("the log cannot be read at the moment; reconnect later")

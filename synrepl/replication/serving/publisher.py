@@ -392,10 +392,10 @@ def pump_all(ring: Ring, senders: Iterable[FollowerSender]) -> None:
     for sender in senders:
         feed = sender.feed
         live = feed.live
-        if live is None or not feed.is_waiting or sender.sender.is_paused:
+        if live is None or not feed.is_waiting or sender.is_paused:
             sender.pump()
             continue
-        its_place = live.number, live.serial, sender.encoder.release, live.streams
+        its_place = live.number, live.serial, sender.encoder.release_encoder, live.streams
         if place != its_place:
             place, lines = its_place, ring.lines_after(*its_place)
         if lines is not None:

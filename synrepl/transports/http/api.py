@@ -16,11 +16,12 @@ from synrepl.base.access import Keyring
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.rights import parameter_operation
 from synrepl.base.turn_queue import TurnQueue
+from synrepl.declarations import all_routes
 from synrepl.errors import suggest
-from synrepl.http_api.all_routes import all_routes
 from synrepl.http_api.route import BadParameter, Parameter, Route, Router
 from synrepl.missing_rooms import missing_url
 from synrepl.transports.http import (
+    append_batch_routes,
     append_routes,
     append_stream_routes,
     changelog_routes,
@@ -52,6 +53,7 @@ from synrepl.wire import jsontext
 T = TypeVar("T")
 
 ROUTE_MODULES: Final = (
+    append_batch_routes,
     append_routes,
     append_stream_routes,
     changelog_routes,

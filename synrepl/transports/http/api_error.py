@@ -7,10 +7,10 @@ from typing import Any, Final
 from twisted.web.http import RESPONSES
 
 from synrepl.base.response_errors import NotForwarded, OwnResponse
+from synrepl.declarations import all_error_codes
 from synrepl.errors import StorageError, UnknownStream
 from synrepl.storage.append_errors import GivenElsewhere, KeyReused, ReadOnlyHere
 from synrepl.storage.private_files import DiskFull
-from synrepl.wire.all_error_codes import all_error_codes
 from synrepl.wire.jsontext import dumps
 
 MAX_MESSAGE: Final = 1_000

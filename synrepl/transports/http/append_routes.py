@@ -1,6 +1,6 @@
-"""Handlers of appends: to one stream, or to several together."""
+"""Handler of appends to one stream, and what all ways to append share: the checks, acks and forwarding."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -8,20 +8,19 @@ from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred
 
 from synrepl.base.history import Appended
 from synrepl.base.response_errors import NotForwarded
 from synrepl.base.rights import NAME_OWNERS, missing_right
 from synrepl.errors import RowError
 from synrepl.http_api.route import BAD_WRITER
-from synrepl.http_api.routes import APPEND, APPEND_BATCH
+from synrepl.http_api.routes import APPEND
 from synrepl.replication.hooks import Posted, PostedPart
-from synrepl.storage.group_commit import parts_of
-from synrepl.streams.atomic_appends import MAX_ATOMIC_FACTS
+from synrepl.streams.stream import Stream
 from synrepl.streams.writer import Writer
 from synrepl.transports.http.api_error import ApiError
-from synrepl.transports.http.call import Call, check_checksum
+from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
 from synrepl.transports.http.large_body import LARGE_BYTES, MAX_FACTS, too_many_facts
 from synrepl.wire.acks import NO_ACKS, Acks
@@ -41,9 +40,6 @@ MAX_WRITERS: Final = 1_000
 of kept streams are never removed.
 """
 
-MAX_STAGED_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of a staged file; the same as the default limit of a posted body."""
-
 
 class AppendBody(msgspec.Struct, forbid_unknown_fields=True):
     """A posted body: `facts` is a list of facts, each an unparsed JSON array of rows."""
@@ -61,35 +57,8 @@ class StreamAppend(msgspec.Struct, forbid_unknown_fields=True):
     writer: str | UnsetType = UNSET
 
 
-class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A posted batch: `appends`, or `staged`, the checksum of an uploaded file with a body of `appends`.
-
-    With `atomic` all of it is stored, or nothing.
-    """
-
-    appends: list[StreamAppend] | UnsetType = UNSET
-    staged: str | UnsetType = UNSET
-    idempotency_key: str | UnsetType = UNSET
-    atomic: bool = False
-
-
-class BatchAnswer(msgspec.Struct, frozen=True):
-    """The epoch of the log, and the result of each append, in order."""
-
-    epoch: int
-    appends: list[Appended]
-
-
-MAX_ATOMIC_BYTES: Final = 8 * 1024 * 1024
-"""The most bytes of rows in an atomic batch: readers and replicas take it as a whole."""
-
-_Append = tuple[str, str, list[bytes]]
-"""The stream, the writer and the canonical facts of an append."""
-
-_Appending = Deferred[list[Appended]]
+Appending = Deferred[list[Appended]]
 """An append that was started: it fires with the result of each part."""
-
-_batch_decoder: Final = msgspec.json.Decoder(BatchBody)
 
 
 @handles(APPEND)
@@ -97,8 +66,7 @@ async def append(call: Call, body: AppendBody) -> Appended:
     """Append facts of one stream; a replica forwards them to the primary, and waits until it has them."""
     context, name = call.context, call.path["stream"]
     stream = context.table[name]  # an unknown stream is refused first
-    forwarding = context.hooks.forwarding
-    is_stored_here = not forwarding.is_active()
+    is_stored_here = not context.hooks.forwarding.is_active()
     writer, key = checked_names(body.writer, body.idempotency_key)
     if is_stored_here:
         check_new_writer(call, name, writer, context.log.positions(name))
@@ -106,38 +74,43 @@ async def append(call: Call, body: AppendBody) -> Appended:
     if is_stored_here:
         stored_as = Writer(name, writer or context.settings.instance_name)
         started = await start_append(
-            call, [stored_as], key, lambda key: append_one(call, stored_as, facts, key, _owner(call))
+            call, [stored_as], key, lambda key: append_one(call, stored_as, facts, key, owner_of(call))
         )
         return (await started)[0]
-    posted = Posted(
-        parts=[PostedPart(name, [bytes(fact) for fact in body.facts], writer)],
-        key=key,
-        files=context.stored_bytes.named_by(stream, facts) if call.query["files"] else (),
-        **_forwarding(call),
-    )
-    return await forwarding.forward(posted, context.publisher.waiters)
+    part = PostedPart(name, [bytes(fact) for fact in body.facts], writer)
+    return await forward(call, [part], [(stream, facts)], key=key)
 
 
-@handles(APPEND_BATCH)
-async def append_batch(call: Call, body: BatchBody) -> BatchAnswer:
-    """Append facts of several streams and writers; return their results once all are stored.
+async def forward(
+    call: Call,
+    parts: Sequence[PostedPart],
+    canonical: Iterable[tuple[Stream[Any], Sequence[bytes]]],
+    *,
+    key: str | None,
+    is_batch: bool = False,
+) -> Appended:
+    """Send an append on to the primary, as it was posted, and wait until this replica has its facts.
 
-    Every row is validated before anything is stored. Each append is atomic. With an idempotency key, each
-    append is one part of it: a retry stores only the missing appends. A replica refuses. With `atomic` the
-    whole batch is one append, with one key; a replica forwards it.
+    `canonical` are the facts of its parts in canonical form, with their streams: they name the files that it
+    waits for, if the request asks for that.
     """
-    if not body.atomic:
-        refuse_on_replica(
-            call, "post the batch to the primary, each stream by itself, or the batch as one append (atomic)"
-        )
-    appends, requests, key = await _checked_batch(call, body)
-    if body.atomic:
-        return await _append_atomic(call, appends, requests, key or str(uuid4()))
-    started = await start_append(
-        call, _writers(requests), key, lambda key: Deferred.fromCoroutine(_append_parts(call, requests, key))
+    context, query = call.context, call.query
+    files: set[str] = set()
+    if query["files"]:
+        for stream, facts in canonical:
+            files |= context.stored_bytes.named_by(stream, facts)
+    via: str | None = query["via"]
+    posted = Posted(
+        parts=parts,
+        is_batch=is_batch,
+        key=key,
+        owner=owner_of(call) if call.access.is_proven else None,
+        files=files,
+        hops=via.split(",") if via else (),
+        query=_passed_on(call.request.uri),
+        timeout=query["timeout"],
     )
-    appended = await started
-    return BatchAnswer(call.context.log.head.epoch, appended)
+    return await context.hooks.forwarding.forward(posted, context.publisher.waiters)
 
 
 def refuse_on_replica(call: Call, way_out: str) -> None:
@@ -148,110 +121,6 @@ def refuse_on_replica(call: Call, way_out: str) -> None:
             raise stopped
         primary = str(hooks.role.primary)
         raise ApiError("not_primary", f"this daemon is a replica: {way_out}", moved_to=primary)
-
-
-async def _checked_batch(
-    call: Call, body: BatchBody
-) -> tuple[Sequence[StreamAppend], list[_Append], str | None]:
-    """Check a batch. Return its appends, as they were posted and as they are stored, and its key, if any.
-
-    Raises `ApiError`. An atomic batch cannot be staged, and has limits of its own.
-    """
-    appends = body.appends
-    if body.atomic and (appends is UNSET or body.staged is not UNSET):
-        raise ApiError("bad_request", "an atomic batch needs appends; it cannot be staged")
-    if (appends is UNSET) == (body.staged is UNSET):
-        raise ApiError("bad_request", "a batch needs either appends or staged, not both")
-    if isinstance(body.staged, str):
-        staged = await _read_staged(call, body.staged)
-        appends = (await call.api.decode_large(_batch_decoder, staged)).appends
-    if not isinstance(appends, list):
-        raise ApiError(
-            "bad_request", f"the staged file {body.staged} has no `appends`, a list as in the body of a batch"
-        )
-    count = max(len(appends), sum(len(one.facts) for one in appends))
-    if body.atomic and count > MAX_ATOMIC_FACTS:
-        raise ApiError("too_large", f"an atomic batch may have {MAX_ATOMIC_FACTS} facts")
-    if count > MAX_FACTS:
-        raise too_many_facts()
-    _, key = checked_names(UNSET, body.idempotency_key)
-    requests = await _read_appends(call, appends)
-    if body.atomic:
-        _check_atomic(call, requests)
-    return appends, requests, key
-
-
-def _check_atomic(call: Call, requests: Sequence[_Append]) -> None:
-    """Raises `ApiError` if these appends cannot be one."""
-    for stream, _, _ in requests:
-        if call.context.table[stream].ephemeral:
-            why = f"{stream} is ephemeral: its facts are in memory, and cannot be part of an atomic batch"
-            raise ApiError("bad_request", why)
-    if sum(len(rows) for *_, facts in requests for rows in facts) > MAX_ATOMIC_BYTES:
-        raise ApiError("too_large", f"the rows of an atomic batch may have {MAX_ATOMIC_BYTES} bytes")
-
-
-async def _read_appends(call: Call, appends: Sequence[StreamAppend]) -> list[_Append]:
-    """Return the stream, the writer and the canonical facts of each append. Raises `ApiError`."""
-    instance, log = call.context.settings.instance_name, call.context.log
-    requests: list[_Append] = []
-    writers: dict[str, set[str]] = {}
-    for one in appends:
-        call.check_streams(one.stream)
-        writer, _ = checked_names(one.writer, UNSET)
-        if (known := writers.get(one.stream)) is None:
-            known = writers[one.stream] = set(log.positions(one.stream))
-        check_new_writer(call, one.stream, writer, known)
-        facts = await read_facts(call, one.stream, one.facts)
-        known.add(writer or instance)
-        requests.append((one.stream, writer or instance, facts))
-    return requests
-
-
-async def _append_atomic(
-    call: Call, appends: Sequence[StreamAppend], requests: Sequence[_Append], key: str
-) -> BatchAnswer:
-    """Append facts of several streams as one; a replica forwards them, and waits until it has them."""
-    context, table = call.context, call.context.table
-    forwarding = context.hooks.forwarding
-    if not forwarding.is_active():
-        owner = _owner(call)
-        started = await start_append(
-            call, _writers(requests), key, lambda _: context.log.append_atomic(requests, key=key, owner=owner)
-        )
-        appended = await started
-        return BatchAnswer(context.log.head.epoch, appended)
-    waited = requests if call.query["files"] else ()
-    parts = [
-        PostedPart(
-            one.stream,
-            [bytes(fact) for fact in one.facts],
-            None if one.writer is UNSET else one.writer,
-        )
-        for one in appends
-    ]
-    posted = Posted(
-        parts=parts,
-        is_batch=True,
-        key=key,
-        files=frozenset[str]().union(
-            *(context.stored_bytes.named_by(table[stream], facts) for stream, _, facts in waited)
-        ),
-        **_forwarding(call),
-    )
-    forwarded = await forwarding.forward(posted, context.publisher.waiters)
-    return BatchAnswer(forwarded.epoch, parts_of(forwarded, [len(one.facts) for one in appends]))
-
-
-def _forwarding(call: Call) -> dict[str, Any]:
-    """Return what a replica needs to forward a write, whatever is in it."""
-    via: str | None = call.query["via"]
-    return {
-        "owner": _owner(call) if call.access.is_proven else None,
-        "hops": via.split(",") if via else (),
-        "query": _passed_on(call.request.uri),
-        "timeout": call.query["timeout"],
-    }
 
 
 def checked_names(writer: str | UnsetType, key: str | UnsetType) -> tuple[str | None, str | None]:
@@ -281,8 +150,8 @@ def _checked_acks(call: Call, stream: str) -> Acks:
 
 
 async def start_append(
-    call: Call, writers: Sequence[Writer], key: str | None, store: Callable[[str | None], _Appending]
-) -> _Appending:
+    call: Call, writers: Sequence[Writer], key: str | None, store: Callable[[str | None], Appending]
+) -> Appending:
     """Promise the acknowledgements for which an append waits, and start it, by `store` with its key.
 
     `writers` are those of its parts, in order. The Deferred fires with their results once replicas have the
@@ -299,7 +168,7 @@ async def start_append(
 
 
 async def _acknowledged(
-    call: Call, appending: _Appending, all_acks: Sequence[Acks], writers: Sequence[Writer], key: str
+    call: Call, appending: Appending, all_acks: Sequence[Acks], writers: Sequence[Writer], key: str
 ) -> list[Appended]:
     appended = await appending
     acknowledgements, clock = call.context.hooks.acknowledgements, call.context.clock
@@ -316,33 +185,13 @@ async def _acknowledged(
     return appended
 
 
-def append_one(call: Call, writer: Writer, facts: Sequence[bytes], key: str | None, owner: str) -> _Appending:
+def append_one(call: Call, writer: Writer, facts: Sequence[bytes], key: str | None, owner: str) -> Appending:
     """Append facts of one writer, for `start_append`."""
     appending = call.context.log.append(writer.stream, writer.name, facts, key=key, owner=owner)
     return appending.addCallback(lambda appended: [appended])
 
 
-async def _append_parts(call: Call, requests: Sequence[_Append], key: str | None) -> list[Appended]:
-    """Append each of these by itself. Raises the error of the first one that fails, once all are done."""
-    # Started together, so that they share a commit.
-    results: list[Any] = await DeferredList(
-        [
-            call.context.log.append(*request, key=key, owner=call.access.name, part=part)
-            for part, request in enumerate(requests, 1)
-        ],
-        consumeErrors=True,
-    )
-    for is_kept, result in results:
-        if not is_kept:
-            result.raiseException()
-    return [result for _, result in results]
-
-
-def _writers(requests: Sequence[_Append]) -> list[Writer]:
-    return [Writer(stream, writer) for stream, writer, _ in requests]
-
-
-def _owner(call: Call) -> str:
+def owner_of(call: Call) -> str:
     """Return the owner of the request's idempotency key: the peer, or the one for which a replica forwards.
 
     A replica that may administer is believed. For another one the owner is its own name and the named one,
@@ -403,16 +252,6 @@ def _check_size(index: int, size: int) -> None:
     if size > MAX_POSTED_FACT:
         why = f"fact {index} is too large: {size} bytes; the limit is {MAX_POSTED_FACT}"
         raise ApiError("too_large", why)
-
-
-async def _read_staged(call: Call, sha256: str) -> bytes:
-    check_checksum(sha256)
-    body = await call.context.stored_bytes.read_stored(sha256, MAX_STAGED_BYTES)
-    if body is None:
-        raise ApiError(
-            "no_such_file", f"no staged file {sha256}: upload it with PUT /v1/files/sha256/{sha256}"
-        )
-    return body
 
 
 def _passed_on(uri: bytes) -> Sequence[tuple[bytes, bytes]]:

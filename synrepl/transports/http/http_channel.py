@@ -1,17 +1,16 @@
 """A connection of an HTTP client: bounds of requests, their turns, and deadlines of their progress."""
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from twisted.protocols.basic import LineReceiver
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 
+from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer
+from synrepl.base.turn_queue import TurnQueue
 from synrepl.transports.http.api_error import ApiError, encode_response
-
-if TYPE_CHECKING:
-    from synrepl.transports.http.server import ApiSite
 
 LENGTH: Final = b"content-length:"
 TRANSFER: Final = b"transfer-encoding:"
@@ -24,6 +23,14 @@ PROGRESS_SECONDS: Final = 30.0
 """A head must be complete within this time, and of a body `PROGRESS_BYTES` must arrive in it."""
 
 PROGRESS_BYTES: Final = 16 * 1024
+
+
+class ISite(Protocol):
+    """What a connection needs of its site."""
+
+    clock: IClock
+    queue: TurnQueue
+    """The turns that the requests of all connections take."""
 
 
 class ApiChannel(HTTPChannel):
@@ -39,7 +46,7 @@ class ApiChannel(HTTPChannel):
     """
 
     maxHeaders = 100
-    site: "ApiSite"
+    site: ISite
     transport: Any
     _abortingCall: Any
 

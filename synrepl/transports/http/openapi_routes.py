@@ -6,14 +6,13 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.base.version import daemon_version
-from synrepl.http_api.all_routes import all_routes
+from synrepl.declarations import all_error_codes, all_routes
 from synrepl.http_api.route import JSON, Parameter, Route
 from synrepl.http_api.routes import OCTETS, OPENAPI
 from synrepl.rooms import rooms
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import Handler, handler_of, handles
 from synrepl.wire import jsontext
-from synrepl.wire.all_error_codes import all_error_codes
 
 REFERENCE: Final = "#/components/schemas/{name}"
 BINARY: Final = {"type": "string", "format": "binary"}

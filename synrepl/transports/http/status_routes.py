@@ -164,16 +164,14 @@ def _collect(context: SiteContext) -> None:
     for stream, positions in log.positions_by_stream().items():
         for writer, token in _limited(positions):
             metrics.position.labels(stream, writer).set(token)
-    senders = [follower.sender for follower in publisher.followers if follower.sender is not None]
+    feeds = [follower.sender.feed for follower in publisher.followers if follower.sender is not None]
     parts: list[Lagging] = [context.hooks.role, context.ingest]
-    rows = [part.lag_rows() for part in parts] + [publisher.lag.rows(sender.serial) for sender in senders]
-    seconds = [part.lag_seconds() for part in parts] + [
-        publisher.lag.seconds(sender.serial) for sender in senders
-    ]
+    rows = [part.lag_rows() for part in parts] + [publisher.lag.rows(feed.serial) for feed in feeds]
+    seconds = [part.lag_seconds() for part in parts] + [publisher.lag.seconds(feed.serial) for feed in feeds]
     metrics.role.labels(context.hooks.role.role).set(1)
     metrics.lag_rows.set(max(rows, default=0))
     metrics.lag_seconds.set(max(seconds, default=0.0))
-    metrics.readers_behind.set(sum(sender.is_behind for sender in senders))
+    metrics.readers_behind.set(sum(feed.is_behind for feed in feeds))
     metrics.epoch.set(log.head.epoch)
     metrics.serial.set(log.head.serial)
     metrics.begin_serial.set(log.head.trimmed_upto.serial)

@@ -13,7 +13,6 @@ from synrepl.replicas.backup.backup_run import BackupFailed
 from synrepl.replicas.backup.copy_recorder import OpenPart
 from synrepl.replicas.backup.recorded_conversation import Cut
 from synrepl.replicas.described import backup_problem
-from synrepl.replicas.relay import handshake
 from synrepl.replicas.wire import native
 from synrepl.replication.retention import keys_of
 from synrepl.storage.private_files import DiskFull
@@ -229,7 +228,7 @@ def test_a_daemon_of_an_older_release_is_refused(folder: Path, monkeypatch: pyte
     """It would promise appends what nobody can give: a backup cannot be promoted."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    monkeypatch.setattr(handshake, "OWN_CAPABILITIES", native.CAPABILITIES)
+    monkeypatch.setattr(native, "OWN_CAPABILITIES", native.CAPABILITIES)
 
     with pytest.raises(BackupFailed, match="version: the daemon is of an older release"):
         Recorder(cluster, folder).finish()

@@ -2,7 +2,7 @@
 
 from urllib.parse import unquote
 
-from synrepl.http_api.all_routes import all_routes
+from synrepl.declarations import all_routes
 from synrepl.http_api.route import Router
 from synrepl.http_api.routes import ROUTES
 from tests.http.test_examples import ExampleCase

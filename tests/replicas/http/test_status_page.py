@@ -6,7 +6,7 @@ from base64 import b64encode
 from hashlib import sha256
 from typing import Any
 
-from synrepl.http_api.all_routes import all_routes
+from synrepl.declarations import all_routes
 from synrepl.replicas.relay.replica_registry import REPLICA_STATES
 from synrepl.replication.status import states
 from synrepl.transports.http.status_page import KINDS, POLICY, page

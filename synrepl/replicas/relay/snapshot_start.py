@@ -1,29 +1,14 @@
-"""The answer to a replica's HELLO, and the start of a snapshot."""
+"""The start of a copy: of a new one, or of one that was interrupted."""
 
 import secrets
-from typing import Final
 
 import msgspec
 
 from synrepl.base.access import Access
 from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
-from synrepl.base.rights import command_operation, missing_right
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
-from synrepl.replicas.wire.native import (
-    CHANNEL,
-    OWN_CAPABILITIES,
-    VERSION,
-    Channel,
-    Hello,
-    Join,
-    Joining,
-    Publish,
-    Welcome,
-)
+from synrepl.replicas.wire.native import Hello, Join, Joining
 from synrepl.storage.log import Log
-
-HANDSHAKE_REFUSALS: Final = ("version", "bad_name", "no_rights")
-"""The codes of a REFUSED before WELCOME."""
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):
@@ -74,35 +59,3 @@ async def _can_resume(log: Log, join: str, position: LogPosition) -> bool:
     if not 0 <= position.serial <= log.head.serial:
         return False
     return position.serial == 0 or await log.reads.digest(position.serial) == position.digest
-
-
-def make_welcome(registry: ReplicaRegistry, access: Access) -> Welcome:
-    """Return this daemon's identity, role, history and position. `GET /v1/replication` sends it too.
-
-    Of the streams that a filtered copy holds, only those that the peer may see are named.
-    """
-    log = registry.log
-    return Welcome(
-        history=log.history,
-        uuid=log.uuid,
-        instance=registry.settings.instance_name,
-        server_name=registry.settings.server_name_of(log.notes),
-        role=registry.roles.role,
-        position=log.position,
-        trimmed_upto=log.head.trimmed_upto.serial,
-        filter=registry.publisher.read_gate.filter.narrowed(access.streams),
-        address=str(registry.roles.address()),
-        primary=str(registry.roles.primary),
-        version=VERSION,
-        capabilities=(*OWN_CAPABILITIES, CHANNEL) if _passes_channel(registry, access) else OWN_CAPABILITIES,
-        tables=tuple(sorted(name for name in log.table_streams if access.sees(name))),
-        floor=log.head.floor,
-        path=() if registry.roles.replica is None else registry.roles.replica.path,
-    )
-
-
-def _passes_channel(registry: ReplicaRegistry, access: Access) -> bool:
-    """Whether the replica may join the channel of this daemon."""
-    if not registry.channel().is_served:
-        return False
-    return not any(missing_right(access, command_operation(one)) for one in (Channel, Publish))

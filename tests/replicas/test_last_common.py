@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from synrepl.base.history import LogPosition
-from synrepl.replicas.replica.join import DIGESTS_PER_REQUEST, last_common
+from synrepl.replicas.diverged_facts import DIGESTS_PER_REQUEST, last_common
 
 
 class FakeLog:
