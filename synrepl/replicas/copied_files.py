@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from synrepl.base.tasks import Tasks
+from synrepl.daemon.other_daemons import IFileCopies
 from synrepl.replicas.http.peer_clients import PeerHttp
-from synrepl.replication.other_daemons import IFileCopies
 
 
 class CopiedFiles:
