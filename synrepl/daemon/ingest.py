@@ -1,9 +1,10 @@
 """Ingest: facts that come into the log of a primary from Redis, other servers, and the sources of rooms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
+from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from synrepl.base.metrics import Metrics
@@ -60,7 +61,10 @@ class Ingest:
     def __post_init__(self) -> None:
         self.sources: SourceManager | None = None
         self._is_open = False
+        self._unclosed: list[Callable[[], Awaitable[None]]] = []
         self._is_started = False
+        self._changing = DeferredLock()
+        """Held while sources are opened or closed, which takes time: a role may change meanwhile."""
         self._tasks = Tasks(self._logger, "ingest")
 
     async def start(self) -> None:
@@ -76,7 +80,8 @@ class Ingest:
         """Close all sources, and open none any more."""
         self._is_started = False
         self._tasks.stop()
-        await self._close()
+        async with self._changing:
+            await self._close()
 
     def role_changed(self) -> None:
         """Do what the role says from now on."""
@@ -85,17 +90,21 @@ class Ingest:
 
     async def _adjust(self) -> None:
         try:
-            if not self.role.is_primary:
-                await self._close()
-                return
-            self._open()
-            try:
-                await self._declare()
-            except ReplicationError as error:
-                # Such as a declaration unlike that of the former primary, on which followers rely.
-                self._logger.error("{why}", why=error)
+            async with self._changing:
+                await self._follow_role()
         except ReplicationError as error:
             self.on_failure(str(error))
+
+    async def _follow_role(self) -> None:
+        if not self.role.is_primary:
+            await self._close()
+            return
+        self._open()
+        try:
+            await self._declare()
+        except ReplicationError as error:
+            # Such as a declaration unlike that of the former primary, on which followers rely.
+            self._logger.error("{why}", why=error)
 
     async def _declare(self) -> None:
         for one in self.settings.streams:
@@ -135,15 +144,15 @@ class Ingest:
         self.sources.start()
 
     async def _close(self) -> None:
-        """Close all sources. Idempotent."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        sources, self.sources = self.sources, None
-        if sources is not None:
-            await sources.stop()
-        for source in self.fact_sources:
-            await source.close()
+        """Close all sources. Idempotent; the next call goes on with one that was cancelled."""
+        if self._is_open:
+            self._is_open = False
+            sources, self.sources = self.sources, None
+            self._unclosed += [sources.stop] if sources is not None else []
+            self._unclosed += [source.close for source in self.fact_sources]
+        while self._unclosed:
+            await self._unclosed[0]()
+            del self._unclosed[0]
 
     def refusal(self, stream: str, writer: str) -> str:
         """Return why the sources forbid posts of this writer to this stream; empty if they allow them."""

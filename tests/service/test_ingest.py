@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from twisted.internet.defer import Deferred, succeed
+
 from synrepl.config import Settings
 from synrepl.daemon.ingest import Ingest
 from synrepl.errors import ConfigError
@@ -14,7 +16,8 @@ DECLARED: Final = {"packages": {"columns": {"id": "str"}}}
 
 
 class Recorded:
-    """An `IFactSource` that notes what it is told to do. `why` is the reason not to open."""
+    """An `IFactSource` that notes what it is told to do. `why` is the reason not to open, and it is closed
+    when `closing` fires."""
 
     streams = whole_streams = ("push_rules",)
     missed_streams: tuple[str, ...] = ()
@@ -22,6 +25,7 @@ class Recorded:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.why = ""
+        self.closing: Deferred[None] = succeed(None)
 
     def open(self) -> None:
         if self.why:
@@ -30,6 +34,9 @@ class Recorded:
 
     async def close(self) -> None:
         self.told.append("close")
+        closing, self.closing = self.closing, succeed(None)
+        await closing
+        self.told.append("closed")
 
     async def fetch(self, *, stream: str, writer: str, after: int, upto: int) -> MissedFacts:
         raise NotImplementedError
@@ -76,7 +83,7 @@ class IngestTests(SiteCase):
             self.become(primary=primary)
 
         self.assertTrue(was_followed)
-        self.assertEqual(["open", "close", "open"], self.source.told)
+        self.assertEqual(["open", "close", "closed", "open"], self.source.told)
         self.assertEqual(frozenset(["push_rules"]), self.log.table_streams)
 
     def test_no_source_of_a_replica_is_opened(self) -> None:
@@ -95,7 +102,31 @@ class IngestTests(SiteCase):
         self.wait(self.ingest.stop())
         self.become(primary=True)
 
-        self.assertEqual(["open", "close"], self.source.told)
+        self.assertEqual(["open", "close", "closed"], self.source.told)
+
+    def test_a_role_that_changes_back_while_sources_close_opens_them_afterwards(self) -> None:
+        """The close under way would close what is opened meanwhile."""
+        self.wait(self.ingest.start())
+        closing = self.source.closing = Deferred()
+        self.become(primary=False)
+        self.become(primary=True)
+        while_closing = list(self.source.told)
+
+        closing.callback(None)
+
+        self.assertEqual(["open", "close"], while_closing)
+        self.assertEqual(["open", "close", "closed", "open"], self.source.told)
+        self.assertTrue(self.ingest.is_followed("push_rules"))
+
+    def test_a_stop_closes_what_a_change_of_role_was_closing(self) -> None:
+        """Nothing of it may go on once the log is closed."""
+        self.wait(self.ingest.start())
+        self.source.closing = Deferred()
+        self.become(primary=False)
+
+        self.wait(self.ingest.stop())
+
+        self.assertEqual(["open", "close", "close", "closed"], self.source.told)
 
     def test_a_source_that_cannot_be_opened_later_stops_the_daemon(self) -> None:
         """At the start the error is raised; here nobody would see it."""
