@@ -1,5 +1,4 @@
-"""What all tests of the pipeline have: one Spark, and one server of Spark Connect, for all of them, as each takes
-seconds to start."""
+"""What all tests of the pipeline share: a Spark, and a server of Spark Connect. Each takes seconds to start."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -50,6 +49,6 @@ def spark() -> Iterator["SparkSession"]:
 
 @pytest.fixture(scope="session")
 def remote() -> Iterator[str]:
-    """The URL of a Spark Connect server with a Spark of its own, and with the credentials of object stores."""
+    """The URL of a Spark Connect server, which has a Spark of its own, and the credentials of buckets."""
     with connect_server(env=CREDENTIALS) as url:
         yield url

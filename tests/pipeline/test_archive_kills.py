@@ -24,7 +24,7 @@ from synrepl.pipeline.spark import SparkDriver
 from synrepl.pipeline.store import Store
 from tests.pipeline.kills import ArchiveProcess
 from tests.pipeline.object_stores import CREDENTIALS, s3_bucket
-from tests.processes.loading import report, size
+from tests.processes.loading import LONG, report, size
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
 
@@ -84,7 +84,7 @@ def test_kills_of_two_jobs_at_once(daemon: Daemon, store: Store, remote: str, sp
     """The same of two jobs on Spark."""
     # A job with a Spark of its own takes longer to start.
     others = [remote] * (KILLS // 2 - 1)
-    kill_two_jobs(daemon, store, ["", *others], [size(remote, ""), *others])
+    kill_two_jobs(daemon, store, ["", *others], ["" if LONG else remote, *others])
 
     check_by_spark(daemon, store, spark)
 
