@@ -11,7 +11,7 @@ from scripts import again
 TABLE: Final = "build/night.jsonl"
 USAGE: Final = (
     "usage: scripts/night [--seeds N] [--minutes N]"
-    " [seeds] [worlds] [backups] [examples] [faults] [interop] [rooms] [manual] [bench] [power] [bits]"
+    " [seeds] [worlds] [backups] [jobs] [examples] [faults] [interop] [rooms] [manual] [bench] [power] [bits]"
     " [soak] [growth]"
     " | scripts/night --table"
 )
@@ -33,16 +33,23 @@ def _seeded_tests() -> list[str]:
     return sorted(path.relative_to(again.ROOT).as_posix() for path in found if path.parent.name != "crash")
 
 
+def _long(name: str, pattern: str, drawn: Mapping[str, str]) -> dict[str, Part]:
+    """The part of this name: these tests at full length, one after the other; none without their room."""
+    found = sorted(str(path.relative_to(again.ROOT)) for path in again.ROOT.glob(pattern))
+    return {name: ((*PYTEST[:4], *found), {**drawn, "SYNREPL_LONG": "1"})} if found else {}
+
+
 def parts(day: int, seeds: int, minutes: int = MINUTES) -> dict[str, Part]:
     """Return the command and the variables of each part. Each day has seeds and faults of its own."""
     drawn = {"SYNREPL_FIRST_SEED": str(day * 1_000), "SYNREPL_SEEDS": str(seeds)}
-    kills = [str(path.relative_to(again.ROOT)) for path in again.ROOT.glob("tests/**/test_backup_kills.py")]
     return {
         "seeds": ((*PYTEST, *_seeded_tests(), "tests/storage/test_kill.py"), drawn),
         # Behind the last ones of the table in the tree: commit what it has got.
         "worlds": (("scripts/simulate", "--continue", "--seeds", str(WORLD_SEEDS)), {}),
         # 1,000 kills of a backup and its daemon at 1,000 facts a second, so one after the other.
-        **({"backups": ((*PYTEST[:4], *kills), {**drawn, "SYNREPL_LONG": "1"})} if kills else {}),
+        **_long("backups", "tests/**/test_backup_kills.py", drawn),
+        # A million facts archived by two jobs at once that are killed, and local jobs that are.
+        **_long("jobs", "tests/pipeline/test_*_kills.py", drawn),
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),

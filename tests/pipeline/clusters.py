@@ -70,8 +70,8 @@ def standalone_cluster(*, workers: int = 2) -> Iterator[str]:
 
 
 @contextmanager
-def connect_server(*, cores: int = 2, conf: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """The ``sc://`` URL of a Spark Connect server with a local Spark."""
+def connect_server(*, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """The ``sc://`` URL of a Spark Connect server with a local Spark, and with this in its environment."""
     told = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -80,13 +80,12 @@ def connect_server(*, cores: int = 2, conf: Mapping[str, str] = MappingProxyType
         "spark.driver.extraJavaOptions": QUICK_JAVA,
         "spark.ui.enabled": "false",
         **QUICK,
-        **conf,
     }
-    with _Programs() as programs:
+    with _Programs(env) as programs:
         log = programs.start(
             "spark-submit",
             *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-            *("--master", f"local[{cores}]"),
+            *("--master", "local[2]"),
             *[word for name, value in told.items() for word in ("--conf", f"{name}={value}")],
             "spark-internal",
         )
@@ -115,9 +114,9 @@ def run_python(code_or_path: str | Path, *args: str, env: Mapping[str, str] = Ma
 class _Programs:
     """Spark's programs, ended together, with the folder they wrote to."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Mapping[str, str] = MappingProxyType({})) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="synrepl-cluster-"))
-        self._environment = _environment() | {
+        self._environment = {**_environment(), **env} | {
             "JAVA_HOME": str(make_java_home(self.folder / "java")),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} -Dspark.master.rest.enabled=false",

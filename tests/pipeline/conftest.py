@@ -1,4 +1,4 @@
-"""What all tests of the pipeline have: one Spark for all of them, as it takes seconds to start."""
+"""What all tests of the pipeline share: a Spark, and a server of Spark Connect. Each takes seconds to start."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -8,7 +8,8 @@ import pytest
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.session import session
-from tests.pipeline.clusters import QUICK
+from tests.pipeline.clusters import QUICK, connect_server
+from tests.pipeline.object_stores import CREDENTIALS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what shares that Spark: it runs in one process, and everything else in several."""
+    """Mark what shares these: it runs in one process, and everything else in several."""
     for item in items:
         runs_on = item.callspec.params.get("runner") if hasattr(item, "callspec") else None
-        if "spark" in getattr(item, "fixturenames", ()) or runs_on == "spark":
+        if {"spark", "remote"} & {*getattr(item, "fixturenames", ())} or runs_on == "spark":
             item.add_marker("spark")
 
 
@@ -44,3 +45,10 @@ def spark() -> Iterator["SparkSession"]:
     )
     yield found
     found.stop()
+
+
+@pytest.fixture(scope="session")
+def remote() -> Iterator[str]:
+    """The URL of a Spark Connect server, which has a Spark of its own, and the credentials of buckets."""
+    with connect_server(env=CREDENTIALS) as url:
+        yield url

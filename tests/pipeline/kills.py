@@ -55,15 +55,17 @@ print("done", done.serial, flush=True)
 LOCAL_PROGRAM: Final = """
 import sys
 from pathlib import Path
+from synrepl.http_api.routes import APPEND_BATCH
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.replay import replay
 from synrepl.pipeline.report.report import report
 from synrepl.pipeline.snapshot.compact import compact
+from synrepl.pipeline.source.daemon_client import SourceClient
 from synrepl.pipeline.store import Store
 
 job, place, other = sys.argv[1:]
-write = Store.write
+write, send = Store.write, SourceClient.send
 
 def at(*now):
     print("at", *now, flush=True)
@@ -72,7 +74,13 @@ def told(store, name, data):
     write(store, name, data)
     at("file", name)
 
-Store.write = told
+def told_send(client, request, *body, **more):
+    answer = send(client, request, *body, **more)
+    if request == APPEND_BATCH.request():
+        at("appended")
+    return answer
+
+Store.write, SourceClient.send = told, told_send
 with LocalDriver(threads=2) as driver:
     print("started", flush=True)
     match job:
@@ -189,7 +197,7 @@ class LocalProcess(JobProcess):
     """One local run of ``compact ARCHIVE SNAPSHOT``, ``optimize ARCHIVE``, ``replay ARCHIVE URL`` or ``report
     ARCHIVE FOLDER``.
 
-    It prints ``at`` for each step that it has done, and for each file that it has written.
+    It prints ``at`` for each step that it has done, for each file that it has written, and for each append.
     """
 
     def __init__(self, job: str, position: Path | str, other: Path | str = "") -> None:

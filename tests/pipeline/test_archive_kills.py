@@ -22,17 +22,17 @@ from synrepl.pipeline.local import LocalDriver
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.spark import SparkDriver
 from synrepl.pipeline.store import Store
-from tests.pipeline.clusters import connect_server
 from tests.pipeline.kills import ArchiveProcess
 from tests.pipeline.object_stores import CREDENTIALS, s3_bucket
-from tests.processes.loading import report, size
+from tests.processes.loading import LONG, report, size
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FACTS: Final = size(400_000, 1_000_000)
+FACTS: Final = size(40_000, 1_000_000)
+BATCH_FACTS: Final = size(1_000, 10_000)
 STREAMS: Final = ("events", "caches", "receipts", "push_rules")
 POINTS: Final = ("data", "request", "answer", "commit")
 """Before the commit: the files are written. During: the request is lost, or its answer. After."""
@@ -65,13 +65,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         yield Store(location)
 
 
-@pytest.fixture
-def remote(store: Store) -> Iterator[str]:
-    """A Spark Connect server, with the credentials of the bucket."""
-    with connect_server() as url:
-        yield url
-
-
 LOCAL: Final = "local"
 """The place of a local job; that of a Spark of its own is empty, and others are servers of Spark Connect."""
 
@@ -90,8 +83,8 @@ def test_kills_of_two_local_jobs_at_once(daemon: Daemon, store: Store) -> None:
 def test_kills_of_two_jobs_at_once(daemon: Daemon, store: Store, remote: str, spark: "SparkSession") -> None:
     """The same of two jobs on Spark."""
     # A job with a Spark of its own takes longer to start.
-    places = ["", *[remote] * (KILLS // 2 - 1)]
-    kill_two_jobs(daemon, store, places, places)
+    others = [remote] * (KILLS // 2 - 1)
+    kill_two_jobs(daemon, store, ["", *others], ["" if LONG else remote, *others])
 
     check_by_spark(daemon, store, spark)
 
@@ -160,7 +153,7 @@ def killed(url: str, store: Store, places: Sequence[str], shift: int, until: flo
         began = time.monotonic()
         point, count = POINTS[(number + shift) % 4], 1 + number % 2
         run = ArchiveProcess(
-            url, store.location, batch_facts=10_000, point=point, count=count, **run_in(place)
+            url, store.location, batch_facts=BATCH_FACTS, point=point, count=count, **run_in(place)
         )
         try:
             found += run.wait(until - time.monotonic()) == -signal.SIGKILL
@@ -173,7 +166,7 @@ def killed(url: str, store: Store, places: Sequence[str], shift: int, until: flo
 
 def finished(url: str, store: Store, place: str, until: float) -> int:
     """Run a job to its end. Gives the serial at which it says that the archive ends."""
-    run = ArchiveProcess(url, store.location, batch_facts=50_000, **run_in(place))
+    run = ArchiveProcess(url, store.location, batch_facts=5 * BATCH_FACTS, **run_in(place))
     try:
         assert run.wait(until - time.monotonic()) == 0, run.lines
     finally:

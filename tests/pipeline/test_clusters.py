@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Final
 
-from tests.pipeline.clusters import QUICK_JAVA, run_python, standalone_cluster
-from tests.processes.loading import size
+from tests.pipeline.clusters import QUICK, QUICK_JAVA, run_python, standalone_cluster
+from tests.processes.loading import LONG, size
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
 
@@ -17,7 +18,7 @@ from synrepl.pipeline.snapshot.compact import compact
 from synrepl.pipeline.source.data_source import register
 from synrepl.pipeline.store import Store
 
-master, java, url, folder, facts = sys.argv[1:]
+master, given, url, folder, facts = sys.argv[1:]
 
 def where(batches):
     import pyarrow
@@ -26,10 +27,8 @@ def where(batches):
 
 conf = {
     "spark.cores.max": "2",
-    "spark.driver.extraJavaOptions": java,
-    "spark.executor.extraJavaOptions": java,
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-    "spark.sql.shuffle.partitions": "4",
+    **json.loads(given),
 }
 spark = session(app="cluster", master=master, memory="512m", conf=conf)
 register(spark)
@@ -45,15 +44,22 @@ print(json.dumps([
 ]))
 """
 
+CONF: Final = {
+    **({} if LONG else QUICK),
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.executor.extraJavaOptions": QUICK_JAVA,
+    "spark.sql.shuffle.partitions": "4",
+}
+
 
 def test_the_jobs_run_unchanged_on_a_cluster(tmp_path: Path) -> None:
     """Two workers mean two executors, each with a folder of its own, and both read; in long runs 5,000,000
     facts."""
-    facts = size(30_000, 5_000_000)
+    facts = size(6_000, 5_000_000)
     fill(tmp_path / "synrepl.db", facts, streams=("receipts", "push_rules"))
     with Daemon(tmp_path) as daemon, standalone_cluster() as master:
         part = str(facts // size(6, 50))
-        said = run_python(ON_CLUSTER, master, QUICK_JAVA, daemon.url, str(tmp_path), part)
+        said = run_python(ON_CLUSTER, master, json.dumps(CONF), daemon.url, str(tmp_path), part)
         zone, read, archived, folded, is_clean = json.loads(said)
 
     assert zone == "UTC"

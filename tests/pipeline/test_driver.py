@@ -157,7 +157,7 @@ def test_other_tasks_run_beside_a_long_one() -> None:
             number = batch["number"][0].as_py()
             if number == 3:
                 is_done.set()
-            assert number or is_done.wait(30)
+            assert number or is_done.wait(60)
             yield batch
 
     with LocalDriver(threads=2) as driver:

@@ -12,7 +12,7 @@ import pyspark
 import pytest
 
 from synrepl.pipeline.java import make_java_home
-from tests.pipeline.clusters import OUR_OWN, QUICK_JAVA, ROOT, RUN_SECONDS, connect_server, run_python
+from tests.pipeline.clusters import OUR_OWN, QUICK, ROOT, RUN_SECONDS, run_python
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
 
@@ -55,10 +55,9 @@ def program(name: str, daemon: Daemon) -> str:
     return found[1].replace("http://127.0.0.1:9093", daemon.url)
 
 
-def test_a_server_with_synrepl_knows_the_source(daemon: Daemon) -> None:
+def test_a_server_with_synrepl_knows_the_source(daemon: Daemon, remote: str) -> None:
     """A client of Spark Connect registers nothing."""
-    with connect_server() as remote:
-        said = run_python(program("job.py", daemon), env={"SPARK_REMOTE": remote})
+    said = run_python(program("job.py", daemon), env={"SPARK_REMOTE": remote})
 
     assert "|serial|user_id" in said
     assert said.splitlines()[3].startswith("|1     |@")
@@ -82,7 +81,7 @@ def test_a_zip_is_all_that_spark_submit_needs(daemon: Daemon, tmp_path: Path) ->
         [
             str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
             *("--master", "local[1]", "--conf", "spark.ui.enabled=false"),
-            *("--conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}"),
+            *[word for name, value in QUICK.items() for word in ("--conf", f"{name}={value}")],
             *("--py-files", "z.zip", "submitted.py"),
         ],
         cwd=tmp_path,

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from synrepl.pipeline.commands.output_folder import output_folder
+from tests.pipeline.clusters import QUICK
 from tests.processes.replicas import fill
 from tests.service.processes import ROOT, Daemon
 
@@ -117,6 +118,8 @@ JOBS: Final = {
 }
 """What writes to each folder."""
 
+QUICK_SPARK: Final = [word for name, value in QUICK.items() for word in ("--conf", f"{name}={value}")]
+
 NAMES: Final = {"shared": "archive", "snapshot": "compact"}
 """The commands that have not the name of their folder."""
 
@@ -142,6 +145,7 @@ def test_an_archive_is_as_private_as_the_log(
                 NAMES.get(folder, folder),
                 "--engine",
                 engine,
+                *(QUICK_SPARK if engine == "spark" else ()),
                 *words,
             ],
             cwd=tmp_path,

@@ -1,24 +1,33 @@
 """The jobs on a server of Spark Connect: the same, from a process that has no Java."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from synrepl.pipeline.archive.table import ArchiveTable
 from synrepl.pipeline.store import Store
-from tests.pipeline.clusters import connect_server, run_python
+from tests.pipeline.clusters import run_python
 from tests.processes.replicas import fill
 from tests.service.processes import Daemon
 
-SYNREPL = "from synrepl.cli import main; main()"
+SYNREPL = """
+import json, sys
+from synrepl.cli import main
+
+for words in json.loads(sys.argv[1]):
+    main(words, standalone_mode=False)
+"""
+"""Commands, one after the other: a process for each would spend most of its time on imports."""
 
 
-def told(remote: str, *words: str) -> Any:
-    """What a job says as JSON, which ended well."""
-    return json.loads(run_python(SYNREPL, "pipeline", *words, "--remote", remote, "--json"))
+def told(remote: str, *jobs: Sequence[str]) -> list[Any]:
+    """What these jobs say as JSON, which ended well."""
+    commands = [["pipeline", *words, "--remote", remote, "--json"] for words in jobs]
+    return [json.loads(line) for line in run_python(SYNREPL, json.dumps(commands)).splitlines()]
 
 
-def test_all_jobs_on_a_server(tmp_path: Path) -> None:
+def test_all_jobs_on_a_server(remote: str, tmp_path: Path) -> None:
     """Archived batch by batch, and the same again; folded, audited, drawn, and played back."""
     archive, snapshot, out = (str(tmp_path / name) for name in ("archive", "snapshot", "report"))
     for name in ("daemon", "other"):
@@ -27,15 +36,17 @@ def test_all_jobs_on_a_server(tmp_path: Path) -> None:
     with (
         Daemon(tmp_path / "daemon") as daemon,
         Daemon(tmp_path / "other") as other,
-        connect_server() as remote,
     ):
         url, only = ("--url", daemon.url), ("--stream", "push_rules")
-        first = told(remote, "archive", *url, "--archive", archive, "--batch-facts", "400")
-        again = told(remote, "archive", *url, "--archive", archive)
-        folded = told(remote, "compact", "--archive", archive, "--snapshot", snapshot)
-        audited = told(remote, "audit", "--archive", archive, *url)
-        drawn = told(remote, "report", "--archive", archive, "--out", out)
-        played = told(remote, "replay", "--archive", archive, "--url", other.url, *only)
+        first, again, folded, audited, drawn, played = told(
+            remote,
+            ("archive", *url, "--archive", archive, "--batch-facts", "400"),
+            ("archive", *url, "--archive", archive),
+            ("compact", "--archive", archive, "--snapshot", snapshot),
+            ("audit", "--archive", archive, *url),
+            ("report", "--archive", archive, "--out", out),
+            ("replay", "--archive", archive, "--url", other.url, *only),
+        )
 
     assert (600, 2) == (first["facts"], first["batches"])
     assert (0, 600) == (again["facts"], again["serial"])

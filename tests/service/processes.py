@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from tests.servers.ports import free_port
+
 __all__ = ["Daemon", "Process"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +97,7 @@ class Process:
 
 
 class Daemon(Process):
-    """``twistd synrepl`` in a folder, ready, on ports of the system's choice unless said.
+    """``twistd synrepl`` in a folder, ready, on ports that no other process of tests gets, unless said.
 
     `program` is what Python runs in place of twistd.
     """
@@ -113,9 +115,9 @@ class Daemon(Process):
         super().__init__(
             *program,
             "--listen",
-            f"tcp:{port}:interface=127.0.0.1",
+            f"tcp:{port or free_port()}:interface=127.0.0.1",
             "--http",
-            f"tcp:{http_port}:interface=127.0.0.1",
+            f"tcp:{http_port or free_port()}:interface=127.0.0.1",
             *options,
             cwd=folder,
             limit=limit,

@@ -23,6 +23,7 @@ from synrepl.ids.transactions import transact
 from synrepl.ids.writer_session import WriterSession
 from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.threads import ReactorThread
+from tests.processes.loading import size
 
 __all__ = ["INSERT", "STREAM", "WRITERS", "receipts_of"]
 
@@ -37,7 +38,7 @@ INSERT: Final = "INSERT INTO receipts_linearized VALUES (%s, %s, '!r:a', %s, '$e
 JOBS: Final = 6
 SLOW_SECONDS: Final = 0.2
 AGAIN_SECONDS: Final = 0.05
-PAUSES: Final = {"load": 0.02, "trickle": 1.0}
+PAUSES: Final = {"load": size(100, 20) / 1000, "trickle": 1.0}
 """By what it does: how long a job rests at most after each transaction, in seconds."""
 
 reactor: Any = installed

@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import socket
 import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,10 @@ import pytest
 
 from synrepl.transports.authority import init
 from tests.processes.channel import eventually
+from tests.servers.ports import free_port
 from tests.service.processes import TWISTD, Process
 
 SECRET = "correct-horse-battery"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at; a daemon that is not there yet must have an address."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class Deployment:
@@ -34,8 +24,8 @@ class Deployment:
 
     def __init__(self, folder: Path, *, is_tls: bool) -> None:
         self.folder = folder
-        ports = free_ports(6)
-        self.ports = dict(zip("abc", zip(ports[::2], ports[1::2], strict=True), strict=True))
+        # A daemon that is not there yet must have an address.
+        self.ports = {name: (free_port(), free_port()) for name in "abc"}
         self._daemons: dict[str, Process] = {}
         self._is_tls = is_tls
         self._secret = folder / "secret"
@@ -83,7 +73,7 @@ class Deployment:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.http(name) + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=30, context=self._context) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=self._context) as answer:
             read = answer.read()
             return json.loads(read) if answer.headers["Content-Type"] == "application/json" else read
 

@@ -26,6 +26,7 @@ from tests.processes.haproxy import HAPROXY, Section
 from tests.processes.haproxy import haproxy as running_haproxy
 from tests.processes.loading import ids_of, report
 from tests.processes.replicas import Cluster, Load, Member
+from tests.servers.ports import free_port
 from tests.service.processes import ROOT
 
 CHECK_SECONDS: Final = 0.2
@@ -170,7 +171,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 @contextmanager
 def haproxy(folder: Path, members: list[Member]) -> Iterator["Ports"]:
     """A real HAProxy, with the configuration of contrib/haproxy for these members."""
-    ports = Ports(*_free_ports(2))
+    ports = Ports(free_port(), free_port())
     lines = [_port(member.front) for member in members]
     asked = [_port(member.url) for member in members]
     sections = {"replication": Section(ports.native, lines, asked), "http": Section(ports.http, asked)}
@@ -187,12 +188,6 @@ class Ports(NamedTuple):
 
     native: int
     http: int
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in found]
 
 
 class BehindProxy(Protocol):

@@ -20,28 +20,47 @@ def test_the_promises_hold_in_every_seeded_run(share: int) -> None:
         ReplicaSimulation(seed).run()
 
 
+RARE = (
+    "adopted",
+    "killed",
+    "cut",
+    "stalled",
+    "stopped reading",
+    "parted",
+    "new disk",
+    "disk failed",
+    "made-up claim",
+    "made-up subscription",
+    "made-up hand-over",
+    "promoted",
+    "forced",
+    "restored",
+    "resynced",
+    "lost",
+    "trimmed",
+    "flipped",
+    "refused: ahead",
+    "refused: fork",
+    "refused: trimmed",
+    "refused: not_ready",
+)
+STRIKING = (16, 48, 38, 12, 3, 40, 56, 19)
+"""Seeds in which all of it happened when this was written. They come first, so that few others are needed."""
+
+
 def test_bad_luck_strikes_in_every_state() -> None:
     """A state in which nothing ever broke is one that nobody knows anything of."""
     struck: Counter[tuple[str, str]] = Counter()
     seen: Counter[str] = Counter()
-    for seed in range(1, 61):
+
+    def missing() -> list[object]:
+        return [*(aim for aim in AIMS if not struck[aim]), *(what for what in RARE if not seen[what])]
+
+    for seed in dict.fromkeys((*STRIKING, *range(1, 61))):
+        if not missing():
+            break
         run = ReplicaSimulation(seed).run()
         struck.update(run.struck)
         seen.update(run.seen)
 
-    assert [aim for aim in AIMS if not struck[aim]] == []
-    rare: tuple[str, ...] = (
-        "adopted",
-        "killed",
-        "cut",
-        "stalled",
-        "stopped reading",
-        "parted",
-        "new disk",
-        "disk failed",
-    )
-    rare += ("made-up claim", "made-up subscription", "made-up hand-over")
-    rare += ("promoted", "forced", "restored", "resynced", "lost", "trimmed", "flipped")
-    assert [what for what in rare if not seen[what]] == []
-    refused = ("refused: ahead", "refused: fork", "refused: trimmed", "refused: not_ready")
-    assert [what for what in refused if not seen[what]] == []
+    assert [] == missing()
