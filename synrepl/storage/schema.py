@@ -192,11 +192,11 @@ def migrate(
     """Migrate the tables to the newest version, in a transaction of the caller. `tables` are those there now.
 
     Raises `StorageError` if the tables are newer than this release, which could damage them, or those of a
-    release before 26.11.0. `where` names the database.
+    release before 26.11.0, and `LogDamage` if their version is damaged. `where` names the database.
     """
     version = 0
     if "log_header" in tables:
-        version = execute("SELECT schema_version FROM log_header").fetchone()[0]
+        version = version_of(execute("SELECT * FROM log_header").fetchone())
     elif is_older_log(tables):
         raise StorageError(
             op="open",
@@ -216,6 +216,17 @@ def migrate(
         execute(f"UPDATE log_header SET schema_version = {len(migrations)}")
         for table in BESIDE_FACTS:
             table.seal(execute)
+
+
+def version_of(header: Row) -> int:
+    """The schema version in the row of `HEADER`, with all columns that it has. Raises `LogDamage`.
+
+    Its checksum tells a damaged version from that of another release, whose row may have other columns.
+    """
+    if len(header) == len(HEADER.columns) + 1 and not HEADER.fits(header):
+        raise LogDamage(f"a row of {HEADER.name} is damaged")
+    version: int = header[0]
+    return version
 
 
 def is_older_log(tables: Collection[str]) -> bool:
