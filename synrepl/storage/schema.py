@@ -16,7 +16,7 @@ from synrepl.base.history import (
     LogPosition,
 )
 from synrepl.errors import StorageError
-from synrepl.storage.checked_rows import CHECKED_FACT, CheckedRows, LogDamage, fact_of
+from synrepl.storage.checked_rows import CHECKED_FACT, STORED_FACT, CheckedRows, LogDamage, fact_of, fits
 from synrepl.storage.sql import Flavor, Row, SQLConnection
 from synrepl.streams.facts import Fact
 
@@ -337,6 +337,16 @@ def stored_end(connection: SQLConnection, bounds: LogBounds) -> LogPosition:
         "SELECT epoch, serial, digest FROM facts ORDER BY serial DESC LIMIT 1"
     ).fetchone()
     return LogPosition(*last) if last is not None and last[1] >= bounds.floor.serial else bounds.floor
+
+
+def check_last_fact(connection: SQLConnection) -> None:
+    """Raise `LogDamage` if the last fact does not fit its checksum.
+
+    One without a checksum is none of this release: another program wrote it.
+    """
+    last = connection.execute(f"SELECT {STORED_FACT} FROM facts ORDER BY serial DESC LIMIT 1").fetchone()
+    if last is not None and last[-1] is not None and not fits(last[:-1], last[-1]):
+        raise LogDamage(f"serial {last[0]} is damaged")
 
 
 def digest_of(connection: SQLConnection, serial: int) -> str | None:

@@ -236,6 +236,21 @@ class Contract(Case):
             with self.assertRaisesRegex(LogDamage, "a row of log_header is damaged"):
                 migrate(connection.execute, TABLES, migrations(flavor), "the log")
 
+    def test_a_damaged_last_fact_is_not_that_of_another_process(self) -> None:
+        """Nobody is told to look for a program that writes to the log."""
+        further = facts_after(FACTS[-1], ("tags", "w1", 5, 6))
+        for damage in ("digest = substr(digest, 1, 63) || 'g'", "serial = serial + 64"):
+            engine = self.filled()
+            self.change(engine, f"UPDATE facts SET {damage} WHERE serial = {HEAD}")
+            self.check_refused(
+                engine,
+                " is damaged",
+                commit=lambda engine: engine.commit(further, []),
+                try_write=SQLEngine.try_write,
+            )
+            self.assertIsNone(engine.database.ownership.lost)
+            self.setUp()
+
     def test_facts_without_checksums_are_proved_by_the_digests_before_them(self) -> None:
         """A release up to 26.11.1 stored them."""
         engine = self.filled()
