@@ -48,6 +48,7 @@ from synrepl.storage.schema import (
     RECEIPTS,
     LogBounds,
     change_header,
+    check_last_fact,
     current_header,
     digest_of,
     end_of_log,
@@ -278,9 +279,19 @@ class SQLEngine:
         Raises `StorageError` if the log takes no facts now, and `LogNotOurs` if another process wrote to it.
         """
         with self.database.transaction("try to write") as connection:
-            end = stored_end(connection, self._current_bounds(connection))
-            self._ownership.check_sole_writer("try to write", end.serial, end.digest)
+            self._check_sole_writer(connection, "try to write")
             check_writes(connection, self._syntax, self.database.name)
+
+    def _check_sole_writer(self, connection: SQLConnection, op: str) -> LogPosition:
+        """Return the end of the log, in a transaction. Raises `LogLost` if another process wrote to it, and
+        `LogDamage` if its last fact is damaged.
+        """
+        end = stored_end(connection, self._current_bounds(connection))
+        if not self._ownership.is_end(end.serial, end.digest):
+            # A flipped bit is nobody's write.
+            check_last_fact(connection)
+        self._ownership.check_sole_writer(op, end.serial, end.digest)
+        return end
 
     def commit(
         self, facts: Sequence[Fact], receipts: Sequence[AppendReceipt], *, upto: LogPosition | None = None
@@ -298,8 +309,7 @@ class SQLEngine:
         ownership = self._ownership
         bounds: LogBounds | None = None
         with self.database.transaction("commit") as connection:
-            end = stored_end(connection, self._current_bounds(connection))
-            ownership.check_sole_writer("commit", end.serial, end.digest)
+            end = self._check_sole_writer(connection, "commit")
             if upto is None:
                 check_follow(facts, end.serial, end.digest)
             else:

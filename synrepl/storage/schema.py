@@ -16,7 +16,7 @@ from synrepl.base.history import (
     LogPosition,
 )
 from synrepl.errors import StorageError
-from synrepl.storage.checked_rows import CHECKED_FACT, CheckedRows, LogDamage, fact_of
+from synrepl.storage.checked_rows import CHECKED_FACT, STORED_FACT, CheckedRows, LogDamage, fact_of, fits
 from synrepl.storage.sql import Flavor, Row, SQLConnection
 from synrepl.streams.facts import Fact
 
@@ -192,11 +192,11 @@ def migrate(
     """Migrate the tables to the newest version, in a transaction of the caller. `tables` are those there now.
 
     Raises `StorageError` if the tables are newer than this release, which could damage them, or those of a
-    release before 26.11.0. `where` names the database.
+    release before 26.11.0, and `LogDamage` if their version is damaged. `where` names the database.
     """
     version = 0
     if "log_header" in tables:
-        version = execute("SELECT schema_version FROM log_header").fetchone()[0]
+        version = version_of(execute("SELECT * FROM log_header").fetchone())
     elif is_older_log(tables):
         raise StorageError(
             op="open",
@@ -216,6 +216,17 @@ def migrate(
         execute(f"UPDATE log_header SET schema_version = {len(migrations)}")
         for table in BESIDE_FACTS:
             table.seal(execute)
+
+
+def version_of(header: Row) -> int:
+    """The schema version in the row of `HEADER`, with all columns that it has. Raises `LogDamage`.
+
+    Its checksum tells a damaged version from that of another release, whose row may have other columns.
+    """
+    if len(header) == len(HEADER.columns) + 1 and not HEADER.fits(header):
+        raise LogDamage(f"a row of {HEADER.name} is damaged")
+    version: int = header[0]
+    return version
 
 
 def is_older_log(tables: Collection[str]) -> bool:
@@ -326,6 +337,16 @@ def stored_end(connection: SQLConnection, bounds: LogBounds) -> LogPosition:
         "SELECT epoch, serial, digest FROM facts ORDER BY serial DESC LIMIT 1"
     ).fetchone()
     return LogPosition(*last) if last is not None and last[1] >= bounds.floor.serial else bounds.floor
+
+
+def check_last_fact(connection: SQLConnection) -> None:
+    """Raise `LogDamage` if the last fact does not fit its checksum.
+
+    One without a checksum is none of this release: another program wrote it.
+    """
+    last = connection.execute(f"SELECT {STORED_FACT} FROM facts ORDER BY serial DESC LIMIT 1").fetchone()
+    if last is not None and last[-1] is not None and not fits(last[:-1], last[-1]):
+        raise LogDamage(f"serial {last[0]} is damaged")
 
 
 def digest_of(connection: SQLConnection, serial: int) -> str | None:

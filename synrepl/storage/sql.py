@@ -118,20 +118,25 @@ class Ownership:
         self.not_ours = error
         return error
 
+    def is_end(self, serial: int, digest: str) -> bool:
+        """Whether this process may have left the log at this serial and digest, as far as it knows."""
+        is_known = bool(self.committed[1]) and self.boots is not None
+        return not is_known or (serial, digest) in (self.committed, self.attempted)
+
     def check_sole_writer(self, op: str, serial: int, digest: str) -> None:
         """Raise `LogNotOurs`, and refuse further writes, if the log does not end where this process left it.
 
         `serial` and `digest` are the end as just read.
         """
-        found, (known_serial, known_digest) = (serial, digest), self.committed
-        if known_digest and self.boots is not None and found not in (self.committed, self.attempted):
+        known_serial, known_digest = self.committed
+        if not self.is_end(serial, digest):
             raise self.disown(
                 op,
                 f"another process writes to this log: it ends at serial {serial} (digest {digest:.8}),"
                 f" this process left it at {known_serial} ({known_digest:.8})",
                 "find out which other program uses the database and stop it, then restart this daemon",
             )
-        self.committed, self.attempted = found, None
+        self.committed, self.attempted = (serial, digest), None
 
 
 class LogDatabase(ABC):

@@ -34,6 +34,9 @@ HINTS: Final = {
 
 RETRYABLE: Final = {"SQLITE_BUSY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM"}
 
+NOT_UTF_8: Final = "Could not decode to UTF-8"
+"""How the error of a stored text that is not UTF-8 begins, which has no name. Nobody writes such a text."""
+
 MEMORY: Final = {"SQLITE_IOERR_NOMEM", "SQLITE_IOERR_SHMMAP"}
 """Extended codes of a failed allocation, or mapping, of memory."""
 
@@ -88,6 +91,8 @@ def find_cause(error: sqlite3.Error | MemoryError, path: Path | None) -> Cause:
     code = "SQLITE_NOMEM" if isinstance(error, MemoryError) else getattr(error, "sqlite_errorname", "")
     if code in MEMORY:
         code = "SQLITE_NOMEM"
+    if str(error).startswith(NOT_UTF_8):
+        code = "SQLITE_CORRUPT"
     base = "_".join(code.split("_")[:2])
     if base == "SQLITE_NOMEM":
         return Cause("out of memory", HINTS[base], is_retryable=True)

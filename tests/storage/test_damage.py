@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart
 from synrepl.errors import StorageError
 from synrepl.storage import checked_rows
-from synrepl.storage.checked_rows import CheckedRows, row_of_fact
+from synrepl.storage.checked_rows import CheckedRows, LogDamage, row_of_fact
 from synrepl.storage.engine import SQLEngine
-from synrepl.storage.schema import RECEIPTS
+from synrepl.storage.schema import RECEIPTS, TABLES, VERSION, migrate, migrations
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
 from tests.storage.builders import NOW, LogCase, facts_after
@@ -225,6 +225,31 @@ class Contract(Case):
             self.change(engine, f"UPDATE {table} SET {change.replace('+', '-')}")
         self.change(engine, "UPDATE notes SET value = 'x' WHERE name = 'uuid'")
         self.check_refused(engine, "a row of notes is damaged", notes=lambda engine: engine.notes.all())
+
+    def test_a_damaged_schema_version_is_not_that_of_another_release(self) -> None:
+        """Nobody is told to run a newer release, and nothing is migrated."""
+        engine = self.filled()
+        connection, flavor = engine.database.writer("test"), engine.database.syntax.flavor
+        for bit in range(8):
+            self.change(engine, "UPDATE log_header SET schema_version = ?", VERSION ^ 1 << bit)
+
+            with self.assertRaisesRegex(LogDamage, "a row of log_header is damaged"):
+                migrate(connection.execute, TABLES, migrations(flavor), "the log")
+
+    def test_a_damaged_last_fact_is_not_that_of_another_process(self) -> None:
+        """Nobody is told to look for a program that writes to the log."""
+        further = facts_after(FACTS[-1], ("tags", "w1", 5, 6))
+        for damage in ("digest = substr(digest, 1, 63) || 'g'", "serial = serial + 64"):
+            engine = self.filled()
+            self.change(engine, f"UPDATE facts SET {damage} WHERE serial = {HEAD}")
+            self.check_refused(
+                engine,
+                " is damaged",
+                commit=lambda engine: engine.commit(further, []),
+                try_write=SQLEngine.try_write,
+            )
+            self.assertIsNone(engine.database.ownership.lost)
+            self.setUp()
 
     def test_facts_without_checksums_are_proved_by_the_digests_before_them(self) -> None:
         """A release up to 26.11.1 stored them."""

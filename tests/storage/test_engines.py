@@ -675,18 +675,18 @@ class SQLiteTests(OverSQLite, Contract):
     def test_a_newer_schema_is_refused(self) -> None:
         """After a downgrade the old release would destroy what it does not know."""
         self.filled(1)
-        self.execute(f"UPDATE log_header SET schema_version = {VERSION + 1}")
+        self.execute(f"UPDATE log_header SET schema_version = {VERSION + 1}", resealed=True)
 
         self.assertIn("a newer release wrote it", str(self.refused()))
 
     def test_a_refused_log_can_be_opened_once_it_is_mended(self) -> None:
         """The lock and the file must not stay held by an attempt that failed."""
         self.filled(1)
-        self.execute("UPDATE log_header SET schema_version = 99")
+        self.execute("UPDATE log_header SET schema_version = 99", resealed=True)
         engine = self.again()
         self.assertRaises(StorageError, engine.open)
 
-        self.execute(f"UPDATE log_header SET schema_version = {VERSION}")
+        self.execute(f"UPDATE log_header SET schema_version = {VERSION}", resealed=True)
 
         self.assertEqual(1, engine.open().serial)
 

@@ -168,10 +168,12 @@ class StartTests(PostgresCase):
         """After a downgrade the old release would destroy what it does not know."""
         self.filled(1)
         self.execute("UPDATE synrepl.log_header SET schema_version = %s", VERSION + 1)
+        self.reseal()
         engine = self.again()
 
         self.assertIn("a newer release wrote it", str(self.error(engine.open)))
         self.execute("UPDATE synrepl.log_header SET schema_version = %s", VERSION)
+        self.reseal()
 
         self.assertEqual((1, 2), (engine.open().serial, engine.head().boots))
 

@@ -73,6 +73,18 @@ def test_the_limit_of_a_files_size_is_named(tmp_path: Path) -> None:
     assert "File too large (a file has reached the size limit of this process" in str(told)
 
 
+def test_a_text_that_is_not_utf_8_is_damage(tmp_path: Path) -> None:
+    """Nobody writes such a text: a bit of it has flipped."""
+    connection = sqlite3.connect(":memory:")
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        connection.execute("SELECT CAST(x'41FF' AS TEXT) AS name").fetchall()
+
+    told = mapped(caught.value, tmp_path / "x.db")
+
+    assert told.hint == sqlite_errors.HINTS["SQLITE_CORRUPT"]
+    assert not told.retryable
+
+
 def test_a_cause_that_is_not_found_is_not_invented(tmp_path: Path) -> None:
     told = mapped(failed("SQLITE_IOERR_FSYNC"), tmp_path / "x.db")
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from synrepl.base.history import EpochStart
 from synrepl.homeserver.doctor.complaints import Complaint
-from synrepl.storage.checked_rows import FACT_COLUMNS, CheckedRows, Row, crc_of, fits
+from synrepl.storage.checked_rows import FACT_COLUMNS, CheckedRows, LogDamage, Row, crc_of, fits
 from synrepl.storage.continuity import ChainCheck, DiscardedRanges
 from synrepl.storage.provenance import NAMED, MarkCheck, unproven
 from synrepl.storage.schema import (
@@ -13,11 +13,13 @@ from synrepl.storage.schema import (
     CHECKSUMS_SINCE,
     DISCARDED_RANGES,
     EPOCH_STARTS,
+    HEADER,
     LOG_BOUNDS,
     POSITIONS,
     VERSION,
     LogBounds,
     load_bounds,
+    version_of,
 )
 from synrepl.storage.sql import Flavor, execute, placeholders
 from synrepl.streams.facts import Fact
@@ -48,7 +50,7 @@ def check_log(
     `progress` is called with the number of newly checked facts and the total.
     """
     ask = _query_function(cursor, flavor)
-    version = ask("SELECT schema_version FROM {}log_header").fetchone()[0]
+    version = _version(ask)
     if version > VERSION:
         return 0, [
             _complaint(
@@ -60,8 +62,8 @@ def check_log(
     damage = _Damage(ask, has_checksums=version >= CHECKSUMS_SINCE)
     if whole:
         damage.check_structure(flavor)
-        for table in BESIDE_FACTS:
-            damage.rows(table)
+    for table in BESIDE_FACTS if whole else (HEADER,):
+        damage.rows(table)
     discarded = DiscardedRanges(damage.rows(DISCARDED_RANGES))
     last = ask("SELECT max(serial) FROM {}facts").fetchone()[0] or 0
     bounds = load_bounds(damage.rows(LOG_BOUNDS))
@@ -184,7 +186,7 @@ def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
         " {}discarded_ranges AS discarded WHERE discarded.stream = fact.stream"
         " AND fact.epoch < discarded.epoch AND fact.token > discarded.token) GROUP BY stream, writer"
     ).fetchall()
-    has_checksums = ask("SELECT schema_version FROM {}log_header").fetchone()[0] >= CHECKSUMS_SINCE
+    has_checksums = _version(ask) >= CHECKSUMS_SINCE
     of_writer = "FROM {}positions WHERE (stream, writer) = (?, ?)"
     mended = []
     for row in highest:
@@ -199,6 +201,14 @@ def repair_positions(cursor: Any, flavor: Flavor) -> list[tuple[str, str]]:
         ask(f"INSERT INTO {{}}positions ({columns}) VALUES ({placeholders(values)})", *values)
         mended.append((stream, "position_behind_facts"))
     return mended
+
+
+def _version(ask: Ask) -> int:
+    """The schema version; this release's if it is damaged, so that the damage is found."""
+    try:
+        return version_of(ask("SELECT * FROM {}log_header").fetchone())
+    except LogDamage:
+        return VERSION
 
 
 def _complaints(chain: ChainCheck, positions: dict[Writer, int], *, whole: bool) -> list[Complaint]:

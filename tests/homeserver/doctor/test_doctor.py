@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from synrepl.errors import ConfigError, StorageError
 from synrepl.homeserver.doctor.complaints import Diagnosis
 from synrepl.homeserver.doctor.stalls import find_stalls
+from synrepl.storage.checked_rows import crc_of
 from synrepl.storage.databases import Database, engine_for
 from synrepl.storage.id_tables.layout import IdStream, IdTable
 from synrepl.storage.id_tables.writers import WriterState
@@ -389,6 +390,14 @@ def test_a_position_ahead_of_its_facts_is_left_alone(place: Place, damage: str) 
             "damaged_row",
             "the log: 2 of the rows of positions do not fit their checksums",
         ),
+        *(
+            (
+                f"UPDATE {{}}log_header SET schema_version = {version}",
+                "damaged_row",
+                "the log: 1 of the rows of log_header do not fit their checksums",
+            )
+            for version in (0, 18)
+        ),
     ],
 )
 def test_what_does_not_fit_its_checksum(place: Place, damage: str, kind: str, text: str) -> None:
@@ -488,7 +497,8 @@ def test_facts_that_arrive_meanwhile(place: Place, monkeypatch: pytest.MonkeyPat
 def test_a_log_of_a_newer_release(place: Place) -> None:
     """It may mean anything."""
     place.make_log(*FACTS)
-    place.do(f"UPDATE {place.schema}log_header SET schema_version = 9")
+    crc = crc_of((9, 1, 0))
+    place.do(f"UPDATE {place.schema}log_header SET schema_version = 9, epoch = 1, boots = 0, crc = {crc}")
 
     found = place.examine()
 
