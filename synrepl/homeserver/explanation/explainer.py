@@ -14,23 +14,14 @@ from typing import Final
 
 import msgspec
 
-from synrepl.homeserver.explanation.details import (
-    CUT_TRACEBACK,
-    LACKS,
-    MAX_TEXT,
-    NOT_BY_DATA,
-    SEVERITIES,
-    explain_message,
-    explain_traceback,
-    failed_request,
-    in_package,
-    of_redis_client,
-    to_main,
-    without_secrets,
-)
+from synrepl.homeserver.explanation.addresses import of_redis_client
+from synrepl.homeserver.explanation.details import NOT_BY_DATA
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
+from synrepl.homeserver.explanation.excerpts import MAX_TEXT, without_secrets
 from synrepl.homeserver.explanation.faults import GENERAL, ReleaseFault, find_fault, told_of_fault, with_fault
+from synrepl.homeserver.explanation.message_explainer import explain_message
 from synrepl.homeserver.explanation.messages import Match, find_cut, find_message, find_reason, known_messages
+from synrepl.homeserver.explanation.misrouted_requests import LACKS, failed_request, to_main
 from synrepl.homeserver.explanation.modules import module_of, program_of
 from synrepl.homeserver.explanation.other_servers import OtherServers
 from synrepl.homeserver.explanation.pasted_lines import (
@@ -55,6 +46,7 @@ from synrepl.homeserver.explanation.redis_output import RedisOutput
 from synrepl.homeserver.explanation.results import (
     MAX_NUMBERS,
     NOTHING_KNOWN,
+    SEVERITIES,
     Explanation,
     HomeserverState,
     Passage,
@@ -85,6 +77,7 @@ from synrepl.homeserver.explanation.tokens import (
     roles_of,
     token_fields,
 )
+from synrepl.homeserver.explanation.tracebacks import CUT_TRACEBACK, explain_traceback, in_package
 from synrepl.homeserver.explanation.wire_lines import explain_line
 from synrepl.homeserver.streams import POSITION_NAMES
 from synrepl.wire.text import printable
