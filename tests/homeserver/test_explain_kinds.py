@@ -395,9 +395,9 @@ def told(text: str) -> Passage:
         ),
         (
             "Cannot reuse as_token across application services: irc (files: a, b)",
-            "cfg_error",
+            "cfg_as_twice",
             "error",
-            "line",
+            "named twice",
         ),
     ],
 )

@@ -1,0 +1,142 @@
+"""The texts of exceptions that Synapse itself raises: what happened, and what to do about it."""
+
+from typing import Final
+
+import pytest
+
+from synrepl.homeserver.explanation import explain
+
+CONFIGURATION: Final = [
+    (
+        "cfg_media_resource",
+        "'media' resource conflicts with enable_media_repo=False",
+        "take media out of names",
+    ),
+    ("cfg_listener_resource", "Unknown listener resource", "replication and static are known"),
+    ("cfg_listener_place", "Listener configuration is lacking a valid 'port' option", "a port (a number)"),
+    ("cfg_form_secret", "form_secret not set in config", "set form_secret"),
+    (
+        "cfg_delegated",
+        "Registration cannot be enabled when OAuth delegation is enabled",
+        "take that option out",
+    ),
+    (
+        "cfg_msc3861",
+        "experimental_features.msc3861 was removed. Use the matrix_authentication_service configuration",
+        "endpoint and secret",
+    ),
+    (
+        "cfg_tls_files",
+        "tls_private_key_path must be specified if TLS-enabled listeners are configured.",
+        "tls: false",
+    ),
+    ("cfg_mail", "email.enable_notifs is True but required keys are missing: email.notif_from", "notif_from"),
+    ("cfg_as_twice", "Cannot reuse ID across application services: irc (files: /a.yaml, /b.yaml)", "once"),
+    ("cfg_no_database", "No database config provided", "must be given that file too"),
+    ("db_engine", "Unsupported database type postgres", "name: psycopg2"),
+    ("cfg_no_key", "No signing keys in file /data/hs.signing.key", "--generate-keys"),
+    ("cfg_key_servers", "Unable to parse 'trusted_key_servers': x", "server_name"),
+    ("cfg_templates", "Configured template directory does not exist: /templates", "mount the folder"),
+    (
+        "cfg_room_version",
+        "Unknown default_room_version: 14, known room versions: ['1', '2']",
+        "newer release",
+    ),
+    ("cfg_module", "Failed to parse config for module 'a.B'", "traceback"),
+    ("cfg_oidc_secret", "Multiple OIDC providers have the idp_id 'oidc'.", "idp_id of its own"),
+    ("cfg_consent", "user_consent configuration requires server notices, but server notices", "system_mxid"),
+]
+"""What Synapse prints below Error in configuration, and some of what is to be done."""
+
+
+@pytest.mark.parametrize(("key", "text", "step"), CONFIGURATION)
+def test_an_error_of_the_configuration_is_told_with_its_cure(key: str, text: str, step: str) -> None:
+    for before in ("Error in configuration:", "Error in configuration at 'a.b':"):
+        [found] = explain(f"{before}\n  {text}\n").passages
+        assert (found.kind, found.severity) == (key, "error")
+        assert step in " ".join(found.advice)
+        assert text[:30] in found.text
+
+
+def test_an_error_of_the_configuration_that_is_not_known_is_told_as_it_is() -> None:
+    found = explain("Error in configuration:\n  caches.global_factor must be a number.\n")
+
+    assert found.summary == (
+        "Synapse refuses to start: its configuration is wrong: caches.global_factor must be a number"
+    )
+
+
+EXCEPTIONS: Final = [
+    ("oidc_metadata", 'ValueError: Missing "jwks_uri" in metadata', ".well-known/openid-configuration"),
+    ("oidc_metadata", 'ValueError: "S256" not in "code_challenge_methods_supported" ([])', "pkce_method"),
+    ("oidc_start", "Exception: Error while initialising OIDC provider 'oidc-a'", "discover: false"),
+    (
+        "sso_mapping",
+        "synapse.handlers.sso.MappingException: Could not extract user attributes from SSO response: x",
+        "localpart_template",
+    ),
+    ("oidc_jwk", "ValueError: Invalid JWK kid", "jwks_uri"),
+    ("not_writer", "Exception: Not a push writer", "stream_writers"),
+    ("not_writer", "Exception: Can only be called on device list writers", "stream_writers"),
+    ("wrong_role", "Exception: Func can only be used on federation senders", "federation_sender_instances"),
+    ("module_on_worker", "RuntimeError: module tried to change push rule actions on a worker", "module"),
+    (
+        "task_no_action",
+        "Exception: No function associated with action delete_old_otks of the scheduled task ab12",
+        "same release in all processes",
+    ),
+    ("updates_given_up", "RuntimeError: 5 back-to-back background update failures; aborting.", "restart"),
+    (
+        "updates_in_circle",
+        "Exception: Unable to find a background update which doesn't depend on another: dependency cycle?",
+        "depends_on",
+    ),
+    (
+        "fed_answer_bad",
+        "synapse.federation.federation_client.InvalidResponseError: No create event in state",
+        "nothing is to be done here",
+    ),
+    ("room_state_foreign", "Exception: In state res for room !a:x, event $b is in !c:x", "join it again"),
+    ("state_group_gone", "Exception: State groups have been deleted: [1, 2]", "rust-synapse-compress-state"),
+    ("event_state_missing", "Exception: Missing state for non-outlier event", "join it again"),
+    (
+        "fed_history",
+        "FederationError: ERROR: 403: We can't get valid state history.",
+        "nothing is to be done",
+    ),
+    ("key_answer", "KeyLookupError: Key response for a.x is not signed by the origin server", "verify_keys"),
+    ("proxy_of_ours", "ProxyConnectError: Unexpected status on CONNECT: b'403'", "no_proxy"),
+    ("not_permitted", "AuthError: 403: You don't have permission to invite users", "m.room.power_levels"),
+    (
+        "schema_base",
+        "PrepareDatabaseException: Could not find a suitable base set of full schemas",
+        "install Synapse again",
+    ),
+    ("builds_in_circle", "ValueError: Cyclic dependency while building sync_handler", "module"),
+    ("mail_token", "ThreepidValidationError: Validation token not found or has expired", "public_baseurl"),
+    ("mau_full", "ResourceLimitError: 403: Monthly Active User Limit Exceeded", "max_mau_value"),
+    (
+        "db_engine",
+        "RuntimeError: Cannot create PostgresEngine -- psycopg2 module is not installed",
+        "[postgres]",
+    ),
+    ("cfg_no_instances", "Exception: Got empty list of instances for shard config", "name the workers"),
+    ("as_registration", "KeyError: \"Required string field: 'hs_token' (/irc.yaml)\"", "sender_localpart"),
+    (
+        "port_not_empty",
+        "Exception: Attempt to set room_is_public during port_db: database not empty?",
+        "SQLite's file is not changed",
+    ),
+]
+"""Last lines of tracebacks, and some of what is to be done."""
+
+
+@pytest.mark.parametrize(("key", "line", "step"), EXCEPTIONS)
+def test_an_exception_of_synapse_is_told_with_its_cure(key: str, line: str, step: str) -> None:
+    traceback = (
+        f'Traceback (most recent call last):\n  File "/x/synapse/server.py", line 3, in f\n    a()\n{line}\n'
+    )
+    for text in (line, traceback):
+        [found] = explain(text).passages
+        assert found.kind == key
+        assert step in " ".join(found.advice)
