@@ -111,18 +111,22 @@ def told_of_module(text: str) -> tuple[list[str], list[str]] | None:
             " installation is not whole, or another Python was started than that of Synapse."
         )
         return [words], [
-            f"see that the right Python is started, and install what is missing into it: pip install {package};"
-            " then pip check. After an upgrade of the system make the environment anew"
+            (
+                "see that the right Python is started, and install what is missing into it: pip install"
+                f" {package}; then pip check. After an upgrade of the system make the environment anew"
+            )
         ]
     if name in _ALWAYS:
         words = (
-            f"What was started has a part of Synapse alone, and no {name}: an image or a package that was built"
-            " wrong, or a folder named synapse before Synapse itself in Python's path."
+            f"What was started has a part of Synapse alone, and no {name}: an image or a package that was"
+            " built wrong, or a folder named synapse before Synapse itself in Python's path."
         )
         return [words], [
-            "of an image: pull it again, or start the release of before (the images of Synapse itself are"
-            " matrixdotorg/synapse and ghcr.io/element-hq/synapse). Else start in another folder, or install"
-            " Synapse again, as a whole"
+            (
+                "of an image: pull it again, or start the release of before (the images of Synapse itself are"
+                " matrixdotorg/synapse and ghcr.io/element-hq/synapse). Else start in another folder, or"
+                " install Synapse again, as a whole"
+            )
         ]
     if name.startswith("synapse."):
         words = (
@@ -142,7 +146,9 @@ def told_of_module(text: str) -> tuple[list[str], list[str]] | None:
         " modules: in the configuration, or what such a module or a package needs."
     )
     return [words], [
-        "install it into the Python environment of each process, workers too (in a container: into the image;"
-        " an update of the image drops it), or take it out of the configuration. What asks for it stands in the"
-        " traceback"
+        (
+            "install it into the Python environment of each process, workers too (in a container: into the"
+            " image; an update of the image drops it), or take it out of the configuration. What asks for it"
+            " stands in the traceback"
+        )
     ]

@@ -1,7 +1,7 @@
 """What the storage of workers lacks, and from which release on workers have it: ``worker_storage.json``.
 
-Read in the packages of `READ`: the attributes of the main process' storage that a worker's does not have, each
-with the last of them in which it lacks it, and the first one after that in which it has it.
+Read in the packages of `READ`: the attributes of the main process' storage that a worker's does not have,
+each with the last release of them in which it lacks it, and the first one after that in which it has it.
 """
 
 import re
