@@ -76,6 +76,9 @@ FAULTS: Final[Mapping[str, UpdateFault]] = {
 }
 """The faults that Synapse's changelog tells of, by the name of the update."""
 
+FORGOTTEN: Final = frozenset(("event_search_sqlite_delete_non_strings",))
+"""Updates that the release which puts them into the table does not know itself."""
+
 _STARTED: Final = re.compile(r"Starting update batch on background update '(?P<name>\w{3,100})'", re.ASCII)
 
 
@@ -111,7 +114,8 @@ def told_of_unknown_update(passage: Passage, update: str) -> Passage:
             " updates after it wait."
         )
     ]
-    if (fault := FAULTS.get(update)) is not None:
+    fault = FAULTS[update] if update in FORGOTTEN else None
+    if fault is not None:
         words.append(fault.sentence)
     advice = [
         (

@@ -622,7 +622,9 @@ def _rank(passage: Passage) -> float:
 
 def _summary(passages: list[Passage]) -> str:
     """Say in a sentence what is likely wrong: what the worst message means, and its cause."""
-    told = [one for one in passages if one.severity and not one.words[-1].endswith(BESIDE)]
+    known = [one for one in passages if one.severity]
+    # What other modules logged is told where there is nothing else.
+    told = [one for one in known if not one.words[-1].endswith(BESIDE)] or known
     if not told:
         return ""
     worst = told[0]
