@@ -140,3 +140,105 @@ def test_an_exception_of_synapse_is_told_with_its_cure(key: str, line: str, step
         [found] = explain(text).passages
         assert found.kind == key
         assert step in " ".join(found.advice)
+
+
+LINES: Final = [
+    ("room_create_missing", "", "KeyError: ('m.room.create', '')", "force_purge"),
+    (
+        "join_under_way",
+        "",
+        "AssertionError: assert room_id not in self._federation_event_handler.room_queues",
+        "restart this process",
+    ),
+    (
+        "module_callback",
+        "synapse.module_api.callbacks.third_party_event_rules_callbacks",
+        "Failed to run module API callback <bound method X.y>: x",
+        "Update the module",
+    ),
+    (
+        "module_answer",
+        "synapse.module_api.callbacks.spamchecker_callbacks",
+        "Module returned invalid value, rejecting join as spam",
+        "NOT_SPAM",
+    ),
+    (
+        "mail_off",
+        "synapse.rest.client.account",
+        "Adding emails have been disabled due to lack of an email config",
+        "smtp_host",
+    ),
+    (
+        "fed_state_missing",
+        "synapse.handlers.federation_event",
+        "Error attempting to resolve state at missing prev_events: 403: Forbidden",
+        "nothing is to be done",
+    ),
+    ("oidc_logout", "synapse.handlers.oidc", "Invalid logout_token", "backchannel_logout_enabled"),
+    (
+        "auto_join",
+        "synapse.handlers.register",
+        "Failed to join new user to '#a:hs.test': x",
+        "auto_join_mxid_localpart",
+    ),
+    (
+        "as_txn_lost",
+        "synapse.storage.databases.main.appservice",
+        "appservice: Completing a transaction which has an ID > 1 from the last ID sent to this AS. We've",
+        "service's log",
+    ),
+]
+"""Lines of loggers (or last lines of tracebacks), and some of what is to be done."""
+
+
+@pytest.mark.parametrize(("key", "logger", "text", "step"), LINES)
+def test_a_line_beside_streams_is_told_with_its_cure(key: str, logger: str, text: str, step: str) -> None:
+    line = f"2026-11-02 10:00:00,000 - {logger} - 7 - WARNING - main - {text}" if logger else text
+    [found] = explain(line).passages
+
+    assert found.kind == key
+    assert step in " ".join(found.advice)
+
+
+LOGGED: Final = "2026-11-02 10:00:00,000 - synapse.metrics.background_process_metrics - 203 - ERROR - x - "
+FRAME: Final = 'Traceback (most recent call last):\n  File "/x/{}", line 3, in f\n    a()\n{}\n'
+FAULTS: Final = [
+    (
+        "synapse/handlers/register.py",
+        "AttributeError: 'RegistrationHandler' object has no attribute 'pusher_pool'",
+        "sso_register",
+    ),
+    (
+        "synapse/app/_base.py",
+        "TypeError: cannot unpack non-iterable NoneType object",
+        "--upgrade prometheus_client",
+    ),
+    (
+        "synapse/storage/events_worker.py",
+        "NotFoundError: 404: Could not find event None",
+        "update to 1.3 or later",
+    ),
+    (
+        "synapse/storage/databases/main/events_worker.py",
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        "convert_from(decode(substr(json, 3), 'hex'), 'UTF8')",
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "exception", "step"), FAULTS)
+def test_a_known_fault_is_told_by_its_exception_and_its_file(file: str, exception: str, step: str) -> None:
+    text = FRAME.format(file, exception)
+    for before in ("", LOGGED + "Background process 'x.notify_new_event' threw an exception\n"):
+        [found] = explain(before + text).passages
+        assert step in " ".join(found.advice)
+
+
+def test_a_row_that_a_worker_cannot_take_is_no_request() -> None:
+    """Nothing is to be sent elsewhere (matrix-org/synapse#4702)."""
+    lacks = "AttributeError: 'MediaRepositorySlavedStore' object has no attribute 'get_x'"
+    text = LOGGED + "Background process 'replication-RDATA-caches' threw an exception\n"
+    [found] = explain(text + FRAME.format("synapse/replication/slave/storage/_base.py", lacks)).passages
+
+    assert "proxy" not in str(found.advice)
+    assert "restart this process" in " ".join(found.advice)

@@ -22,6 +22,21 @@ READ: Final = ("1.28", "1.56", "1.66", "1.85", "1.109", "1.133", "1.163")
 FROM_PACKAGES: Final = "Read in packages of Synapse: "
 """The beginning of the sentence that tells from when on workers have it."""
 
+TAKES_ROWS: Final = "replication_task_failed"
+"""The message of a row that could not be taken in."""
+ROW_NOT_TAKEN: Final = (
+    (
+        "This process's part of the storage has not what a row of the stream is for, as the cache that it"
+        " drops: a fault of the release, or a process of another release wrote the row. What is like it in"
+        " this process stays stale."
+    ),
+    (
+        "run the same release in all processes, and update; restart this process where it shows something"
+        " old: what it then reads is new"
+    ),
+)
+"""What it means that a worker lacks what a row needs, and what to do."""
+
 _NAME: Final = re.compile(r"object has no attribute '(?P<name>\w{1,100})'", re.ASCII)
 
 
