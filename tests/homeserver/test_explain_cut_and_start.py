@@ -294,3 +294,37 @@ def test_the_end_of_a_repr_is_no_part_of_a_reason(end: str) -> None:
     line = "synapse.http.client - 5 - INFO - x - Error sending request to  POST http://a:1/_synapse/x: "
     passage = explain(f"{line}ConnectionRefusedError('Connection refused'{end}").passages[0]
     assert any(word.startswith("Connection refused: ") for word in passage.words)
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "step"),
+    [
+        # matrix-org/synapse#12763, #16591
+        ("synapse/handlers/user_directory.py", "NUL (0x00) characters", "update to 1.59.1 or later"),
+        (
+            "synapse/storage/databases/main/pusher.py",
+            "'int' object is not iterable",
+            "update to 1.96 or later",
+        ),
+    ],
+)
+def test_known_faults_of_the_last_file_are_told_where_the_exception_is_cut_off(
+    file: str, said: str, step: str
+) -> None:
+    """Which of them it is, if any, is in the line that is missing."""
+    cut = (
+        f'Traceback (most recent call last):\n  File "/x/{file}", line 119, in process\n    await self.a(u\n'
+    )
+    line = "2022-05-17 15:04:36,496 - synapse.metrics.background_process_metrics - 245 - ERROR - x - "
+    for before in ("", line + "Background process 'a' threw an exception\n"):
+        [found] = explain(before + cut).passages
+        told = next(word for word in found.words if "is missing has" in word)
+        assert said in told
+        assert step in told
+        assert len([word for word in found.words if "is missing has" in word]) <= 2
+
+
+def test_no_fault_is_told_of_a_file_by_way_of_which_all_goes() -> None:
+    cut = 'Traceback (most recent call last):\n  File "/x/synapse/app/_base.py", line 1, in a\n    b(\n'
+
+    assert "is missing has" not in str(explain(cut))

@@ -82,6 +82,22 @@ def find_fault(texts: Sequence[str], frames: Sequence[str]) -> ReleaseFault | No
     return next((one for one in known_faults() if one.is_in(looked_at, frames)), None)
 
 
+def possible_faults(frames: Sequence[str]) -> list[str]:
+    """Tell of the faults that a traceback without its last line may be of, by its last file of Synapse."""
+    last = frames[-1] if frames else ""
+    found = [one for one in known_faults() if last in one.files and last not in _OF_MUCH]
+    return [
+        f"If the line that is missing has {' and '.join(one.says)}: {one.sentence} Then"
+        f" {'; '.join(one.steps) or 'nothing is to be done'}."
+        for one in found[-MAX_POSSIBLE:]
+    ]
+
+
+MAX_POSSIBLE: Final = 2
+_OF_MUCH: Final = frozenset(("synapse/app/_base.py", "synapse/types.py"))
+"""Files in which much else fails."""
+
+
 def with_fault(passage: Passage, fault: ReleaseFault) -> Passage:
     """Say of what failed that it is a known fault: before all, and in place of the general advice."""
     is_harmless = fault.severity == "normal"
