@@ -44,6 +44,12 @@ CONFIGURATION: Final = [
     ),
     ("cfg_module", "Failed to parse config for module 'a.B'", "traceback"),
     ("cfg_oidc_secret", "Multiple OIDC providers have the idp_id 'oidc'.", "idp_id of its own"),
+    # matrix-org/synapse#8778
+    (
+        "cfg_mapping_methods",
+        "Class specified by saml2_config.user_mapping_provider.module is missing required methods: get_x",
+        "update that module",
+    ),
     ("cfg_consent", "user_consent configuration requires server notices, but server notices", "system_mxid"),
 ]
 """What Synapse prints below Error in configuration, and some of what is to be done."""
@@ -122,6 +128,23 @@ EXCEPTIONS: Final = [
     ),
     ("cfg_no_instances", "Exception: Got empty list of instances for shard config", "name the workers"),
     ("as_registration", "KeyError: \"Required string field: 'hs_token' (/irc.yaml)\"", "sender_localpart"),
+    # element-hq/synapse#19724, matrix-org/synapse#3828, #15858
+    ("pyopenssl_old", "AttributeError: module 'lib' has no attribute 'X509_V_FLAG_NOTIFY_POLICY'", "pysaml2"),
+    ("pyopenssl_old", "AttributeError: 'module' object has no attribute 'OP_SINGLE_ECDH_USE'", "pyOpenSSL"),
+    (
+        "pydantic_other",
+        "pydantic.errors.PydanticUserError: `const` is removed, use `Literal` instead",
+        "pydantic<2",
+    ),
+    # matrix-org/synapse-s3-storage-provider#124
+    (
+        "s3_refused",
+        (
+            "botocore.exceptions.ClientError: An error occurred (XAmzContentSHA256Mismatch) when calling the"
+            " PutObject operation: x"
+        ),
+        "AWS_REQUEST_CHECKSUM_CALCULATION=when_required",
+    ),
     (
         "port_not_empty",
         "Exception: Attempt to set room_is_public during port_db: database not empty?",
@@ -143,6 +166,7 @@ def test_an_exception_of_synapse_is_told_with_its_cure(key: str, line: str, step
 
 
 LINES: Final = [
+    ("pydantic_warning", "", "UserWarning: Valid config keys have changed in V2:", "pydantic<2"),
     ("room_create_missing", "", "KeyError: ('m.room.create', '')", "force_purge"),
     (
         "join_under_way",
@@ -203,6 +227,8 @@ def test_a_line_beside_streams_is_told_with_its_cure(key: str, logger: str, text
 LOGGED: Final = "2026-11-02 10:00:00,000 - synapse.metrics.background_process_metrics - 203 - ERROR - x - "
 FRAME: Final = 'Traceback (most recent call last):\n  File "/x/{}", line 3, in f\n    a()\n{}\n'
 FAULTS: Final = [
+    ("synapse/push/mailer.py", "ImportError: cannot import name 'Markup' from 'jinja2' (/x)", "jinja2<3.1"),
+    ("synapse/crypto/context_factory.py", "ImportError: cannot import name _OpenSSLECCurve", "Twisted<18.4"),
     (
         "synapse/handlers/register.py",
         "AttributeError: 'RegistrationHandler' object has no attribute 'pusher_pool'",
