@@ -128,6 +128,8 @@ EXCEPTIONS: Final = [
     ),
     ("cfg_no_instances", "Exception: Got empty list of instances for shard config", "name the workers"),
     ("as_registration", "KeyError: \"Required string field: 'hs_token' (/irc.yaml)\"", "sender_localpart"),
+    # element-hq/synapse#17019
+    ("room_still_joined", "SynapseError: 400: Users are still joined to this room", "force_purge"),
     # element-hq/synapse#19724, matrix-org/synapse#3828, #15858
     ("pyopenssl_old", "AttributeError: module 'lib' has no attribute 'X509_V_FLAG_NOTIFY_POLICY'", "pysaml2"),
     ("pyopenssl_old", "AttributeError: 'module' object has no attribute 'OP_SINGLE_ECDH_USE'", "pyOpenSSL"),
@@ -227,6 +229,11 @@ def test_a_line_beside_streams_is_told_with_its_cure(key: str, logger: str, text
 LOGGED: Final = "2026-11-02 10:00:00,000 - synapse.metrics.background_process_metrics - 203 - ERROR - x - "
 FRAME: Final = 'Traceback (most recent call last):\n  File "/x/{}", line 3, in f\n    a()\n{}\n'
 FAULTS: Final = [
+    (
+        "synapse/handlers/federation.py",
+        "UnboundLocalError: local variable 'destinations' referenced before assignment",
+        "update to 1.65 or later",
+    ),
     ("synapse/push/mailer.py", "ImportError: cannot import name 'Markup' from 'jinja2' (/x)", "jinja2<3.1"),
     ("synapse/crypto/context_factory.py", "ImportError: cannot import name _OpenSSLECCurve", "Twisted<18.4"),
     (
@@ -268,3 +275,52 @@ def test_a_row_that_a_worker_cannot_take_is_no_request() -> None:
 
     assert "proxy" not in str(found.advice)
     assert "restart this process" in " ".join(found.advice)
+
+
+VERIFY: Final = (
+    "OpenSSL.SSL.Error: [('SSL routines', 'tls_process_server_certificate', 'certificate verify failed')]"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "step"),
+    [
+        # matrix-org/synapse#10976, #10949, #7098
+        (VERIFY, "its issuer is not in this system's list of authorities", "ca-certificates"),
+        (
+            "OpenSSL.SSL.Error: [('SSL routines', '', 'wrong version number')]",
+            "one side speaks TLS",
+            "use_tls",
+        ),
+        (
+            "OpenSSL.SSL.Error: [('SSL routines', '', 'tlsv1 alert unknown ca')]",
+            "the other side did not accept the certificate of this one",
+            "fullchain.pem",
+        ),
+    ],
+)
+def test_a_failure_of_tls_is_told_by_its_kind(line: str, said: str, step: str) -> None:
+    [found] = explain(line).passages
+
+    assert found.kind == "tls"
+    assert said in found.words[0]
+    assert step in " ".join(found.advice)
+
+
+def test_a_certificate_that_no_homeserver_has_right_is_a_matter_of_the_own_list() -> None:
+    """Of one it is that one's; of all, as of matrix.org, this system's list is old (10976)."""
+    head = "2021-10-02 11:15:18,193 - synapse.http.matrixfederationclient - 635 - INFO - x - {GET-O-54} "
+    [found] = explain(
+        f"{head}[matrix.org] Request failed: GET matrix://matrix.org/_matrix/key/v2/server/a: "
+        "ResponseNeverReceived:[Error([('SSL routines', 'x', 'certificate verify failed')])]"
+    ).passages
+
+    assert "update ca-certificates" in " ".join(found.advice)
+
+
+def test_an_answer_of_http_to_replication_over_tcp_is_a_port_that_was_mistaken() -> None:
+    """matrix-org/synapse#4966."""
+    head = "2019-03-28 16:59:41,440 - synapse.replication.tcp.protocol - 233 - ERROR - - "
+    [found] = explain(f"{head}[anon-GIpmE] failed to parse line: 'HTTP/1.1 400 Bad Request'").passages
+
+    assert "worker_replication_http_port is the one for HTTP" in " ".join(found.advice)
