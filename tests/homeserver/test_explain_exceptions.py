@@ -168,6 +168,25 @@ def test_an_exception_of_synapse_is_told_with_its_cure(key: str, line: str, step
 
 
 LINES: Final = [
+    # matrix-org/synapse#7530, #9427
+    (
+        "sso_session_gone",
+        "synapse.handlers.saml_handler",
+        "SAML2 response was not solicited",
+        "to one and the same process",
+    ),
+    (
+        "sso_session_gone",
+        "synapse.rest.synapse.client.pick_username",
+        "Error fetching session: 404: Unknown session",
+        "/_synapse/client/pick_username",
+    ),
+    (
+        "s3_credentials",
+        "",
+        "botocore.exceptions.NoCredentialsError: Unable to locate credentials",
+        "access_key_id",
+    ),
     ("pydantic_warning", "", "UserWarning: Valid config keys have changed in V2:", "pydantic<2"),
     ("room_create_missing", "", "KeyError: ('m.room.create', '')", "force_purge"),
     (

@@ -21,6 +21,9 @@ def with_frames(passage: Passage, frames: Sequence[str], *, is_cut: bool) -> Pas
         words.append("The traceback after it was cut off: the last line, with the exception, is missing.")
         advice = ["paste it as a whole"]
     possible = possible_faults(frames) if is_cut else []
+    if is_cut and (cut := told_of_cut(frames)) is not None:
+        possible.append(cut.means)
+        advice.insert(0, cut.do)
     return msgspec.structs.replace(passage, words=[*words, *_places(frames), *possible], advice=advice)
 
 
