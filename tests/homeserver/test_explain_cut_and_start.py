@@ -355,3 +355,17 @@ def test_of_a_fault_that_nobody_is_known_to_have_mended_it_is_not_said_that_noth
 
     assert "nothing is to be done" not in found.advice
     assert "1.28 or later" in found.advice[0]
+
+
+def test_an_update_whose_row_was_looked_for_is_told_where_it_is_cut_off() -> None:
+    """Two main processes ran the same updates (matrix-org/synapse#15485)."""
+    cut = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/synapse/storage/background_updates.py", line 455, in f\n'
+        "    progress_json = await self.db_pool.simple_select_one_onecol(\n"
+        '  File "/x/synapse/storage/database.py", line 1646, in simple_select_one_onecol\n'
+    )
+    [found] = explain(cut).passages
+
+    assert any("If the line that is missing has No row found" in word for word in found.words)
+    assert "one main process alone" in found.advice[0]

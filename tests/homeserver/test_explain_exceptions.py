@@ -168,6 +168,13 @@ def test_an_exception_of_synapse_is_told_with_its_cure(key: str, line: str, step
 
 
 LINES: Final = [
+    # matrix-org/synapse#3573
+    (
+        "room_unknown_join",
+        "synapse.handlers.federation",
+        "Rejecting $1487:raim.ist because Room '!q:half-shot.uk' does not exist",
+        "by way of another homeserver",
+    ),
     # matrix-org/synapse#7530, #9427
     (
         "sso_session_gone",
