@@ -256,6 +256,11 @@ LOGGED: Final = "2026-11-02 10:00:00,000 - synapse.metrics.background_process_me
 FRAME: Final = 'Traceback (most recent call last):\n  File "/x/{}", line 3, in f\n    a()\n{}\n'
 FAULTS: Final = [
     (
+        "synapse/storage/databases/main/appservice.py",
+        "psycopg2.errors.SerializationFailure: could not serialize access due to concurrent update",
+        "update to 1.47 or later",
+    ),
+    (
         "synapse/handlers/federation.py",
         "UnboundLocalError: local variable 'destinations' referenced before assignment",
         "update to 1.65 or later",

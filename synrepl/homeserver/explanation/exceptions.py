@@ -210,7 +210,9 @@ def told_of_cut(frames: Sequence[str]) -> Told | None:
             "The row of an update of the database in the background was looked for, or changed. If the line"
             " that is missing has No row found, another process did that update meanwhile: two main processes"
             " run on this database.",
-            "see that one main process alone, and no spare one, has this database; with a single one the words"
-            " of PostgreSQL in that line count",
+            (
+                "see that one main process alone, and no spare one, has this database; with a single one the"
+                " words of PostgreSQL in that line count"
+            ),
         )
     return None
