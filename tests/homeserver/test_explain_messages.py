@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synrepl.homeserver.explanation import explain
+from synrepl.homeserver.explanation import details, explain
 from synrepl.homeserver.explanation.messages import FormRow, Message, find_message, known_messages
 from synrepl.homeserver.explanation.pasted_lines import REDIS, Header, LoggedText
 
@@ -662,3 +662,13 @@ def test_rows_of_devices_of_1_76_to_1_109_are_read() -> None:
     said = [" ".join(one.words) for one in found.passages]
     assert 2 == sum("The row has the form of Synapse 1.76 to 1.109." in one for one in said)
     assert "does not fit" not in str(said)
+
+
+def test_one_module_explains_a_message_by_its_values() -> None:
+    """The tables of the modules are put together by key: of two with one key, one would never be asked."""
+    tables = [part.DETAILS for part in vars(details).values() if hasattr(part, "DETAILS")]
+    keys = Counter(key for table in tables for key in table)
+
+    assert len(tables) > 10
+    assert [] == [key for key, count in keys.items() if count > 1]
+    assert set(details.DETAILS) <= {one.key for one in known_messages()}

@@ -1,6 +1,15 @@
 """What the tasks of Synapse in the background do, by their names, and what is missing where one fails."""
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
+
+import msgspec
+
+from synrepl.homeserver.explanation.message_passage import Detail, passage_of
+from synrepl.homeserver.explanation.messages import Match
+from synrepl.homeserver.explanation.results import Passage
+from synrepl.homeserver.explanation.tokens import Writers
+from synrepl.wire.text import printable
 
 
 class BackgroundTask(NamedTuple):
@@ -117,3 +126,18 @@ def background_task(name: str) -> BackgroundTask | None:
     """Return what is known of the task of that name: by the longest beginning."""
     known = max((start for start in TASKS if name.startswith(start)), key=len, default=None)
     return TASKS[known] if known is not None else None
+
+
+def _task(match: Match, writers: Writers) -> Passage | None:
+    """Explain a task in the background that failed by what it does."""
+    task = background_task(match.values[0])
+    if task is None:
+        return None
+    name = printable(match.values[0])
+    words = [f"A task in the background failed: {name}, which {task.does}. {task.missing}"]
+    severity = "look" if task.is_minor else match.message.severity
+    return msgspec.structs.replace(passage_of(match, words, [match.message.do], []), severity=severity)
+
+
+DETAILS: Final[Mapping[str, Detail]] = {"background_task_failed": _task}
+"""What explains messages by their values, by the key of the message."""

@@ -205,4 +205,14 @@ def told_of_cut(frames: Sequence[str]) -> Told | None:
             "see that PostgreSQL runs, and that host, port, user, password and database under database: args"
             " are right as seen from the process (in a container: the other container's name, not localhost)",
         )
+    if list(frames[-2:]) == ["synapse/storage/background_updates.py", "synapse/storage/database.py"]:
+        return Told(
+            "The row of an update of the database in the background was looked for, or changed. If the line"
+            " that is missing has No row found, another process did that update meanwhile: two main processes"
+            " run on this database.",
+            (
+                "see that one main process alone, and no spare one, has this database; with a single one the"
+                " words of PostgreSQL in that line count"
+            ),
+        )
     return None

@@ -14,23 +14,15 @@ from typing import Final
 
 import msgspec
 
-from synrepl.homeserver.explanation.details import (
-    CUT_TRACEBACK,
-    LACKS,
-    MAX_TEXT,
-    NOT_BY_DATA,
-    SEVERITIES,
-    explain_message,
-    explain_traceback,
-    failed_request,
-    in_package,
-    of_redis_client,
-    to_main,
-    without_secrets,
-)
+from synrepl.homeserver.explanation.addresses import of_redis_client
+from synrepl.homeserver.explanation.background_updates import started_update, with_update
+from synrepl.homeserver.explanation.details import NOT_BY_DATA
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
+from synrepl.homeserver.explanation.excerpts import MAX_TEXT, without_secrets
 from synrepl.homeserver.explanation.faults import GENERAL, ReleaseFault, find_fault, told_of_fault, with_fault
+from synrepl.homeserver.explanation.message_explainer import explain_message
 from synrepl.homeserver.explanation.messages import Match, find_cut, find_message, find_reason, known_messages
+from synrepl.homeserver.explanation.misrouted_requests import LACKS, failed_request, to_main
 from synrepl.homeserver.explanation.modules import module_of, program_of
 from synrepl.homeserver.explanation.other_servers import OtherServers
 from synrepl.homeserver.explanation.pasted_lines import (
@@ -55,6 +47,7 @@ from synrepl.homeserver.explanation.redis_output import RedisOutput
 from synrepl.homeserver.explanation.results import (
     MAX_NUMBERS,
     NOTHING_KNOWN,
+    SEVERITIES,
     Explanation,
     HomeserverState,
     Passage,
@@ -85,6 +78,7 @@ from synrepl.homeserver.explanation.tokens import (
     roles_of,
     token_fields,
 )
+from synrepl.homeserver.explanation.tracebacks import CUT_TRACEBACK, explain_traceback, in_package
 from synrepl.homeserver.explanation.wire_lines import explain_line
 from synrepl.homeserver.streams import POSITION_NAMES
 from synrepl.wire.text import printable
@@ -236,6 +230,7 @@ class _Explainer:
         self._places: dict[str, list[int]] = {}
         self._others = OtherServers()
         self._retries = Retries()
+        self._update = ""
         self._failed: deque[tuple[int, str]] = deque(maxlen=MAX_FAILED)
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
 
@@ -297,6 +292,7 @@ class _Explainer:
         """Explain the message that a line is; False if its values say that it is none."""
         message = match.message
         self._retries.see(match, header, entry.number)
+        self._update = started_update(match.text) or self._update
         if (entry.is_cut or not entry.exceptions) and (request := failed_request(match)):
             self._failed.append((entry.number, request))
         group = self._groups.get((message.key, message.severity))
@@ -316,6 +312,8 @@ class _Explainer:
         )
         if passage is not None and passage.severity != "normal" and fault is not None:
             passage = with_fault(passage, fault)
+        if passage is not None and passage.kind == "update_failed":
+            passage = with_update(passage, self._update)
         if passage is not None:
             self._add_failure(passage, entry, header.time)
             if passage.severity == "normal" and entry.exceptions and not entry.is_traceback:
@@ -624,7 +622,9 @@ def _rank(passage: Passage) -> float:
 
 def _summary(passages: list[Passage]) -> str:
     """Say in a sentence what is likely wrong: what the worst message means, and its cause."""
-    told = [one for one in passages if one.severity and not one.words[-1].endswith(BESIDE)]
+    known = [one for one in passages if one.severity]
+    # What other modules logged is told where there is nothing else.
+    told = [one for one in known if not one.words[-1].endswith(BESIDE)] or known
     if not told:
         return ""
     worst = told[0]

@@ -1,7 +1,7 @@
 """The results of an explanation. All texts in them are safe to print."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,9 @@ class HomeserverState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_KNOWN = HomeserverState()
+
+SEVERITIES: Final = ("error", "look", "", "normal")
+"""The severities, the worst first."""
 
 
 class Passage(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ _LIKELY: Final = re.compile(r"(?<![\w~.$!@#-])(?:\d+/)?[smt]-?\d[\d~.-]*_|Token\
 _IN_PARENTHESES: Final = r"\([^()]*(?:\([^()]*\)[^()]*)*\)"
 VALUE: Final = rf"(?:{_NUMBER}(?!(?!quarantined_media)\w)|(?:Room|MultiWriter)StreamToken{_IN_PARENTHESES})"
 """The pattern of a position in the log of Synapse."""
+INTEGER: Final = r"-?\d{1,19}"
 
 _MEMBER: Final = re.compile(
     # 1.154 to 1.158 have nothing between the number of sticky_events and the next name.
