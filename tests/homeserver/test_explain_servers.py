@@ -246,3 +246,31 @@ def test_a_worker_that_apache_holds_for_down_is_named() -> None:
     ).passages
 
     assert passage.words[0].startswith("Apache asks 127.0.0.1:8008 nothing for a while")
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (
+            "jemalloc_there",
+            "synapse.metrics.jemalloc - 178 - DEBUG - main - Found jemalloc at /usr/lib/libjemalloc.so.2",
+        ),
+        ("jemalloc_missing", "synapse.metrics.jemalloc - 175 - DEBUG - main - jemalloc not found"),
+        (
+            "devices_stale",
+            (
+                "synapse.handlers.e2e_keys - 207 - ERROR - POST-1 - Devices for {'@bob:remote'} were cached,"
+                " but the server no longer shares any rooms with them. The cached device lists are stale."
+            ),
+        ),
+        (
+            "cfg_expiry_time",
+            (
+                "synapse.config.cache - 251 - WARNING - - You have set two incompatible flags, expiry_time"
+                " and expire_caches. Please only use the expire_caches"
+            ),
+        ),
+    ],
+)
+def test_lines_about_caches_are_known(key: str, text: str) -> None:
+    assert [key] == [one.kind for one in explain(f"2022-01-01 00:00:00,000 - {text}").passages]

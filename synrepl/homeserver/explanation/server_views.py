@@ -84,7 +84,8 @@ def _told_of_sessions(rows: _Rows) -> _Said:
             _END_ONE,
             (
                 "for later: ALTER ROLE ... SET idle_in_transaction_session_timeout = '10min' has PostgreSQL"
-                " end such ones; newer releases of Synapse set it themselves (element-hq/synapse#20077)"
+                " end such ones; Synapse 1.163 sets it to 30 minutes (idle_in_transaction_session_timeout in"
+                " database:)"
             ),
         ]
     if waiting:
