@@ -75,6 +75,22 @@ POOLS = """\
 ----------+---------+-----------+------------+-----------+---------+---------+-----------
  synapse  | synapse |        20 |         37 |        20 |       0 |      14 | session
 """
+PLAN = """\
+                                   QUERY PLAN
+-----------------------------------------------------------------------------------
+ Delete on device_inbox  (cost=0.0..1.0 rows=1 width=6) (actual time=6.1..6.1 rows=0 loops=1)
+   ->  Seq Scan on device_inbox  (cost=0.0..1.0 rows=1 width=6) (actual time=0.1..6.0 rows=40 loops=1)
+         Rows Removed by Filter: 8500000
+ Planning Time: 0.1 ms
+ Execution Time: 60001.2 ms
+(5 rows)
+"""
+SHOW_CONFIG = """\
+        key        |    value    | default | changeable
+-------------------+-------------+---------+------------
+ default_pool_size | 20          | 20      | yes
+ pool_mode         | transaction | session | yes
+"""
 POOLED = """\
    name    |   host    | port | database | pool_size | pool_mode | current_connections
 -----------+-----------+------+----------+-----------+-----------+---------------------
@@ -122,6 +138,16 @@ def only(text: str) -> Passage:
         (SIZES, "", "state_groups_state: The state of each group", "synapse_auto_compressor"),
         (POOLS, "error", "synapse: 37 clients, with 20 connections in use", "default_pool_size"),
         (POOLS.replace("37", " 0"), "", "no client waits", ""),
+        (PLAN, "look", "It reads the whole of device_inbox (8,500,040 rows)", "ANALYZE device_inbox"),
+        (PLAN, "look", "it took 60 s", "background_updates"),
+        (PLAN.replace("8500000", "85"), "", "It reads no large table as a whole", ""),
+        (SHOW_CONFIG, "error", "The pool_mode is transaction, and Synapse needs session", "RELOAD"),
+        (
+            SHOW_CONFIG.replace("transaction", "session    "),
+            "",
+            "default_pool_size 20",
+            "raise default_pool_size",
+        ),
         (POOLED, "", "synapse up to 20 connections (now 20)", "raise default_pool_size"),
         (POOLED.replace("20 |      ", "20 | transaction"), "error", "synapse is in a mode that Synapse", ""),
     ],

@@ -13,7 +13,7 @@ from synrepl.caches.names import NEWEST_KNOWN
 from synrepl.caches.relations import find_columns, said_of
 from synrepl.homeserver.explanation.relations import SEQUENCE, KnownRelation, known_relations
 from synrepl.homeserver.explanation.results import Passage
-from synrepl.homeserver.explanation.server_views import explain_view, is_setting
+from synrepl.homeserver.explanation.server_views import explain_view, has_words
 from synrepl.homeserver.streams import WIRE, written_by
 from synrepl.wire.text import printable
 
@@ -88,7 +88,7 @@ class PsqlOutput(msgspec.Struct):
                 # The last cell, or the first one, is empty.
                 shown = line.strip()
                 cells = [*cells, ""] if shown.endswith("|") else ["", *cells] if shown[:1] == "|" else cells
-            is_text = len(cells) == 1 and " " in cells[0] and not is_setting(self.columns[0])
+            is_text = len(cells) == 1 and " " in cells[0] and not has_words(self.columns[0])
             if len(cells) != len(self.columns) or is_text:
                 return False
             if len(self.rows) < MAX_ROWS:

@@ -408,6 +408,82 @@ def _told_of_pooled_databases(rows: _Rows) -> _Said:
     )
 
 
+def _told_of_pooler_settings(rows: _Rows) -> _Said:
+    given = {row.get("key", ""): row.get("value", "") for row in rows}
+    mode = printable(given.get("pool_mode", "session"))
+    size, clients = (
+        printable(given.get(key, "not told")) for key in ("default_pool_size", "max_client_conn")
+    )
+    settings = f"pool_mode {mode}, default_pool_size {size}, max_client_conn {clients}"
+    words = [f"Settings of a PgBouncer: {settings}. {_HELD}."]
+    if mode in ("transaction", "statement"):
+        words.insert(
+            0,
+            f"The pool_mode is {mode}, and Synapse needs session, unless [databases] has another one for it.",
+        )
+        return _Said(
+            words, ["pool_mode=session at the database of Synapse in [databases], then RELOAD"], "error"
+        )
+    return _Said(words, [f"if clients wait (SHOW POOLS, cl_waiting): {_ENLARGE}"])
+
+
+# -- plans ---------------------------------------------------------------------------------------------------
+
+_WHOLE: Final = re.compile(
+    r"Seq Scan on (?P<table>\w{1,63}).{0,200}?actual time=[\d.]{1,50} rows=(?P<rows>[\d.]{1,20})"
+    r" loops=(?P<loops>\d{1,12})",
+    re.ASCII,
+)
+_FILTERED: Final = re.compile(r"Rows Removed by Filter: (?P<rows>\d{1,15})", re.ASCII)
+_TOOK: Final = re.compile(r"Execution Time: (?P<ms>[\d.]{1,20}) ms", re.ASCII)
+MANY_ROWS: Final = 100_000
+PLAN: Final = "query plan"
+"""The column of a table that EXPLAIN prints."""
+
+
+def _told_of_plan(rows: _Rows) -> _Said:
+    lines = [row.get(PLAN, "") for row in rows]
+    took = next((float(found["ms"]) / 1000 for one in lines if (found := _TOOK.search(one))), None)
+    words = [
+        "How PostgreSQL runs a statement (EXPLAIN)"
+        + (f"; it took {took:,.3g} s." if took is not None else ".")
+    ]
+    whole: dict[str, int] = {}
+    for at, line in enumerate(lines):
+        if (found := _WHOLE.search(line)) is None:
+            continue
+        removed = next(
+            (int(one["rows"]) for text in lines[at + 1 : at + 4] if (one := _FILTERED.search(text))), 0
+        )
+        read = int(float(found["rows"]) + removed) * int(found["loops"])
+        whole[found["table"]] = max(read, whole.get(found["table"], 0))
+    large = {name: read for name, read in whole.items() if read >= MANY_ROWS}
+    if not large:
+        return _Said([*words, "It reads no large table as a whole."] if took is not None else words, [])
+    told = several([f"{printable(name)} ({read:,} rows)" for name, read in large.items()])
+    return _Said(
+        [
+            f"It reads the whole of {told}: no index fits it, or PostgreSQL does not know that one would.",
+            *words,
+        ],
+        [
+            (
+                f"ANALYZE {printable(next(iter(large)))}, and look again: after a restore, an upgrade or many"
+                " deletions the statistics are not there, or old"
+            ),
+            (
+                "SELECT * FROM background_updates: an index may still be made in the background; \\d TABLE"
+                " shows those that are there, INVALID ones too (DROP INDEX, and make it again)"
+            ),
+            (
+                "if it is a statement of Synapse, and its indexes are all there: update, as newer releases"
+                " may ask otherwise"
+            ),
+        ],
+        "look",
+    )
+
+
 # -- settings ------------------------------------------------------------------------------------------------
 
 
@@ -577,6 +653,8 @@ _VIEWS: Final = (
         _told_of_standbys,
     ),
     _View((frozenset({"cl_waiting"}),), "pools", _told_of_pools),
+    _View((frozenset({PLAN}),), "plan", _told_of_plan),
+    _View((frozenset({"key", "value", "changeable"}),), "settings of PgBouncer", _told_of_pooler_settings),
     _View((frozenset({"pool_size", "name"}),), "databases of PgBouncer", _told_of_pooled_databases),
     _View(
         (
@@ -593,9 +671,9 @@ _VIEWS: Final = (
 )
 
 
-def is_setting(column: str) -> bool:
-    """Whether a column has the value of a setting."""
-    return column.lower() in _SETTINGS
+def has_words(column: str) -> bool:
+    """Whether a column has the value of a setting, or lines of a plan: words with spaces."""
+    return column.lower() in _SETTINGS or column.lower() == PLAN
 
 
 def explain_view(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Passage | None:
