@@ -62,6 +62,8 @@ def config(name: str, value: str) -> str:
         (config("cluster-enabled", "yes"), "look", "a node of a Redis Cluster", "no cluster"),
         (config("hz", "10"), "", "Settings of a Redis: hz", ""),
         ('redis-cli config get timeout\n1# "timeout" => "0"', "", "timeout is 0", ""),
+        ("tcp-keepalive 60\ntimeout 20\nmaxmemory 100mb\n", "look", "timeout is 20", "raise it above 60"),
+        ("client-output-buffer-limit pubsub 32mb 8mb 60", "", "is pubsub 32mb 8mb 60", ""),
         (SLOWLOG, "look", "the longest: KEYS, 150.0 ms", "CLIENT LIST"),
         (
             ACL_LOG,
@@ -123,6 +125,6 @@ def test_passwords_are_not_shown() -> None:
 
 def test_words_of_commands_in_a_log_are_no_commands() -> None:
     """A line of a program that has the word publish, or ends with the word role."""
-    found = explain("Failed to publish message\nuser has no role\nplease config get it")
+    found = explain("Failed to publish message\nuser has no role\nplease config get it\ntimeout 300")
 
-    assert (3, []) == (found.unrecognized, found.passages)
+    assert (4, []) == (found.unrecognized, found.passages)

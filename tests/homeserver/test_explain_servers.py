@@ -274,3 +274,26 @@ def test_a_worker_that_apache_holds_for_down_is_named() -> None:
 )
 def test_lines_about_caches_are_known(key: str, text: str) -> None:
     assert [key] == [one.kind for one in explain(f"2022-01-01 00:00:00,000 - {text}").passages]
+
+
+LATE = (
+    '{}upstream timed out (110: Connection timed out) while reading, client: 1.2.3.4, request: "{} HTTP/2.0",'
+    ' upstream: "http://127.0.0.1:8008/"'
+)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "do"),
+    [
+        ("GET /_matrix/client/v3/sync?timeout=30000", "proxy_read_timeout must be longer"),
+        ("POST /_matrix/client/v3/join/%23synapse:matrix.org", "to join a large room takes minutes"),
+        ("GET /_matrix/media/v3/download/a.b/c", "a large file takes long"),
+        ("PUT /_matrix/client/r0/rooms/!abc%3Aa/send/m.room.encrypted/m123", "pg_stat_activity"),
+    ],
+)
+def test_an_answer_that_is_late_is_told_by_what_was_asked_for(request_line: str, do: str) -> None:
+    """A /sync waits on purpose; to send a message does not (matrix-org/synapse#9422)."""
+    [passage] = explain(LATE.format(NGINX, request_line)).passages
+
+    assert 1 == len(passage.advice)
+    assert do in passage.advice[0]

@@ -31,6 +31,31 @@ _LOOPBACK: Final = (
     " proxy's configuration in place of localhost"
 )
 
+_LATE: Final = r"timed? ?out|i/o timeout|timeout awaiting|request timeout"
+_LONGER: Final = (
+    "a /sync waits as long as its client wants, 30 s and more: proxy_read_timeout must be longer (600s;"
+    " Envoy and Istio: timeout: 0s of the route, 15 s if not set; Apache: ProxyTimeout 600; Caddy and"
+    " Traefik: no response_header_timeout, or one of 600s)"
+)
+_BY_PATH: Final = (
+    (r"/sync\b|/events\b|native|changes|follow=", ""),
+    (
+        r"/join\b|/join/|/rooms/[^/\s]{1,300}/join|make_join|send_join|/upgrade\b",
+        (
+            "to join a large room takes minutes, and goes on in Synapse though the proxy has answered 504:"
+            " wait, and look whether the room is there, before it is asked again"
+        ),
+    ),
+    (
+        r"/media/|/upload\b",
+        (
+            "a large file takes long, from another homeserver above all: raise proxy_read_timeout and"
+            " proxy_send_timeout for /_matrix/media, and see whether the disk of media is slow"
+        ),
+    ),
+)
+"""Requests that take long by themselves: the path, and what to do in place of looking for load."""
+
 _ON_THE_WAY: Final = (
     (
         r"is DOWN|Health check for server",
@@ -135,14 +160,12 @@ _ON_THE_WAY: Final = (
         "raise proxy_buffer_size; if the header is invalid: the port is that of another protocol, or of TLS",
     ),
     (
-        r"timed? ?out|i/o timeout|timeout awaiting|request timeout",
+        _LATE,
         "{}, to which a proxy passed a request, did not answer in the time that the proxy waits.",
         (
-            "a /sync waits as long as its client wants, 30 s and more: proxy_read_timeout must be longer"
-            " (600s; Envoy and Istio: timeout: 0s of the route, 15 s if not set; Apache: ProxyTimeout 600;"
-            " Caddy and Traefik: no response_header_timeout, or one of 600s). Others: look at the load of"
-            " that process, and what it waits for: its log has the request when it ends (Processed request:"
-            " 75.0sec)"
+            "look at the load of that process, and what it waits for (the database: pg_stat_activity): its"
+            " log has the request when it ends (Processed request: 75.0sec). What was asked for goes on"
+            " there"
         ),
     ),
 )
@@ -238,5 +261,15 @@ def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
     if where.endswith(":8448"):
         return [_FROM_OUTSIDE.format(where)], [_TO_8448]
     words = told[1].format(where)
+    if told[0] == _LATE:
+        return [f"{words[0].upper()}{words[1:]}"], _late(text, told[2])
     advice = [told[2], *([_LOOPBACK] if where.startswith("[::1]") and told[2] == _SEE_ADDRESS else [])]
     return [f"{words[0].upper()}{words[1:]}"], advice
+
+
+def _late(text: str, otherwise: str) -> list[str]:
+    """What to do about an answer that came too late, by what was asked for, as far as the line tells."""
+    said = next((said for pattern, said in _BY_PATH if re.search(pattern, text, re.ASCII)), None)
+    if said is None:
+        return [otherwise] if "/_matrix/" in text else [_LONGER, otherwise]
+    return [said] if said else [_LONGER]

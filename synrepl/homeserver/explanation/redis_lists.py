@@ -314,6 +314,18 @@ class _Config(_Listed):
         return self.told(words, advice, "look" if odd else "")
 
 
+_OF_FILE: Final = re.compile(r"\s*(?P<name>[a-z-]{4,40}) (?P<value>[^#\n]{1,200}?)\s*\Z")
+"""A line of redis.conf."""
+
+
+def _of_file(line: str, *, is_among: bool) -> tuple[str, str] | None:
+    """Return the setting in a line of redis.conf: one whose name is a word only among others."""
+    found = _OF_FILE.match(line[:300])
+    if found is None or found["name"] not in _SETTINGS or not (is_among or "-" in found["name"]):
+        return None
+    return found["name"], found["value"].strip('"')
+
+
 class RedisLists:
     """All lists in a text: each is below the command that it answers."""
 
@@ -324,6 +336,12 @@ class RedisLists:
 
     def takes(self, line: str, number: int) -> bool:
         """Whether a line is such a command, or of its list."""
+        config = self._kinds["config get"]
+        if setting := _of_file(line, is_among=self._asked is config):
+            config.items = [*config.items, *setting]
+            config.add(number)
+            self._asked = config
+            return True
         asked = _ASKED.match(line[:600].strip())
         if asked is not None:
             self._asked = self._kinds[asked["what"].lower()]
