@@ -297,3 +297,10 @@ def test_an_answer_that_is_late_is_told_by_what_was_asked_for(request_line: str,
 
     assert 1 == len(passage.advice)
     assert do in passage.advice[0]
+
+
+def test_a_vacuum_that_removes_everything_is_normal() -> None:
+    """It says how many rows it could not remove, also if there are none."""
+    [passage] = explain("tuples: 5 removed, 200216 remain, 0 are dead but not yet removable").passages
+
+    assert ("db_dead_rows", "normal") == (passage.kind, passage.severity)

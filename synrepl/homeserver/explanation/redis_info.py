@@ -194,7 +194,7 @@ class RedisInfo(RedisPrinted):
             for name, bound, means, _ in full
         ]
         words += [
-            f"{what} was answered {printable(count)} times since Redis started: {_REFUSED[what][0]}."
+            f"{what} was answered since Redis started ({printable(count)} in all): {_REFUSED[what][0]}."
             for what, count in self.refused.items()
         ]
         words = words or ["What a Redis says of itself (INFO): nothing that is looked at here is odd in it."]

@@ -180,6 +180,10 @@ class _AclLog(_Listed):
         return self.told(words, advice, "error")
 
 
+LONG: Final = 10_000
+"""From how many microseconds on a command takes long: Redis' own limit, if it has no other."""
+
+
 class _Slow(_Listed):
     """What SLOWLOG GET printed: of each entry a number, when, how many microseconds, and the command."""
 
@@ -197,8 +201,10 @@ class _Slow(_Listed):
         ]
         if not slow:
             return None
-        slow.sort(reverse=True)
-        took, name = slow[0]
+        took, name = max(slow)
+        if took < LONG:
+            words = [f"No command in this SLOWLOG took {LONG // 1000} ms; the longest: {name}, {took} µs."]
+            return self.told(words, [], "")
         return self.told(
             [
                 (

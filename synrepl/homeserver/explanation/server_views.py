@@ -346,7 +346,7 @@ def _sizes(rows: _Rows) -> dict[str, float]:
 
 def _told_of_sizes(rows: _Rows) -> _Said:
     sizes = sorted(_sizes(rows).items(), key=lambda one: -one[1])
-    first = listed([f"{printable(name)} {size(many)}" for name, many in sizes[:3]])
+    first = listed([f"{printable(name)} {size(many)}" for name, many in sizes[:3] if many])
     words = [f"Sizes of tables; the largest: {first}."]
     known = known_relations()
     words += [f"{name}: {known[name].about}" for name, _ in sizes[:5] if name in known]
@@ -458,6 +458,8 @@ def _told_of_plan(rows: _Rows) -> _Said:
         read = int(float(found["rows"]) + removed) * int(found["loops"])
         whole[found["table"]] = max(read, whole.get(found["table"], 0))
     large = {name: read for name, read in whole.items() if read >= MANY_ROWS}
+    if took is not None and took < 1 and large:
+        return _Said([*words, "It reads a large table as a whole, and is quick all the same."], [])
     if not large:
         return _Said([*words, "It reads no large table as a whole."] if took is not None else words, [])
     told = several([f"{printable(name)} ({read:,} rows)" for name, read in large.items()])
