@@ -294,3 +294,64 @@ def test_the_end_of_a_repr_is_no_part_of_a_reason(end: str) -> None:
     line = "synapse.http.client - 5 - INFO - x - Error sending request to  POST http://a:1/_synapse/x: "
     passage = explain(f"{line}ConnectionRefusedError('Connection refused'{end}").passages[0]
     assert any(word.startswith("Connection refused: ") for word in passage.words)
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "step"),
+    [
+        # matrix-org/synapse#12763, #16591
+        ("synapse/handlers/user_directory.py", "NUL (0x00) characters", "update to 1.59.1 or later"),
+        (
+            "synapse/storage/databases/main/pusher.py",
+            "'int' object is not iterable",
+            "update to 1.96 or later",
+        ),
+    ],
+)
+def test_known_faults_of_the_last_file_are_told_where_the_exception_is_cut_off(
+    file: str, said: str, step: str
+) -> None:
+    """Which of them it is, if any, is in the line that is missing."""
+    cut = (
+        f'Traceback (most recent call last):\n  File "/x/{file}", line 119, in process\n    await self.a(u\n'
+    )
+    line = "2022-05-17 15:04:36,496 - synapse.metrics.background_process_metrics - 245 - ERROR - x - "
+    for before in ("", line + "Background process 'a' threw an exception\n"):
+        [found] = explain(before + cut).passages
+        told = next(word for word in found.words if "is missing has" in word)
+        assert said in told
+        assert step in told
+        assert len([word for word in found.words if "is missing has" in word]) <= 2
+
+
+def test_no_fault_is_told_of_a_file_by_way_of_which_all_goes() -> None:
+    cut = 'Traceback (most recent call last):\n  File "/x/synapse/app/_base.py", line 1, in a\n    b(\n'
+
+    assert "is missing has" not in str(explain(cut))
+
+
+def test_a_start_that_was_about_to_connect_to_the_database_is_told_where_it_is_cut_off() -> None:
+    """element-hq/element-docker-demo#1."""
+    cut = (
+        "2025-03-06 15:16:52,190 - synapse.app._base - 220 - ERROR - main - Exception during startup\n"
+        "Traceback (most recent call last):\n"
+        '  File "/x/synapse/storage/databases/__init__.py", line 76, in __init__\n'
+        '    with make_conn(database_config, engine, "startup") as db_conn:\n'
+        '  File "/x/synapse/storage/database.py", line 168, in make_conn\n'
+        "    native_db_conn = engine.module.connect(**db_params)\n"
+    )
+    [found] = explain(cut).passages
+
+    assert any("about to connect to the database" in word for word in found.words)
+    assert "see that PostgreSQL runs" in found.advice[0]
+
+
+def test_of_a_fault_that_nobody_is_known_to_have_mended_it_is_not_said_that_nothing_is_to_be_done() -> None:
+    """It failed, and a later release may mend it (matrix-org/synapse#7819)."""
+    frame = '  File "/x/synapse/storage/data_stores/main/push_rule.py", line 4, in f\n    a()\n'
+    [found] = explain(
+        f"Traceback (most recent call last):\n{frame}TypeError: 'int' object is not subscriptable\n"
+    ).passages
+
+    assert "nothing is to be done" not in found.advice
+    assert "1.28 or later" in found.advice[0]

@@ -609,3 +609,8 @@ def test_each_message_has_a_key_of_its_own() -> None:
     keys = [one.key for one in known_messages()]
 
     assert len(set(keys)) == len(keys)
+
+
+def test_each_fault_of_what_failed_has_a_cure() -> None:
+    """A release, or steps; nothing is to be done only for what is harmless."""
+    assert [one.source for one in known_faults() if not one.steps and one.severity in ("", "error")] == []

@@ -329,6 +329,29 @@ def test_requests_joined_by_their_place_are_not_told_as_sure() -> None:
     assert any("Most likely" in word and "line 3" in word for word in found.words)
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "step"),
+    [
+        ("block_room", "workers lack block_room in 1.109, and have it in 1.133.", "update to 1.133 or later"),
+        ("create_room_alias_association", "in 1.28, and have it in 1.56.", "update to 1.56 or later"),
+        ("set_push_rule_actions_", "", "newer releases let workers do more"),
+        ("add_pusher", "and none up to 1.163 has it.", "leave it to the main process"),
+    ],
+)
+def test_release_from_which_on_workers_have_it_is_told(name: str, said: str, step: str) -> None:
+    """From the packages of seven releases (matrix-org/synapse#10757, element-hq/synapse#18119)."""
+    alone = told(LACKS.replace("get_x", name))
+    served = told(REQUEST + SERVED + LACKS.replace("get_x", name))
+
+    for passage in (alone, served):
+        assert said in " ".join(passage.words)
+        assert ("Read in packages" in str(passage)) == bool(said)
+    assert step in " / ".join(alone.advice)
+    assert "send GET /_matrix/federation/v1/openid/userinfo to the main process" in served.advice[0]
+    assert ("newer releases" in str(served.advice)) == (not said)
+    assert "leave it to the main process" not in str(served.advice)
+
+
 def test_known_path_that_workers_lack_is_named_without_the_request() -> None:
     found = told(LACKS.replace("get_x", "get_user_id_for_open_id_token"))
 

@@ -395,9 +395,9 @@ def told(text: str) -> Passage:
         ),
         (
             "Cannot reuse as_token across application services: irc (files: a, b)",
-            "cfg_error",
+            "cfg_as_twice",
             "error",
-            "line",
+            "named twice",
         ),
     ],
 )
@@ -811,7 +811,13 @@ def test_a_login_that_postgresql_refuses_is_told_by_its_words(refused: str, said
         ("systemd", "systemd's journal", "matrix-synapse[systemd]"),
         ("systemd.journal", "systemd's journal", "matrix-synapse[systemd]"),
         ("txredisapi", "The Python module txredisapi", "matrix-synapse[redis]"),
-        ("my_module", "a module of modules:", "workers too"),
+        ("my_module", "The Python module my_module is not installed", "workers too"),
+        # matrix-org/synapse#14717, AVENTER-UG/docker-matrix#33: images with a part of Synapse alone
+        ("synapse.app", "a part of Synapse alone", "pull it again"),
+        ("synapse.app.homeserver", "a part of Synapse alone", "pull it again"),
+        # YunoHost-Apps/synapse_ynh#29
+        ("msgpack", "The Python package msgpack is not installed, which each process", "pip install msgpack"),
+        ("twisted.internet", "The Python package twisted is not installed", "pip check"),
     ],
 )
 def test_a_module_that_is_missing_is_told_by_its_name(name: str, said: str, step: str) -> None:
@@ -820,6 +826,18 @@ def test_a_module_that_is_missing_is_told_by_its_name(name: str, said: str, step
     assert passage.kind == "module_missing"
     assert said in passage.words[0]
     assert step in passage.advice[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Missing Requirement: Can't import 'msgpack' which is part of 'msgpack-python>=0.3.0'",
+        "Missing Requirements: 'jsonschema>=2.5.1', 'frozendict>=1'",
+        "Needed attrs>=19.2.0, got attrs==18.1.0",
+    ],
+)
+def test_a_requirement_of_an_older_release_is_told(line: str) -> None:
+    assert told(line).kind == "start_requirement"
 
 
 def test_a_name_that_cannot_be_imported_is_told_of_all_modules() -> None:

@@ -95,6 +95,34 @@ def of_redis_client(passage: Passage, logger: str) -> Passage:
     return msgspec.structs.replace(passage, words=[words], advice=[step])
 
 
+def _tls(match: Match, writers: Writers) -> Passage | None:
+    """Explain a failure of TLS by which side did not accept what."""
+    if match.text.startswith("certificate verify failed"):
+        words = (
+            "TLS failed: the certificate of the other side was not accepted. It has expired, is of another"
+            " name, comes without those between, or its issuer is not in this system's list of authorities."
+        )
+        step = (
+            "of one server: mend it there (openssl s_client -connect HOST:PORT -servername HOST shows it)."
+            f" {OLD_LIST} An authority of your own: federation_custom_ca_list for homeservers, ca_file for"
+            " Redis; for all else SSL_CERT_FILE in the environment of the process"
+        )
+    elif "unknown ca" in match.text or "alert bad certificate" in match.text or "expired" in match.text:
+        words = "TLS failed: the other side did not accept the certificate of this one, or of a proxy here."
+        step = (
+            "serve the whole chain, in date, and for the name that is asked (fullchain.pem and not cert.pem);"
+            " of an authority of your own: the other side must have it in its list"
+        )
+    else:
+        return None
+    return passage_of(match, [words], [step], [])
+
+
+OLD_LIST: Final = (
+    "Of many, as of matrix.org too: this system's list is too old (as without Let's Encrypt's root of 2021):"
+    " update ca-certificates and OpenSSL in the system or image of the process, and restart it."
+)
+
 _TLS_PORT: Final = re.compile(r":6380\b")
 
 
@@ -111,6 +139,7 @@ def _redis_place(match: Match, writers: Writers) -> Passage | None:
 
 
 DETAILS: Final[Mapping[str, Detail]] = {
+    "tls": _tls,
     "tcp_client_connect": _connecting,
     "http_failed": _not_sent,
     "url_invalid": _url,

@@ -21,7 +21,9 @@ def _module(match: Match, writers: Writers) -> Passage | None:
     return None if told is None else passage_of(match, *told, [])
 
 
-_OPTION: Final = re.compile(r"Error in configuration at '(?P<path>[^']{1,200})':\s*(?P<told>.*)", re.DOTALL)
+_OPTION: Final = re.compile(
+    r"Error in configuration(?: at '(?P<path>[^']{1,200})')?:\s*(?P<told>.*)", re.DOTALL
+)
 
 
 def _option(match: Match, writers: Writers) -> Passage | None:
@@ -29,8 +31,12 @@ def _option(match: Match, writers: Writers) -> Passage | None:
     found = _OPTION.search(match.text)
     if found is None or not found["told"]:
         return None
-    option, told = printable(found["path"]), excerpt(found["told"])
-    words = f"Synapse refuses to start: the option {option} of its configuration is wrong: {told}"
+    what = (
+        f"the option {printable(found['path'])} of its configuration"
+        if found["path"]
+        else "its configuration"
+    )
+    words = f"Synapse refuses to start: {what} is wrong: {excerpt(found['told'])}"
     return passage_of(match, [words], [match.message.do], [])
 
 

@@ -20,6 +20,7 @@ from synrepl.homeserver.explanation import (
     sequences,
     served_requests,
     stream_lag,
+    worker_storage,
 )
 from synrepl.homeserver.explanation.message_passage import Detail, passage_of
 from synrepl.homeserver.explanation.messages import Match, find_message
@@ -59,6 +60,7 @@ DETAILS: Final[Mapping[str, Detail]] = {
     **sequences.DETAILS,
     **served_requests.DETAILS,
     **stream_lag.DETAILS,
+    **worker_storage.DETAILS,
     "tcp_remote_error": _remote_error,
 }
 """What explains a message by its values; None: what the data says is all."""

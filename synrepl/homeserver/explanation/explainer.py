@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from synrepl.homeserver.explanation.addresses import of_redis_client
+from synrepl.homeserver.explanation.background_updates import started_update, with_update
 from synrepl.homeserver.explanation.cache_figures import CACHES, CacheFigures
 from synrepl.homeserver.explanation.details import NOT_BY_DATA
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
@@ -230,6 +231,7 @@ class _Explainer:
         self._places: dict[str, list[int]] = {}
         self._others = OtherServers()
         self._retries = Retries()
+        self._update = ""
         self._failed: deque[tuple[int, str]] = deque(maxlen=MAX_FAILED)
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
         self._caches = CacheFigures()
@@ -292,6 +294,7 @@ class _Explainer:
         """Explain the message that a line is; False if its values say that it is none."""
         message = match.message
         self._retries.see(match, header, entry.number)
+        self._update = started_update(match.text) or self._update
         if (entry.is_cut or not entry.exceptions) and (request := failed_request(match)):
             self._failed.append((entry.number, request))
         group = self._groups.get((message.key, message.severity))
@@ -311,6 +314,8 @@ class _Explainer:
         )
         if passage is not None and passage.severity != "normal" and fault is not None:
             passage = with_fault(passage, fault)
+        if passage is not None and passage.kind == "update_failed":
+            passage = with_update(passage, self._update)
         if passage is not None:
             self._add_failure(passage, entry, header.time)
             if passage.severity == "normal" and entry.exceptions and not entry.is_traceback:
@@ -622,7 +627,9 @@ def _rank(passage: Passage) -> float:
 
 def _summary(passages: list[Passage]) -> str:
     """Say in a sentence what is likely wrong: what the worst message means, and its cause."""
-    told = [one for one in passages if one.severity and not one.words[-1].endswith(BESIDE)]
+    known = [one for one in passages if one.severity]
+    # What other modules logged is told where there is nothing else.
+    told = [one for one in known if not one.words[-1].endswith(BESIDE)] or known
     if not told:
         return ""
     worst = told[0]

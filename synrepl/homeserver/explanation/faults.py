@@ -23,6 +23,9 @@ MAX_LOOKED_AT: Final = 4000
 """The most characters of a text in which the words are looked for."""
 
 
+NOTHING: Final = "nothing is to be done"
+"""The advice of what is harmless."""
+
 GENERAL: Final = frozenset(("does_not_fit", "worker_lacks"))
 """Messages that tell only in general what such an exception is."""
 
@@ -82,6 +85,22 @@ def find_fault(texts: Sequence[str], frames: Sequence[str]) -> ReleaseFault | No
     return next((one for one in known_faults() if one.is_in(looked_at, frames)), None)
 
 
+def possible_faults(frames: Sequence[str]) -> list[str]:
+    """Tell of the faults that a traceback without its last line may be of, by its last file of Synapse."""
+    last = frames[-1] if frames else ""
+    found = [one for one in known_faults() if last in one.files and last not in _OF_MUCH]
+    return [
+        f"If the line that is missing has {' and '.join(one.says)}: {one.sentence} Then"
+        f" {'; '.join(one.steps) or NOTHING}."
+        for one in found[-MAX_POSSIBLE:]
+    ]
+
+
+MAX_POSSIBLE: Final = 2
+_OF_MUCH: Final = frozenset(("synapse/app/_base.py", "synapse/types.py"))
+"""Files in which much else fails."""
+
+
 def with_fault(passage: Passage, fault: ReleaseFault) -> Passage:
     """Say of what failed that it is a known fault: before all, and in place of the general advice."""
     is_harmless = fault.severity == "normal"
@@ -94,7 +113,7 @@ def with_fault(passage: Passage, fault: ReleaseFault) -> Passage:
     return msgspec.structs.replace(
         passage,
         words=words,
-        advice=fault.steps or ["nothing is to be done"] if is_harmless else fault.steps or passage.advice,
+        advice=fault.steps or [NOTHING] if is_harmless else fault.steps or passage.advice,
         severity=fault.severity or passage.severity,
         cause=f"{before} {fault.sentence}".lstrip() if is_told else "",
     )
@@ -107,5 +126,5 @@ def told_of_fault(fault: ReleaseFault, text: str) -> Passage:
         text=text,
         severity=fault.severity or "error",
         words=[fault.sentence],
-        advice=fault.steps or ["nothing is to be done"],
+        advice=fault.steps or [NOTHING],
     )

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from synrepl.homeserver.explanation.addresses import OLD_LIST
 from synrepl.homeserver.explanation.message_passage import Detail, passage_of
 from synrepl.homeserver.explanation.messages import Match, find_reason
 from synrepl.homeserver.explanation.results import Passage
@@ -249,6 +250,9 @@ def with_reason_of_others(passage: Passage, match: Match, reasons: Sequence[Matc
     reached = f"It was not reached: {'; '.join(why)}. That is normal, and it is asked again later."
     words = [match.meanings[0], reached]
     advice = [match.message.do]
+    said = [match.text, *(one.text for one in reasons if isinstance(one, Match))]
+    if any("certificate verify failed" in one for one in said):
+        advice.append(OLD_LIST[0].lower() + OLD_LIST[1:].rstrip("."))
     return msgspec.structs.replace(passage, severity="normal", words=words, advice=advice, cause="")
 
 

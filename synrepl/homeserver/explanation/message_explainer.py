@@ -35,6 +35,7 @@ from synrepl.homeserver.explanation.retries import advice_of
 from synrepl.homeserver.explanation.sent_requests import with_push_answer
 from synrepl.homeserver.explanation.tokens import Writers, span_text
 from synrepl.homeserver.explanation.tracebacks import OF_ALL_TRANSACTIONS, with_frames
+from synrepl.homeserver.explanation.worker_storage import ROW_NOT_TAKEN, TAKES_ROWS
 
 
 def _in_place(passage: Passage, frames: Sequence[str], key: str = "", *, is_start: bool = False) -> Passage:
@@ -44,7 +45,9 @@ def _in_place(passage: Passage, frames: Sequence[str], key: str = "", *, is_star
         told = told_of_configuration(frames) or (
             told_of_exception("TypeError", frames) if frames and _OF_VALUE.search(passage.text) else None
         )
-    if key == "update_failed" or UPDATES in frames:
+    if key == TAKES_ROWS and passage.kind == LACKS:
+        told = ROW_NOT_TAKEN
+    elif key == "update_failed" or UPDATES in frames:
         told = IN_AN_UPDATE.get(passage.kind)
     elif is_of_upgrade(passage.text, frames):
         told = IN_AN_UPGRADE.get(passage.kind)

@@ -10,6 +10,7 @@ from synrepl.homeserver.explanation.message_passage import Detail, passage_of
 from synrepl.homeserver.explanation.messages import Match
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.homeserver.explanation.tokens import Writers
+from synrepl.homeserver.explanation.worker_storage import FROM_PACKAGES
 from synrepl.homeserver.streams import WRITER_KEYS, writers_sentence
 from synrepl.wire.text import printable
 
@@ -112,7 +113,11 @@ def to_main(passage: Passage, request: str, *, step: str = "") -> Passage:
     sent = f"have the proxy send {request} to the main process"
     if any(sent in one for one in passage.advice):
         return passage
-    advice = [f"{sent}; {_NEWER}", *(one for one in passage.advice if one != step)]
+    # What is known of the releases says more than that newer ones let workers do more.
+    is_known = any(word.startswith(FROM_PACKAGES) for word in passage.words)
+    general = step.partition("; ")[0]
+    kept = [one for one in passage.advice if not general or general not in one]
+    advice = [sent if is_known else f"{sent}; {_NEWER}", *kept]
     return msgspec.structs.replace(passage, advice=advice)
 
 

@@ -25,6 +25,45 @@ _EXTRAS: Final = {
 }
 """Modules that Synapse needs for a part of its options, and the extra that brings them."""
 
+_NEEDED: Final = {
+    "attr": "attrs",
+    "bcrypt": "bcrypt",
+    "bleach": "bleach",
+    "canonicaljson": "canonicaljson",
+    "cryptography": "cryptography",
+    "frozendict": "frozendict",
+    "idna": "idna",
+    "ijson": "ijson",
+    "immutabledict": "immutabledict",
+    "jinja2": "jinja2",
+    "jsonschema": "jsonschema",
+    "matrix_common": "matrix_common",
+    "msgpack": "msgpack",
+    "nacl": "pynacl",
+    "netaddr": "netaddr",
+    "OpenSSL": "pyopenssl",
+    "packaging": "packaging",
+    "phonenumbers": "phonenumbers",
+    "PIL": "Pillow",
+    "prometheus_client": "prometheus_client",
+    "pyasn1": "pyasn1",
+    "pydantic": "pydantic",
+    "pymacaroons": "pymacaroons",
+    "service_identity": "service_identity",
+    "signedjson": "signedjson",
+    "sortedcontainers": "sortedcontainers",
+    "treq": "treq",
+    "twisted": "Twisted",
+    "typing_extensions": "typing_extensions",
+    "unpaddedbase64": "unpaddedbase64",
+    "yaml": "PyYAML",
+}
+"""Packages that Synapse itself needs, by the name of their module, as pip has them."""
+
+_ALWAYS: Final = frozenset(("synapse.app", "synapse.app.homeserver", "synapse.app.generic_worker"))
+"""Modules that each release since 1.11 has."""
+_WHOLE: Final = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
+
 _TOLD: Final = {
     "synapse.synapse_rust": (
         "Synapse was installed without its compiled part (Rust, needed since 1.68).",
@@ -66,6 +105,29 @@ def told_of_module(text: str) -> tuple[list[str], list[str]] | None:
         return [words], [
             f"install it into Synapse's environment, for each process: pip install 'matrix-synapse[{extra}]'"
         ]
+    if (package := _NEEDED.get(top)) is not None:
+        words = (
+            f"The Python package {printable(top)} is not installed, which each process of Synapse needs: the"
+            " installation is not whole, or another Python was started than that of Synapse."
+        )
+        return [words], [
+            (
+                "see that the right Python is started, and install what is missing into it: pip install"
+                f" {package}; then pip check. After an upgrade of the system make the environment anew"
+            )
+        ]
+    if name in _ALWAYS:
+        words = (
+            f"What was started has a part of Synapse alone, and no {name}: an image or a package that was"
+            " built wrong, or a folder named synapse before Synapse itself in Python's path."
+        )
+        return [words], [
+            (
+                "of an image: pull it again, or start the release of before (the images of Synapse itself are"
+                " matrixdotorg/synapse and ghcr.io/element-hq/synapse). Else start in another folder, or"
+                " install Synapse again, as a whole"
+            )
+        ]
     if name.startswith("synapse."):
         words = (
             f"This release of Synapse has no module {printable(name)}: it was moved or removed, or was"
@@ -77,4 +139,16 @@ def told_of_module(text: str) -> tuple[list[str], list[str]] | None:
                 " the release: update it"
             )
         ]
-    return None
+    if not _WHOLE.fullmatch(name):
+        return None
+    words = (
+        f"The Python module {name} is not installed for this process, or is too old to have it: a module of"
+        " modules: in the configuration, or what such a module or a package needs."
+    )
+    return [words], [
+        (
+            "install it into the Python environment of each process, workers too (in a container: into the"
+            " image; an update of the image drops it), or take it out of the configuration. What asks for it"
+            " stands in the traceback"
+        )
+    ]

@@ -68,7 +68,10 @@ def _invalid_command(match: Match, writers: Writers) -> Passage | None:
 
 def _with_line(match: Match, writers: Writers) -> Passage | None:
     """Explain the line of the protocol that a message is about."""
-    found = re.search(r"b?(?P<quote>['\"])(?P<line>[A-Z_]{4,40} .*)(?P=quote)", match.text, re.DOTALL)
+    found = re.search(r"b?(?P<quote>['\"])(?P<line>[A-Z_]{4,40}[ /].*)(?P=quote)", match.text, re.DOTALL)
+    if found and (http := re.match(r"HTTP/\d|(?:GET|POST|PUT|HEAD|OPTIONS)(?= /)", found["line"])):
+        told, step = next(one[1:] for one in _OF_HTTP if re.match(one[0], http[0], re.ASCII))
+        return passage_of(match, [told], [step], [])
     inner = explain_line(found["line"]) if found else None
     if inner is None:
         return None

@@ -8,6 +8,7 @@ import msgspec
 from synrepl.homeserver.explanation.background_updates import told_of_unknown_update, unknown_update
 from synrepl.homeserver.explanation.exceptions import told_of_cut, told_of_exception
 from synrepl.homeserver.explanation.excerpts import excerpt
+from synrepl.homeserver.explanation.faults import possible_faults
 from synrepl.homeserver.explanation.modules import module_of
 from synrepl.homeserver.explanation.results import Passage
 from synrepl.wire.text import printable
@@ -19,7 +20,11 @@ def with_frames(passage: Passage, frames: Sequence[str], *, is_cut: bool) -> Pas
     if is_cut:
         words.append("The traceback after it was cut off: the last line, with the exception, is missing.")
         advice = ["paste it as a whole"]
-    return msgspec.structs.replace(passage, words=[*words, *_places(frames)], advice=advice)
+    possible = possible_faults(frames) if is_cut else []
+    if is_cut and (cut := told_of_cut(frames)) is not None:
+        possible.append(cut.means)
+        advice.insert(0, cut.do)
+    return msgspec.structs.replace(passage, words=[*words, *_places(frames), *possible], advice=advice)
 
 
 _SENDS_ROWS: Final = (
@@ -152,6 +157,7 @@ def explain_traceback(
             "A traceback that was cut off: its last line, which names the exception, is missing.",
             *([f"The module {printable(logger)} logged it."] if logger else []),
             *place,
+            *possible_faults(frames),
         ]
         advice = ["paste the whole traceback" + ("" if logger else ", with the line of the log before it")]
         if (cut := told_of_cut(frames)) is not None:
