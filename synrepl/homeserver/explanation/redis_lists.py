@@ -17,6 +17,8 @@ _ASKED: Final = re.compile(
     re.IGNORECASE,
 )
 """A command of which the list is read, behind a prompt or redis-cli."""
+_WORDS: Final = ("pubsub ", "config get", "acl log", "slowlog get", "role", "publish ")
+"""Of which a line has one, if it is such a command."""
 _NESTED: Final = re.compile(r"(?:\s*\d{1,4}[)#~])*(?=\s*\d{1,4}[)#~] )")
 _ITEM: Final = re.compile(
     r"\s*(?:\d{1,4}[)#~] )?(?:\"(?P<text>(?:[^\"\\]|\\.){0,600})\"(?: => \"(?P<value>[^\"]{0,600})\")?"
@@ -348,9 +350,10 @@ class RedisLists:
             config.add(number)
             self._asked = config
             return True
-        asked = _ASKED.match(line[:600].strip())
+        head = line[:600].lower()
+        asked = _ASKED.match(head.strip()) if any(one in head for one in _WORDS) else None
         if asked is not None:
-            self._asked = self._kinds[asked["what"].lower()]
+            self._asked = self._kinds[asked["what"]]
             self._asked.add(number)
         elif self._asked is not None and not self._asked.takes(line, number):
             self._asked = None
