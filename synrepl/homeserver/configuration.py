@@ -54,7 +54,13 @@ from synrepl.homeserver.merging import (
     as_mapping,
     merge_files,
 )
-from synrepl.homeserver.poolers import Pooler, find_shared_sessions, note_poolers, take_poolers
+from synrepl.homeserver.poolers import (
+    Pooler,
+    find_shared_sessions,
+    note_poolers,
+    note_small_pools,
+    take_poolers,
+)
 from synrepl.homeserver.refusals import NewerKey, Refusal, find_refusals, newer_keys
 from synrepl.html.humanize import counted
 from synrepl.small_files import read_small_file
@@ -319,6 +325,7 @@ class _ConfigurationLoader:
                 " give the file as the process has it",
             )
         self._notes += note_poolers(self._configs, self._poolers)
+        self._notes += note_small_pools(self._configs, self._poolers)
         for lost in self._merged.replaced:
             if not self._is_wrong(lost):
                 self._note("replaced_key", lost.why, lost.remedy)

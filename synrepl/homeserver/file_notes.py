@@ -34,6 +34,7 @@ def notes_on_values(
     yield from _low_factors(configs)
     yield from _events_kept(configs, release)
     yield from _never_expired(configs, release)
+    yield from _old_expiry(configs)
     yield from _autotuning(configs)
     yield from _memory_of_caches(configs)
     yield from _connections(configs)
@@ -76,8 +77,38 @@ def _unknown_keys(configs: Sequence[ProcessConfig], told: frozenset[str]) -> Ite
         )
 
 
+_ELSEWHERE: Final = {
+    "redis.db": "redis.dbid",
+    "redis.database": "redis.dbid",
+    "redis.ssl": "redis.use_tls",
+    "redis.tls": "redis.use_tls",
+    "redis.socket": "redis.path",
+    "redis.unix_socket": "redis.path",
+}
+"""Keys as other programs have them, and that of Synapse."""
+_ONE_REDIS: Final = (
+    " (Synapse takes one `host` and `port`, or `path`, and knows neither Sentinel nor a cluster)"
+)
+_ADDRESSES: Final = (
+    "url",
+    "uri",
+    "sentinels",
+    "sentinel",
+    "sentinel_hosts",
+    "cluster",
+    "nodes",
+    "master_name",
+)
+
+
 def _meant(key: str) -> str:
     section, _, name = key.rpartition(".")
+    if key in _ELSEWHERE:
+        return f" (it is `{_ELSEWHERE[key]}`)"
+    if section == "redis" and name in _ADDRESSES:
+        return _ONE_REDIS
+    if section and name in setting_names():
+        return " (it is a key at the top, not below another one)"
     known = [one.rpartition(".") for one in setting_names()]
     of_same = [last for first, _, last in known if first == section]
     within = [first for first, _, last in known if last == name and first]
@@ -214,6 +245,29 @@ def _never_expired(configs: Sequence[ProcessConfig], release: Release) -> Iterat
                 " until its cache is full, and the memory of a process only grows until then",
                 remedy=("set `caches: expiry_time: 30m`, or " if release >= (1, 38, 0) else "")
                 + f"update to {release_text(_BY_DEFAULT.since)} or newer, where they expire after 30 min",
+            )
+
+
+def _old_expiry(configs: Sequence[ProcessConfig]) -> Iterator[Finding]:
+    """The old key beside those that came in its place, and a target above its limit."""
+    for file, caches in {config.origin("caches"): config.mapping("caches") for config in configs}.items():
+        newer = [key for key in ("expire_caches", "cache_entry_ttl") if key in caches]
+        if caches.get("expiry_time") and newer:
+            yield Finding(
+                kind="replaced_key",
+                why=f"`caches: expiry_time` in {file} counts, and not {listed([f'`{key}`' for key in newer])}"
+                " beside it: it is the older key for the same (1.163 was read)",
+                remedy="remove `expiry_time`, and write `expire_caches: true` and `cache_entry_ttl: 30m`",
+            )
+        tuning = as_mapping(caches.get("cache_autotuning"))
+        limit, target = (_bytes(tuning.get(f"{key}_cache_memory_usage")) for key in ("max", "target"))
+        if 0 < limit < target:
+            yield Finding(
+                kind="cache_memory",
+                why=f"`caches: cache_autotuning` in {file}: target_cache_memory_usage is above"
+                " max_cache_memory_usage: caches are emptied above the limit, and only until there is less"
+                " than the target, so that it ends as soon as it begins",
+                remedy="set the target to less than the limit, as 1792M for 2048M",
             )
 
 

@@ -138,6 +138,7 @@ NOTES: Final[Mapping[str, str]] = MappingProxyType(
         "needs_jemalloc": "limits of caches that count in a process with jemalloc alone",
         "connections": "more connections of all processes together than PostgreSQL has by default",
         "pooler": "a database at the port of a pooler whose mode is not known",
+        "small_pool": "a pooler has fewer connections than the processes may open",
         "unknown_key": "a key that is no setting of any release that is known",
         "check_switched_off": "what is not checked, as the configuration leaves it to nobody that was given",
         "replaced_key": "a key that another file, or the same, has again, without all that was in it",

@@ -155,7 +155,11 @@ def make_plan(
         for release in newest_first:
             alias = next(one for one in ROOM_ALIASES if one in names_of(release))
             if alias != ROOM_ALIASES[0]:
-                notes.append(f"{alias} is all that Synapse {_text(release)} has: only the state of the room")
+                notes.append(
+                    f"{alias} is all that Synapse {_text(release)} has: only the state of the room. Its"
+                    " events stay in the memory of each process: after a room was deleted, restart all of"
+                    " them before anybody here joins it again (matrix-org/synapse#11521)"
+                )
             entries.append((alias, (room,)))
     if wanted.rooms:
         notes.append(OF_CLIENTS)

@@ -14,15 +14,19 @@ from typing import Any, Final
 import msgspec
 
 from synrepl.errors import ConfigError
+from synrepl.homeserver.file_notes import DEFAULT_POOL
 from synrepl.homeserver.findings import Finding
 from synrepl.homeserver.merging import ProcessConfig, Template, as_mapping
-from synrepl.html.humanize import several
+from synrepl.html.humanize import counted, several
 from synrepl.small_files import read_small_file
 from synrepl.wire.text import printable
 
 PORT: Final = 6432
 """PgBouncer's default."""
 FILE: Final = "pgbouncer.ini"
+POOL_SIZE: Final = 20
+MAX_CLIENTS: Final = 100
+"""What counts where default_pool_size and max_client_conn are not set."""
 SHARED: Final = ("transaction", "statement")
 """The modes in which connections to PostgreSQL are shared."""
 POSTGRES_PORT: Final = 5432
@@ -32,7 +36,8 @@ _WORD: Final = re.compile(r"(\w+)\s*=\s*(?:'([^']*)'|(\S*))")
 class Pooler(msgspec.Struct, frozen=True, kw_only=True):
     """A PgBouncer, by its file: `modes` by database (``*`` for all others) and `users_modes` by user.
 
-    `servers` are the host and port of PostgreSQL by database, as far as they are told.
+    `servers` are the host and port of PostgreSQL by database, as far as they are told. `sizes` are the most
+    connections to PostgreSQL by database, for each user; `clients`, the most of all clients to PgBouncer.
     """
 
     file: str
@@ -40,6 +45,8 @@ class Pooler(msgspec.Struct, frozen=True, kw_only=True):
     modes: Mapping[str, str]
     users_modes: Mapping[str, str] = {}
     servers: Mapping[str, tuple[str, str]] = {}
+    sizes: Mapping[str, int] = {}
+    clients: int = MAX_CLIENTS
 
     def mode(self, target: "DatabaseAddress") -> str:
         """The mode of these connections; empty if it passes none of them on."""
@@ -49,6 +56,10 @@ class Pooler(msgspec.Struct, frozen=True, kw_only=True):
         if self.servers[name] == (target.host, str(target.port)):
             return ""  # the address of PostgreSQL itself
         return self.users_modes.get(target.user, self.modes[name])
+
+    def size(self, target: "DatabaseAddress") -> int:
+        """The most connections to PostgreSQL that these have, of one database and user."""
+        return self.sizes.get(target.database, self.sizes.get("*", POOL_SIZE))
 
 
 class DatabaseAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +71,7 @@ class DatabaseAddress(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     database: str
     user: str
+    pool: int
 
 
 def take_poolers(paths: Sequence[Path]) -> tuple[list[Path], list[Pooler]]:
@@ -103,9 +115,11 @@ def read_pooler(path: Path) -> Pooler:
     databases = {name.strip('"'): _words(text) for name, text in _section(parser, "databases").items()}
     users = {name.strip('"'): _words(text) for name, text in _section(parser, "users").items()}
     port = settings.get("listen_port", "")
+    reserve = _number(settings.get("reserve_pool_size", ""), 0)
+    default_size = settings.get("default_pool_size", "")
     return Pooler(
         file=str(path),
-        port=int(port) if port.isascii() and port.isdigit() and len(port) < 6 else PORT,
+        port=_number(port, PORT),
         modes={name: words.get("pool_mode", mode).lower() for name, words in databases.items()},
         users_modes={
             name: words["pool_mode"].lower() for name, words in users.items() if "pool_mode" in words
@@ -114,7 +128,16 @@ def read_pooler(path: Path) -> Pooler:
             name: (words.get("host", ""), words.get("port", str(POSTGRES_PORT)))
             for name, words in databases.items()
         },
+        sizes={
+            name: _number(words.get("pool_size", default_size), POOL_SIZE) + reserve
+            for name, words in databases.items()
+        },
+        clients=_number(settings.get("max_client_conn", ""), MAX_CLIENTS),
     )
+
+
+def _number(text: str, default: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else default
 
 
 def _section(parser: configparser.RawConfigParser, name: str) -> dict[str, str]:
@@ -145,6 +168,7 @@ def targets_of(configs: Iterable[ProcessConfig]) -> Iterator[DatabaseAddress]:
                 port=int(port),
                 database=str(arguments.get("dbname", arguments.get("database", ""))),
                 user=str(arguments.get("user", "")),
+                pool=pool if type(pool := arguments.get("cp_max", DEFAULT_POOL)) is int else 0,
             )
 
 
@@ -178,6 +202,39 @@ def find_shared_sessions(configs: Sequence[ProcessConfig], poolers: Sequence[Poo
             " bytea_output = 'escape'",
             cost="a restart of PgBouncer, or RELOAD and new connections: processes connect again",
         )
+
+
+def note_small_pools(configs: Sequence[ProcessConfig], poolers: Sequence[Pooler]) -> Iterator[Finding]:
+    """Pools of PgBouncer with fewer connections than the processes may open together, each for itself."""
+    for pooler in poolers:
+        pools: dict[tuple[str, str], list[DatabaseAddress]] = {}
+        for target in targets_of(configs):
+            if pooler.mode(target) == "session":
+                pools.setdefault((target.database, target.user), []).append(target)
+        for (database, user), targets in pools.items():
+            needed = sum(one.pool for one in targets)
+            size = pooler.size(targets[0])
+            if needed > size:
+                yield Finding(
+                    kind="small_pool",
+                    why=f"{counted(len({one.process for one in targets}), 'process', 'processes')} may open"
+                    f" {needed} connections (`cp_max` of each) through the PgBouncer of {pooler.file}, which"
+                    f" has {size} to PostgreSQL for the database {printable(database)} and the user"
+                    f" {printable(user)}: in the mode session each holds one for as long as it is open, so"
+                    " that the others wait, and are closed after query_wait_timeout (2 min, if not set)",
+                    remedy=f"set default_pool_size in {pooler.file}, or pool_size at {printable(database)} in"
+                    f" [databases], to {needed} or more, with max_connections of PostgreSQL above it; or"
+                    " lower cp_max",
+                )
+        clients = sum(one.pool for targets in pools.values() for one in targets)
+        if clients > pooler.clients:
+            yield Finding(
+                kind="small_pool",
+                why=f"the processes may open {clients} connections (`cp_max` of each) to the PgBouncer of"
+                f" {pooler.file}, which takes {pooler.clients} of all clients (max_client_conn): it refuses"
+                " more",
+                remedy=f"set max_client_conn there to {clients} and what other programs need",
+            )
 
 
 def note_poolers(configs: Sequence[ProcessConfig], poolers: Sequence[Pooler]) -> Iterator[Finding]:

@@ -586,6 +586,56 @@ def _bad_caches(key: str, why: str, remedy: str, since: str = "1.14") -> Refusal
     return Refusal(span=span(since), key="caches", why=f"`caches: {key}`: {why}", remedy=remedy)
 
 
+ENGINES: Final = ("psycopg2", "sqlite3")
+_LIBPQ: Final = frozenset(
+    (
+        *("host", "hostaddr", "port", "dbname", "database", "user", "password", "passfile", "require_auth"),
+        *("channel_binding", "connect_timeout", "client_encoding", "options", "application_name"),
+        *("fallback_application_name", "keepalives", "keepalives_idle", "keepalives_interval"),
+        *("keepalives_count", "tcp_user_timeout", "replication", "gssencmode", "sslmode", "requiressl"),
+        *("sslnegotiation", "sslcompression", "sslcert", "sslkey", "sslkeylogfile", "sslpassword"),
+        *("sslcertmode", "sslrootcert", "sslcrl", "sslcrldir", "sslsni", "requirepeer"),
+        *("ssl_min_protocol_version", "ssl_max_protocol_version", "min_protocol_version"),
+        *("max_protocol_version", "krbsrvname", "gsslib", "gssdelegation", "scram_client_key"),
+        *("scram_server_key", "oauth_issuer", "oauth_client_id", "oauth_client_secret", "oauth_scope"),
+        *("service", "servicefile", "target_session_attrs", "load_balance_hosts", "dsn"),
+        *("connection_factory", "cursor_factory", "async", "async_"),
+    )
+)
+"""What psycopg2 and the PostgreSQL library up to 18 take. Twisted takes what begins with ``cp_``."""
+
+
+def _databases(config: ProcessConfig) -> Found:
+    """The driver of each database, and what is passed on to it."""
+    several = config.mapping("databases")
+    named = [(f"databases: {name}", one) for name, one in several.items()]
+    for key, one in named or [("database", config.mapping("database"))]:
+        database = as_mapping(one)
+        engine, arguments = database.get("name"), as_mapping(database.get("args"))
+        where = "databases" if several else "database"
+        if isinstance(engine, str) and engine not in ENGINES:
+            yield _bad_database(
+                where,
+                f"`{key}: name`: Synapse has no driver {printable(engine)}",
+                f"write {' or '.join(ENGINES)}",
+            )
+        for name in arguments if engine == "psycopg2" else ():
+            value = arguments[name]
+            if name in ("cp_min", "cp_max") and not isinstance(value, int | Template):
+                yield _bad_database(where, f"`{key}: args: {name}` is no number", "write it without quotes")
+            elif isinstance(name, str) and not name.startswith("cp_") and name not in _LIBPQ:
+                yield _bad_database(
+                    where,
+                    f"`{key}: args: {printable(name)}`: PostgreSQL's library has no such option, and makes no"
+                    " connection with it",
+                    "remove it; how many connections a process has are cp_min and cp_max",
+                )
+
+
+def _bad_database(key: str, why: str, remedy: str) -> Refusal:
+    return Refusal(kind="refused_at_start", span=ALWAYS, key=key, why=why, remedy=remedy)
+
+
 RULES: Final[tuple[Rule, ...]] = (
     _mappings,
     _old_keys,
@@ -600,4 +650,5 @@ RULES: Final[tuple[Rule, ...]] = (
     _lists,
     _listeners,
     _caches,
+    _databases,
 )

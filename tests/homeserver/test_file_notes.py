@@ -54,6 +54,48 @@ def test_a_key_that_is_no_setting(tmp_path: Path, keys: list[str], told: list[st
     assert all(one in found[0] for one in told)
 
 
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (
+            {"caches": {"event_cache_size": "10K"}},
+            "`caches.event_cache_size` (it is a key at the top, not below",
+        ),
+        ({"redis": {"enabled": True, "db": 1}}, "`redis.db` (it is `redis.dbid`)"),
+        ({"redis": {"enabled": True, "ssl": True}}, "`redis.ssl` (it is `redis.use_tls`)"),
+        ({"redis": {"enabled": True, "sentinels": ["a"]}}, "knows neither Sentinel nor a cluster"),
+    ],
+)
+def test_a_key_that_has_another_name_or_place(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    [found] = notes(tmp_path, "unknown_key", homeserver={**WHOLE, **keys})
+
+    assert told in found
+
+
+@pytest.mark.parametrize(
+    ("caches", "kind", "told"),
+    [
+        ({"expiry_time": "1h", "expire_caches": True}, "replaced_key", ["`caches: expiry_time` in"]),
+        ({"expiry_time": "1h"}, "replaced_key", []),
+        ({"cache_entry_ttl": "1h"}, "replaced_key", []),
+        (
+            {"cache_autotuning": {**TUNING, "target_cache_memory_usage": "3G"}},
+            "cache_memory",
+            ["is above"],
+        ),
+        ({"cache_autotuning": TUNING}, "cache_memory", []),
+    ],
+)
+def test_keys_of_caches_that_undo_each_other(
+    tmp_path: Path, caches: dict[str, Any], kind: str, told: list[str]
+) -> None:
+    """Both keys of expiry (matrix-org/synapse#11849), and a target above its limit."""
+    found = notes(tmp_path, kind, homeserver={**WHOLE, "caches": caches})
+
+    assert bool(told) == bool(found)
+    assert all(one in found[0] for one in told)
+
+
 def test_settings_of_the_oldest_releases_are_not_known(tmp_path: Path) -> None:
     homeserver = {"server_name": "x", "of_the_oldest": 1}
 

@@ -393,6 +393,15 @@ SENDER = "worker_app: synapse.app.federation_sender"
         # All three, or the process does not start.
         ("caches: {cache_autotuning: {max_cache_memory_usage: 2048M}}", "1.60", "refused_key"),
         ("caches: {cache_autotuning: {max_cache_memory_usage: 2048M}}", "1.59", None),
+        ("database: {name: postgresql, args: {}}", "1.163", "refused_at_start"),
+        ("database: {name: psycopg2, args: {cp_max: '10'}}", "1.163", "refused_at_start"),
+        ("database: {name: psycopg2, args: {pool_size: 10}}", "1.163", "refused_at_start"),
+        (
+            "database: {name: psycopg2, args: {cp_max: 10, keepalives_idle: 10, sslmode: prefer}}",
+            "1.163",
+            None,
+        ),
+        ("databases: {main: {name: mysql, args: {}}}", "1.163", "refused_at_start"),
         # The worker ended itself before federation_sender_instances said who sends.
         (f"{SENDER}\nfederation_sender_instances: [w1]", "1.24", "refused_at_start"),
         (f"{SENDER}\nsend_federation: false", "1.24", None),

@@ -119,3 +119,43 @@ def test_a_file_that_is_none_of_pgbouncer(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(main, ["inspect", "--files", *map(str, words), "--homeserver", str(path)])
     assert (WRONG, True) == (result.exit_code, "it is no INI" in result.output)
+
+
+@pytest.mark.parametrize(
+    ("databases", "more", "cp_max", "said"),
+    [
+        (SYNAPSE, "", 10, []),
+        (
+            SYNAPSE,
+            "",
+            11,
+            ["may open 22 connections (`cp_max` of each) through the PgBouncer of", "which has 20 to"],
+        ),
+        (f"{SYNAPSE} pool_size=30", "", 11, []),
+        (SYNAPSE, "default_pool_size = 30", 11, []),
+        (SYNAPSE, "reserve_pool_size = 2", 11, []),
+        (
+            "* = host=10.0.0.1",
+            "default_pool_size = 8",
+            5,
+            ["may open 10 connections", "which has 8 to PostgreSQL"],
+        ),
+        (
+            f"{SYNAPSE} pool_size=200",
+            "max_client_conn = 90",
+            50,
+            ["to 100 and what other", "takes 90 of all clients"],
+        ),
+    ],
+)
+def test_a_pool_that_is_smaller_than_those_of_the_processes(
+    tmp_path: Path, databases: str, more: str, cp_max: int, said: list[str]
+) -> None:
+    """Each connection of Synapse holds one of PgBouncer in the mode session (autobase-tech/autobase#89)."""
+    words = write(tmp_path, homeserver=database(cp_max=cp_max), worker1=WORKER)
+    ini(tmp_path / "pgbouncer.ini", databases, mode=f"session\n{more}")
+    found = run(*words, code=WELL)
+
+    notes = [one for one in found["notes"] if one["kind"] == "small_pool"]
+    assert bool(said) == bool(notes)
+    assert all(text in notes[0]["why"] + notes[0]["remedy"] for text in said)

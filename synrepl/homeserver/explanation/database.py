@@ -60,6 +60,14 @@ def _pg_duration(match: Match, writers: Writers) -> Passage:
     return passage_of(match, words, [match.message.do], [])
 
 
+def _dead_rows(match: Match, writers: Writers) -> Passage | None:
+    """Explain a VACUUM that could remove everything: it says how many rows it could not, also if none."""
+    if int(match.values[0]):
+        return None
+    told = "VACUUM removed all rows that were deleted or changed."
+    return msgspec.structs.replace(passage_of(match, [told], [], []), severity="normal")
+
+
 def _no_row(match: Match, writers: Writers) -> Passage | None:
     """Explain a row that is missing by its table."""
     if match.values[-1] != "pushers":
@@ -122,6 +130,7 @@ def _schema(match: Match, writers: Writers) -> Passage | None:
 
 
 DETAILS: Final[Mapping[str, Detail]] = {
+    "db_dead_rows": _dead_rows,
     "db_old_worker": _schema,
     "db_there_already": _there_already,
     "id_twice": _id_twice,

@@ -16,6 +16,7 @@ import msgspec
 
 from synrepl.homeserver.explanation.addresses import of_redis_client
 from synrepl.homeserver.explanation.background_updates import started_update, with_update
+from synrepl.homeserver.explanation.cache_figures import CACHES, CacheFigures
 from synrepl.homeserver.explanation.details import NOT_BY_DATA
 from synrepl.homeserver.explanation.entries import PastedEntry, entries
 from synrepl.homeserver.explanation.excerpts import MAX_TEXT, without_secrets
@@ -233,6 +234,7 @@ class _Explainer:
         self._update = ""
         self._failed: deque[tuple[int, str]] = deque(maxlen=MAX_FAILED)
         self._samples: dict[str, tuple[list[Sample], list[int], int]] = {}
+        self._caches = CacheFigures()
 
     def add(self, entry: PastedEntry) -> None:
         """Explain one line, with the traceback after it, or one table."""
@@ -345,6 +347,7 @@ class _Explainer:
         return True
 
     def _add_sample(self, sample: Sample, number: int) -> None:
+        self._caches.see(sample)
         samples, lines, count = self._samples.get(family := family_of(sample.name), ([], [], 0))
         if count <= MAX_SAMPLES:
             samples.append(sample)
@@ -466,8 +469,10 @@ class _Explainer:
         passages = self._retries.told(
             [self._with_request(self._with_progress(self._asked_again(one))) for one in found]
         )
-        for samples, lines, count in self._samples.values():
+        for family, (samples, lines, count) in self._samples.items():
             passage = explain_samples(samples, count)
+            if family == CACHES:
+                passage = self._caches.told(passage)
             passages.append(msgspec.structs.replace(passage, lines=lines[:MAX_NUMBERS], count=count))
         passages += self._redis.passages()
         if compared := self._compared():

@@ -10,6 +10,7 @@ _UPSTREAM: Final = re.compile(
     r"|connect\(\) to (?P<socket>unix:[^\s:]{1,200}) failed"
     r"|dial (?:tcp|unix):? (?:lookup )?(?P<dialed>[^\s\"]{1,200}?):? "
     r"|[Ss]erver (?P<server>\S{1,200}) (?:is DOWN|failed, reason)"
+    r"|(?:disabling worker for|disabled connection for) \((?P<disabled>[^()\s]{1,200})\)"
     r"|backend '?(?P<backend>[^\s']{1,200})'? has no server"
     r"|(?:^|[\s\"])(?P<named>[\w.-]{1,200})\"? could not be resolved"
     r'|host not found in upstream "(?P<unfound>[^"]{1,200})|attempt to connect to (?P<tried>\S{1,200})'
@@ -29,6 +30,31 @@ _LOOPBACK: Final = (
     "[::1] is what localhost may mean: if Synapse listens at 127.0.0.1 alone, write 127.0.0.1 into the"
     " proxy's configuration in place of localhost"
 )
+
+_LATE: Final = r"timed? ?out|i/o timeout|timeout awaiting|request timeout"
+_LONGER: Final = (
+    "a /sync waits as long as its client wants, 30 s and more: proxy_read_timeout must be longer (600s;"
+    " Envoy and Istio: timeout: 0s of the route, 15 s if not set; Apache: ProxyTimeout 600; Caddy and"
+    " Traefik: no response_header_timeout, or one of 600s)"
+)
+_BY_PATH: Final = (
+    (r"/sync\b|/events\b|native|changes|follow=", ""),
+    (
+        r"/join\b|/join/|/rooms/[^/\s]{1,300}/join|make_join|send_join|/upgrade\b",
+        (
+            "to join a large room takes minutes, and goes on in Synapse though the proxy has answered 504:"
+            " wait, and look whether the room is there, before it is asked again"
+        ),
+    ),
+    (
+        r"/media/|/upload\b",
+        (
+            "a large file takes long, from another homeserver above all: raise proxy_read_timeout and"
+            " proxy_send_timeout for /_matrix/media, and see whether the disk of media is slow"
+        ),
+    ),
+)
+"""Requests that take long by themselves: the path, and what to do in place of looking for load."""
 
 _ON_THE_WAY: Final = (
     (
@@ -65,7 +91,23 @@ _ON_THE_WAY: Final = (
         ),
     ),
     (
-        r"SSL_do_handshake|SSL handshak",
+        r"no healthy upstream",
+        "The proxy (Envoy, Istio) knows no process behind that name which it holds for sound.",
+        (
+            "see whether the pods run and are ready, and whether the service selects them; its health_checks"
+            " and outlier_detection tell what it holds for down"
+        ),
+    ),
+    (
+        r"disabling worker|disabled connection",
+        (
+            "Apache asks {} nothing for a while (60 s), as a connection there failed: requests get 503"
+            " meanwhile."
+        ),
+        f"the lines before tell why. {_SEE_ADDRESS}; retry=0 at ProxyPass has Apache try again at once",
+    ),
+    (
+        r"SSL_do_handshake|SSL handshak|gave HTTP response to HTTPS|does not look like a TLS handshake",
         "A proxy speaks TLS to {}, which does not, or not as it likes.",
         "pass requests on by http:// unless that listener of Synapse has tls: true",
     ),
@@ -78,7 +120,10 @@ _ON_THE_WAY: Final = (
         ),
     ),
     (
-        r"refused|No such file or directory|connect: no such file|AH01114|AH01079|failed to make connection",
+        (
+            r"refused|No such file or directory|connect: no such file|AH01114|AH01079"
+            r"|failed to make connection|connect error: 111"
+        ),
         "Nothing listens at {}, to which a proxy, or a bridge, passes requests.",
         _SEE_ADDRESS,
     ),
@@ -87,6 +132,7 @@ _ON_THE_WAY: Final = (
             r"timed? ?out.{0,40}while connecting|dial tcp \S+ (?:i/o timeout|connect: connection timed out)"
             r"|no route to host|network is unreachable|No route to host"
             r"|attempt to connect to \S+ .{0,60}failed"
+            r"|reset reason: (?:connection timeout|(?:remote |local )?connection failure)(?!.{0,80}\b111\b)"
         ),
         "A connection to {}, to which a proxy passes requests, could not be made: no answer came from there.",
         (
@@ -97,7 +143,8 @@ _ON_THE_WAY: Final = (
     ),
     (
         (
-            r"prematurely closed|reset by peer|Broken pipe|EOF|AH01102|AH00898|error reading status line"
+            r"prematurely closed|incomplete response|reset before headers|request body failed|reset by peer"
+            r"|Broken pipe|EOF|AH01102|AH00898|error reading status line"
             r"|reading from remote"
         ),
         "{}, to which a proxy passed a request, closed the connection before its answer was there, or whole.",
@@ -108,17 +155,17 @@ _ON_THE_WAY: Final = (
         ),
     ),
     (
-        r"too big header|invalid header",
+        r"too big header|invalid header|no valid HTTP",
         "The answer of {} begins in a way that the proxy does not take.",
         "raise proxy_buffer_size; if the header is invalid: the port is that of another protocol, or of TLS",
     ),
     (
-        r"timed? ?out|i/o timeout",
+        _LATE,
         "{}, to which a proxy passed a request, did not answer in the time that the proxy waits.",
         (
-            "a /sync waits as long as its client wants, 30 s and more: proxy_read_timeout must be longer"
-            " (600s). Others: look at the load of that process, and what it waits for: its log has the"
-            " request when it ends (Processed request: 75.0sec)"
+            "look at the load of that process, and what it waits for (the database: pg_stat_activity): its"
+            " log has the request when it ends (Processed request: 75.0sec). What was asked for goes on"
+            " there"
         ),
     ),
 )
@@ -137,7 +184,7 @@ _TO_8448: Final = (
 """What is said of the port of federation, seen from outside."""
 
 _STATE: Final = re.compile(
-    r" (?P<server>[\w.-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9} -?\d{1,3} "
+    r" (?P<server>[\w.~-]{1,100}/(?:[\w.-]{1,100}|<NOSRV>)) (?:-?\d{1,9}/){4}\+?-?\d{1,9} -?\d{1,3} "
     r"\+?\d{1,12} \S{1,200} \S{1,200} (?P<state>[A-Za-z-]{2})[A-Za-z-]{2} ",
     re.ASCII,
 )
@@ -214,5 +261,15 @@ def told_of_proxy(text: str) -> tuple[list[str], list[str]] | None:
     if where.endswith(":8448"):
         return [_FROM_OUTSIDE.format(where)], [_TO_8448]
     words = told[1].format(where)
+    if told[0] == _LATE:
+        return [f"{words[0].upper()}{words[1:]}"], _late(text, told[2])
     advice = [told[2], *([_LOOPBACK] if where.startswith("[::1]") and told[2] == _SEE_ADDRESS else [])]
     return [f"{words[0].upper()}{words[1:]}"], advice
+
+
+def _late(text: str, otherwise: str) -> list[str]:
+    """What to do about an answer that came too late, by what was asked for, as far as the line tells."""
+    said = next((said for pattern, said in _BY_PATH if re.search(pattern, text, re.ASCII)), None)
+    if said is None:
+        return [otherwise] if "/_matrix/" in text else [_LONGER, otherwise]
+    return [said] if said else [_LONGER]

@@ -1,26 +1,30 @@
 """Tables of a homeserver's database as psql prints them, and the statements before them.
 
-``relations.json`` says what a table of Synapse's is, by its name or its columns. Docs: docs/howto/explain.md.
+Docs: docs/howto/explain.md.
 """
 
 import re
 from collections.abc import Sequence
-from functools import cache
-from importlib import resources
 from typing import Any, Final
 
 import msgspec
 
 from synrepl.caches.names import NEWEST_KNOWN
 from synrepl.caches.relations import find_columns, said_of
+from synrepl.homeserver.explanation.relations import SEQUENCE, KnownRelation, known_relations
 from synrepl.homeserver.explanation.results import Passage
+from synrepl.homeserver.explanation.server_views import explain_view, has_words
 from synrepl.homeserver.streams import WIRE, written_by
 from synrepl.wire.text import printable
 
 MAX_ROWS: Final = 200
 """The most rows of a table that are read."""
+MAX_TEXT: Final = 2000
+"""The most characters of a value that are read from several lines."""
 
 _RULE: Final = re.compile(r"[\s>|]*[-─]{2,}(?:[-─+|┼\s:]*[-─])?[\s|]*", re.ASCII)
+_RECORD: Final = re.compile(r"[\s>]*[-─]\[ RECORD \d{1,9} \][-─+┼]*\s*")
+"""What stands before each row where psql prints a column a line (``\\x``)."""
 _COLUMN: Final = re.compile(r'["\w*?().]{1,64}(?: \w{1,40})?', re.ASCII)
 _FOOTER: Final = re.compile(r"\(\d{1,9} \w{1,20}\)|(?:UPDATE|DELETE|INSERT 0|SELECT|COPY) \d{1,12}|VACUUM")
 _STATEMENT: Final = re.compile(
@@ -41,30 +45,6 @@ _SETVAL: Final = re.compile(r"\bsetval\s?\(\s?'(?P<sequence>\w{1,63})'", re.ASCI
 _NUMBER: Final = re.compile(r"-?\d{1,19}", re.ASCII)
 
 
-class KnownRelation(msgspec.Struct, frozen=True):
-    """A table: what it is, what to do next, and what a change by hand does.
-
-    `columns` are those that no other table has, if it can be told by them. `follows` is the stream whose
-    positions it has.
-    """
-
-    table: str
-    columns: list[str]
-    about: str
-    do: str
-    by_hand: str
-    follows: str = ""
-
-
-SEQUENCE: Final = KnownRelation(table="a sequence", columns=[], about="A sequence.", do="", by_hand="")
-
-
-@cache
-def _tables() -> dict[str, KnownRelation]:
-    data = resources.files(__package__).joinpath("relations.json").read_bytes()
-    return {one.table: one for one in msgspec.json.decode(data, type=list[KnownRelation])}
-
-
 class Statement(msgspec.Struct, frozen=True):
     """A statement about a table that is known, or about a sequence."""
 
@@ -74,16 +54,20 @@ class Statement(msgspec.Struct, frozen=True):
 
 
 class PsqlOutput(msgspec.Struct):
-    """A table in a text: its columns, and its rows so far."""
+    """A table in a text: its columns, and its rows so far. `is_expanded`: each line is a column of a row."""
 
     columns: list[str]
     rows: list[list[str]] = []
     lines: int = 2
     is_closed: bool = False
+    is_expanded: bool = False
 
     @classmethod
     def begin(cls, header: str, rule: str) -> "PsqlOutput | None":
         """Return the table that begins with this header, if this is the line below it."""
+        if _RECORD.fullmatch(header[:2000]) is not None:
+            table = cls([], [[]], lines=1, is_expanded=True)
+            return table if table.takes(rule) else None
         if ("--" not in rule and "──" not in rule) or _RULE.fullmatch(rule[:2000]) is None:
             return None
         columns = _cells(header[:2000])
@@ -95,6 +79,8 @@ class PsqlOutput(msgspec.Struct):
         """Whether a line is of this table."""
         if self.is_closed:
             return False
+        if self.is_expanded:
+            return self._takes_column(line[:2000])
         cells = _cells(line[:2000])
         self.is_closed = is_footer(line)
         if not self.is_closed:
@@ -102,10 +88,31 @@ class PsqlOutput(msgspec.Struct):
                 # The last cell, or the first one, is empty.
                 shown = line.strip()
                 cells = [*cells, ""] if shown.endswith("|") else ["", *cells] if shown[:1] == "|" else cells
-            if len(cells) != len(self.columns) or (len(cells) == 1 and " " in cells[0]):
+            is_text = len(cells) == 1 and " " in cells[0] and not has_words(self.columns[0])
+            if len(cells) != len(self.columns) or is_text:
                 return False
             if len(self.rows) < MAX_ROWS:
                 self.rows = [*self.rows, cells]
+        self.lines += 1
+        return True
+
+    def _takes_column(self, line: str) -> bool:
+        """Whether a line is a column of a row, goes on with its text, or begins a row."""
+        if _RECORD.fullmatch(line) is None:
+            name, bar, text = line.strip().removeprefix("> ").replace("│", "|").partition("|")
+            name, text, row = name.strip(), text.strip().removesuffix("+").strip(), self.rows[-1]
+            if not bar or (name and _COLUMN.fullmatch(name) is None) or (not name and not row):
+                self.is_closed = True
+                return is_footer(line)
+            if name:
+                self.columns = [*self.columns, name] if len(self.rows) == 1 else self.columns
+                row.append(text)
+            elif len(row[-1]) < MAX_TEXT:
+                row[-1] = f"{row[-1]} {text}"
+        elif len(self.rows) < MAX_ROWS:
+            self.rows = [*self.rows, []]
+        else:
+            self.rows[-1] = []
         self.lines += 1
         return True
 
@@ -121,7 +128,7 @@ def find_statement(text: str) -> Statement | None:
     """Return the statement in a text, if it is about a table that is known."""
     for found in _STATEMENT.finditer(text[:4000]):
         name = found["table"].lower()
-        table = SEQUENCE if name.endswith(("_seq", "_sequence")) else _tables().get(name)
+        table = SEQUENCE if name.endswith(("_seq", "_sequence")) else known_relations().get(name)
         if table is not None:
             verb, what = found["verb"] or found["other"], found["what"] or ""
             return Statement(verb.lower(), " ".join(what.split()), table)
@@ -206,11 +213,14 @@ def explain_table(table: PsqlOutput, statement: Statement | None) -> ExplainedOu
     columns = [one.lower() for one in table.columns]
     if columns in (["last_value", "is_called"], ["last_value"]):
         return _explain_sequence(table)
-    if {"name", "owner", "encoding", "collate", "ctype"} <= {*columns}:
-        return _explain_databases([dict(zip(columns, row, strict=False)) for row in table.rows])
+    named = [_DATABASE_COLUMNS.get(one, one) for one in columns]
+    if {"name", "collate", "ctype"} <= {*named}:
+        return _explain_databases([dict(zip(named, row, strict=False)) for row in table.rows])
     known = statement.table if statement is not None else None
+    if known is None and (view := explain_view(columns, table.rows)) is not None:
+        return ExplainedOutput(view, "")
     if known is None:
-        fitting = [one for one in _tables().values() if one.columns and {*one.columns} <= {*columns}]
+        fitting = [one for one in known_relations().values() if one.columns and {*one.columns} <= {*columns}]
         if len(columns) < 2 or not fitting:
             return None
         known = max(fitting, key=lambda one: len(one.columns))
@@ -224,7 +234,7 @@ def explain_table(table: PsqlOutput, statement: Statement | None) -> ExplainedOu
             is_place = known.follows or (known.table == "events" and name == "max")
             if is_place and row.get("type", "events") == "events" and _NUMBER.fullmatch(row.get(name, "")):
                 places.append(int(row[name]))
-    if len(rows) == 1 and _NUMBER.fullmatch(count := rows[0].get("count", "")):
+    if columns == ["count"] and len(rows) == 1 and _NUMBER.fullmatch(count := rows[0]["count"]):
         words.append(f"It has {int(count):,} of them.")
     shown = [{name: printable(row[name][:100]) for name in row} for row in rows[:20]]
     advice = [known.do] if known.do else []
@@ -261,6 +271,13 @@ def _explain_sequence(table: PsqlOutput) -> ExplainedOutput:
     return ExplainedOutput(Passage(kind="sql_table", text="a sequence", words=words, advice=advice), "")
 
 
+_DATABASE_COLUMNS: Final = {
+    "datname": "name",
+    "pg_encoding_to_char": "encoding",
+    "datcollate": "collate",
+    "datctype": "ctype",
+}
+"""The columns of pg_database as psql -l names them."""
 _NEEDED: Final = {"encoding": "UTF8", "collate": "C", "ctype": "C"}
 """How the database of a homeserver must be made."""
 
@@ -268,11 +285,11 @@ _NEEDED: Final = {"encoding": "UTF8", "collate": "C", "ctype": "C"}
 def _explain_databases(rows: list[dict[str, str]]) -> ExplainedOutput:
     """Explain the databases of a server, as psql -l lists them: which Synapse takes."""
     named = [row for row in rows if row.get("name") not in ("", "postgres", "template0", "template1")]
-    others = [row for row in named if any(row.get(key) != value for key, value in _NEEDED.items())]
+    others = [row for row in named if any(row.get(key, value) != value for key, value in _NEEDED.items())]
     words = ["The databases of a PostgreSQL server. That of a homeserver needs UTF8, and C for both locales."]
     advice = []
     for row in others:
-        has = ", ".join(f"{key} {printable(row.get(key, ''))}" for key in _NEEDED)
+        has = ", ".join(f"{key} {printable(row[key])}" for key in _NEEDED if key in row)
         words.append(f"{printable(row['name'])} has {has}: Synapse refuses to start on it.")
     if others:
         advice = [

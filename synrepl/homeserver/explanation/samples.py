@@ -118,9 +118,32 @@ def explain_samples(samples: list[Sample], count: int) -> Passage:
     ]
     if len({one[:2] for one in samples}) < len(samples):
         words.append("Some stand there more than once: of several processes, or read at several times.")
+    waited = _mean(samples) if metric.name == WAITS else 0.0
+    if waited:
+        words.insert(
+            0, f"On average a statement waited {waited:,.3g} s for a connection of this process' pool."
+        )
     if count > MAX_SAMPLES:
         words.append(f"The first {MAX_SAMPLES} of {count:,}.")
     advice = [metric.do] if metric.do else []
     if any('"*getEvent*"' in one.labels for one in samples):
         advice.append(OF_EVENTS)
-    return Passage(kind="metric", text=printable(names[0]), words=words, advice=advice, fields=rows)
+    severity = "look" if waited >= LONG_WAIT else ""
+    return Passage(
+        kind="metric", text=printable(names[0]), words=words, advice=advice, fields=rows, severity=severity
+    )
+
+
+WAITS: Final = "synapse_storage_schedule_time"
+LONG_WAIT: Final = 0.1
+"""From how many seconds on a pool is too small, or its connections are busy for too long."""
+
+
+def _mean(samples: list[Sample]) -> float:
+    """The mean of a sum and a count with the same labels; 0 if they are not there."""
+    found = {(one.name, one.labels): float(one.value) for one in samples}
+    for (name, labels), total in found.items():
+        count = found.get((f"{name.removesuffix('_sum')}_count", labels), 0.0)
+        if name.endswith("_sum") and count > 0:
+            return total / count
+    return 0.0

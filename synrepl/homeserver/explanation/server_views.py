@@ -1,0 +1,715 @@
+"""What psql shows of a PostgreSQL server itself, or of a PgBouncer before it: sessions, locks, slots, sizes.
+
+A view is told by its columns, as people select some of them alone. Docs: docs/howto/explain.md.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from synrepl.homeserver.explanation.excerpts import without_secrets
+from synrepl.homeserver.explanation.relations import known_relations
+from synrepl.homeserver.explanation.results import Passage
+from synrepl.html.humanize import counted, listed, several, size
+from synrepl.wire.text import printable
+
+MAX_SHOWN: Final = 20
+"""The most rows that are shown."""
+MAX_CELL: Final = 100
+
+_Rows: TypeAlias = Sequence[Mapping[str, str]]
+
+
+class _Said(NamedTuple):
+    words: list[str]
+    advice: list[str]
+    severity: str = ""
+
+
+class _View(NamedTuple):
+    """A view: sets of columns of which it has one, its name, and what is said of its rows."""
+
+    columns: tuple[frozenset[str], ...]
+    name: str
+    told: Callable[[_Rows], _Said]
+
+
+# -- sessions and locks --------------------------------------------------------------------------------------
+
+_OPEN: Final = "idle in transaction"
+_AGES: Final = ("age", "duration", "runtime", "xact_age", "xact_start", "query_start", "state_change")
+BLOCKERS: Final = (
+    "SELECT pid, pg_blocking_pids(pid), state, wait_event, now() - xact_start, query FROM pg_stat_activity"
+    " WHERE cardinality(pg_blocking_pids(pid)) > 0 OR state LIKE 'idle in%'"
+)
+"""Who waits for whom."""
+_END_ONE: Final = (
+    "SELECT pg_terminate_backend(PID) ends one for good: its transaction is undone as a whole, and a process"
+    " of Synapse repeats it or fails that request; what was committed stays"
+)
+
+
+def _told_of_sessions(rows: _Rows) -> _Said:
+    states: Counter[str] = Counter()
+    for row in rows:
+        number = row.get("count", "")
+        states[row.get("state", "") or "without a state"] += int(number) if _is_count(number) else 1
+    counts = listed([f"{count} {printable(state)}" for state, count in states.most_common(8)])
+    words = [f"Sessions of PostgreSQL (pg_stat_activity): {counts}."]
+    if states["idle"]:
+        words.append(
+            "An idle one is normal: each process of Synapse keeps its connections (cp_min to cp_max of each"
+            " database), and the query shown is the last that it has run, such as COMMIT."
+        )
+    still = [row for row in rows if row.get("state", "").startswith(_OPEN)]
+    waiting = [row for row in rows if row.get("wait_event_type") == "Lock"]
+    advice = []
+    if still:
+        words.insert(
+            0,
+            f"{counted(states[_OPEN] + states[_OPEN + ' (aborted)'], 'session')} ({_OPEN}{_which(still)}) has"
+            " a transaction open and asks nothing: its locks stay, and VACUUM removes no row that was deleted"
+            " since it began, in any table.",
+        )
+        words.append(
+            "A process of Synapse is so for moments only. One that stays so for minutes hangs, was cut off"
+            " from PostgreSQL, is a pooler's, or is of somebody who left psql or another program open."
+        )
+        advice += [
+            (
+                "look again after a minute. If it has the same pid and xact_start: application_name, usename"
+                " and client_addr of it in pg_stat_activity tell whose it is"
+            ),
+            _END_ONE,
+            (
+                "for later: ALTER ROLE ... SET idle_in_transaction_session_timeout = '10min' has PostgreSQL"
+                " end such ones; Synapse 1.163 sets it to 30 minutes (idle_in_transaction_session_timeout in"
+                " database:)"
+            ),
+        ]
+    if waiting:
+        words.append(
+            f"{counted(len(waiting), 'session')} ({_pids(waiting)}) waits for a lock that another transaction"
+            " has (wait_event_type Lock)."
+        )
+        if any(row.get("wait_event") == "virtualxid" for row in waiting):
+            words.append(
+                "With the wait_event virtualxid it is a CREATE INDEX CONCURRENTLY, which waits until every"
+                " transaction that was open before it has ended."
+            )
+        advice.insert(0, f"see who holds it: {BLOCKERS}")
+    return _Said(words, advice, "look" if still or waiting else "")
+
+
+def _which(rows: _Rows) -> str:
+    pids = _pids(rows)
+    ages = [f"{name} {printable(row[name])}" for row in rows[:1] for name in _AGES if row.get(name)]
+    return "".join(f", {one}" for one in [f"pid {pids}" if pids else "", *ages[:1]] if one)
+
+
+def _pids(rows: _Rows) -> str:
+    found = list(
+        dict.fromkeys(printable(row[key]) for row in rows for key in ("pid", "procpid") if row.get(key))
+    )
+    return several(found) if found else ""
+
+
+def _told_of_locks(rows: _Rows) -> _Said:
+    waiting = [row for row in rows if row.get("granted") in ("f", "false")]
+    words = [
+        (
+            f"Locks of PostgreSQL (pg_locks): {len(rows)}, of which {len(waiting)} are waited for (granted"
+            " f). AccessShareLock and RowExclusiveLock are those of reads and writes, and hinder each other"
+            " in no way."
+        )
+    ]
+    if not waiting:
+        words.append("Nobody waits here.")
+        return _Said(words, [])
+    modes = listed(sorted({printable(row.get("mode", "a lock")) for row in waiting}))
+    words.insert(0, f"Sessions wait for locks: pid {_pids(waiting) or 'not told'}, for {modes}.")
+    if any(row.get("mode") == "AccessExclusiveLock" for row in [*waiting, *rows]):
+        words.append(
+            "AccessExclusiveLock (VACUUM FULL, ALTER TABLE, TRUNCATE, REINDEX) shuts the table for everybody,"
+            " and those who come after one that waits for it wait as well."
+        )
+    return _Said(words, [f"see who holds it: {BLOCKERS}", _END_ONE], "look")
+
+
+def _told_of_blocking(rows: _Rows) -> _Said:
+    pairs = []
+    for row in rows:
+        by = next(
+            (row[key] for key in ("blocking_pid", "blocked_by", "pg_blocking_pids") if row.get(key)), ""
+        )
+        one = row.get("blocked_pid") or row.get("pid", "")
+        if by.strip("{}"):
+            pairs.append(f"{printable(one) or 'one'} waits for {printable(by)}")
+    if not pairs:
+        return _Said(["Of these sessions of PostgreSQL none waits for another."], [])
+    return _Said(
+        [
+            (
+                f"Sessions of PostgreSQL wait for others: {several(pairs)}. The one for which others wait,"
+                " and which waits for none itself, is the cause."
+            )
+        ],
+        [
+            (
+                "see what that one does (its state and query in pg_stat_activity): idle in transaction: its"
+                " program hangs or was left open; active: let it end, as a background update or a VACUUM FULL"
+            ),
+            _END_ONE,
+        ],
+        "look",
+    )
+
+
+# -- copies --------------------------------------------------------------------------------------------------
+
+
+def _told_of_slots(rows: _Rows) -> _Said:
+    idle = [row for row in rows if row.get("active") in ("f", "false")]
+    lost = [row for row in rows if row.get("wal_status") == "lost" or row.get("invalidation_reason")]
+    words = [
+        (
+            f"Replication slots of PostgreSQL: {len(rows)}. Each keeps what its reader (a standby, Debezium)"
+            " has not read yet. Neither Synapse nor synrepl has any."
+        )
+    ]
+    advice = []
+    if idle:
+        names = several([printable(row.get("slot_name", "")) for row in idle])
+        words.insert(
+            0,
+            f"Nobody reads {names} (active f): PostgreSQL keeps everything written since in pg_wal, until the"
+            " disk is full, and then stops.",
+        )
+        advice = [
+            (
+                "see how much: SELECT slot_name, active, pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_lsn(),"
+                " restart_lsn)) FROM pg_replication_slots"
+            ),
+            (
+                "if its reader comes back, start it; if it is gone for good: SELECT"
+                " pg_drop_replication_slot('NAME'), and the next checkpoint frees the space"
+            ),
+            "max_slot_wal_keep_size (13 and newer) bounds what a slot may keep; the reader then starts anew",
+        ]
+    if lost:
+        names = several([printable(row.get("slot_name", "")) for row in lost])
+        words.insert(
+            0,
+            f"{names} is lost: PostgreSQL removed what its reader had not read yet (max_slot_wal_keep_size)."
+            " The reader cannot go on with it; the database itself lacks nothing.",
+        )
+        advice.append(
+            "drop a lost slot, and set its reader up anew: a standby by pg_basebackup, Debezium by a new"
+            " snapshot"
+        )
+    return _Said(words, advice, "error" if lost else "look" if idle else "")
+
+
+def _told_of_standbys(rows: _Rows) -> _Said:
+    words = [
+        (
+            f"Servers that copy this PostgreSQL (pg_stat_replication): {len(rows)}. This one is the primary,"
+            " to which Synapse must write."
+        )
+    ]
+    behind = [row for row in rows if row.get("sent_lsn") and row.get("sent_lsn") != row.get("replay_lsn")]
+    if behind:
+        words.append(
+            f"{several([_name_of(row) for row in behind])} has not applied all that it was sent: who reads"
+            " there sees older rows."
+        )
+    if any(row.get("sync_state") in ("sync", "quorum") for row in rows):
+        words.append(
+            "With sync_state sync or quorum each commit waits for a standby: if none is left, all writes wait"
+            " without end, and Synapse with them (synchronous_standby_names)."
+        )
+    return _Said(words, ["no process of Synapse may read at a copy: it expects to see what it has written"])
+
+
+def _name_of(row: Mapping[str, str]) -> str:
+    return printable(row.get("application_name") or row.get("client_addr") or row.get("pid", "one"))
+
+
+# -- rows and disks ------------------------------------------------------------------------------------------
+
+FREEZE_AGE: Final = 200_000_000
+"""At which age autovacuum begins to freeze a table, if autovacuum_freeze_max_age is not set."""
+FAILSAFE_AGE: Final = 1_600_000_000
+"""At which age it leaves everything else, if vacuum_failsafe_age is not set."""
+
+
+def _told_of_ages(rows: _Rows) -> _Said:
+    ages = {
+        printable(row.get("datname") or row.get("relname") or row.get("oid::regclass") or "it"): int(age)
+        for row in rows
+        if _is_count(age := row.get("age", ""))
+    }
+    if not ages:
+        return _Said(["Ages of transactions in PostgreSQL."], [])
+    name, most = max(ages.items(), key=lambda one: one[1])
+    words = [
+        (
+            f"{name} has transactions of age {most:,}. Autovacuum freezes them from {FREEZE_AGE:,} on"
+            " (autovacuum_freeze_max_age, if not set), and at 2,000,000,000 and some PostgreSQL takes no"
+            " writes."
+        )
+    ]
+    if most < 2 * FREEZE_AGE:
+        return _Said([*words, "That is normal."], [])
+    words.append(
+        "So something holds it back: an old transaction, a replication slot, a prepared transaction, or a"
+        " table on which VACUUM fails."
+    )
+    return _Said(
+        words,
+        [
+            (
+                "SELECT pid, xact_start, state FROM pg_stat_activity ORDER BY xact_start; SELECT * FROM"
+                " pg_replication_slots; SELECT * FROM pg_prepared_xacts: end what is old, then VACUUM"
+                " (FREEZE, VERBOSE) that database as its owner"
+            )
+        ],
+        "error" if most >= FAILSAFE_AGE else "look",
+    )
+
+
+MANY_DEAD: Final = 10_000
+
+
+def _told_of_dead_rows(rows: _Rows) -> _Said:
+    bloated = {
+        printable(row.get("relname") or row.get("table_name") or "a table"): int(dead)
+        for row in rows
+        if _is_count(dead := row.get("n_dead_tup", ""))
+        and int(dead) > max(MANY_DEAD, int(row["n_live_tup"]) if _is_count(row.get("n_live_tup", "")) else 0)
+    }
+    words = [
+        (
+            "Rows of tables, and those that were deleted or changed and not cleared yet (n_dead_tup):"
+            " autovacuum clears them, and their room is used again."
+        )
+    ]
+    if not bloated:
+        return _Said([*words, "No table here has more dead rows than others."], [])
+    told = several([f"{name} ({count:,})" for name, count in bloated.items()])
+    return _Said(
+        [f"More dead rows than live ones: {told}: the table is read slower.", *words],
+        [
+            (
+                "see what holds VACUUM back (a transaction idle for hours, a replication slot), then VACUUM"
+                " (VERBOSE, ANALYZE) TABLE: it says how many rows it could not remove yet, and why"
+            ),
+            _BACK,
+        ],
+        "look",
+    )
+
+
+_BACK: Final = (
+    "the disk gets room back by VACUUM FULL alone, which shuts the table and needs room for a copy of it"
+    " (stop Synapse), or by pg_repack"
+)
+_NAMES: Final = ("relation", "table_name", "tablename", "relname", "table", "name")
+_UNITS: Final = {"bytes": 1, "": 1, "kb": 1024, "mb": 1024**2, "gb": 1024**3, "tb": 1024**4}
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s?(bytes|[kMGT]B|)", re.ASCII)
+_SIZED: Final = re.compile(
+    r"(?:pg_)?(?:(?:total|table|data|index|relation)[ _])*size(?:[ _]pretty)?|size_bytes|total"
+)
+
+
+def _bytes_of(text: str) -> float:
+    found = _SIZE.fullmatch(text)
+    return float(found[1]) * _UNITS[found[2].lower()] if found else -1.0
+
+
+def _sizes(rows: _Rows) -> dict[str, float]:
+    """The sizes of tables in rows: of the last column of sizes, which is mostly that of all together."""
+    if not rows:
+        return {}
+    names = next((one for one in _NAMES if one in rows[0]), "")
+    sized = next((one for one in reversed([*rows[0]]) if _SIZED.fullmatch(one)), "")
+    if not names or not sized:
+        return {}
+    found: dict[str, float] = {}
+    for row in rows:
+        name = row[names].strip('"').rpartition(".")[2]
+        if (many := _bytes_of(row[sized])) >= 0:
+            found[name] = max(many, found.get(name, 0.0))
+    return found
+
+
+def _told_of_sizes(rows: _Rows) -> _Said:
+    sizes = sorted(_sizes(rows).items(), key=lambda one: -one[1])
+    first = listed([f"{printable(name)} {size(many)}" for name, many in sizes[:3] if many])
+    words = [f"Sizes of tables; the largest: {first}."]
+    known = known_relations()
+    words += [f"{name}: {known[name].about}" for name, _ in sizes[:5] if name in known]
+    advice = [f"{name}: {known[name].do}" for name, _ in sizes[:5] if name in known and known[name].do]
+    return _Said(words, [*advice, _BACK])
+
+
+# -- PgBouncer -----------------------------------------------------------------------------------------------
+
+_HELD: Final = (
+    "In the mode session, which Synapse needs, a connection of Synapse holds one to PostgreSQL for as long"
+    " as it is open, and a process keeps its connections open: so the pool must be as large as cp_max of all"
+    " processes together"
+)
+_ENLARGE: Final = (
+    "raise default_pool_size in pgbouncer.ini (20 if not set), or pool_size of that database in [databases],"
+    " to that sum, and max_connections of PostgreSQL above it; or lower cp_max in database: args. synrepl"
+    " inspect --files tells the sum"
+)
+
+
+def _told_of_pools(rows: _Rows) -> _Said:
+    full = [row for row in rows if _is_count(row.get("cl_waiting", "")) and int(row["cl_waiting"])]
+    if not full:
+        return _Said(
+            ["Pools of PgBouncer (SHOW POOLS): no client waits for a connection (cl_waiting 0)."], []
+        )
+    told = several(
+        [
+            f"{printable(row.get('database', ''))}: {row['cl_waiting']} clients, with"
+            f" {printable(row.get('sv_active', 'some'))} connections in use"
+            for row in full
+        ]
+    )
+    words = [f"Clients wait for a connection to PostgreSQL, as the pool has no more: {told}."]
+    if any(row.get("pool_mode", "session") == "session" for row in full):
+        words.append(f"{_HELD}.")
+    words.append("After query_wait_timeout (120 s if not set) PgBouncer closes a client that waits.")
+    return _Said(words, [_ENLARGE], "error")
+
+
+def _told_of_pooled_databases(rows: _Rows) -> _Said:
+    shown = listed(
+        [
+            f"{printable(row.get('name', ''))} up to {printable(row.get('pool_size', ''))} connections"
+            f" (now {printable(row.get('current_connections', ''))})"
+            for row in rows[:5]
+        ]
+    )
+    shared = [printable(row["name"]) for row in rows if row.get("pool_mode") in ("transaction", "statement")]
+    words = [f"Databases of a PgBouncer: {shown}. {_HELD}."]
+    if not shared:
+        words.append("An empty pool_mode is that of pgbouncer.ini, as SHOW CONFIG tells.")
+        return _Said(words, [f"if clients wait (SHOW POOLS, cl_waiting): {_ENLARGE}"])
+    return _Said(
+        [f"{several(shared)} is in a mode that Synapse must not have: it needs pool_mode session.", *words],
+        ["pool_mode = session for that database; a pgbouncer.ini is read by synrepl inspect --files"],
+        "error",
+    )
+
+
+def _told_of_pooler_settings(rows: _Rows) -> _Said:
+    given = {row.get("key", ""): row.get("value", "") for row in rows}
+    mode = printable(given.get("pool_mode", "session"))
+    size, clients = (
+        printable(given.get(key, "not told")) for key in ("default_pool_size", "max_client_conn")
+    )
+    settings = f"pool_mode {mode}, default_pool_size {size}, max_client_conn {clients}"
+    words = [f"Settings of a PgBouncer: {settings}. {_HELD}."]
+    if mode in ("transaction", "statement"):
+        words.insert(
+            0,
+            f"The pool_mode is {mode}, and Synapse needs session, unless [databases] has another one for it.",
+        )
+        return _Said(
+            words, ["pool_mode=session at the database of Synapse in [databases], then RELOAD"], "error"
+        )
+    return _Said(words, [f"if clients wait (SHOW POOLS, cl_waiting): {_ENLARGE}"])
+
+
+# -- plans ---------------------------------------------------------------------------------------------------
+
+_WHOLE: Final = re.compile(
+    r"Seq Scan on (?P<table>\w{1,63}).{0,200}?actual time=[\d.]{1,50} rows=(?P<rows>[\d.]{1,20})"
+    r" loops=(?P<loops>\d{1,12})",
+    re.ASCII,
+)
+_FILTERED: Final = re.compile(r"Rows Removed by Filter: (?P<rows>\d{1,15})", re.ASCII)
+_TOOK: Final = re.compile(r"Execution Time: (?P<ms>[\d.]{1,20}) ms", re.ASCII)
+MANY_ROWS: Final = 100_000
+PLAN: Final = "query plan"
+"""The column of a table that EXPLAIN prints."""
+
+
+def _told_of_plan(rows: _Rows) -> _Said:
+    lines = [row.get(PLAN, "") for row in rows]
+    took = next((float(found["ms"]) / 1000 for one in lines if (found := _TOOK.search(one))), None)
+    words = [
+        "How PostgreSQL runs a statement (EXPLAIN)"
+        + (f"; it took {took:,.3g} s." if took is not None else ".")
+    ]
+    whole: dict[str, int] = {}
+    for at, line in enumerate(lines):
+        if (found := _WHOLE.search(line)) is None:
+            continue
+        removed = next(
+            (int(one["rows"]) for text in lines[at + 1 : at + 4] if (one := _FILTERED.search(text))), 0
+        )
+        read = int(float(found["rows"]) + removed) * int(found["loops"])
+        whole[found["table"]] = max(read, whole.get(found["table"], 0))
+    large = {name: read for name, read in whole.items() if read >= MANY_ROWS}
+    if took is not None and took < 1 and large:
+        return _Said([*words, "It reads a large table as a whole, and is quick all the same."], [])
+    if not large:
+        return _Said([*words, "It reads no large table as a whole."] if took is not None else words, [])
+    told = several([f"{printable(name)} ({read:,} rows)" for name, read in large.items()])
+    return _Said(
+        [
+            f"It reads the whole of {told}: no index fits it, or PostgreSQL does not know that one would.",
+            *words,
+        ],
+        [
+            (
+                f"ANALYZE {printable(next(iter(large)))}, and look again: after a restore, an upgrade or many"
+                " deletions the statistics are not there, or old"
+            ),
+            (
+                "SELECT * FROM background_updates: an index may still be made in the background; \\d TABLE"
+                " shows those that are there, INVALID ones too (DROP INDEX, and make it again)"
+            ),
+            (
+                "if it is a statement of Synapse, and its indexes are all there: update, as newer releases"
+                " may ask otherwise"
+            ),
+        ],
+        "look",
+    )
+
+
+# -- settings ------------------------------------------------------------------------------------------------
+
+
+def _told_of_encoding(value: str) -> _Said:
+    if value.upper() in ("UTF8", "UTF-8"):
+        return _Said([f"The encoding is {value}, as Synapse needs it."], [])
+    return _Said(
+        [f"The encoding is {value}: Synapse needs UTF8, and does not start on this database."],
+        [_NEW_DATABASE],
+        "error",
+    )
+
+
+_NEW_DATABASE: Final = (
+    "make a new one (createdb --encoding=UTF8 --locale=C --template=template0 --owner=USER NAME), and move"
+    " the data there by pg_dump and pg_restore"
+)
+
+
+def _told_of_locale(value: str) -> _Said:
+    if value == "C":
+        return _Said(["The locale of this database is C, as Synapse needs it."], [])
+    return _Said(
+        [
+            (
+                f"The locale of this database is {value}: Synapse needs C, as indexes of texts break when the"
+                " system's library changes the order of another one."
+            )
+        ],
+        [
+            _NEW_DATABASE,
+            "or allow_unsafe_locale: true in database:, since 1.56, while that library stays the same",
+        ],
+        "error",
+    )
+
+
+def _told_of_copy(value: str) -> _Said:
+    if value != "t":
+        return _Said(["This PostgreSQL is no standby (pg_is_in_recovery f): it takes writes."], [])
+    return _Said(
+        [
+            (
+                "This PostgreSQL is a standby (pg_is_in_recovery t): it takes no writes, and Synapse cannot"
+                " run on it."
+            )
+        ],
+        [
+            (
+                "give Synapse the address of the primary (database: args: host), or, if that is gone for"
+                " good: SELECT pg_promote(); afterwards, before Synapse starts: synrepl doctor"
+                " --before-start"
+            )
+        ],
+        "error",
+    )
+
+
+def _told_of_read_only(value: str) -> _Said:
+    if value != "on":
+        return _Said(["Transactions may write."], [])
+    return _Said(
+        ["New transactions may only read: what Synapse writes is refused."],
+        [
+            (
+                "a standby is always so: SELECT pg_is_in_recovery(). Else see who set it: SELECT * FROM"
+                " pg_db_role_setting, and postgresql.conf; managed databases do so when their disk is full"
+            )
+        ],
+        "error",
+    )
+
+
+def _told_of_connections(value: str) -> _Said:
+    return _Said(
+        [
+            (
+                f"PostgreSQL takes {value} connections; a few of them are kept for superusers. Each process"
+                " of Synapse opens up to cp_max for each database (5 if not set)."
+            )
+        ],
+        [
+            (
+                "compare it with the sum of all processes: synrepl inspect --files has a note if they may be"
+                " more than the default; SELECT count(*), usename, state FROM pg_stat_activity GROUP BY 2, 3"
+                " tells who has them"
+            )
+        ],
+    )
+
+
+def _told_of_isolation(value: str) -> _Said:
+    return _Said(
+        [
+            (
+                f"The isolation of transactions that set none is {value}. Synapse sets repeatable read for"
+                " each connection that it opens, so that this does not count for it; behind a PgBouncer in"
+                " the mode transaction it does."
+            )
+        ],
+        [],
+    )
+
+
+def _told_of_limit(value: str) -> _Said:
+    if value in ("0", "0ms"):
+        return _Said(["No limit (0) for sessions that set none."], [])
+    return _Said(
+        [
+            (
+                f"The limit is {value} for sessions that set none: PostgreSQL ends what takes longer (for"
+                " statement_timeout Synapse sets its own: an hour, 10 minutes in newer releases)."
+            )
+        ],
+        [],
+    )
+
+
+def _told_of_durability(value: str) -> _Said:
+    if value != "off":
+        return _Said([f"The setting is {value}: a commit is on disk."], [])
+    return _Said(
+        [
+            (
+                "With fsync or full_page_writes off, a crash may damage the database; with"
+                " synchronous_commit off, it loses the last commits, below a second: Synapse has announced"
+                " these, its processes and clients have them, and their ids may be given out again."
+            )
+        ],
+        ["turn it on; after a crash, before Synapse starts: synrepl doctor --before-start"],
+        "look",
+    )
+
+
+_SETTINGS: Final[Mapping[str, Callable[[str], _Said]]] = {
+    "server_encoding": _told_of_encoding,
+    "datcollate": _told_of_locale,
+    "datctype": _told_of_locale,
+    "lc_collate": _told_of_locale,
+    "lc_ctype": _told_of_locale,
+    "pg_is_in_recovery": _told_of_copy,
+    "transaction_read_only": _told_of_read_only,
+    "default_transaction_read_only": _told_of_read_only,
+    "max_connections": _told_of_connections,
+    "transaction_isolation": _told_of_isolation,
+    "default_transaction_isolation": _told_of_isolation,
+    "statement_timeout": _told_of_limit,
+    "lock_timeout": _told_of_limit,
+    "idle_in_transaction_session_timeout": _told_of_limit,
+    "fsync": _told_of_durability,
+    "full_page_writes": _told_of_durability,
+    "synchronous_commit": _told_of_durability,
+}
+"""Values that stand alone, as SHOW prints them."""
+
+_VIEWS: Final = (
+    _View(
+        (frozenset({"blocked_pid"}), frozenset({"blocked_by"}), frozenset({"pg_blocking_pids"})),
+        "who waits for whom",
+        _told_of_blocking,
+    ),
+    _View((frozenset({"granted", "mode"}), frozenset({"granted", "locktype"})), "pg_locks", _told_of_locks),
+    _View((frozenset({"slot_name"}),), "pg_replication_slots", _told_of_slots),
+    _View(
+        (frozenset({"sync_state", "state"}), frozenset({"sent_lsn", "replay_lsn"})),
+        "pg_stat_replication",
+        _told_of_standbys,
+    ),
+    _View((frozenset({"cl_waiting"}),), "pools", _told_of_pools),
+    _View((frozenset({PLAN}),), "plan", _told_of_plan),
+    _View((frozenset({"key", "value", "changeable"}),), "settings of PgBouncer", _told_of_pooler_settings),
+    _View((frozenset({"pool_size", "name"}),), "databases of PgBouncer", _told_of_pooled_databases),
+    _View(
+        (
+            frozenset({"pid", "state"}),
+            frozenset({"pid", "query"}),
+            frozenset({"count", "state"}),
+            frozenset({"usename", "state"}),
+        ),
+        "pg_stat_activity",
+        _told_of_sessions,
+    ),
+    _View((frozenset({"n_dead_tup"}),), "pg_stat_user_tables", _told_of_dead_rows),
+    _View((frozenset({"datname", "age"}), frozenset({"relname", "age"})), "ages", _told_of_ages),
+)
+
+
+def has_words(column: str) -> bool:
+    """Whether a column has the value of a setting, or lines of a plan: words with spaces."""
+    return column.lower() in _SETTINGS or column.lower() == PLAN
+
+
+def explain_view(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Passage | None:
+    """Explain a table that psql printed of the server itself; None if it is none that is known."""
+    named: _Rows = [dict(zip(columns, row, strict=False)) for row in rows]
+    if len(columns) == 1 and len(rows) == 1 and (setting := _SETTINGS.get(columns[0])) is not None:
+        said = setting(printable(rows[0][0][:MAX_CELL]))
+        return _passage(columns[0], said, [])
+    view = next((one for one in _VIEWS if any(needed <= {*columns} for needed in one.columns)), None)
+    if view is not None:
+        return _passage(view.name, view.told(named), named)
+    if any(name in known_relations() for name in _sizes(named)):
+        return _passage("sizes of tables", _told_of_sizes(named), named)
+    return None
+
+
+def _passage(name: str, said: _Said, rows: _Rows) -> Passage:
+    shown = [
+        {
+            key: printable(without_secrets(value[:MAX_CELL]))
+            for key, value in row.items()
+            if key not in ("query", "queryid") and "statement" not in key
+        }
+        for row in rows[:MAX_SHOWN]
+    ]
+    return Passage(
+        kind="sql_table",
+        text=name,
+        words=said.words,
+        advice=said.advice,
+        severity=said.severity,
+        fields=shown if len({tuple(one) for one in shown}) == 1 else [],
+    )
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 16

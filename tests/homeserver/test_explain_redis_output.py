@@ -1,0 +1,135 @@
+"""What redis-cli prints of settings, lists and figures, as people paste it."""
+
+import pytest
+
+from synrepl.homeserver.explanation import Passage, explain
+
+CLIENT = (
+    "id=3 addr=172.18.0.5:46548 fd=8 name= age=108 idle=0 flags={flags} db=0 sub={sub} psub=0 multi=-1 qbuf=0"
+    " obl=0 oll=633405 omem={omem} tot-mem=2 events=rw cmd={cmd} user=default"
+)
+SLOWLOG = """\
+127.0.0.1:6379> slowlog get 2
+1) 1) (integer) 14
+   2) (integer) 1309448221
+   3) (integer) 150000
+   4) 1) "KEYS"
+      2) "*"
+   5) "127.0.0.1:5555"
+   6) ""
+2) 1) (integer) 13
+   2) (integer) 1309448200
+   3) (integer) 20000
+   4) 1) "PUBLISH"
+"""
+ACL_LOG = """\
+> ACL LOG
+1)  1) "count"
+    2) (integer) 1
+    3) "reason"
+    4) "channel"
+    5) "object"
+    6) "example.org"
+    7) "username"
+    8) "synapse"
+"""
+
+
+def only(text: str) -> Passage:
+    found = explain(text)
+    assert found.unrecognized == 0
+    [passage] = found.passages
+    return passage
+
+
+def config(name: str, value: str) -> str:
+    return f'127.0.0.1:6379> CONFIG GET {name}\n1) "{name}"\n2) "{value}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "said", "do"),
+    [
+        (config("timeout", "300"), "", "but none with a subscription", ""),
+        (config("timeout", "10"), "look", "timeout is 10", "raise it above 60"),
+        (config("maxmemory-policy", "noeviction"), "", "Synapse keeps nothing there that it needs", ""),
+        (config("save", ""), "", "save is empty", ""),
+        (
+            config("stop-writes-on-bgsave-error", "yes"),
+            "look",
+            "refuses writes and PING",
+            "CONFIG SET save ''",
+        ),
+        (config("cluster-enabled", "yes"), "look", "a node of a Redis Cluster", "no cluster"),
+        (config("hz", "10"), "", "Settings of a Redis: hz", ""),
+        ('redis-cli config get timeout\n1# "timeout" => "0"', "", "timeout is 0", ""),
+        ("tcp-keepalive 60\ntimeout 20\nmaxmemory 100mb\n", "look", "timeout is 20", "raise it above 60"),
+        ("client-output-buffer-limit pubsub 32mb 8mb 60", "", "is pubsub 32mb 8mb 60", ""),
+        (SLOWLOG, "look", "the longest: KEYS, 150.0 ms", "CLIENT LIST"),
+        (
+            ACL_LOG,
+            "error",
+            "synapse of Redis may not use the channel example.org",
+            "ACL SETUSER synapse allchannels",
+        ),
+        (ACL_LOG.replace("channel", "auth"), "error", "refused a login as synapse", "redis: password"),
+        (
+            '> ROLE\n1) "slave"\n2) "10.0.0.1"\n3) (integer) 6379\n',
+            "look",
+            "its master is 10.0.0.1:6379",
+            "primary",
+        ),
+        ('> ROLE\n1) "master"\n2) (integer) 0\n', "", "This Redis is a master", ""),
+        ('> PUBSUB CHANNELS\n1) "example.org"\n', "", "Channels that somebody hears: example.org", "NUMSUB"),
+        ("> PUBSUB CHANNELS\n", "look", "Nobody is subscribed to any channel", "inspect --files"),
+        ("> PUBLISH example.org x\n(integer) 0\n", "look", "Nobody received it", "server_name"),
+        ("> PUBLISH example.org x\n(integer) 3\n", "", "3 connections received it", ""),
+        (
+            "# Memory\nused_memory:990\nmaxmemory:1000\n",
+            "look",
+            "used_memory is 990 of 1000",
+            "raise maxmemory",
+        ),
+        ("# Memory\nused_memory:990\nmaxmemory:0\n", "", "nothing that is looked at here is odd", ""),
+        ("connected_clients:95\nmaxclients:100\n", "look", "connected_clients is 95 of 100", "maxclients"),
+        ("client_longest_output_list:633405\n", "look", "does not read: they take Redis' memory", "MONITOR"),
+        (
+            "# Errorstats\nerrorstat_NOPERM:count=12\n",
+            "look",
+            "NOPERM was answered since Redis started (12 in all)",
+            "ACL LOG",
+        ),
+        ("rdb_last_bgsave_status:err\n", "look", "the last save failed", "CONFIG SET save ''"),
+        ("cluster_state:fail\n", "look", "lacks a part", "no cluster"),
+    ],
+)
+def test_what_redis_cli_printed_is_told_with_what_it_means(
+    text: str, severity: str, said: str, do: str
+) -> None:
+    passage = only(text)
+
+    assert severity == passage.severity
+    assert any(said in one for one in passage.words)
+    assert do in " | ".join(passage.advice)
+
+
+def test_a_monitor_that_is_left_open_is_found() -> None:
+    hears = CLIENT.format(flags="P", sub=1, omem=0, cmd="subscribe")
+    watches = CLIENT.format(flags="O", sub=0, omem=24_000_000_000, cmd="monitor")
+
+    passage = only(f"{hears}\n{watches}")
+
+    assert ("look", True) == (
+        passage.severity,
+        passage.words[0].startswith("A MONITOR is open, and 24000000000"),
+    )
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "hunter2" not in str(explain(config("requirepass", "hunter2") + config("hz", "10")))
+
+
+def test_words_of_commands_in_a_log_are_no_commands() -> None:
+    """A line of a program that has the word publish, or ends with the word role."""
+    found = explain("Failed to publish message\nuser has no role\nplease config get it\ntimeout 300")
+
+    assert (4, []) == (found.unrecognized, found.passages)

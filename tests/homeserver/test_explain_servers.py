@@ -1,0 +1,306 @@
+"""Words of PostgreSQL, PgBouncer, Redis, proxies and programs that ask, each with its own cause."""
+
+import pytest
+
+from synrepl.homeserver.explanation import explain
+
+NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "do"),
+    [
+        (
+            "db_idle_ended",
+            "FATAL:  terminating connection due to idle-in-transaction timeout",
+            "pool_mode = session",
+        ),
+        (
+            "db_idle_session",
+            "FATAL:  terminating connection due to idle-session timeout",
+            "idle_session_timeout = 0",
+        ),
+        (
+            "db_crashed",
+            "WARNING:  terminating connection because of crash of another server process",
+            "signal 9",
+        ),
+        ("db_cancelled", "ERROR:  canceling statement due to user request", "application_name"),
+        ("db_recovery_conflict", "ERROR:  canceling statement due to conflict with recovery", "the primary"),
+        (
+            "db_template",
+            (
+                "createdb: error: database creation failed: ERROR:  new encoding (UTF8) is incompatible with"
+                " the encoding of the template database (SQL_ASCII)"
+            ),
+            "--template=template0",
+        ),
+        (
+            "db_template",
+            (
+                "ERROR:  new collation (C) is incompatible with the collation of the template database"
+                " (en_US.UTF-8)\nHINT:  Use the same collation as in the template database, or use template0"
+                " as template."
+            ),
+            "--template=template0",
+        ),
+        (
+            "db_encoding",
+            (
+                'ERROR:  character with byte sequence 0xf0 0x9f in encoding "UTF8" has no equivalent in'
+                ' encoding "LATIN1"'
+            ),
+            "SHOW server_encoding",
+        ),
+        ("db_null_char", "ERROR:  unsupported Unicode escape sequence", "event_json"),
+        ("db_memory", "ERROR:  out of memory\nDETAIL:  Failed on request of size 1073741824.", "work_mem"),
+        (
+            "pg_wal_removed",
+            (
+                "FATAL:  could not receive data from WAL stream: ERROR:  requested WAL segment 0000000100 has"
+                " already been removed"
+            ),
+            "pg_basebackup",
+        ),
+        (
+            "pg_wal_removed",
+            'ERROR:  can no longer get changes from replication slot "debezium"',
+            "new snapshot",
+        ),
+        ("pg_slots", 'ERROR:  replication slot "debezium" is active for PID 1234', "pg_terminate_backend"),
+        (
+            "db_lock_wait",
+            (
+                "LOG:  process 21 still waiting for ShareLock on transaction 758 after 1000.123 ms\n"
+                "DETAIL:  Process holding the lock: 20. Wait queue: 21."
+            ),
+            "pg_blocking_pids",
+        ),
+        ("db_in_use", 'ERROR:  database "synapse" is being accessed by other users', "WITH (FORCE)"),
+        (
+            "db_index_damaged",
+            (
+                "psycopg2.errors.IndexCorrupted: table tid from new index tuple (1,2) overlaps with invalid"
+                " duplicate tuple at offset 3"
+            ),
+            "REINDEX",
+        ),
+        (
+            "db_unique_broken",
+            (
+                "psycopg2.errors.CardinalityViolation: more than one row returned by a subquery used as an"
+                " expression"
+            ),
+            "enable_indexscan = off",
+        ),
+        (
+            "db_files_gone",
+            'FATAL:  could not open file "global/pg_filenode.map": No such file or directory',
+            "which volume",
+        ),
+        ("db_chores", 'LOG:  temporary file: path "base/pgsql_tmp/pgsql_tmp1.0", size 1073741824', ""),
+        (
+            "db_tls_needed",
+            "FATAL:  SSL connection is required. Please specify SSL options and retry.",
+            "sslmode",
+        ),
+        ("sqlite_file", "sqlite3.OperationalError: database or disk is full", "df -h"),
+        ("db_pooler_name", "ERROR:  no such database: synapse", "[databases]"),
+        ("db_pooler", "ERROR:  query_wait_timeout", "default_pool_size (20 if not set)"),
+        (
+            "redis_no_password",
+            "ERR AUTH <password> called without any password configured for the default user",
+            "out",
+        ),
+        (
+            "redis_password",
+            "WRONGPASS invalid username-password pair or user is disabled.",
+            "compare redis: password",
+        ),
+        ("redis_busy", "BUSY Redis is busy running a script. You can only call SCRIPT KILL", "SCRIPT KILL"),
+        ("redis_no_copies", "NOREPLICAS Not enough good replicas to write.", "min-replicas-to-write 0"),
+        ("redis_unknown_command", "ERR unknown command 'HELLO'", "protocol=2"),
+        (
+            "redis_subscribed",
+            (
+                "ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are"
+                " allowed"
+            ),
+            "second connection",
+        ),
+        ("redis_not_spoken", "ERR Protocol error: invalid bulk length", "use_tls"),
+        (
+            "redis_copy_lost",
+            (
+                "13538:M 28 Feb 10:25:03.137 * Unable to partial resync with slave 10.4.8.6:6379 for lack of"
+                " backlog"
+            ),
+            "repl-backlog-size",
+        ),
+        (
+            "redis_tls_refused",
+            (
+                "1:M 01 Jan 2024 00:00:00.000 # Error accepting a client connection: error:1408F10B:SSL"
+                " routines:ssl3_get_record:wrong version number"
+            ),
+            "use_tls",
+        ),
+        ("redis_cluster_down", "1:M 01 Jan 2024 00:00:00.000 # Cluster state changed: fail", "CLUSTER NODES"),
+        (
+            "redis_save_failed",
+            "1:M 01 Jan 2024 00:00:00.000 # Write error saving DB on disk(rdbSaveRio): No",
+            "save",
+        ),
+        (
+            "proxy_hash",
+            "[emerg] could not build map_hash, you should increase map_hash_bucket_size: 64",
+            "128",
+        ),
+        (
+            "proxy_uri_part",
+            '[emerg] 1#1: "proxy_pass" cannot have URI part in location given by regular expression',
+            "nothing after the port",
+        ),
+        (
+            "proxy_context",
+            '[emerg] 1#1: "upstream" directive is not allowed here in /etc/nginx/a.conf:12',
+            "http { }",
+        ),
+        (
+            "proxy_no_resolver",
+            f"{NGINX}no resolver defined to resolve synapse, client: 1.2.3.4",
+            "127.0.0.11",
+        ),
+        ("proxy_traefik", 'level=error msg="middleware \\"foo@docker\\" does not exist"', "labels"),
+        (
+            "proxy_client_tls",
+            (
+                f"{NGINX}SSL_do_handshake() failed (SSL: error:0A00006C:SSL routines::bad key share) while"
+                " SSL handshaking, client: 1.2.3.4, server: 0.0.0.0:443"
+            ),
+            "fullchain.pem",
+        ),
+        ("proxy_upstream", "upstream request timeout", "timeout: 0s"),
+        ("proxy_upstream", "no healthy upstream", "ready"),
+        (
+            "proxy_upstream",
+            "AH00959: ap_proxy_connect_backend disabling worker for (127.0.0.1:8008) for 60s",
+            "retry=0",
+        ),
+        ("proxy_upstream", f"{NGINX}upstream sent no valid HTTP/1.0 header while reading response", "TLS"),
+        (
+            "proxy_upstream",
+            "upstream connect error or disconnect/reset before headers. reset reason: connection timeout",
+            "network",
+        ),
+        (
+            "proxy_upstream",
+            (
+                "upstream connect error or disconnect/reset before headers. retried and the latest reset"
+                " reason: remote connection failure, transport failure reason: delayed connect error: 111"
+            ),
+            "see whether that process runs",
+        ),
+        ("proxy_limits", "haproxy[1]: Proxy https reached process FD limit (maxsock=4000).", "ulimit"),
+        (
+            "http_cut",
+            (
+                "urllib3.exceptions.ProtocolError: ('Connection aborted.', RemoteDisconnected('Remote end"
+                " closed connection without response'))"
+            ),
+            "ask again",
+        ),
+        (
+            "http_cut",
+            "curl: (92) HTTP/2 stream 1 was not closed cleanly: INTERNAL_ERROR (err 2)",
+            "a limit of a proxy",
+        ),
+        (
+            "http_waited",
+            (
+                "requests.exceptions.ReadTimeout: HTTPConnectionPool(host='h', port=8008): Read timed out."
+                " (read timeout=30)"
+            ),
+            "longer than the timeout=",
+        ),
+        (
+            "http_cors",
+            (
+                "Access to fetch at 'https://m/_matrix/client/versions' from origin 'https://app' has been"
+                " blocked by CORS policy: No 'Access-Control-Allow-Origin' header"
+            ),
+            "curl -i",
+        ),
+    ],
+)
+def test_words_of_a_server_are_told_with_their_own_cure(key: str, text: str, do: str) -> None:
+    [passage] = explain(text).passages
+
+    assert key == passage.kind
+    assert do in " | ".join(passage.advice)
+
+
+def test_a_worker_that_apache_holds_for_down_is_named() -> None:
+    [passage] = explain(
+        "AH00959: ap_proxy_connect_backend disabling worker for (127.0.0.1:8008) for 60s"
+    ).passages
+
+    assert passage.words[0].startswith("Apache asks 127.0.0.1:8008 nothing for a while")
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (
+            "jemalloc_there",
+            "synapse.metrics.jemalloc - 178 - DEBUG - main - Found jemalloc at /usr/lib/libjemalloc.so.2",
+        ),
+        ("jemalloc_missing", "synapse.metrics.jemalloc - 175 - DEBUG - main - jemalloc not found"),
+        (
+            "devices_stale",
+            (
+                "synapse.handlers.e2e_keys - 207 - ERROR - POST-1 - Devices for {'@bob:remote'} were cached,"
+                " but the server no longer shares any rooms with them. The cached device lists are stale."
+            ),
+        ),
+        (
+            "cfg_expiry_time",
+            (
+                "synapse.config.cache - 251 - WARNING - - You have set two incompatible flags, expiry_time"
+                " and expire_caches. Please only use the expire_caches"
+            ),
+        ),
+    ],
+)
+def test_lines_about_caches_are_known(key: str, text: str) -> None:
+    assert [key] == [one.kind for one in explain(f"2022-01-01 00:00:00,000 - {text}").passages]
+
+
+LATE = (
+    '{}upstream timed out (110: Connection timed out) while reading, client: 1.2.3.4, request: "{} HTTP/2.0",'
+    ' upstream: "http://127.0.0.1:8008/"'
+)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "do"),
+    [
+        ("GET /_matrix/client/v3/sync?timeout=30000", "proxy_read_timeout must be longer"),
+        ("POST /_matrix/client/v3/join/%23synapse:matrix.org", "to join a large room takes minutes"),
+        ("GET /_matrix/media/v3/download/a.b/c", "a large file takes long"),
+        ("PUT /_matrix/client/r0/rooms/!abc%3Aa/send/m.room.encrypted/m123", "pg_stat_activity"),
+    ],
+)
+def test_an_answer_that_is_late_is_told_by_what_was_asked_for(request_line: str, do: str) -> None:
+    """A /sync waits on purpose; to send a message does not (matrix-org/synapse#9422)."""
+    [passage] = explain(LATE.format(NGINX, request_line)).passages
+
+    assert 1 == len(passage.advice)
+    assert do in passage.advice[0]
+
+
+def test_a_vacuum_that_removes_everything_is_normal() -> None:
+    """It says how many rows it could not remove, also if there are none."""
+    [passage] = explain("tuples: 5 removed, 200216 remain, 0 are dead but not yet removable").passages
+
+    assert ("db_dead_rows", "normal") == (passage.kind, passage.severity)
