@@ -283,8 +283,9 @@ class SQLEngine:
             check_writes(connection, self._syntax, self.database.name)
 
     def _check_sole_writer(self, connection: SQLConnection, op: str) -> LogPosition:
-        """Return the end of the log, in a transaction. Raises `LogLost` if another process wrote to it, and
-        `LogDamage` if its last fact is damaged.
+        """Return the end of the log, in a transaction.
+
+        Raises `LogNotOurs` if another process wrote to it, and `LogDamage` if its last fact is damaged.
         """
         end = stored_end(connection, self._current_bounds(connection))
         if not self._ownership.is_end(end.serial, end.digest):

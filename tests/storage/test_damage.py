@@ -248,7 +248,7 @@ class Contract(Case):
                 commit=lambda engine: engine.commit(further, []),
                 try_write=SQLEngine.try_write,
             )
-            self.assertIsNone(engine.database.ownership.lost)
+            self.assertIsNone(engine.database.ownership.not_ours)
             self.setUp()
 
     def test_facts_without_checksums_are_proved_by_the_digests_before_them(self) -> None:
