@@ -369,3 +369,20 @@ def test_an_update_whose_row_was_looked_for_is_told_where_it_is_cut_off() -> Non
 
     assert any("If the line that is missing has No row found" in word for word in found.words)
     assert "one main process alone" in found.advice[0]
+
+
+@pytest.mark.parametrize("file", ["synapse/config/_base.py", "synapse/config/server.py"])
+def test_a_configuration_that_was_read_is_told_where_the_exception_is_cut_off(file: str) -> None:
+    """matrix-org/synapse#8738."""
+    frame = f'  File "/x/{file}", line 762, in read_con\n    yaml_config = yaml.safe_load(file_stream)\n'
+    [found] = explain(f"Traceback (most recent call last):\n{frame}").passages
+
+    assert any("The process was reading its configuration" in word for word in found.words)
+    assert "yaml.safe_load" in found.advice[0]
+
+
+def test_no_fault_is_told_of_a_file_in_which_much_else_fails() -> None:
+    """A /sync is answered in one file, whatever fails (matrix-org/synapse#10603)."""
+    cut = 'Traceback (most recent call last):\n  File "/x/synapse/handlers/sync.py", line 353, in a\n    b(\n'
+
+    assert "is missing has" not in str(explain(cut))

@@ -215,4 +215,14 @@ def told_of_cut(frames: Sequence[str]) -> Told | None:
                 " words of PostgreSQL in that line count"
             ),
         )
+    if frames and frames[-1].startswith(_CONFIGURATION):
+        return Told(
+            "The process was reading its configuration: a file is no valid YAML, or an option is wrong; the"
+            " cut line tells which, and where.",
+            (
+                "see whether each file can be read: python3 -c 'import sys, yaml;"
+                " yaml.safe_load(open(sys.argv[1]))' homeserver.yaml names the line of a slip. If all can:"
+                " the last file of synapse/config/ in the traceback has the name of the section"
+            ),
+        )
     return None

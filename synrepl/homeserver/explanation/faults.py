@@ -97,7 +97,15 @@ def possible_faults(frames: Sequence[str]) -> list[str]:
 
 
 MAX_POSSIBLE: Final = 2
-_OF_MUCH: Final = frozenset(("synapse/app/_base.py", "synapse/types.py"))
+_OF_MUCH: Final = frozenset(
+    (
+        "synapse/app/_base.py",
+        "synapse/handlers/federation.py",
+        "synapse/handlers/sync.py",
+        "synapse/storage/databases/main/events_worker.py",
+        "synapse/types.py",
+    )
+)
 """Files in which much else fails."""
 
 

@@ -77,7 +77,8 @@ _TOLD: Final = {
         (
             "start that of Synapse's virtual environment. After an upgrade of the system its Python is"
             " another, and what was installed for the one before is not found: make the environment anew, and"
-            " install Synapse with its extras and modules"
+            " install Synapse with its extras and modules. Of an image it was built wrong: pull it again, or"
+            " start the release of before"
         ),
     ),
     "systemd": (
