@@ -11,8 +11,8 @@ import pytest
 from synrepl.channel.resp_codec import MAX_PUBLISHED
 from synrepl.channel.served_channel import MAX_BATCH_LINES
 from tests.processes.channel import eventually
-from tests.processes.loading import MIB, memory, report
-from tests.processes.test_flood_attacks import SEND_SECONDS, send
+from tests.processes.loading import MIB, PATIENCE_SECONDS, memory, report
+from tests.processes.test_flood_attacks import send
 from tests.processes.test_turn_attacks import ADMIN, KEYS, attack, judge, keyed_daemon
 from tests.service.processes import Daemon
 
@@ -39,7 +39,7 @@ def client(stack: ExitStack, address: str, key: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     made = stack.enter_context(socket.socket())
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
-    made.settimeout(SEND_SECONDS)
+    made.settimeout(PATIENCE_SECONDS)
     made.connect((host, int(port)))
     if KEYS[key]:
         made.sendall(array(b"AUTH", key.encode()))

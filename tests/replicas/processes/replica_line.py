@@ -11,16 +11,18 @@ from synrepl.http_api.routes import OCTETS
 from synrepl.replicas.routes import CONNECTION, NATIVE_BYTES, OFFSET
 from synrepl.replicas.wire.native import VERSION
 from synrepl.wire.codec import LineBuffer
-from tests.service.processes import Daemon
+from tests.service.processes import PATIENCE_SECONDS, Daemon
 
 __all__ = ["HttpPipe", "Line", "Pipe", "open_line"]
 
-SECONDS: Final = 20.0
 MOST: Final = NATIVE_BYTES.max_body or 0
 
 
 class Pipe(Protocol):
     """What carries the bytes: a socket, or `HttpPipe`."""
+
+    def settimeout(self, seconds: float) -> None:
+        """How long each of these may take."""
 
     def sendall(self, data: bytes) -> None:
         """Send these bytes."""
@@ -32,15 +34,22 @@ class Pipe(Protocol):
 class HttpPipe:
     """A native connection over HTTP: what is sent is posted, what is received is the endless answer."""
 
-    def __init__(self, url: str, secret: str = "", *, seconds: float = SECONDS) -> None:
+    def __init__(self, url: str, secret: str = "") -> None:
         host = url.removeprefix("http://")
         self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-        self._down, self._up = (http.client.HTTPConnection(host, timeout=seconds) for _ in range(2))
+        self._down, self._up = (http.client.HTTPConnection(host, timeout=PATIENCE_SECONDS) for _ in range(2))
         self._down.request("POST", "/v1/native", None, self._headers)
         self._answer = self._down.getresponse()
         assert self._answer.status == 200, self._answer.read()
         self._name = self._answer.headers[CONNECTION]
         self._sent = 0
+
+    def settimeout(self, seconds: float) -> None:
+        """How long a request, or the next piece of the answer, may take."""
+        for connection in (self._down, self._up):
+            connection.timeout = seconds
+            if connection.sock is not None:
+                connection.sock.settimeout(seconds)
 
     def sendall(self, data: bytes) -> None:
         """Post these bytes, and wait until they are handled; those after the end go nowhere."""
@@ -103,5 +112,5 @@ def open_line(daemon: Daemon, secret: str = "", *, over_http: bool) -> Iterator[
             yield Line(pipe)
     else:
         host, _, port = daemon.follow.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=SECONDS) as made:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as made:
             yield Line(made)
