@@ -1,15 +1,56 @@
 """An engine in memory whose content tests read and change, and whose commits they let fail."""
 
-from collections.abc import Sequence
+import sqlite3
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
 
 from synrepl.base.history import AppendReceipt, LogPosition
 from synrepl.base.interfaces import Head
 from synrepl.errors import StorageError
-from synrepl.storage.checked_rows import CHECKED_FACT, facts_of
+from synrepl.storage.checked_rows import CHECKED_FACT, LogDamage, facts_of
 from synrepl.storage.schema import NOTES, RECEIPTS, LogBounds, read_bounds, receipt_of
+from synrepl.storage.sql import SQLConnection
 from synrepl.storage.sqlite import SQLiteConnection
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryDatabase, MemoryEngine
+
+UNREADABLE: Final = (LogDamage, sqlite3.OperationalError)
+"""What reading a damaged row raises: a text that is not UTF-8 the second."""
+
+STATES: Final = 6
+"""How many states of an unsynced disk are remembered."""
+
+
+class UnsyncedDatabase(MemoryDatabase):
+    """A `MemoryDatabase` whose last commits a power cut may take back, as those of a staged copy."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.states: deque[bytes] = deque([self.connection.serialize()], maxlen=STATES)
+        """What was on the disk after each of the last commits, the oldest first."""
+
+    @contextmanager
+    def transaction(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
+        with super().transaction(op, stream) as connection:
+            yield connection
+        self.states.append(self.connection.serialize())
+
+    def go_back(self, commits: int) -> None:
+        """Take back so many of the last commits; the log is closed."""
+        for _ in range(commits):
+            self.states.pop()
+        self.connection.deserialize(self.states[-1])
+
+
+class DiskDatabase(MemoryDatabase):
+    """A `MemoryDatabase` whose staged copies are not synced."""
+
+    def staging(self) -> MemoryDatabase:
+        if self.staged is None:
+            self.staged = UnsyncedDatabase(f"{self.name}.joining")
+        return self.staged
 
 
 class FaultyEngine(MemoryEngine):
@@ -35,6 +76,19 @@ class FaultyEngine(MemoryEngine):
         return self._facts
 
     @property
+    def readable_facts(self) -> list[Fact]:
+        """The facts that are not damaged, in order of serial."""
+        with suppress(*UNREADABLE):
+            return self.facts
+        connection, found = self.database.connection, list[Fact]()
+        for (serial,) in connection.execute("SELECT serial FROM facts ORDER BY serial").fetchall():
+            with suppress(*UNREADABLE):
+                found += facts_of(
+                    connection.execute(f"SELECT {CHECKED_FACT} FROM facts WHERE serial = ?", (serial,))
+                )
+        return found
+
+    @property
     def receipts_by_key(self) -> dict[str, AppendReceipt]:
         """All receipts, by the text of their keys."""
         rows = RECEIPTS.rows(self.database.connection.execute)
@@ -56,7 +110,7 @@ class FaultyEngine(MemoryEngine):
 
     def copy(self) -> "FaultyEngine":
         """A copy of what is on the disk, not opened."""
-        made = FaultyEngine()
+        made = FaultyEngine(type(self.database)(self.database.name))
         self.database.connection.backup(made.database.connection)
         return made
 

@@ -34,8 +34,8 @@ class MemoryDatabase(LogDatabase):
 
     syntax = SQLiteDatabase.syntax
 
-    def __init__(self) -> None:
-        super().__init__("the log in memory")
+    def __init__(self, name: str = "the log in memory") -> None:
+        super().__init__(name)
         self.connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False, factory=SQLiteConnection
         )

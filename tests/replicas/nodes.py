@@ -1,6 +1,7 @@
 """In-memory daemons that are replicas of each other, built from the real parts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from synrepl.base.history import Appended, LogPosition
 from synrepl.base.metrics import Metrics
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
-from synrepl.errors import NotConnected
+from synrepl.errors import NotConnected, StorageError
 from synrepl.replicas.command_forwarder import CommandForwarder
 from synrepl.replicas.diverged_facts import keep_diverged
 from synrepl.replicas.http.replica_handlers import describe_log
@@ -351,6 +352,19 @@ class FakeNode:
         if hasattr(self, "log"):
             self._abandoned.append(self.log.abandon())
         self.engine.crash()
+
+    @property
+    def pending_writes(self) -> list[str]:
+        """What the writing thread has still to do, in order: the names of the functions."""
+        works = [work for work, _ in self._threads[0]._waiting] if self.is_running else []
+        return [getattr(getattr(work, "func", work), "__name__", "?") for work in works]
+
+    def cut_power(self, written: int) -> None:
+        """Stop at once, with the machine: so many of `pending_writes` are on the disk, and nobody knows."""
+        for work, _ in list(self._threads[0]._waiting)[:written]:
+            with suppress(StorageError):
+                work()
+        self.kill()
 
     def links(self) -> list[MemoryLink]:
         """The open connections of this node."""

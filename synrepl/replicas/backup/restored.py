@@ -210,32 +210,37 @@ async def restore_in_place(reactor: Any, database: str) -> Restored:
     log = _closed_log(engine, reactor)
     await log.start()
     try:
-        tokens = [token for writers in log.head.positions.values() for token in writers.values()]
-        floor = floor_above([floor_of(log.notes), *log.head.allocated.values(), *tokens])
-        # What it was is over: the settings of the daemon decide.
-        await log.note(
-            floor=str(floor),
-            role=None,
-            promoting=None,
-            handover=None,
-            primary_at=None,
-            upstream_at=None,
-            resync=None,
-        )
-        await log.epochs.begin_next("restored")
-        head = log.head
-        facts, _ = await log.reads.facts(after=head.serial - 1, upto=head.serial, limit=1)
-        return Restored(
-            serial=head.serial,
-            epoch=head.epoch,
-            digest=head.digest,
-            committed_ms=facts[-1].committed_at_ms if facts else 0,
-            history=log.history,
-            server_name=log.notes.get("server_name", ""),
-            floor=floor,
-        )
+        return await begin_restored(log)
     finally:
         await log.stop()
+
+
+async def begin_restored(log: Log) -> Restored:
+    """Begin an epoch in an open log that was put in its place by other means. Raises `ReplicationError`."""
+    tokens = [token for writers in log.head.positions.values() for token in writers.values()]
+    floor = floor_above([floor_of(log.notes), *log.head.allocated.values(), *tokens])
+    # What it was is over: the settings of the daemon decide.
+    await log.note(
+        floor=str(floor),
+        role=None,
+        promoting=None,
+        handover=None,
+        primary_at=None,
+        upstream_at=None,
+        resync=None,
+    )
+    await log.epochs.begin_next("restored")
+    head = log.head
+    facts, _ = await log.reads.facts(after=head.serial - 1, upto=head.serial, limit=1)
+    return Restored(
+        serial=head.serial,
+        epoch=head.epoch,
+        digest=head.digest,
+        committed_ms=facts[-1].committed_at_ms if facts else 0,
+        history=log.history,
+        server_name=log.notes.get("server_name", ""),
+        floor=floor,
+    )
 
 
 def _closed_log(engine: SQLEngine, reactor: Any) -> Log:

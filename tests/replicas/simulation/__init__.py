@@ -5,6 +5,7 @@ from typing import Final
 WORLDS: Final = {
     "replicas": "tests.replicas.simulation.replicas:ReplicaSimulation",
     "restarts": "tests.replicas.simulation.restarts:RestartSimulation",
+    "disks": "tests.replicas.simulation.disks:DiskSimulation",
     "acks": "tests.replicas.simulation.acks:AcksSimulation",
     "forgers": "tests.replicas.simulation.forgers:ForgerySimulation",
 }

@@ -53,12 +53,24 @@ class Histories:
         """Whether a primary was ever at this digest."""
         return digest == EMPTY or digest in self._facts
 
+    def note_position(self, node: FakeNode, digest: str) -> None:
+        """Note the digest of the last fact on the disk of a node."""
+        self._digests[node.name] = digest
+
+    def position(self, node: FakeNode) -> str:
+        """The digest of the last fact that a node is known to have."""
+        return self._digests.get(node.name, EMPTY)
+
+    def has(self, fact: Fact) -> bool:
+        """Whether a primary has committed exactly this fact."""
+        return fact.digest in self._facts and self._facts[fact.digest][1] == fact
+
     def check_copy(self, node: FakeNode) -> None:
         """Check that the copy of a node is true and complete, after its start or a new copy."""
         position, trimmed_upto = node.log.position, node.log.head.trimmed_upto
         facts = node.engine.facts
         is_filtered = "filter" in node.log.notes
-        self._digests[node.name] = position.digest
+        self.note_position(node, position.digest)
         if node.roles.role != "replica":
             self.add_durable(node)
         if not self.knows(position.digest):
@@ -84,6 +96,12 @@ class Histories:
         self._add(
             [fact for fact in node.engine.facts if fact.serial > trimmed_upto.serial], trimmed_upto.digest
         )
+
+    def add_beyond(self, node: FakeNode) -> None:
+        """The same of a node whose disk is damaged: the whole facts beyond those that are known."""
+        known = self.position(node)
+        serial = 0 if known == EMPTY else self._facts[known][1].serial
+        self._add([fact for fact in node.engine.readable_facts if fact.serial > serial], known)
 
     def on_committed(self, node: FakeNode, facts: Sequence[Fact]) -> None:
         """Check the facts that a node has committed."""

@@ -329,10 +329,23 @@ class ReplicaSimulation(SeededRun):
             node.log.subscribe(lambda facts: self._committed(node, facts))
             node.log.copies.on_replaced(lambda: self._replaced(node))
             node.log.epochs.on_started(lambda: self._role_changed(node))
-            self.histories.check_copy(node)
+            self._check_copy(node)
             self._role_changed(node)
 
-        node.start().addCallbacks(started, lambda failure: self.failed(failure.getTraceback()))
+        node.start().addCallbacks(started, lambda failure: self._start_failed(node, failure))
+
+    def _start_failed(self, node: FakeNode, failure: Failure) -> None:
+        self.failed(failure.getTraceback())
+
+    def _is_readable(self, node: FakeNode) -> bool:
+        """Whether the disk of a node can be read to look at it."""
+        return True
+
+    def _check_copy(self, node: FakeNode) -> None:
+        if self._is_readable(node):
+            self.histories.check_copy(node)
+        else:
+            self.histories.note_position(node, node.log.position.digest)
 
     def _committed(self, node: FakeNode, facts: Sequence[Fact]) -> None:
         self.histories.on_committed(node, facts)
@@ -341,7 +354,7 @@ class ReplicaSimulation(SeededRun):
     def _replaced(self, node: FakeNode) -> None:
         self._note(f"{node.name} is another copy now: {node.log.position.serial}")
         self.seen["adopted"] += 1
-        self.histories.check_copy(node)
+        self._check_copy(node)
         self.readiness.began(node)
 
     def _kill(self, name: str) -> None:
@@ -351,10 +364,14 @@ class ReplicaSimulation(SeededRun):
         self._count_states(node)
         self._note(f"{name} is killed")
         self.seen["killed"] += 1
+        self._end(node)
+        self.readiness.killed(node)
+
+    def _end(self, node: FakeNode) -> None:
+        """End a node, and add what its disk has then to the truth."""
         if node.roles.role != "replica":
             self.histories.add_durable(node)
         node.kill()
-        self.readiness.killed(node)
 
     def _count_states(self, node: FakeNode) -> None:
         for relay in node.connected_relays:
@@ -415,6 +432,8 @@ class ReplicaSimulation(SeededRun):
     def _check_groups(self, node: FakeNode) -> None:
         """A copy of everything has all facts of an append, or none, whatever was cut or killed."""
         if not node.publisher.read_gate.filter.is_open:
+            return
+        if not self._is_readable(node):
             return
         head, facts = node.log.head, node.engine.facts
         looked_at = (facts, head.position, head.trimmed_upto, head.epoch_starts)
@@ -493,9 +512,9 @@ class ReplicaSimulation(SeededRun):
         )
         if upto <= log.head.trimmed_upto.serial:
             return
-        before = set(map(content, node.engine.facts))
+        before = set(map(content, node.engine.readable_facts))
         await log.trim(upto, self._keys, self.chance.choice([5, 50]))
-        gone = before - set(map(content, node.engine.facts))
+        gone = before - set(map(content, node.engine.readable_facts))
         self._trimmed |= gone
         self.seen["trimmed"] += len(gone)
 
@@ -609,11 +628,14 @@ class ReplicaSimulation(SeededRun):
         if node.log.position.digest in chain or node.name == "d":
             self._kill(node.name)
             self._note(f"{node.name} has a new disk, and is to follow {primary.name}")
-            node.upstream = primary.name
-            self.seen["new disk"] += 1
-            self._known_revoked.pop(node.name, None)
-            self._fresh_disk(node)
-            self._whole.discard(node.name)
+            self._replace_disk(node, primary.name)
+
+    def _replace_disk(self, node: FakeNode, upstream: str) -> None:
+        node.upstream = upstream
+        self.seen["new disk"] += 1
+        self._known_revoked.pop(node.name, None)
+        self._fresh_disk(node)
+        self._whole.discard(node.name)
 
     def _copy_or_restore(self) -> None:
         node = self._primary()
@@ -839,7 +861,8 @@ class ReplicaSimulation(SeededRun):
         if self._failures:
             self._fail(self._failures[0])
         now = self.clock.seconds()
-        engines = {node.engine.read_note("uuid"): node for node in self.nodes.values()}
+        readable = [node for node in self.nodes.values() if self._is_readable(node)]
+        engines = {node.engine.read_note("uuid"): node for node in readable}
         self._check_one_primary()
         for node in self.nodes.values():
             if not node.is_running:

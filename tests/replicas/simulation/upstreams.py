@@ -119,6 +119,7 @@ class UpstreamSimulation(ReplicaSimulation):
         for name, node in self.nodes.items():
             # Without keys and without this, nobody fences a primary that another one replaced by force.
             node.listed = [other for other in "abc" if other != name]
+        self.has_workers = True
         self.workers: list[Worker] = []
 
     def delay(self) -> float:
@@ -127,12 +128,12 @@ class UpstreamSimulation(ReplicaSimulation):
 
     def _write(self) -> None:
         super()._write()
-        if not self.workers:
+        if self.has_workers and not self.workers:
             for number in range(2):
                 addresses = ["a", "b", "c"]
                 self.luck.shuffle(addresses)
                 self.workers.append(Worker(self, f"worker{number}", addresses))
-        if not self._is_peace and self.luck.random() < 0.002:
+        if self.workers and not self._is_peace and self.luck.random() < 0.002:
             self.luck.choice(self.workers).restart()
 
     def _check(self) -> None:
