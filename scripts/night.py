@@ -33,9 +33,10 @@ def _seeded_tests() -> list[str]:
     return sorted(path.relative_to(again.ROOT).as_posix() for path in found if path.parent.name != "crash")
 
 
-def _long(name: str, pattern: str, drawn: Mapping[str, str]) -> dict[str, Part]:
+def _long(name: str, drawn: Mapping[str, str], *patterns: str) -> dict[str, Part]:
     """The part of this name: these tests at full length, one after the other; none without their room."""
-    found = sorted(str(path.relative_to(again.ROOT)) for path in again.ROOT.glob(pattern))
+    paths = [path for pattern in patterns for path in again.ROOT.glob(pattern)]
+    found = sorted(str(path.relative_to(again.ROOT)) for path in paths)
     return {name: ((*PYTEST[:4], *found), {**drawn, "SYNREPL_LONG": "1"})} if found else {}
 
 
@@ -47,9 +48,9 @@ def parts(day: int, seeds: int, minutes: int = MINUTES) -> dict[str, Part]:
         # Behind the last ones of the table in the tree: commit what it has got.
         "worlds": (("scripts/simulate", "--continue", "--seeds", str(WORLD_SEEDS)), {}),
         # 1,000 kills of a backup and its daemon at 1,000 facts a second, so one after the other.
-        **_long("backups", "tests/**/test_backup_kills.py", drawn),
-        # A million facts archived by two jobs at once that are killed, and local jobs that are.
-        **_long("jobs", "tests/pipeline/test_*_kills.py", drawn),
+        **_long("backups", drawn, "tests/**/test_backup_kills.py"),
+        # Jobs that are killed as they archive a million facts; local ones that are, or have 10,000,000 rows.
+        **_long("jobs", drawn, "tests/pipeline/test_*_kills.py", "tests/pipeline/test_local_memory.py"),
         "examples": ((*PYTEST, "tests", "-m", "not slow and not spark"), {"HYPOTHESIS_PROFILE": "night"}),
         "faults": (("scripts/mutate", "--draw", str(day), str(FAULTS)), {}),
         "interop": (("scripts/interop", "--available"), {}),

@@ -40,4 +40,4 @@ def test_a_command_that_still_runs_is_ended_with_the_script() -> None:
         cat "$BESIDE/long.log"
         """
     )
-    subprocess.run(["tail", f"--pid={int(ran.stdout)}", "-f", "/dev/null"], timeout=30, check=True)
+    subprocess.run(["tail", f"--pid={int(ran.stdout)}", "-f", "/dev/null"], timeout=60, check=True)

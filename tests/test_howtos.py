@@ -45,7 +45,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=folder, timeout=60, env=ENVIRONMENT
+        [sys.executable, *command], capture_output=True, text=True, cwd=folder, timeout=600, env=ENVIRONMENT
     )
 
 
@@ -78,7 +78,7 @@ def test_commands_of_workers_are_read_as_the_page_shows(tmp_path: Path) -> None:
     (tmp_path / "commands.py").write_text(blocks("docs/howto/follower-commands.md", "python")[0], "utf-8")
     with Daemon(tmp_path) as daemon:
         host, port = daemon.follow.split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as worker:
+        with socket.create_connection((host, int(port)), timeout=60) as worker:
             worker.sendall(
                 b"NAME old-worker\nREPLICATE push_rules NOW\n"
                 b"USER_SYNC @ada:hs start 1\nREMOVE_PUSHER app.id push_key @ada:hs\n"
@@ -86,7 +86,7 @@ def test_commands_of_workers_are_read_as_the_page_shows(tmp_path: Path) -> None:
             program = Process(str(tmp_path / "commands.py"), daemon.url, cwd=tmp_path)
             try:
                 program.wait_for("REMOVE_PUSHER app.id push_key @ada:hs")
-                with urllib.request.urlopen(f"{daemon.url}/v1/syncing", timeout=10) as answer:
+                with urllib.request.urlopen(f"{daemon.url}/v1/syncing", timeout=60) as answer:
                     assert ["@ada:hs"] == [one["user_id"] for one in json.loads(answer.read())["users"]]
             finally:
                 program.kill()
@@ -113,7 +113,7 @@ def starts(folder: Path, program: str, command: str) -> None:
     (folder / "synrepl").symlink_to(ROOT / "synrepl")
     path = folder / program
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(30)
+        server.settimeout(60)
         port = server.getsockname()[1]
         text = path.read_text("utf-8").replace("tcp:127.0.0.1:9092", f"tcp:127.0.0.1:{port}")
         path.write_text(text, "utf-8")
@@ -130,7 +130,7 @@ def starts(folder: Path, program: str, command: str) -> None:
                 server.accept()[0].close()
             finally:
                 process.send_signal(signal.SIGTERM)
-                said = process.communicate(timeout=30)[0]
+                said = process.communicate(timeout=60)[0]
             assert "Server Shut Down" in said, said
     assert "Traceback" not in said
 

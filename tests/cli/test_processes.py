@@ -30,7 +30,7 @@ def run(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedP
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 
@@ -160,7 +160,7 @@ def test_a_closed_pipe_ends_a_tail_quietly(tmp_path: Path) -> None:
         said = process.stderr.read()
         process.stderr.close()
 
-        assert (0, b"") == (process.wait(20), said)
+        assert (0, b"") == (process.wait(60), said)
 
 
 def test_a_bad_row_ends_an_append_after_what_came_before_it(tmp_path: Path) -> None:

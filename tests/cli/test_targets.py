@@ -316,7 +316,7 @@ def test_the_demo_shows_that_everything_comes_out_once(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     host, _, port = answer.stdout.partition("followers at ")[2].partition(" ")[0].partition(":")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, int(port)), timeout=20)
+        socket.create_connection((host, int(port)), timeout=60)
 
 
 def test_a_demo_that_is_stopped_before_its_comparison_ends_with_code_0(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Sweep:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()
-        self._server.wait(30)
+        self._server.wait(60)
         self._server.stdout.close()
 
     def run(self) -> list[str]:

@@ -24,7 +24,7 @@ def send(daemon: Daemon, method: str, path: str, body: bytes) -> None:
     request = urllib.request.Request(
         daemon.url + path, body, {"Content-Type": "application/json"}, method=method
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         answer.read()
 
 
@@ -94,7 +94,7 @@ def merging_proxy(daemon: Daemon) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            with urllib.request.urlopen(daemon.url + re.sub("//+", "/", self.path), timeout=20) as answer:
+            with urllib.request.urlopen(daemon.url + re.sub("//+", "/", self.path), timeout=60) as answer:
                 data = answer.read()
                 self.send_response(answer.status)
                 for name, value in answer.headers.items():

@@ -369,7 +369,7 @@ class PostgreSQLSessionTests(Sessions):
 
     def wait_until_gone(self, backend: int) -> None:
         """It has the name for a moment longer, in which our clock may pass minutes."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while self.do("SELECT 1 FROM pg_stat_activity WHERE pid = ?", backend):
             self.assertLess(time.monotonic(), until)
 
@@ -481,7 +481,7 @@ class PostgreSQLSessionTests(Sessions):
         create(first)
         second = threading.Thread(target=create_as_well)
         second.start()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not self.do("SELECT 1 FROM pg_locks WHERE NOT granted"):
             self.assertTrue(second.is_alive() and time.monotonic() < until)
         first.commit()

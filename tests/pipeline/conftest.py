@@ -1,4 +1,4 @@
-"""What all tests of the pipeline share: a Spark, and a server of Spark Connect, slow to start."""
+"""What all tests of the pipeline share: a Spark, and a server of Spark Connect, which take long to start."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -45,7 +45,7 @@ def written(place: Path, batches: int) -> list[str]:
 def compared(
     table: ArchiveTable, files: pa.Table | None = None
 ) -> tuple[ListedFile, FileScan, Comparison, list[AuditFinding]]:
-    """The only file of an archive, scanned and compared. A test may give its list of `files`."""
+    """The only file of an archive, scanned and compared. Its list of `files` takes time: it may be given."""
     found = AuditFindings()
     files = table.files if files is None else files
     told = Comparison(table, files, found)

@@ -13,7 +13,7 @@ from tests.pipeline.archives import large_archive
 from tests.processes.loading import MIB, report, size
 from tests.service.processes import ROOT
 
-FACTS: Final = size(200_000, 10_000_000)
+FACTS: Final = size(50_000, 10_000_000)
 
 PROGRAM: Final = """
 import sys

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import hiredis
 
-from tests.processes.loading import Recorder, Refused, Unanswered
+from tests.processes.loading import PATIENCE_SECONDS, Recorder, Refused, Unanswered
 from tests.servers.redis import RedisServer
 from tests.service.processes import Daemon
 
@@ -65,7 +65,9 @@ BY_ALL: Final = frozenset(
 )
 
 
-def eventually(check: Callable[[], T], what: str | Callable[[], str], *, seconds: float = 20.0) -> T:
+def eventually(
+    check: Callable[[], T], what: str | Callable[[], str], *, seconds: float = PATIENCE_SECONDS
+) -> T:
     """What `check` gives as soon as that is something; a process that is not there is asked again.
 
     `what` is for the one who reads of the failure; a function is called then.
@@ -90,7 +92,7 @@ def eventually(check: Callable[[], T], what: str | Callable[[], str], *, seconds
 
 def ask(url: str, path: str) -> bytes:
     """What it answers to this GET. Raises `Unanswered` and `Refused`."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {SECRET}"})
         answer = connection.getresponse()
@@ -232,7 +234,7 @@ class Listener:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def _read(self) -> None:
         while True:
@@ -268,7 +270,7 @@ class Listener:
     def __exit__(self, *error: object) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(60)
         self._socket.close()
 
 
@@ -278,7 +280,7 @@ class Speaker:
     def __init__(self, redis: RedisServer, channel: str = SERVER) -> None:
         self._channel = channel
         self._socket = socket.create_connection(("127.0.0.1", redis.port))
-        self._socket.settimeout(30)
+        self._socket.settimeout(60)
         self._reader = hiredis.Reader()
 
     def say(self, *payloads: str | bytes, channel: str | None = None) -> None:

@@ -117,7 +117,7 @@ class Proxy:
         with suppress(RuntimeError):
             self._do(self._cut())
             self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._socket.close()
 
     def __enter__(self) -> Self:

@@ -181,7 +181,7 @@ class Peers:
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 def names(told: RecordedState) -> Sequence[str]:

@@ -192,7 +192,9 @@ class Member:
         assert verify(facts, EMPTY) is None, f"{self.name} tells a chain that is broken"
         return facts
 
-    def wait_for(self, check: Callable[[dict[str, Any]], Any], what: str, *, seconds: float = 20.0) -> Any:
+    def wait_for(
+        self, check: Callable[[dict[str, Any]], Any], what: str, *, seconds: float = PATIENCE_SECONDS
+    ) -> Any:
         """Until its status is so."""
         return eventually(
             lambda: check(self.status()),
@@ -228,7 +230,7 @@ class Cluster:
         self.members[name] = member
         return member
 
-    def wait_until_same(self, *members: Member, seconds: float = 30.0) -> Place:
+    def wait_until_same(self, *members: Member, seconds: float = PATIENCE_SECONDS) -> Place:
         """Until all of these (all there are) stand at the same place."""
         chosen = members or tuple(self.members.values())
 
@@ -323,7 +325,7 @@ class Load:
         self._threads.clear()
         assert kind or self.trouble == []
 
-    def wait_for(self, count: int, *, seconds: float = 30.0) -> None:
+    def wait_for(self, count: int, *, seconds: float = PATIENCE_SECONDS) -> None:
         """Until so many more were acknowledged."""
         want = len(self.acknowledged) + count
         eventually(

@@ -32,7 +32,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 def ask(daemon: Daemon, method: str, path: str, headers: dict[str, str], body: str = "") -> tuple[int, Any]:
     """The status and the JSON of an answer."""
-    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     for name, value in {"Host": "localhost", "Content-Length": str(len(body)), **headers}.items():
         connection.putheader(name, value)
@@ -108,7 +108,7 @@ def test_names_of_strangers_reach_no_terminal_raw(daemon: Daemon, tmp_path: Path
         "ERROR \x1b[2J",
         "NONSENSE \x1b[2J",
     ):
-        with socket.create_connection((host, int(port)), timeout=20) as peer:
+        with socket.create_connection((host, int(port)), timeout=60) as peer:
             peer.sendall(line.encode() + b"\nREPLICATE\n")
             peer.shutdown(socket.SHUT_WR)
             while peer.recv(65536):

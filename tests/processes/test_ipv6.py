@@ -43,7 +43,7 @@ def whole(url: str) -> dict[str, Any]:
 def run(*command: str) -> Any:
     """What a command prints, as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "synrepl", *command], cwd=ROOT, capture_output=True, timeout=30, check=True
+        [sys.executable, "-m", "synrepl", *command], cwd=ROOT, capture_output=True, timeout=60, check=True
     )
     return json.loads(done.stdout)
 

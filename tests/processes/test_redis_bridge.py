@@ -493,7 +493,6 @@ def test_a_legacy_follower_gets_what_several_writers_tell_out_of_order(
         eventually(
             lambda: {(fact.stream, fact.token) for fact in tail.told} >= expected,
             lambda: f"all facts; missing {expected - {(fact.stream, fact.token) for fact in tail.told}}",
-            seconds=5,
         )
 
 
@@ -528,7 +527,6 @@ def test_a_legacy_follower_that_comes_back_gets_what_came_late(tmp_path: Path, r
             eventually(
                 lambda: had | {(fact.stream, fact.token) for fact in tail.told} >= expected,
                 lambda: f"all facts; missing {expected - had - {(f.stream, f.token) for f in tail.told}}",
-                seconds=5,
             )
 
 
@@ -615,5 +613,4 @@ def test_a_writer_that_is_stopped_in_order_has_told_what_it_acknowledged(
             eventually(
                 lambda: told_on(listener).total() >= count,  # noqa: B023
                 lambda: f"all {count} facts on Redis, got {told_on(listener).total()}",  # noqa: B023
-                seconds=3,
             )

@@ -21,7 +21,7 @@ from tests.processes.channel import (
     status,
 )
 from tests.processes.deployment import rows_of
-from tests.processes.loading import Asker, Refused
+from tests.processes.loading import PATIENCE_SECONDS, Asker, Refused
 from tests.processes.recordings import SERVER as RECORDED
 from tests.processes.recordings import RecordedState, recording
 from tests.servers.redis import RedisServer
@@ -101,6 +101,7 @@ def test_a_gap_that_nobody_can_fill_is_told_and_passed(daemon: Daemon, redis: Re
         speaker.say("POSITION receipts w1 1 1", receipt(2), "POSITION receipts w1 9 9", receipt(10))
         eventually(lambda: writers_of(daemon, "receipts") == {"w1": 10}, lambda: described(daemon.url))
 
+        eventually(lambda: redis_of(daemon.url)["lost"], "what is lost")
         told = redis_of(daemon.url)
         (lost,) = told["lost"]
         assert {key: lost[key] for key in ("stream", "writer", "have", "want")} == {
@@ -135,7 +136,7 @@ def test_a_writer_that_stands_still_is_named(daemon: Daemon, redis: RedisServer)
             return stuck
 
         eventually(lambda: not go_on() and token > 10, "some facts")
-        (one,) = eventually(go_on, "a stuck writer", seconds=STUCK_SECONDS + 10)
+        (one,) = eventually(go_on, "a stuck writer", seconds=STUCK_SECONDS + PATIENCE_SECONDS)
         assert (one["stream"], one["writer"], one["token"]) == ("receipts", "w2", 1)
         assert one["behind"] >= 10
         assert one["seconds"] >= STUCK_SECONDS

@@ -92,7 +92,7 @@ def difference(expected: Counter[Fact], had: Counter[Fact]) -> str:
     return said
 
 
-def wait_for_all(daemon: Daemon, told: RecordedState, *, seconds: float = 20.0) -> None:
+def wait_for_all(daemon: Daemon, told: RecordedState) -> None:
     """Until a daemon keeps what was told, and nothing else."""
     expected = identity(told.kept())
 
@@ -100,7 +100,7 @@ def wait_for_all(daemon: Daemon, told: RecordedState, *, seconds: float = 20.0) 
         return not expected - identity(kept(daemon.url))
 
     try:
-        eventually(is_there, "all facts", seconds=seconds)
+        eventually(is_there, "all facts")
     except AssertionError:
         kinds = difference(expected, identity(kept(daemon.url)))
         raise AssertionError(f"{kinds}\n{described(daemon.url)}") from None
@@ -240,7 +240,7 @@ def test_a_recording_through_kills_is_complete_at_rest(tmp_path: Path, redis: Re
             speaker.say("REPLICATE ", *said_by(told), channel=SERVER)
 
             try:
-                wait_for_all(daemon, told, seconds=30)
+                wait_for_all(daemon, told)
             except AssertionError as error:
                 error.add_note(f"seed {seed}, killed at {places}, asked {peers.asked}")
                 raise

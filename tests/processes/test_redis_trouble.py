@@ -14,7 +14,6 @@ from tests.processes.deployment import Deployment, Load, rows_of
 from tests.processes.loading import LONG, drawn_seed, report, size
 
 WRITES: Final = {"alpha": "receipts,to_device,caches", "beta": "events,device_lists,caches", "observer": ""}
-REST_SECONDS: Final = 10.0
 TROUBLES: Final = 100
 
 
@@ -118,7 +117,6 @@ class World:
             eventually(
                 lambda: not expected - Counter(read()),  # noqa: B023
                 lambda: f"all facts at {name}; missing {_kinds(expected - Counter(read()))}",  # noqa: B023
-                seconds=REST_SECONDS,
             )
             had = read()
             assert Counter(had) - expected == Counter(), f"too much at {name}"
@@ -126,7 +124,6 @@ class World:
             eventually(
                 lambda: (gaps := self.deployment.gaps(name))["detected"] == gaps["repaired"],  # noqa: B023
                 lambda: f"repaired gaps at {name}: {self.deployment.gaps(name)}",  # noqa: B023
-                seconds=REST_SECONDS,
             )
             assert self.deployment.gaps(name)["lost"] == 0, name
             said = redis_of(daemon.url)
@@ -143,7 +140,6 @@ class World:
         eventually(
             lambda: not _lacks(tail, facts),
             lambda: f"{len(facts)} facts at {tail.dialect}; it lacks {_lacks(tail, facts)}",
-            seconds=REST_SECONDS,
         )
         told = [fact for fact in tail.told if not is_old or fact.stream != "caches"]
         if is_old:

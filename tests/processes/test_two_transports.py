@@ -73,7 +73,7 @@ class World:
                     f"{self.writer.url}/v1/streams/{stream}/facts",
                     json.dumps({"facts": [[row] for row in rows]}).encode(),
                 )
-                with urllib.request.urlopen(request, timeout=30) as answer:
+                with urllib.request.urlopen(request, timeout=60) as answer:
                     assert answer.status == 200
         self.count += count
 

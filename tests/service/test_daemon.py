@@ -66,7 +66,7 @@ def test_followers_are_told_when_it_shuts_down(tmp_path: Path) -> None:
     """So that they know that nothing is wrong with them."""
     with Daemon(tmp_path) as daemon:
         host, port = daemon.follow.split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as follower:
+        with socket.create_connection((host, int(port)), timeout=60) as follower:
             follower.sendall(b"NAME test\nREPLICATE ALL NOW\n")
             read = follower.makefile("rb")
             while not read.readline().startswith(b"POSITION"):
@@ -82,7 +82,7 @@ def test_what_was_stored_is_there_after_a_kill(tmp_path: Path) -> None:
     import http.client
 
     with Daemon(tmp_path) as daemon:
-        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
         connection.request("POST", "/v1/streams/push_rules/facts", b'{"facts": [[["@a:b"]]]}')
         assert connection.getresponse().status == 200
         connection.close()
@@ -105,12 +105,12 @@ def test_the_federation_stream_can_be_left_out(tmp_path: Path) -> None:
     """Its followers are not told a position; a request for it is one for an unknown stream."""
     with Daemon(tmp_path, options=("--no-federation",)) as daemon:
         host, _, port = daemon.follow.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=20) as follower:
+        with socket.create_connection((host, int(port)), timeout=60) as follower:
             follower.sendall(b"REPLICATE\n")
             heard = b""
             while b"POSITION to_device" not in heard:
                 heard += follower.recv(65_536)
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{daemon.url}/v1/streams/federation/allocated", timeout=20)
+            urllib.request.urlopen(f"{daemon.url}/v1/streams/federation/allocated", timeout=60)
 
     assert b"POSITION federation" not in heard

@@ -17,7 +17,7 @@ def test_what_was_stored_before_the_stop_was_answered(tmp_path: Path) -> None:
     enough, over = threading.Event(), threading.Event()
 
     def post(url: str, writer: int) -> None:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
         number = 0
         while not over.is_set():
             number += 1
@@ -39,15 +39,15 @@ def test_what_was_stored_before_the_stop_was_answered(tmp_path: Path) -> None:
         threads = [threading.Thread(target=post, args=(daemon.url, writer)) for writer in range(WRITERS)]
         for thread in threads:
             thread.start()
-        assert enough.wait(20)
+        assert enough.wait(60)
         daemon.terminate()
         over.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert not any("Traceback" in line for line in daemon.lines), daemon.lines
 
     with Daemon(tmp_path) as daemon:
-        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
         connection.request("GET", "/v1/changelog?since=0")
         lines = connection.getresponse().read().splitlines()
         connection.close()

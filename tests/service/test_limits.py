@@ -18,7 +18,7 @@ MIB = 1024 * 1024
 
 def ask(daemon: Daemon, method: str, path: str, body: bytes | None = None) -> int:
     """The status of an answer on a connection of its own; 0 if there is none."""
-    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
     try:
         connection.request(method, path, body)
         answer = connection.getresponse()
@@ -33,7 +33,7 @@ def ask(daemon: Daemon, method: str, path: str, body: bytes | None = None) -> in
 def greeting(stack: ExitStack, address: str, request: bytes = b"") -> bytes:
     """The first line on a connection that stays open: once read, the daemon has taken or rejected it."""
     host, port = address.split(":")
-    connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+    connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
     connection.sendall(request)
     return stack.enter_context(connection.makefile("rb")).readline()
 
@@ -67,7 +67,7 @@ def test_files_can_be_opened_when_no_connection_can(tmp_path: Path) -> None:
     """Modules, threads and files are opened late: connections leave them descriptors, and are told why."""
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(tmp_path, limit=96))
-        kept = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+        kept = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
         kept.request("GET", "/livez")
         kept.getresponse().read()
         http_address = daemon.url.removeprefix("http://")
@@ -91,7 +91,7 @@ def test_at_the_limit_of_descriptors_it_says_so_and_goes_on(tmp_path: Path) -> N
     """Connections are refused before files are: who is connected is answered in every way."""
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(tmp_path))
-        kept = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+        kept = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
         kept.request("GET", "/livez")
         kept.getresponse().read()
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (64, 64))
@@ -117,7 +117,7 @@ def test_a_file_at_the_limit_of_its_size_is_no_failed_disk(tmp_path: Path) -> No
         assert ask(daemon, "POST", "/v1/streams/push_rules/facts", body) == 200
         size = (tmp_path / "synrepl.db-wal").stat().st_size
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
         connection.request("POST", "/v1/streams/push_rules/facts", body)
 
         answer = connection.getresponse()

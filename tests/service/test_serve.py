@@ -25,14 +25,14 @@ def serve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 
 
 def status(url: str) -> Any:
     """The status of a daemon."""
-    with urllib.request.urlopen(f"{url}/v1/status", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/v1/status", timeout=60) as response:
         return json.loads(response.read())
 
 
@@ -90,7 +90,7 @@ def test_a_log_keeps_its_name(tmp_path: Path) -> None:
         request = urllib.request.Request(
             f"{daemon.url}/v1/streams/push_rules/facts", b'{"facts": [[["@ada:example.org"]]]}', method="POST"
         )
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
         daemon.terminate()
     with Daemon(tmp_path) as daemon:
         assert "example.org" == status(daemon.url)["server_name"]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.processes import TWISTD, Daemon, Process
+from tests.service.processes import PATIENCE_SECONDS, TWISTD, Daemon, Process
 
 RELOADED = "reloaded secrets, keys and certificates; reopened log files"
 
 
 def status(daemon: Daemon, secret: str) -> int:
     """The status of an answer to a peer with this secret."""
-    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
     connection.request("GET", "/v1/status", headers={"Authorization": f"Bearer {secret}"})
     found = connection.getresponse().status
     connection.close()
@@ -51,7 +51,7 @@ def test_a_log_file_that_was_moved_is_made_anew(tmp_path: Path) -> None:
 
 def wait_for(daemon: Process, log: Path, text: str) -> None:
     """Until the file says so, or the daemon has ended."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_SECONDS
     while not (log.exists() and text in log.read_text()):
         assert time.monotonic() < until, daemon.lines
         time.sleep(0.02)
@@ -95,7 +95,7 @@ def test_a_stream_of_the_changelog_ends_with_its_key(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("laptop abc read\nother def all\n")
     with Daemon(tmp_path, options=("--keys-file", str(keys))) as daemon:
-        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
         shown = {"Authorization": "Bearer abc"}
         connection.request("GET", "/v1/changelog?follow=true&heartbeat=1", headers=shown)
         answer = connection.getresponse()

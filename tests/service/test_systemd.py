@@ -15,7 +15,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.daemon.process import EXTEND_SECONDS, Systemd
-from tests.service.processes import Process
+from tests.service.processes import PATIENCE_SECONDS, Process
 
 ANY_PORTS = ("--listen", "tcp:0:interface=127.0.0.1", "--http", "tcp:0:interface=127.0.0.1")
 
@@ -28,7 +28,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         path = f"@synrepl-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(path.replace("@", "\0"))
-        listening.settimeout(20)
+        listening.settimeout(60)
         yield SimpleNamespace(socket=listening, address=path)
 
 
@@ -112,7 +112,7 @@ def test_without_a_manager_nothing_is_sent_and_a_lost_one_does_no_harm(tmp_path:
 
 def next_with(manager: Any, text: str) -> str:
     """The next message that holds this."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         if text in (found := manager.socket.recv(4096).decode()):
             return str(found)
@@ -165,7 +165,7 @@ def test_a_daemon_serves_on_inherited_ports(tmp_path: Path) -> None:
                 process.wait_for("ready:")
                 assert b"SERVER example.org\n" == early.makefile("rb").readline()
                 url = f"http://127.0.0.1:{http.getsockname()[1]}/readyz"
-                with urllib.request.urlopen(url, timeout=10) as answer:
+                with urllib.request.urlopen(url, timeout=60) as answer:
                     assert 200 == answer.status
                 assert 0 == process.terminate()
 
@@ -189,7 +189,7 @@ def test_a_log_file_is_reopened_and_filtered(tmp_path: Path) -> None:
     assert all(json.loads(line)["message"] for line in log.read_text().splitlines())
     log.unlink()
     with Process("-m", "synrepl", "serve", *options, "--log-level", "warn", cwd=tmp_path) as process:
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE_SECONDS
         while not log.exists():
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -199,7 +199,7 @@ def test_a_log_file_is_reopened_and_filtered(tmp_path: Path) -> None:
 
 def wait_for(process: Process, log: Path, text: str) -> None:
     """Until the file says so."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_SECONDS
     while not (log.exists() and text in log.read_text()):
         assert time.monotonic() < until, process.lines
         time.sleep(0.02)

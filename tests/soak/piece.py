@@ -29,6 +29,7 @@ from tests.processes.channel import eventually
 from tests.processes.loading import Asker, Refused, Unanswered, ids_of, memory
 from tests.processes.replicas import Cluster, Load, Member, Place
 from tests.processes.wall_clock import CLOCKED, WallClock
+from tests.servers.ports import free_port
 from tests.service.processes import ROOT
 
 __all__ = ["Outcome", "Piece"]
@@ -285,9 +286,7 @@ class Piece:
     def _resp(self) -> tuple[str, ...]:
         if "channel" in missing_rooms():
             return ()
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self._resp_port = found.getsockname()[1]
+        self._resp_port = free_port()
         return ("--resp", f"tcp:{self._resp_port}:interface=127.0.0.1", "--redis-writes", ",".join(STREAMS))
 
     def _subscriber(self, primary: Member) -> _Subscriber | None:

@@ -27,7 +27,7 @@ class ReactorThreadTests(SynchronousTestCase):
 
     def test_a_process_that_never_stops_it_ends(self) -> None:
         """It could only be killed: the interpreter waited for the idle thread."""
-        subprocess.run([sys.executable, "-c", FORGETFUL], check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", FORGETFUL], check=True, timeout=60)
 
 
 class ImmediateThreadTests(SynchronousTestCase):

@@ -194,7 +194,7 @@ def test_a_replica_goes_on_alone_and_is_promoted(tmp_path: Path) -> None:
 
         eventually(lambda: rows(replica) == [2, 4], "the rows in the log")
         # This writer can be asked nothing: what the log missed is lost, and counted.
-        (lost,) = replica.status()["resp"]["lost"]
+        (lost,) = eventually(lambda: replica.status()["resp"]["lost"], "what is lost")
         assert ("events", "w1", 2, 3) == (lost["stream"], lost["writer"], lost["have"], lost["want"])
         for client in (reader, writer):
             client.close()

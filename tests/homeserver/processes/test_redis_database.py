@@ -54,7 +54,7 @@ def test_a_gap_of_a_worker_without_an_address_is_read_from_its_table(tmp_path: P
         speaker.say("POSITION receipts w1 5 5", "POSITION receipts w1 9 9")
         speaker.say('RDATA receipts w1 10 ["!r","m.read","@u","$e",null,{}]')
         eventually(lambda: len(kept(daemon.url)) == 1_198, "what came after what is lost")
-        (lost,) = redis_of(daemon.url)["lost"]
+        (lost,) = eventually(lambda: redis_of(daemon.url)["lost"], "what is lost")
         assert ("receipts", "w1", 5, 9) == (lost["stream"], lost["writer"], lost["have"], lost["want"])
         assert "behind" == status(daemon.url)["state"]
         assert 1 == metric(daemon.url, "synrepl_gaps_lost_total")

@@ -14,7 +14,7 @@ RULES = {"stream": "push_rules", "table": "rules", "row": ["user_id"], "writers"
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{daemon.url}/v1/status", timeout=20) as answer:
+    with urllib.request.urlopen(f"{daemon.url}/v1/status", timeout=60) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 

@@ -41,7 +41,7 @@ class AcksLoad:
         finally:
             end.set()
             for thread in threads:
-                thread.join(30)
+                thread.join(60)
 
     def wait_for(self, count: int) -> None:
         """Until so many more are acknowledged."""

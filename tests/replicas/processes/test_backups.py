@@ -45,6 +45,8 @@ def test_a_day_of_disaster(tmp_path: Path) -> None:
         second = answer(
             tmp_path, "backup", "backup", "--upstream", f"tcp:{primary.daemon.follow}", "--name", "nightly"
         )
+        # What it has said at its end may be heard after it has ended.
+        primary.wait_for(lambda said: [one["serial"] for one in said["backups"]] == [5], "a whole backup")
         (known,) = primary.status()["backups"]
         facts = primary.facts()
     verified = answer(tmp_path, "backup", "verify", "backup")

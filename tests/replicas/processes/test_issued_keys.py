@@ -27,7 +27,7 @@ def code(daemon: Daemon, secret: str, path: str = "/v1/replication", body: bytes
     headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
     request = urllib.request.Request(daemon.url + path, body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             answer.read()
             return int(answer.status)
     except urllib.error.HTTPError as error:

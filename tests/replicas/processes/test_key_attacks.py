@@ -57,14 +57,14 @@ class Deployment:
         if certificate is not None:
             context.load_cert_chain(*certificate)
         with (
-            socket.create_connection(("127.0.0.1", self.port), timeout=20) as plain,
+            socket.create_connection(("127.0.0.1", self.port), timeout=60) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as secured,
         ):
             yield Line(secured)
 
     def ask(self, method: str, path: str, secret: str, body: str = "") -> tuple[int, str]:
         """The status and the message of an answer over plain HTTP."""
-        connection = http.client.HTTPConnection(self.daemon.url.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(self.daemon.url.removeprefix("http://"), timeout=60)
         headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
         connection.request(method, path, body or None, headers if secret else {})
         answer = connection.getresponse()
@@ -74,7 +74,7 @@ class Deployment:
 
     def tell(self, method: str, path: str, secret: str, body: Any = None) -> tuple[int, str]:
         """The status and the whole answer to a body of JSON, over plain HTTP."""
-        connection = http.client.HTTPConnection(self.daemon.url.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(self.daemon.url.removeprefix("http://"), timeout=60)
         headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
@@ -347,7 +347,7 @@ class ListeningDaemon(Daemon):
 
 def ask_plainly(port: int) -> dict[str, Any]:
     """The status of a daemon without TLS."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/v1/status")
     found: dict[str, Any] = json.loads(connection.getresponse().read())
     connection.close()

@@ -126,7 +126,7 @@ def test_a_file_that_is_wanted_over_a_bad_link_comes_right(tmp_path: Path) -> No
                     raise
                 return None
 
-        assert eventually(fetched, replica.describe, seconds=30) == FILE
+        assert eventually(fetched, replica.describe) == FILE
     report(f"a file over a bad link: {time.monotonic() - begun:.1f} s")
 
 

@@ -150,7 +150,7 @@ def test_a_kill_while_it_is_promoted_leaves_one_primary_or_none(tmp_path: Path) 
                 answer = _promote_later(new)
                 time.sleep(chance.uniform(0, 0.15))  # no event tells of its inside
                 victim.restart(upstream=(new if victim is old else old).front if victim is new else None)
-                answer.join(30)
+                answer.join(60)
                 assert not answer.is_alive()
                 ended[_settled(one, two, old, new, seed)] += 1
         position = cluster.wait_until_same()
@@ -201,7 +201,5 @@ def _settled(one: Member, two: Member, old: Member, new: Member, seed: int) -> s
             return None
         return "done" if roles[new.name] == "primary" else "not done"
 
-    how: str = eventually(
-        stand, lambda: f"one primary (seed {seed})\n{one.describe()}\n{two.describe()}", seconds=30
-    )
+    how: str = eventually(stand, lambda: f"one primary (seed {seed})\n{one.describe()}\n{two.describe()}")
     return how

@@ -93,7 +93,7 @@ def test_a_hundred_writes_that_wait_hold_up_nobody(tmp_path: Path) -> None:
             assert (status, said["error"]) == (504, "not_here_yet")
             assert not answers, "who asked for less time is answered first"
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert {status for status, _, _ in answers.values()} == {200}, answers
         assert len(answers) == WAITS
         cluster.wait_until_same()

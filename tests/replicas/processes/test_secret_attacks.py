@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 def ask(url: str, secret: str, method: str, path: str, body: object = None) -> Answer:
     """Send a request with this secret."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     try:
         headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -98,7 +98,7 @@ class Listener:
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 class Upstream:
@@ -133,7 +133,7 @@ class Upstream:
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 def options(folder: Path, *, is_shared: bool) -> tuple[str, ...]:
@@ -321,7 +321,7 @@ def test_one_key_takes_few_of_the_leases(tmp_path: Path) -> None:
 
 def read(daemon: Daemon, secret: str, reader: str) -> int:
     """The status of an answer to a reader of the changelog with this name."""
-    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
     headers = {"Authorization": f"Bearer {secret}", "Synrepl-Reader": reader}
     try:
         connection.request("GET", "/v1/changelog?limit=1", headers=headers)

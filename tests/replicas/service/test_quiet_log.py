@@ -18,7 +18,7 @@ def post(daemon: Daemon, count: int) -> None:
             json.dumps({"facts": [[ROW]]}).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(asked, timeout=20) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             answer.read()
 
 
