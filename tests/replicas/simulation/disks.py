@@ -79,6 +79,8 @@ class DiskSimulation(UpstreamSimulation):
         self._broken: dict[str, str] = {}
         """By nodes that the operator has stopped, what they said."""
         self._backup: FaultyEngine | None = None
+        self._led: dict[str, int] = {}
+        """By nodes that were primary last, their epochs."""
         self._promoting: tuple[FakeNode, Log] | None = None
         super().__init__(seed, seconds=seconds)
         self.disks = random.Random(f"disks {seed}")
@@ -282,31 +284,39 @@ class DiskSimulation(UpstreamSimulation):
             self._stop_broken(node, mine[0])
 
     def _mend(self, node: FakeNode) -> None:
-        primary = self._running_primary()
-        if primary is not None:
-            self._join_anew(node, primary)
-            return
         for name in sorted(self.nodes):
             self._start(name)
-        others = [
-            other for other in self.nodes.values() if other.name != "d" and other.name not in self._broken
-        ]
         if self._starting:
             return
-        if any(other.roles.role == "replica" and other.replica is None for other in others):
+        others = [one for one in self.nodes.values() if one.name != "d" and one.name not in self._broken]
+        if any(one.roles.role == "replica" and one.replica is None for one in others):
             return  # somebody else has it promoted
+        # In place of a primary counts who followed it, not one that it had replaced.
+        led = self._led.get(node.name, 0)
+        primary = max((one for one in others if one.roles.role == "primary"), key=_epoch, default=None)
         # A fenced daemon has no replica: it was primary, and its copy is whole.
-        whole = [one for one in others if one.replica is None or one.replica.is_whole]
-        if whole:
-            self._promote_instead(max(whole, key=lambda one: (one.log.head.epoch, one.log.head.serial)))
+        whole = [
+            one for one in others if one.roles.role == "fenced" or (one.replica and one.replica.is_whole)
+        ]
+        if primary is not None and (_epoch(primary) > led or max(map(_epoch, whole), default=0) < led):
+            self._join_anew(node, primary)
+        elif whole:
+            self._promote_instead(max(whole, key=lambda one: (_epoch(one), one.log.head.serial)))
         else:
             self._restore(node)
+
+    def _role_changed(self, node: FakeNode) -> None:
+        super()._role_changed(node)
+        if node.roles.role == "primary":
+            self._led[node.name] = _epoch(node)
+        else:
+            self._led.pop(node.name, None)
 
     def _join_anew(self, node: FakeNode, primary: FakeNode) -> None:
         """With an empty disk, as a replica of the primary."""
         self._note(f"{node.name} joins anew, a replica of {primary.name}")
         self.seen["joins anew"] += 1
-        if node.roles.role == "primary" and node.log.head.epoch >= primary.log.head.epoch:
+        if self._led.pop(node.name, 0) >= _epoch(primary):
             # The other one is no successor: it never knew of this one's epoch.
             self._restart_workers()
         self._throw_away(node)
@@ -406,6 +416,10 @@ class DiskSimulation(UpstreamSimulation):
                 return False
             self._forget_flips(node, "without meaning")
         return True
+
+
+def _epoch(node: FakeNode) -> int:
+    return node.log.head.epoch
 
 
 def _passes(fact: Fact, query: Filter) -> bool:
