@@ -69,7 +69,7 @@ class RedisService(Service):
             instance=follower.instance,
             metrics=metrics,
         )
-        self._member.wire(self._link)
+        self._member.use(self._link)
 
     def startService(self) -> None:
         super().startService()

@@ -147,7 +147,7 @@ def publisher(url: str, rows: int) -> None:
             instance="bench",
             metrics=metrics,
         )
-        member.wire(link)
+        member.use(link)
         link.start()
         while not member.is_writing:
             await deferLater(reactor, 0.01, lambda: None)

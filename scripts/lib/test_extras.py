@@ -22,7 +22,7 @@ EXTRAS: Final[Mapping[str, frozenset[str]]] = {
     "tests/channel": SERVERS,
     "tests/cli": DEV,
     "tests/homeserver/commands/test_doctor.py": SERVERS,
-    "tests/homeserver/commands/test_stuck_streams.py": SERVERS,
+    "tests/homeserver/commands/test_held_streams.py": SERVERS,
     "tests/contrib": DEV,
     "tests/contrib/test_proxies.py": SERVERS,
     "tests/files": DEV,

@@ -124,7 +124,7 @@ REMOTE: Final = Access(rights=frozenset({Right.READ, Right.WRITE}))
 class Keyring:
     """The accepted secrets: a shared one with all rights, keys of single peers, and issued keys.
 
-    A key of the file goes before an issued one of the same name. An authority, which is given by `wire`, says
+    A key of the file goes before an issued one of the same name. An authority, which is given by `use`, says
     whether the issued keys may be out of date here.
     """
 
@@ -140,7 +140,7 @@ class Keyring:
     def __repr__(self) -> str:
         return f"<Keyring of {len(self._by_name)} keys, and {len(self._issued)} issued ones>"
 
-    def wire(self, authority: IKeyAuthority) -> None:
+    def use(self, authority: IKeyAuthority) -> None:
         """Ask this authority about issued keys from now on."""
         self._authority = authority
 

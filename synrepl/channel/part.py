@@ -129,12 +129,12 @@ class ChannelPart(Part):
         """Connect the port, the channel, and its ways to log and upstream, as far as they exist."""
         channel, source, uplink = self._channel, self._source, self._uplink
         if source is not None and source.is_open and source.channel is channel:
-            self._server.wire(channel, link=source.link, uplink=uplink)
-            channel.wire(ingest=source.link.take, is_caught_up=source.is_caught_up, uplink=uplink)
+            self._server.use(channel, link=source.link, uplink=uplink)
+            channel.use(ingest=source.link.take, is_caught_up=source.is_caught_up, uplink=uplink)
         else:
-            self._server.wire(channel, uplink=uplink)
+            self._server.use(channel, uplink=uplink)
             if channel is not None:
-                channel.wire(uplink=uplink)
+                channel.use(uplink=uplink)
 
     @property
     def _has_name(self) -> bool:
@@ -148,7 +148,7 @@ class ChannelPart(Part):
         channel, self._channel = self._channel, None
         self._server.close(why)
         if channel is not None:
-            channel.wire()
+            channel.use()
             channel.stop()
 
     def _drop_uplink(self) -> None:

@@ -91,11 +91,11 @@ class IUplink(Protocol):
 class ServedChannel:
     """The channel of a homeserver with its sub-channels, and all who use it.
 
-    `wire` says where lines go besides its subscribers. `is_ephemeral` tells which streams are in memory, and
+    `use` says where lines go besides its subscribers. `is_ephemeral` tells which streams are in memory, and
     `is_known` which this daemon knows (None: all): lost writers of others are not asked for. With
     `is_durable`, which tells whether the fact of a writer and token is on disk, rows are passed once they are
     (`durable_more`), and the lines of a publisher in their order. Those that are not within `DURABLE_SECONDS`
-    are passed all the same; with `only_durable` they are not, and `is_stuck` is set until they are.
+    are passed all the same; with `only_durable` they are not, and `is_refusing` is set until they are.
 
     `runs` knows which runs of workers belong to which key, as far as they are named elsewhere at this daemon.
     """
@@ -130,7 +130,7 @@ class ServedChannel:
         """Rows and positions that were passed before the log had them, after `DURABLE_SECONDS`."""
         self.refused = 0
         """Rows that were not passed, since they were not on disk within `DURABLE_SECONDS`."""
-        self.wire()
+        self.use()
         self.limits = PublisherLimits(clock)
         self.runs = RunOwners() if runs is None else runs
         self._own = ChannelPublisher(is_own=True)
@@ -156,11 +156,11 @@ class ServedChannel:
         self._must_ask = False
 
     @property
-    def is_stuck(self) -> bool:
+    def is_refusing(self) -> bool:
         """Whether rows are refused, since earlier ones are not on disk."""
         return self._undurable is not None
 
-    def wire(
+    def use(
         self,
         *,
         ingest: Callable[[Sequence[bytes]], None] = ignore,
@@ -304,11 +304,15 @@ class ServedChannel:
 
     def refuses(self, publisher: ChannelPublisher, line: bytes) -> bool:
         """Whether this row is not taken, since earlier ones are not on disk; of a batch no line or all."""
-        if not (self.is_stuck or publisher.refused) or not line.startswith(b"RDATA "):
+        if not (self.is_refusing or publisher.refused) or not line.startswith(b"RDATA "):
             return False
         words = line.split(b" ", 4)
         writer = self._writer(publisher, words)
-        if writer is None or writer in publisher.held or not (self.is_stuck or writer in publisher.refused):
+        if (
+            writer is None
+            or writer in publisher.held
+            or not (self.is_refusing or writer in publisher.refused)
+        ):
             return False
         self.refused += 1
         # In its place among the others: a POSITION before it is passed later than this is refused.

@@ -69,7 +69,7 @@ class ServedLink:
         self._unread: deque[bytes] = deque()
         self._is_up = False
         self._is_reading = True
-        self._is_stuck = False
+        self._has_given_up = False
         self._is_delivering = False
         self._limited_logger = LimitedLogger(self._logger, clock)
         self._timer = Timer(clock, self.start)
@@ -148,12 +148,12 @@ class ServedLink:
         if not self._gather_timer.is_active:
             self._deliver()
         if self.is_full:
-            self._hold_timer.start(0 if self._is_stuck else HOLD_SECONDS)
+            self._hold_timer.start(0 if self._has_given_up else HOLD_SECONDS)
 
     def _give_up(self) -> None:
         """Let publishers go on, though the log does not take what they publish."""
         if self.is_full:
-            self._is_stuck = True
+            self._has_given_up = True
             self.interruptions += 1
             self._drop_unread()
             self.fail("the log does not take what is published")
@@ -175,7 +175,7 @@ class ServedLink:
                 left -= len(lines)
                 self.unread_bytes -= sum(map(len, lines))
                 self._gather_timer.start(0 if self._unread else GATHER_SECONDS)
-                self._is_stuck = False
+                self._has_given_up = False
                 if self._is_up:
                     self._receive(lines)
         finally:

@@ -54,7 +54,7 @@ class RespSource(ChannelSource):
             metrics=self.metrics,
             on_room=self.server.release,
         )
-        self.member.wire(self.link)
+        self.member.use(self.link)
 
     def start(self) -> None:
         self.is_open = True

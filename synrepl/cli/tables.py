@@ -88,7 +88,7 @@ def status_lines(found: Mapping[str, Any], now: float, *, is_wide: bool = False)
     parts = (
         *(lines for room in rooms() for lines in room.status_tables(found, now, is_wide=is_wide)),
         _sources(found),
-        _stuck(found),
+        _stalled(found),
         followers_table(found.get("followers") or [], is_wide=is_wide),
     )
     for part in parts:
@@ -164,10 +164,10 @@ def _source_state(source: Mapping[str, Any]) -> str:
     return styled("at a replica") if source.get("replica_of") else styled("live")
 
 
-def _stuck(found: Mapping[str, Any]) -> Iterator[str]:
-    if stuck := found.get("stuck"):
+def _stalled(found: Mapping[str, Any]) -> Iterator[str]:
+    if stalled := found.get("stuck"):
         rows = [
             (one["writer"], one["stream"], one["token"], number(one["behind"]), number(one["seconds"]))
-            for one in stuck
+            for one in stalled
         ]
         yield from table(("stuck writer", "stream", "at", "behind", "seconds"), rows)

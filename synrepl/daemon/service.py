@@ -18,11 +18,11 @@ from synrepl.base.time import ExpiryClock
 from synrepl.config import Settings
 from synrepl.config import settings as all_settings
 from synrepl.daemon.ingest import Ingest
-from synrepl.daemon.ingest_switch import IngestSwitch
 from synrepl.daemon.listeners import Listeners
 from synrepl.daemon.parts import DaemonParts, Part, hooks_of
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.ingest.channel_host import IChannelHost
+from synrepl.ingest.write_policy import WritePolicy
 from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.hooks import Hooks
 from synrepl.replication.own_facts import warn_of_unproven
@@ -150,17 +150,10 @@ class Daemon(Service):
             self.ready.callback(None)
 
     async def _open(self) -> Log:
-        """Make all parts, wire them, and start them in order: the ports open last."""
+        """Make all parts, give them to each other, and start them in order: the ports open last."""
         settings, reactor, listeners = self.settings, self.reactor, self.listeners
-        ingest = Ingest(
-            settings,
-            reactor,
-            table=self.table,
-            metrics=self.metrics,
-            credentials=self.credentials,
-            history_lost=listeners.history_lost,
-            assigned=self._assigned_streams(),
-        )
+        # Before the log is opened: a mistake in the settings ends the start, and leaves nothing behind.
+        write_policy = self._write_policy()
         rules = WriterRules()
         log = await self._open_log(rules)
         self._stops.append(log.stop)
@@ -202,17 +195,22 @@ class Daemon(Service):
             )
         )
         hooks = self.hooks = hooks_of(parts.values())
-        switch = IngestSwitch(
-            ingest,
-            log,
-            publisher,
-            refused,
-            declared,
-            hooks.role,
+        ingest = Ingest(
+            settings,
+            reactor,
+            log=log,
+            publisher=publisher,
+            table=self.table,
+            metrics=self.metrics,
+            credentials=self.credentials,
+            declared=declared,
+            refused=refused,
+            role=hooks.role,
+            history_lost=listeners.history_lost,
+            on_failure=self._ingest_failed,
+            write_policy=write_policy,
             fact_sources=[part.fact_source for part in parts.values() if part.fact_source is not None],
             host=self._channel_host(),
-            streams=settings.streams,
-            on_failure=self._ingest_failed,
         )
         retention = Retention(
             log, reactor, settings, keys=keys_of(self.table), leases=hooks.leases, expiry=expiry
@@ -247,14 +245,14 @@ class Daemon(Service):
             partial(listeners.close_followers, "this replica has joined again: read its streams again")
         )
         log.copies.on_replaced(partial(self._warn_of_filter, publisher.read_gate))
-        publisher.wire(hooks.role, hooks.forwarding)
-        self.keyring.wire(hooks.keys)
+        publisher.use(hooks.role, hooks.forwarding)
+        self.keyring.use(hooks.keys)
         self.keyring.subscribers.append(listeners.recheck)
-        hooks.role.subscribers.append(switch.role_changed)
+        hooks.role.subscribers.append(ingest.role_changed)
         self.metrics.send_buffer.set_function(listeners.unsent_bytes)
 
         own = Tasks(self._logger, "own facts")
-        self._stops += [own.stop, retention.stop, ingest.close, switch.stop, thread.stop, listeners.stop]
+        self._stops += [own.stop, retention.stop, ingest.stop, thread.stop, listeners.stop]
         await declared.load()
         await refused.load()
         if not any(part.hooks() for part in parts.values()):
@@ -263,7 +261,7 @@ class Daemon(Service):
         for part in reversed(list(parts.values())):
             await part.start()
         # Before the ports open: a source that cannot be opened ends the start.
-        await switch.start()
+        await ingest.start()
         retention.start()
         self._warn_of_filter(publisher.read_gate)
         primary = settings.instance_name if hooks.role.is_primary else ""
@@ -306,6 +304,18 @@ class Daemon(Service):
         """The streams whose facts have tokens before this daemon has them."""
         settings = self.settings
         return [name for room in wanted_rooms(settings) for name in room.assigned_streams(settings)]
+
+    def _write_policy(self) -> WritePolicy | None:
+        """Which posts the channel and followed servers permit; None without them. Raises `ConfigError`."""
+        settings = self.settings
+        if not settings.has_channel and not settings.follow:
+            return None
+        return WritePolicy(
+            settings.channel_writes,
+            instance=settings.instance_name,
+            table=self.table,
+            tables=self._assigned_streams(),
+        )
 
     async def _make_parts(self, daemon: DaemonParts) -> Mapping[str, Part]:
         """Make the parts of all rooms that the settings want. Raises `ReplicationError`."""

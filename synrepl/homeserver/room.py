@@ -26,7 +26,7 @@ class HomeserverRoom(Room):
         }
     )
     absent_status = ABSENT_STATUS
-    extensions = MappingProxyType({"streams": "synrepl.homeserver.commands.stuck_streams:extend"})
+    extensions = MappingProxyType({"streams": "synrepl.homeserver.commands.held_streams:extend"})
     commands = (
         RoomCommand(
             "inspect",

@@ -90,7 +90,7 @@ class Ingester:
     `refused` first.
 
     In an ordered kept stream, a writer whose position is below its own facts in the log has lost them: its
-    database was restored from a backup. A new epoch starts, and `lost` is called with the stream.
+    database was restored from a backup. A new epoch starts, and `history_lost` is called with the stream.
     """
 
     _logger = Logger()
@@ -99,7 +99,7 @@ class Ingester:
     clock: IClock
     _: KW_ONLY
     refused: RefusedFacts
-    lost: Callable[[str], None] = lambda stream: None
+    history_lost: Callable[[str], None] = lambda stream: None
 
     def __post_init__(self) -> None:
         self.error = ""
@@ -306,8 +306,8 @@ class Ingester:
                 stream=stream,
                 token=token,
             )
-            await self.log.copies.next_epoch("lost", stream=stream, token=token)
-            self.lost(stream)
+            await self.log.epochs.begin_next("lost", stream=stream, token=token)
+            self.history_lost(stream)
 
     async def _commit_all(self, pending: dict[str, list[tuple[str, int, bytes]]]) -> None:
         """Commit pending facts, retrying until all are stored: later facts must not overtake them."""

@@ -28,7 +28,7 @@ class RedisSource(ChannelSource):
             metrics=self.metrics,
             hears=("",),
         )
-        self.member.wire(self.link)
+        self.member.use(self.link)
 
     def start(self) -> None:
         self.link.start()

@@ -38,7 +38,7 @@ class SourceManager:
 
     Ephemeral streams, whose tokens may restart, come from the first source only. Kept streams come from all
     sources: the token tells whether the log has a fact already. Declared streams come from none, nor do
-    those that one of `fact_sources` brings whole. `lost` is called with a stream
+    those that one of `fact_sources` brings whole. `history_lost` is called with a stream
     whose writer has lost history, after the log has begun a new epoch.
     """
 
@@ -52,7 +52,7 @@ class SourceManager:
     write_policy: WritePolicy
     credentials: Credentials
     refused: RefusedFacts
-    lost: Callable[[str], None]
+    history_lost: Callable[[str], None]
     fact_sources: Sequence[IFactSource] = ()
     host: "IChannelHost | None" = None
 
@@ -61,7 +61,9 @@ class SourceManager:
         self._http = HttpClient(clock, secret=self.credentials, is_homeserver=True)
         self._catch_up = _CatchUp(self.fact_sources, HttpCatchUp(self._http, settings.instance_map))
         self._brought = frozenset(stream for one in self.fact_sources for stream in one.whole_streams)
-        self.ingester = Ingester(self.log, self.table, clock, refused=self.refused, lost=self.lost)
+        self.ingester = Ingester(
+            self.log, self.table, clock, refused=self.refused, history_lost=self.history_lost
+        )
         self.stalled_writers = StalledWriters(self.log, self.table, clock)
         self._server_name = settings.server_name_of(self.log.notes)
         self.servers: list[ServerSource] = []

@@ -12,7 +12,7 @@ from synrepl.streams.writer import Writer
 
 CHECK_SECONDS: Final = 5.0
 
-STUCK_SECONDS: Final = 15.0
+STALLED_SECONDS: Final = 15.0
 """An idle writer follows the others' positions within a second or two, so a longer delay is a stall."""
 
 
@@ -63,7 +63,7 @@ class StalledWriters:
                 seconds=round(now - since, 3),
             )
             for (stream, writer), (token, since) in self._since.items()
-            if now - since >= STUCK_SECONDS
+            if now - since >= STALLED_SECONDS
         ]
         return sorted(stalled, key=lambda writer: -writer.seconds)
 

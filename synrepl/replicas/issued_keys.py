@@ -7,8 +7,8 @@ replica has the same, and at each change. So a revocation reaches a replica of a
 
 A revocation is never taken back: who has heard of it refuses the key, whatever the primary says. So keys are
 told apart by the ids of their records, since a name can be given again, and revoked ones that the upstream
-does not know are kept. If a promotion lost a revocation, the daemon that knows it lists it (`lost`) until the
-key is revoked again.
+does not know are kept. If a promotion lost a revocation, the daemon that knows it lists the key (`unrevoked`)
+until it is revoked again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -90,9 +90,9 @@ class IssuedKeys:
         self.digest = ""
         """Tells two sets of issued keys apart; empty without keys."""
         self._taken = ""
-        self._lost: tuple[str, ...] = ()
-        self.lost_since = 0.0
-        """When the first of `lost` was noticed, in Unix seconds."""
+        self._unrevoked: tuple[str, ...] = ()
+        self.unrevoked_since = 0.0
+        """When the first of `unrevoked` was noticed, in Unix seconds."""
         self._renewing: set[str] = set()
         text = self.log.notes.get("keys")
         self._apply(() if text is None else msgspec.json.decode(text, type=list[IssuedKey]))
@@ -108,13 +108,13 @@ class IssuedKeys:
         return self._taken or self.digest
 
     @property
-    def lost(self) -> Sequence[str]:
+    def unrevoked(self) -> Sequence[str]:
         """The names of keys that are revoked here and not at the upstream, which lost that."""
-        return self._lost
+        return self._unrevoked
 
     def lead(self) -> None:
         """Stop following an upstream's keys: this daemon is the primary, and decides which keys count."""
-        self._taken, self._lost = "", ()
+        self._taken, self._unrevoked = "", ()
 
     def revoked(self) -> dict[str, str]:
         """The names of the revoked keys, by the ids of their records."""
@@ -191,13 +191,13 @@ class IssuedKeys:
             if kept != self.all:
                 await self._store(kept)
             self._taken = _digest(theirs)
-            lost = tuple(one.name for one, their in zip(merged, theirs, strict=True) if one is not their)
-            if lost != self._lost:
-                self.lost_since = self.lost_since if self._lost else self.clock.seconds()
-                self._lost = lost
-                if lost:
+            unrevoked = tuple(one.name for one, their in zip(merged, theirs, strict=True) if one is not their)
+            if unrevoked != self._unrevoked:
+                self.unrevoked_since = self.unrevoked_since if self._unrevoked else self.clock.seconds()
+                self._unrevoked = unrevoked
+                if unrevoked:
                     why = "keys that were revoked here are valid at the upstream, which lost that: {names}"
-                    self._logger.error(why, names=", ".join(lost))
+                    self._logger.error(why, names=", ".join(unrevoked))
 
     async def take_revoked(self, issued: Collection[str]) -> list[str]:
         """Revoke the keys with these ids, which other daemons know to be revoked. Returns their names.

@@ -6,22 +6,17 @@ from functools import partial
 from math import nan
 from typing import Any
 
-from synrepl.base.metric_values import Counter, Gauge, IRegistry
+from synrepl.base.metric_values import Gauge, IRegistry
 from synrepl.replicas.relay.replica_registry import REPLICA_STATES
+from synrepl.replicas.roles.metrics import RoleMetrics
 
 
 class ReplicasMetrics:
     """The metrics of the room."""
 
     def __init__(self, registry: IRegistry) -> None:
-        counter = partial(Counter, registry=registry)
         gauge = partial(Gauge, registry=registry)
-        self.claims_refused = counter(
-            "claims_refused", "Refused claims of other daemons to be primary.", ["code"]
-        )
-        self.later_epochs = counter(
-            "later_epochs", "Refusals of replicas that know a later epoch than this primary."
-        )
+        self.roles = RoleMetrics(registry)
         self.replicas = gauge("replicas", "Known replicas, by state.", ["state"])
         self.lease_used = gauge("lease_used_ratio", "Used share of the fullest lease; at 1 it ends.")
         self.backup_age = gauge(

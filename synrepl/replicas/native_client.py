@@ -107,7 +107,7 @@ class NativeConversation(ConnectionOwner, EventQueue):
         hint = f"; {OLDER}" if "CHALLENGE" in why and not self._is_welcome else ""
         self._end(RemoteProtocolError(f"{why}{hint}"))
 
-    def lost(self, why: str) -> None:
+    def closed(self, why: str) -> None:
         self._end(NotConnected(f"the connection was lost: {why}"))
 
     def _receive(self, command: Any) -> None:

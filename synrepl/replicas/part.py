@@ -2,7 +2,7 @@
 
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from synrepl.daemon.other_daemons import IFileCopies, IServedChannel, NoChannel
 from synrepl.daemon.parts import DaemonParts, Part
 from synrepl.errors import ReplicationError
 from synrepl.replicas.command_forwarder import CommandForwarder
+from synrepl.replicas.copied_files import CopiedFiles
 from synrepl.replicas.described import backup_problem, describe, notices, own_readers
 from synrepl.replicas.diverged_facts import DivergedFacts, keep_diverged
 from synrepl.replicas.http.peer_clients import PeerClient, PeerHttp
@@ -27,6 +28,7 @@ from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA
+from synrepl.replicas.roles.promotion import Promotion
 from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.settings import ReplicasSettings
 from synrepl.replicas.write_forwarder import WriteForwarder
@@ -61,8 +63,6 @@ class ReplicasPart(Part):
         self._metrics = daemon.metrics
         self.numbers = ReplicasMetrics(daemon.registry)
         self._publisher = daemon.publisher
-        self._files: IFileCopies | None = None
-        self._files_url = ""
         self._channel: IServedChannel = NoChannel()
         self._tasks = Tasks(self._logger, "copies")
         self.addresses = PeerAddresses(
@@ -73,6 +73,7 @@ class ReplicasPart(Part):
             notes=log.notes,
         )
         self._peer_http = PeerHttp(reactor, self.addresses)
+        self._files = CopiedFiles(self._peer_http, self._tasks)
         self._diverged_facts = DivergedFacts(
             daemon.settings.database_path, ReactorThread(reactor, "leftovers")
         )
@@ -84,8 +85,10 @@ class ReplicasPart(Part):
             has_upstream=bool(settings.upstream),
             stale_seconds=settings.stale_seconds,
             refuses_stale_reads=settings.refuse_stale_reads,
+            address=daemon.listeners.address,
             owner=self,
             peers=PeerClient(self._peer_http),
+            metrics=self.numbers.roles,
         )
         self.commands = CommandForwarder(
             self._publisher.follower_commands,
@@ -104,13 +107,14 @@ class ReplicasPart(Part):
             expiry=daemon.expiry,
             channel=lambda: self._channel,
         )
+        self.promotion = Promotion(self.roles, self.registry.issued, missing_files=self._files.missing_upto)
         self.native_transports: dict[str, INativeTransport] = {}
         """The open native connections over HTTP, by id."""
-        self.write_forwarder = make_write_forwarder(log, self.roles, self._has_file, self._peer_http)
+        self.write_forwarder = make_write_forwarder(log, self.roles, self._files.wait_for, self._peer_http)
         # Who hears of what, as `Daemon._open` lists it for the core.
         self._publisher.follower_commands.forwarders.append(self.commands)
         self.registry.subscribe()
-        log.copies.on_epoch_started(self._on_epoch_started)
+        log.epochs.on_started(self._on_epoch_started)
 
     def hooks(self) -> Hooks:
         return Hooks(
@@ -147,15 +151,10 @@ class ReplicasPart(Part):
         self._tasks.stop()
         self.commands.stop()
         self.roles.stop()
-        if self._files is not None:
-            await self._files.fetch_from(None, "")
+        await self._files.stop()
         await self.registry.stop()
         await self._peer_http.stop()
         await self._diverged_facts.stop()
-
-    def own_address(self) -> Address:
-        """Where other daemons reach this one."""
-        return self._listeners.address()
 
     def _on_epoch_started(self) -> None:
         """On a replica: disconnect followers if the epoch began with lost facts."""
@@ -189,53 +188,19 @@ class ReplicasPart(Part):
                 self.roles.primary.http,
                 is_worth_telling=self.replica.welcome is not None,
             )
-        if url == self._files_url:
-            return
-        self._files_url = url
-        await self._tell_files()
+        await self._files.fetch_from(url)
 
     def use_files(self, files: IFileCopies) -> None:
         """Copy these files from the upstream."""
-        self._files = files
-        if self._files_url:
-            self._tasks.start(self._tell_files(), "choosing the source of files")
+        self._files.use(files)
 
     def use_channel(self, served: IServedChannel) -> None:
         """Pass this channel to replicas, and join it with that of the upstream."""
         self._channel = served
 
-    async def _tell_files(self) -> None:
-        url = self._files_url
-        if self._files is not None:
-            await self._files.fetch_from(self._peer_http.client_for(url) if url else None, url)
-
     def file_refusal(self) -> ReplicationError | None:
         """Return the error with which uploads are refused now; None if they are taken."""
         return self.roles.file_refusal()
-
-    async def _has_file(self, sha256: str, seconds: float) -> bool:
-        """Whether the file is here, or arrives in so many seconds, or files are not copied at all."""
-        return self._files is None or await self._files.wait_for(sha256, seconds)
-
-    def claim_refused(self, code: str) -> None:
-        """Count a refused claim."""
-        self.numbers.claims_refused.labels(code).inc()
-
-    def later_epoch_reported(self) -> None:
-        """Count a replica's report of a later epoch."""
-        self.numbers.later_epochs.inc()
-
-    async def missing_files(self, upto: int) -> Sequence[Any]:
-        """The files of facts up to this serial that this daemon lacks."""
-        return [] if self._files is None else await self._files.missing_upto(upto)
-
-    def keys_digest(self) -> str:
-        """The digest of the issued keys that the upstream has sent."""
-        return self.registry.issued.upstream_digest
-
-    async def take_revoked(self, issued: Collection[str]) -> list[str]:
-        """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
-        return await self.registry.issued.take_revoked(issued)
 
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
@@ -333,7 +298,7 @@ class ReplicasPart(Part):
             metrics=self._metrics,
             settings=self._settings,
             where=where,
-            address=lambda: str(self.own_address()),
+            address=lambda: str(self._listeners.address()),
             keys=lambda: self.registry.issued.digest,
         )
         if not (where.http and (over_http or not _is_endpoint(where.native))):
@@ -368,7 +333,7 @@ class ReplicasPart(Part):
         known += [text for text in (self._log.notes.get("primary_at"),) if text]
         known += map(str, self._settings.upstream_addresses)
         known += [lease.address for lease in self.registry.leases.all() if lease.address]
-        mine = str(self.own_address())
+        mine = str(self._listeners.address())
         return [Address.parse(text) for text in dict.fromkeys(known) if text != mine]
 
     def status(self, access: Access = LOCAL) -> Mapping[str, Any]:
@@ -399,7 +364,7 @@ class ReplicasPart(Part):
     def _other_problems(self) -> list[Problem]:
         return [
             *self._role_problems(),
-            *self._lost_revocations(),
+            *self._unrevoked_keys(),
             *self.addresses.problems(),
             *self._backup_problems(),
         ]
@@ -410,19 +375,19 @@ class ReplicasPart(Part):
         age = min((one["age_seconds"] for one in backups), default=now - self._began)
         return [Problem(why, now - age + (most or 0.0))] if why else []
 
-    def _lost_revocations(self) -> list[Problem]:
+    def _unrevoked_keys(self) -> list[Problem]:
         issued = self.registry.issued
-        if not issued.lost:
+        if not issued.unrevoked:
             return []
-        names = ", ".join(issued.lost)
+        names = ", ".join(issued.unrevoked)
         what = f"keys were revoked here, and are valid at the upstream, which lost that: {names}"
-        return [Problem(f"{what}; run synrepl keys revoke at the primary", issued.lost_since)]
+        return [Problem(f"{what}; run synrepl keys revoke at the primary", issued.unrevoked_since)]
 
     def _role_problems(self) -> list[Problem]:
         replica = self.replica
         if replica is None or replica.state is ReplicaState.STOPPED:
             return self.roles.rivals.problems
-        if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self.own_address()):
+        if replica.state is ReplicaState.LIVE and self.roles.primary.is_same(self._listeners.address()):
             why = "there is no primary: this daemon follows its own replica; run synrepl promote --force"
             return [Problem(why, replica.since)]
         joining = [Problem(replica.rejoin_reason, replica.since)] if replica.rejoin_reason else []

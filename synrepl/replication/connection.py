@@ -60,7 +60,7 @@ class ConnectionOwner:
         return False
 
     def failed(self, why: str) -> None:
-        """An error closes the connection; `lost` follows when it is closed."""
+        """An error closes the connection; `closed` follows when it is closed."""
 
-    def lost(self, why: str) -> None:
+    def closed(self, why: str) -> None:
         """The connection is closed."""

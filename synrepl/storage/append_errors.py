@@ -54,7 +54,7 @@ class InvalidValue(StorageError):
     """The request has values that the database cannot take, or too many of them: the caller's error."""
 
 
-class LogLost(StorageError):
+class LogNotOurs(StorageError):
     """The database no longer belongs to this process, which writes nothing to it until a restart.
 
     Another process has opened or written to it, or it was deleted or replaced.

@@ -17,7 +17,7 @@ from synrepl.base.interfaces import IClock, IThread
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.storage.append_errors import InvalidValue, LogLost
+from synrepl.storage.append_errors import InvalidValue, LogNotOurs
 from synrepl.storage.engine import SQLEngine
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class ReadHealth:
 class CheckedReads:
     """Runs reads in the reading thread, or in the thread that is given with one. A failed read raises, and is
     repeated in the background until it works, so that `health` is correct. Also checks that the log still
-    belongs to this process; `on_lost` gets the error if it does not.
+    belongs to this process; `on_not_ours` gets the error if it does not.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class CheckedReads:
         thread: IThread,
         clock: IClock,
         *,
-        on_lost: Callable[[LogLost], None],
+        on_not_ours: Callable[[LogNotOurs], None],
         logger: Logger,
     ) -> None:
         self.health = ReadHealth(clock.seconds)
         self._thread = thread
         self._engine = engine
-        self._on_lost = on_lost
+        self._on_not_ours = on_not_ours
         self._logger = logger
         self._tasks = Tasks(logger, "log")
         self._is_open = False
@@ -125,7 +125,7 @@ class CheckedReads:
     def run(self, kind: str, work: Callable[[], T], *, thread: IThread | None = None) -> "Deferred[T]":
         """Run a read, in the reading thread by default.
 
-        A `StorageError` other than `InvalidValue` is recorded; the read is retried unless the log is lost.
+        A `StorageError` other than `InvalidValue` is recorded; the read is retried while the log is ours.
         """
 
         def probe() -> "Deferred[T]":
@@ -160,8 +160,8 @@ class CheckedReads:
         """Record a failed read, unless the checks are closed. `probe` repeats the read; None: no retry."""
         if not self._is_open:
             return
-        if isinstance(error, LogLost):
-            self._on_lost(error)
+        if isinstance(error, LogNotOurs):
+            self._on_not_ours(error)
             return
         was_readable = not self.health.why
         self.health.record_failure(kind, error, probe)

@@ -37,7 +37,7 @@ from synrepl.base.interfaces import Head, IClock, IThread
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import Timer
 from synrepl.errors import StorageError
-from synrepl.storage.append_errors import InvalidValue, KeyReused, LogLost, append_error
+from synrepl.storage.append_errors import InvalidValue, KeyReused, LogNotOurs, append_error
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import AppendRequest, CommitGroup, build_group
 from synrepl.storage.log_head import LogHead
@@ -81,14 +81,14 @@ class Committer:
     ) -> None:
         self.is_open = False
         self.problem = ""
-        """Why the last commit of a group failed (`InvalidValue` apart), or the log is lost; else empty.
+        """Why the last commit of a group failed (`InvalidValue` apart), or the log is not ours; else empty.
 
         It is empty again once facts are committed, or a trial shows that they could be.
         """
         self.committed_at = 0.0
         self.pending_bytes = 0
         """The approximate size of the appends that are not answered yet, in bytes."""
-        self.lost: LogLost | None = None
+        self.not_ours: LogNotOurs | None = None
         """Why this process may not write to the log until a restart; None if it may."""
         self._engine = engine
         self._thread = thread
@@ -178,7 +178,7 @@ class Committer:
     def exclusive(self, work: Callable[[], Awaitable[T]]) -> "Deferred[T]":
         """Run `work` while no facts are written otherwise and the head is certain; appends wait.
 
-        Raises a `StorageError` if the log is closed or lost, or if the outcome of the last commit stays
+        Raises a `StorageError` if the log is closed or not ours, or if the outcome of the last commit stays
         unknown. Once started, `work` runs to its end even if the caller is cancelled, so that the log knows
         its position.
         """
@@ -190,8 +190,8 @@ class Committer:
                     raise StorageError(op="write", why="the caller was cancelled", retryable=True)
                 if (error := await self._resolve_uncertain_commit()) is not None:
                     raise error
-                if self.lost is not None:
-                    raise self.lost
+                if self.not_ours is not None:
+                    raise self.not_ours
                 if self._uncertain_write is not None:
                     head = await self._thread.run(self._engine.head)
                     (digest, apply), self._uncertain_write = self._uncertain_write, None
@@ -242,7 +242,7 @@ class Committer:
             self._trial.start_within(TRY_SECONDS)
 
     def _start_trial(self) -> None:
-        if not self.problem or self.lost is not None:
+        if not self.problem or self.not_ours is not None:
             return
         is_certain = self._uncertain_commit is None and self._uncertain_write is None
         if not self._idle.is_open or not is_certain:
@@ -258,8 +258,8 @@ class Committer:
         except Exception as error:
             failure = _as_storage_error(error)
             self.problem = str(failure)
-            if isinstance(failure, LogLost):
-                self.set_lost(failure)
+            if isinstance(failure, LogNotOurs):
+                self.disown(failure)
             self._try_later()
         else:
             self.problem = ""
@@ -298,8 +298,8 @@ class Committer:
             if not isinstance(error, InvalidValue):
                 self.problem = str(error)
                 self._try_later()
-            if isinstance(error, LogLost):
-                self.set_lost(error)
+            if isinstance(error, LogNotOurs):
+                self.disown(error)
                 # The group's outcome no longer matters: the database is not this process's any more.
                 group = None
             if group is not None:
@@ -356,7 +356,7 @@ class Committer:
         return group, None
 
     async def _resolve_uncertain_commit(self) -> StorageError | None:
-        """Look up the outcome of an uncertain commit. Returns the error if that fails or the log is lost."""
+        """Look up the outcome of an uncertain commit. Returns why that failed, or why the log is not ours."""
         group = self._uncertain_commit
         if group is None:
             return None
@@ -364,8 +364,8 @@ class Committer:
             head: Head = await self._thread.run(self._engine.head)
         except Exception as error:
             failure = _as_storage_error(error)
-            if isinstance(failure, LogLost):
-                self.set_lost(failure)
+            if isinstance(failure, LogNotOurs):
+                self.disown(failure)
                 self._uncertain_commit = None
                 return failure
             self.problem = f"the log's position is unknown: {failure}"
@@ -376,7 +376,7 @@ class Committer:
             self._logger.info("{count} facts were stored after all, despite an error", count=len(group.facts))
             self._apply_group(group)
         elif head.digest != group.before:
-            lost = LogLost(
+            failure = LogNotOurs(
                 op="append",
                 why=f"another process writes to this log: it ends at serial {head.serial} (digest"
                 f" {head.digest:.8}), this process left it at {self._head.serial} ({group.before:.8})",
@@ -384,18 +384,18 @@ class Committer:
                 retryable=True,
                 tried=False,
             )
-            self.set_lost(lost)
-            return lost
+            self.disown(failure)
+            return failure
         else:
             self._try_later()
         return None
 
-    def set_lost(self, lost: LogLost) -> None:
+    def disown(self, why: LogNotOurs) -> None:
         """Refuse all further writes until a restart."""
-        if self.lost is None:
-            self.lost = lost
-            self._logger.critical("the log takes no more appends: {why}", why=str(lost))
-        self.problem = str(self.lost)
+        if self.not_ours is None:
+            self.not_ours = why
+            self._logger.critical("the log takes no more appends: {why}", why=str(why))
+        self.problem = str(self.not_ours)
 
     def _fail_queue(self, failure: StorageError) -> None:
         error = StorageError(

@@ -182,13 +182,13 @@ class SQLEngine:
         """
         ownership = self._ownership
         with self.database.map_errors("check"):
-            if ownership.lost is not None:
-                raise ownership.lost
+            if ownership.not_ours is not None:
+                raise ownership.not_ours
             self.database.check_open("check")
             connection = self.database.reader("check")
             boots = current_header(connection).boots
             if ownership.boots is not None and boots != ownership.boots:
-                raise ownership.lose(
+                raise ownership.disown(
                     "check",
                     "another process has opened this log",
                     "find out which other program uses the database and stop it, then restart this daemon",
@@ -205,10 +205,10 @@ class SQLEngine:
         """Close the database. Idempotent."""
         database = self.database
         if database.is_open and self._ownership.boots is not None:
-            # Also of a log that is lost to this process: what it has written is on the disk from now on.
+            # Also of a log that is no longer ours: what it has written is on the disk from now on.
             with suppress(StorageError), database.map_errors("close"):
                 database.mark_closed()
-            if self._ownership.lost is None:
+            if self._ownership.not_ours is None:
                 # The record may be stale; a log that can no longer be read must still close.
                 with suppress(StorageError), database.map_errors("close"):
                     database.check_in_place("close")
@@ -275,7 +275,7 @@ class SQLEngine:
     def try_write(self) -> None:
         """Write a fact, read it back and delete it in one transaction, as at the start.
 
-        Raises `StorageError` if the log takes no facts now, and `LogLost` if another process wrote to it.
+        Raises `StorageError` if the log takes no facts now, and `LogNotOurs` if another process wrote to it.
         """
         with self.database.transaction("try to write") as connection:
             end = stored_end(connection, self._current_bounds(connection))
@@ -288,8 +288,8 @@ class SQLEngine:
         """Store all of these or none, in one transaction, which is synced unless this log is a staged copy.
 
         Without `upto`, `facts` continue the log without a gap. The position of a writer becomes the highest
-        token among its facts, which need not be the last. Raises `LogLost` if another process has written to
-        the log, or, after the commit, if its SQLite file is no longer in its place.
+        token among its facts, which need not be the last. Raises `LogNotOurs` if another process has written
+        to the log, or, after the commit, if its SQLite file is no longer in its place.
 
         With `upto` the facts are a part of another log's facts up to that position: their serials ascend from
         above the end of this log, and may have gaps. The log then ends at `upto`, whose digest is not

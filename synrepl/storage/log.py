@@ -24,6 +24,7 @@ from synrepl.storage.checkpoints import Checkpoints
 from synrepl.storage.committer import Committer, detached
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.ephemeral import EphemeralStore, KeyOf
+from synrepl.storage.epochs import Epochs
 from synrepl.storage.group_commit import ALL_OF_IT, AppendRequest, checksum, parts_of
 from synrepl.storage.log_copies import LogCopies
 from synrepl.storage.log_head import LogHead
@@ -106,11 +107,15 @@ class Log:
             on_commit=self._on_commit,
             logger=logger,
         )
-        self._checked = CheckedReads(engine, reading, clock, on_lost=self._committer.set_lost, logger=logger)
+        self._checked = CheckedReads(
+            engine, reading, clock, on_not_ours=self._committer.disown, logger=logger
+        )
         self.ephemeral = EphemeralStore(ephemeral, key_of=key_of, max_bytes=max_ephemeral_bytes)
         """The ephemeral streams."""
         self.reads = LogReads(engine, self._checked, self.head, self.ephemeral, writing=writing)
         """Reads of facts, digests and receipts."""
+        self.epochs = Epochs(engine, writing, clock, self.head, self._committer)
+        """Begins epochs, and tells who wants to know."""
         self.copies = LogCopies(
             engine,
             writing,
@@ -118,10 +123,11 @@ class Log:
             self.head,
             self._committer,
             self._checked,
+            self.epochs,
             adopt=self._adopt,
             notify=self._notify,
         )
-        """Epochs, snapshots for replicas, and following another log."""
+        """Snapshots for replicas, and following another log."""
         self._checks = AppendChecks(assigned=assigned, append_refusal=append_refusal)
         self._server_name = server_name
         self._subscribers: list[Callable[[Sequence[Fact]], None]] = []
@@ -454,7 +460,7 @@ class Log:
         """Reset a writer of an ephemeral stream: drop its facts and set its position to 0.
 
         Subscribers get a fact without rows at token 0. Raises `StorageError` for a kept stream, or if the log
-        is closed or lost.
+        is closed or not ours.
         """
         refusal = self._check_request(stream, writer, Origin.SOURCE)
         if refusal is None and stream not in self.ephemeral.streams:
@@ -469,7 +475,9 @@ class Log:
             return append_error(stream, "the log is not open", retryable=True)
         checks = self._checks
         return (
-            self._committer.lost or checks.check_names(stream, writer) or checks.check_origin(stream, origin)
+            self._committer.not_ours
+            or checks.check_names(stream, writer)
+            or checks.check_origin(stream, origin)
         )
 
     async def flush(self) -> None:

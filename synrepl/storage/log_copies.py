@@ -1,7 +1,4 @@
-"""The log as one of several copies: it is copied, follows another log, and is replaced by a copy of it.
-
-Epochs belong here, since they tell the histories of copies apart.
-"""
+"""The log as one of several copies: it is copied, follows another log, and is replaced by a copy of it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -14,6 +11,7 @@ from synrepl.errors import StorageError
 from synrepl.storage.checked_reads import CheckedReads
 from synrepl.storage.committer import Committer
 from synrepl.storage.engine import SQLEngine
+from synrepl.storage.epochs import Epochs
 from synrepl.storage.log_head import LogHead
 from synrepl.storage.staged_copy import HistoryMismatch, StagedCopy, commit_followed, position_after
 from synrepl.streams.facts import Fact
@@ -33,6 +31,7 @@ class LogCopies:
         head: LogHead,
         committer: Committer,
         checked: CheckedReads,
+        epochs: Epochs,
         *,
         adopt: Callable[[StagedCopy], Awaitable[None]],
         notify: Callable[[Sequence[Fact]], None],
@@ -43,19 +42,15 @@ class LogCopies:
         self._head = head
         self._committer = committer
         self._checked = checked
+        self._epochs = epochs
         self._adopt = adopt
         self._notify = notify
         self._replacement_subscribers: list[Callable[[], None]] = []
-        self._epoch_subscribers: list[Callable[[], None]] = []
 
     @property
     def position(self) -> LogPosition:
         """Where the log ends: epoch, serial and digest, as a `StagedCopy` has it."""
         return self._head.position
-
-    def on_epoch_started(self, callback: Callable[[], None]) -> None:
-        """Call `callback` each time `begin_epoch` or `next_epoch` has begun an epoch."""
-        self._epoch_subscribers.append(callback)
 
     def on_replaced(self, callback: Callable[[], None]) -> None:
         """Call `callback` each time a copy has replaced this log."""
@@ -111,49 +106,8 @@ class LogCopies:
             self._notify(facts)
 
     async def begin_epoch(self, epoch_start: EpochStart) -> None:
-        """Begin this epoch at the end of the log. Readers beyond its start have a diverged history."""
-        await self._begin_epoch(lambda: epoch_start)
-
-    async def next_epoch(
-        self,
-        why: str,
-        *,
-        epoch: int | None = None,
-        at_ms: int | None = None,
-        stream: str = "",
-        token: int = 0,
-    ) -> EpochStart:
-        """Begin the next epoch, or `epoch`, after all appends so far. The default of `at_ms` is now.
-
-        With a `stream` its facts beyond `token` are discarded: their source has lost them. Followers beyond
-        that token have a diverged history, and the caller must close their connections.
-        """
-
-        def make() -> EpochStart:
-            position = self._head.position
-            return EpochStart(
-                epoch=position.epoch + 1 if epoch is None else epoch,
-                serial=position.serial,
-                digest=position.digest,
-                at_ms=int(self._clock.seconds() * 1000) if at_ms is None else at_ms,
-                why=why,
-                stream=stream,
-                token=token,
-            )
-
-        return await self._begin_epoch(make)
-
-    async def _begin_epoch(self, make: Callable[[], EpochStart]) -> EpochStart:
-        async def work() -> EpochStart:
-            # Made now that no append is under way.
-            epoch_start = make()
-            self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
-            return epoch_start
-
-        epoch_start = await self._committer.exclusive(work)
-        for callback in self._epoch_subscribers:
-            callback()
-        return epoch_start
+        """Begin this epoch of the upstream's log, as `Epochs.begin` does."""
+        await self._epochs.begin(epoch_start)
 
     async def open_staged(self) -> StagedCopy:
         """Open the staged copy of another log; it may be empty."""

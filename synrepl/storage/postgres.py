@@ -271,8 +271,8 @@ class PostgresDatabase(LogDatabase):
         elif serial and (digest,) not in found:
             why = f"serial {serial} is missing, or has another digest than this process committed"
         if why:
-            ownership.lost = self._restart_needed(op, why)
-            raise ownership.lost
+            ownership.not_ours = self._restart_needed(op, why)
+            raise ownership.not_ours
 
     def _restart_needed(self, op: str, why: str) -> StorageError:
         return StorageError(
@@ -348,7 +348,7 @@ class PostgresDatabase(LogDatabase):
             found, why = None, str(error)
         if why:
             why = f"it is unknown whether the copy has replaced the log: {why}"
-            self.ownership.lost = self._restart_needed("adopt_staged", why)
+            self.ownership.not_ours = self._restart_needed("adopt_staged", why)
         return found == boots
 
     def _exclude_others(self, connection: PostgresConnection) -> None:

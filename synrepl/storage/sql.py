@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 import msgspec
 
 from synrepl.errors import StorageError
-from synrepl.storage.append_errors import LogLost
+from synrepl.storage.append_errors import LogNotOurs
 from synrepl.storage.checked_rows import LogDamage
 
 Flavor = Literal["sqlite", "postgresql"]
@@ -107,25 +107,25 @@ class Ownership:
         """Where this process left the log: serial and digest. No digest: unknown."""
         self.attempted: tuple[int, str] | None = None
         """The end of a commit whose outcome is not known; None if there is none."""
-        self.lost: StorageError | None = None
+        self.not_ours: StorageError | None = None
         """Why the log no longer belongs to this process; None if it does."""
 
-    def lose(self, op: str, why: str, hint: str) -> LogLost:
+    def disown(self, op: str, why: str, hint: str) -> LogNotOurs:
         """Refuse all further writes. Returns the error to raise."""
         # Retryable, since a restart of the daemon helps. Not `tried`: an uncertain commit no longer matters
         # in a log that belongs to another process.
-        lost = LogLost(op=op, why=f"{self._name}: {why}", hint=hint, retryable=True, tried=False)
-        self.lost = lost
-        return lost
+        error = LogNotOurs(op=op, why=f"{self._name}: {why}", hint=hint, retryable=True, tried=False)
+        self.not_ours = error
+        return error
 
     def check_sole_writer(self, op: str, serial: int, digest: str) -> None:
-        """Raise `LogLost`, and refuse further writes, if the log does not end where this process left it.
+        """Raise `LogNotOurs`, and refuse further writes, if the log does not end where this process left it.
 
         `serial` and `digest` are the end as just read.
         """
         found, (known_serial, known_digest) = (serial, digest), self.committed
         if known_digest and self.boots is not None and found not in (self.committed, self.attempted):
-            raise self.lose(
+            raise self.disown(
                 op,
                 f"another process writes to this log: it ends at serial {serial} (digest {digest:.8}),"
                 f" this process left it at {known_serial} ({known_digest:.8})",
@@ -163,11 +163,11 @@ class LogDatabase(ABC):
 
     @contextmanager
     def writer_connection(self, op: str, stream: str = "") -> Iterator[SQLConnection]:
-        """The connection of the writing thread, which also reads by it, unless the log is lost."""
+        """The connection of the writing thread, which also reads by it, unless the log is not ours."""
         with self.map_errors(op, stream):
             self.check_open(op)
-            if self.ownership.lost is not None:
-                raise self.ownership.lost
+            if self.ownership.not_ours is not None:
+                raise self.ownership.not_ours
             yield self.writer(op)
 
     @contextmanager

@@ -245,7 +245,7 @@ class SQLiteDatabase(LogDatabase):
         """Refuse all further writes once the file is no longer at its path."""
         missing = self._file.missing()
         if missing:
-            raise self.ownership.lose(
+            raise self.ownership.disown(
                 op,
                 f"{missing} was deleted or replaced while the log was open: facts acknowledged since then"
                 " may be lost",

@@ -271,7 +271,7 @@ class ReplicationProtocol(LineOnlyReceiver):
             self._abort_timer.stop()
         self.failure_code = "wrong_server" if self.session.is_wrong_server else failure_code(reason.value)
         owner, self.owner = self.owner, ConnectionOwner()
-        owner.lost(self._close_reason or describe_failure(reason))
+        owner.closed(self._close_reason or describe_failure(reason))
         self.on_lost(self, reason)
 
     def pauseProducing(self) -> None:

@@ -67,7 +67,7 @@ class _ServerSide(ConnectionOwner):
             self.handed_over()
 
     def handed_over(self) -> None:
-        self._follower.lost("the peer is a replica")
+        self._follower.closed("the peer is a replica")
         self._protocol.owner = self._factory.hello.serve(self._protocol)
 
     def _serve(self) -> None:
@@ -145,8 +145,8 @@ class _ServerSide(ConnectionOwner):
     def resume(self) -> None:
         self._follower.resume()
 
-    def lost(self, why: str) -> None:
-        self._follower.lost(why)
+    def closed(self, why: str) -> None:
+        self._follower.closed(why)
 
 
 @dataclass(eq=False, repr=False)
@@ -264,7 +264,7 @@ class _ClientSide(ConnectionOwner):
             self._factory.greeted()
         self._follower.server.received(commands)
 
-    def lost(self, why: str) -> None:
+    def closed(self, why: str) -> None:
         if why == PEER_CLOSED and not self._has_received and not self._protocol.is_encrypted:
             why += " before it sent anything; if it listens with TLS, use tls: in place of tcp:"
         self._follower.server.disconnected(why, self._protocol.failure_code)

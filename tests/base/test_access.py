@@ -116,7 +116,7 @@ def test_a_daemon_takes_its_own_issued_key_as_its_secret() -> None:
     """Also in doubt: its operator promotes it with that."""
     keys = Keyring(f"reader.{SECRET}")
     keys.replace_issued([READER])
-    keys.wire(InDoubt())
+    keys.use(InDoubt())
     key = keys.find(f"reader.{SECRET}".encode())
 
     assert key is not None

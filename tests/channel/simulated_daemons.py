@@ -185,7 +185,7 @@ class Daemon:
             is_durable=run.is_stored if run.is_durable else None,
             only_durable=run.only_durable,
         )
-        self.server.wire(channel)
+        self.server.use(channel)
         self.take_role()
         run.network.listen(self.name, RespFactory(self.server))
         factory = Factory.forProtocol(lambda: DownEnd(self))
@@ -201,13 +201,13 @@ class Daemon:
                 self._uplink.stop()
                 self._uplink = None
                 self._hang_up()
-            channel.wire(ingest=self.run.ingest, is_caught_up=self.run.is_caught_up)
+            channel.use(ingest=self.run.ingest, is_caught_up=self.run.is_caught_up)
             if self.run.redis is not None and self._bridge is None:
                 self._bridge = self._join_redis(channel)
             channel.ask()
         elif self._uplink is None:
             self._uplink = ChannelUplink(channel, self.run.clock, Metrics(CollectorRegistry()))
-            channel.wire(uplink=self._uplink)
+            channel.use(uplink=self._uplink)
             self._connect()
         else:
             self._hang_up()

@@ -50,14 +50,14 @@ class Place:
             only_durable=only_durable,
         )
         self.ingested: list[str] = []
-        self.wire()
+        self.use()
         self.publisher = ChannelPublisher()
         self.subscription = Subscription()
         self.channel.subscribe(ChannelSubscriber(self.subscription.write), MAIN)
 
-    def wire(self, uplink: ChannelUplink | None = None) -> None:
+    def use(self, uplink: ChannelUplink | None = None) -> None:
         """What is published is kept, and goes up."""
-        self.channel.wire(
+        self.channel.use(
             ingest=lambda lines: self.ingested.extend(line.decode() for line in lines), uplink=uplink
         )
 
@@ -78,7 +78,7 @@ class Pair:
         self.clock = Clock()
         self.above, self.below = Place(self.clock), Place(self.clock)
         self.uplink = ChannelUplink(self.below.channel, self.clock, Metrics(CollectorRegistry()))
-        self.below.wire(self.uplink)
+        self.below.use(self.uplink)
         self.downlink: ChannelDownlink | None = None
         self.is_full = False
         self.on_channel: Callable[[bytes], None] = lambda data: None
@@ -253,7 +253,7 @@ def test_rows_that_are_refused_below_are_lost_above() -> None:
     pair = Pair()
     pair.below = Place(pair.clock, only_durable=True)
     pair.uplink = ChannelUplink(pair.below.channel, pair.clock, Metrics(CollectorRegistry()))
-    pair.below.wire(pair.uplink)
+    pair.below.use(pair.uplink)
     pair.connect()
     positions(pair.below, "b")
     pair.below.say("RDATA events b 6 [1]")
@@ -363,7 +363,7 @@ def test_rows_of_names_that_the_replica_may_not_write_are_refused(pair: Pair) ->
 
 def test_a_daemon_that_is_promoted_passes_nothing_up(pair: Pair) -> None:
     pair.uplink.stop()
-    pair.below.wire()
+    pair.below.use()
     sent = len(pair.sent)
     positions(pair.below, "b")
 

@@ -85,8 +85,8 @@ class Site:
             is_ephemeral=lambda stream: stream == "typing",
             metrics=self.metrics,
         )
-        self.channel.wire(ingest=self.ingested.extend)
-        self.server.wire(self.channel, link=cast(ServedLink, self.link))
+        self.channel.use(ingest=self.ingested.extend)
+        self.server.use(self.channel, link=cast(ServedLink, self.link))
 
     def client(self, *login: str) -> Client:
         """A client that has logged in."""

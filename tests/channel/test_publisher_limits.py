@@ -32,7 +32,7 @@ class Setup:
             is_known=("events", "caches").__contains__,
             metrics=Metrics(CollectorRegistry()),
         )
-        self.channel.wire(ingest=self.ingested.extend)
+        self.channel.use(ingest=self.ingested.extend)
 
     def say(self, publisher: ChannelPublisher, *sources: str) -> None:
         """Publish the position of each source, a stream and a writer."""

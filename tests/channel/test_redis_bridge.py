@@ -24,7 +24,7 @@ class Setup:
             metrics=Metrics(CollectorRegistry()),
         )
         self.ingested: list[str] = []
-        self.channel.wire(ingest=lambda lines: self.ingested.extend(line.decode() for line in lines))
+        self.channel.use(ingest=lambda lines: self.ingested.extend(line.decode() for line in lines))
         self.bridge = RedisBridge(self.channel, self.clock)
         self.bridge.channels = self
         self.client = ChannelPublisher()

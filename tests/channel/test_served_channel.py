@@ -43,7 +43,7 @@ class Setup:
             is_durable=(lambda source, token: self.stored.get(source, 0) >= token) if is_durable else None,
             only_durable=only_durable,
         )
-        self.channel.wire(ingest=self._ingest)
+        self.channel.use(ingest=self._ingest)
         self.one, self.two = ChannelPublisher(), ChannelPublisher()
 
     def _ingest(self, lines: Sequence[bytes]) -> None:
@@ -288,7 +288,7 @@ def test_rows_that_must_be_durable_are_refused_when_the_disk_takes_too_long() ->
     assert reader.lines
     setup.say("RDATA events a 6 [1]")
     setup.clock.advance(5)
-    assert (True, [], 1) == (setup.channel.is_stuck, reader.lines, setup.channel.refused)
+    assert (True, [], 1) == (setup.channel.is_refusing, reader.lines, setup.channel.refused)
 
     batch = [f"RDATA caches b {token} [1]".encode() for token in ("batch", "batch", "7")]
     assert setup.channel.refuses(setup.one, batch[0])
@@ -296,7 +296,7 @@ def test_rows_that_must_be_durable_are_refused_when_the_disk_takes_too_long() ->
     setup.say("POSITION caches b 6 6")
     setup.stored["events", "a"] = 6
     setup.channel.durable_more()
-    assert not setup.channel.is_stuck
+    assert not setup.channel.is_refusing
     assert [True, True, False] == [setup.channel.refuses(setup.one, line) for line in (*batch[1:], batch[0])]
     assert ["POSITION caches b 6 6"] == reader.lines
 
@@ -330,7 +330,7 @@ def test_a_writer_that_comes_over_another_connection_is_believed_after_a_positio
 def test_the_first_position_of_a_writer_waits_until_the_log_has_caught_up(setup: Setup) -> None:
     """With what it says after it. A writer in memory does not wait, nor one that was heard."""
     known = {("events", "a"): 0}
-    setup.channel.wire(is_caught_up=lambda source, token: known.get(source, 0) >= token)
+    setup.channel.use(is_caught_up=lambda source, token: known.get(source, 0) >= token)
     reader = setup.reader()
     setup.say("POSITION events a 9 9", "RDATA events a 10 [1]")
     setup.say("POSITION typing b 3 3", publisher=setup.two)
@@ -346,7 +346,7 @@ def test_the_first_position_of_a_writer_waits_until_the_log_has_caught_up(setup:
 
 def test_a_position_does_not_wait_for_ever(setup: Setup) -> None:
     """The source of what the log lacks may not answer."""
-    setup.channel.wire(is_caught_up=lambda source, token: False)
+    setup.channel.use(is_caught_up=lambda source, token: False)
     reader = setup.reader()
     setup.say("POSITION events a 9 9", "RDATA events a 10 [1]")
     setup.clock.pump([CATCH_UP_SECONDS] * 99)

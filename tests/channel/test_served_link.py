@@ -66,7 +66,7 @@ class Setup:
         )
         self.process = ChannelPublisher()
         self.data = b""
-        self.channel.wire(ingest=self.link.take)
+        self.channel.use(ingest=self.link.take)
         self.link.start()
         self.channel.subscribe(ChannelSubscriber(self._keep), b"hs")
 

@@ -59,8 +59,8 @@ class ServingChannel(OnFakeRedis):
             metrics=self.daemon.metrics,
             on_room=server.release,
         )
-        server.wire(channel)
-        channel.wire(ingest=link.take)
+        server.use(channel)
+        channel.use(ingest=link.take)
         return link
 
     def kill(self) -> None:

@@ -70,4 +70,4 @@ class PortTests(ways.WaysInTests):
 
         self.assertIn("@ada:hs", hears.say(b""))
         assert port.channel is not None
-        self.assertFalse(port.channel.is_stuck)
+        self.assertFalse(port.channel.is_refusing)

@@ -109,12 +109,12 @@ class LogScenario(Scenario):
         done(log.keep_leases([Lease(uuid="u", name="reader", registered=True, serial=1, made_ms=1)]))
         acknowledge(("lease", "u"))
         if log.head.epoch < 2:
-            done(log.copies.next_epoch("promoted"))
+            done(log.epochs.begin_next("promoted"))
         acknowledge(("epoch", 2))
         self._append(log, acknowledge, "three")
         if log.head.epoch < 3:
             done(
-                log.copies.next_epoch(
+                log.epochs.begin_next(
                     "lost", stream="push_rules", token=log.linear_position("push_rules") - 1
                 )
             )

@@ -108,9 +108,9 @@ class ChangelogTests(SiteCase):
 
     def test_what_there_is_between_facts_is_told_in_its_place(self) -> None:
         """A replica that reads over HTTP needs all of it, in the order in which it happened."""
-        self.wait(self.log.copies.next_epoch("restored"))
+        self.wait(self.log.epochs.begin_next("restored"))
         self.post("receipts", [receipt()], [receipt()], idempotency_key="k")
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.receipts(1)
 
         lines = self.get(f"{CHANGELOG}?epoch_starts=true&receipts=true").lines()
@@ -158,7 +158,7 @@ class ChangelogTests(SiteCase):
     def test_a_turn_is_told_to_who_does_not_have_it(self) -> None:
         """Whoever stands just where an epoch began may know of it, or not."""
         self.receipts(2)
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         cases = [
             ("since=1", 1),
             ("since=2", 1),
@@ -176,7 +176,7 @@ class ChangelogTests(SiteCase):
     def test_a_turn_ends_the_waiting(self) -> None:
         """There is something to tell, if it is wanted."""
         plain, talk = self.waiting(), self.waiting("since=0&wait=30&epoch_starts=true")
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
 
         self.assertEqual([2], [line["epoch_start"]["epoch"] for line in talk.answer().lines()])
         self.assertEqual(b"", plain.heard)
@@ -209,7 +209,7 @@ class ChangelogTests(SiteCase):
     def test_who_stands_beside_this_history_is_told_how(self) -> None:
         """Each case wants something else of an operator, so none looks like another."""
         self.receipts(3)
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.receipts(3)
         self.wait(self.log.trim(2, lambda *_: None, 100))
         facts = self.engine.facts

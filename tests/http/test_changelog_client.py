@@ -44,7 +44,7 @@ class RefusalTests(SiteCase):
     def test_each_refusal_has_a_code(self) -> None:
         """So that whoever reads on need not compare texts."""
         self.receipts(1)
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.receipts(2)
         self.wait(self.log.trim(1, lambda *_: None, 10))
         cases: list[tuple[int, dict[str, Any], str]] = [

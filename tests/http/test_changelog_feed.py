@@ -177,7 +177,7 @@ class FollowingTests(FollowCase):
         """What a replica over HTTP needs beside the facts."""
         talk = self.follow("epoch_starts=true&receipts=true")
         self.post("receipts", [receipt()], idempotency_key="a")
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.post("receipts", [receipt()], idempotency_key="b")
 
         self.assertEqual(
@@ -221,7 +221,7 @@ class FollowingTests(FollowCase):
     def test_a_turn_comes_before_a_heartbeat_of_its_epoch(self) -> None:
         """A reader never hears of an epoch that it was not told of."""
         self.receipts(1)
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         talk = self.follow("epoch_starts=true&since=1&epoch=1")
 
         self.assertEqual(["epoch_start", "heartbeat"], [next(iter(line)) for line in talk.answer().lines()])
@@ -409,7 +409,7 @@ class ResumingTests(SiteCase):
             )
             for stream, writer, count in done:
                 if count == 4:
-                    self.wait(self.log.copies.next_epoch("promoted"))
+                    self.wait(self.log.epochs.begin_next("promoted"))
                 self.post(stream, *[[ROWS[stream]]] * count, writer=writer)
             self.clock.pump([1.0] * wait)
             for _ in range(20 if cut == 10**9 else 0):

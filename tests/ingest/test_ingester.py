@@ -84,7 +84,9 @@ class Setup:
         self.follower = Follower(instance="us", clock=self.clock, streams=TABLE, canonical=True)
         self.refused = RefusedFacts(self.log, TABLE, Metrics(CollectorRegistry()), instance="us")
         self.log.subscribe(self.refused.committed)
-        self.ingester = Ingester(self.log, TABLE, self.clock, refused=self.refused, lost=self.lost.append)
+        self.ingester = Ingester(
+            self.log, TABLE, self.clock, refused=self.refused, history_lost=self.lost.append
+        )
         self.ingester.attach(self.follower, knows_history=knows_history, confirms=confirms)
 
     def take(

@@ -7,7 +7,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.base.interfaces import SaveablePosition
-from synrepl.ingest.stalled_writers import STUCK_SECONDS, StalledWriters
+from synrepl.ingest.stalled_writers import STALLED_SECONDS, StalledWriters
 from synrepl.storage.log import Log
 from synrepl.streams.table import StreamTable
 
@@ -39,7 +39,7 @@ class Setup:
         return [(one.stream, one.writer, one.token, one.behind) for one in self.stalls.stalled()]
 
 
-LONG = STUCK_SECONDS + 6
+LONG = STALLED_SECONDS + 6
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_writer_counts_as_stalled_after_a_while() -> None:
     setup = Setup()
     setup.stand(w1=5, w2=9)
 
-    assert [] == setup.wait(STUCK_SECONDS - 6)
+    assert [] == setup.wait(STALLED_SECONDS - 6)
 
 
 def test_a_moving_writer_is_not_stalled() -> None:
@@ -90,7 +90,7 @@ def test_a_writer_that_caught_up_is_timed_anew() -> None:
     assert [] == setup.wait(6)
     setup.stand(w1=9, w2=10)
 
-    assert [] == setup.wait(STUCK_SECONDS - 6)
+    assert [] == setup.wait(STALLED_SECONDS - 6)
 
 
 def test_the_longest_comes_first() -> None:

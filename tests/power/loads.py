@@ -158,7 +158,7 @@ class LogRun:
         self._acknowledge(("lease", uuid))
 
     def _begin_epoch(self) -> None:
-        done(self._log.copies.next_epoch("promoted"))
+        done(self._log.epochs.begin_next("promoted"))
         self._acknowledge(("epoch", self._log.head.epoch))
 
     def _trim(self) -> None:

@@ -151,7 +151,7 @@ class OnFakeRedis:
             daemon.table,
             daemon.clock,
             refused=RefusedFacts(daemon.log, daemon.table, daemon.metrics, instance="us"),
-            lost=self._lost,
+            history_lost=self._lost,
         )
         self.follower = Follower(
             instance=daemon.instance,
@@ -174,7 +174,7 @@ class OnFakeRedis:
             rng=daemon.chance,
         )
         self.link: Any = self.make_link()
-        self.member.wire(self.link)
+        self.member.use(self.link)
 
     def make_link(self) -> Any:
         """Make the link of its member to the channel."""

@@ -95,7 +95,7 @@ class FakeCluster:
         self, node: FakeNode, *, force: bool = False, lose_acknowledged: bool = False, seconds: float = 5
     ) -> None:
         """Make it primary."""
-        promoting = node.roles.promote(force=force, lose_acknowledged=lose_acknowledged)
+        promoting = node.promotion.promote(force=force, lose_acknowledged=lose_acknowledged)
         self.done(Deferred.fromCoroutine(promoting), seconds)
 
     def resync(self, node: FakeNode) -> bool:

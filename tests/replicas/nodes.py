@@ -1,6 +1,6 @@
 """In-memory daemons that are replicas of each other, built from the real parts."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
+from synrepl.replicas.roles.metrics import RoleMetrics
+from synrepl.replicas.roles.promotion import Promotion
 from synrepl.replicas.settings import CopySettings, RelaySettings, UpstreamSettings
 from synrepl.replication.addresses import Address
 from synrepl.replication.declared_streams import DeclaredStreams
@@ -107,6 +109,7 @@ class FakeNode:
         self.publisher: Publisher
         self.registry: ReplicaRegistry
         self.roles: RoleManager
+        self.promotion: Promotion
         self.peers: _PeerClient
         self.commands: CommandForwarder
         self._boots = 0
@@ -195,8 +198,10 @@ class FakeNode:
             name=self.name,
             has_upstream=self.upstream is not None,
             stale_seconds=self.settings.stale_seconds,
+            address=lambda: Address(self.name),
             owner=self,
             peers=self.peers,
+            metrics=RoleMetrics(self.metrics.registry),
         )
         self.registry = ReplicaRegistry(
             self.log,
@@ -206,9 +211,10 @@ class FakeNode:
             self.roles,
             keys=Keyring(self._secret),
         )
+        self.promotion = Promotion(self.roles, self.registry.issued, missing_files=self._missing_files)
         self.registry.subscribe()
-        self.publisher.wire(self.roles, StoredHere())
-        self.registry.keys.wire(self.registry.issued)
+        self.publisher.use(self.roles, StoredHere())
+        self.registry.keys.use(self.registry.issued)
         self._factory = PublisherFactory(
             self.publisher,
             server_name=self.settings.server_name,
@@ -248,25 +254,10 @@ class FakeNode:
             keys=lambda: self.registry.issued.digest,
         )
 
-    def own_address(self) -> Address:
-        return Address(self.name)
-
     def may_follow(self, where: Address) -> bool:
         return True
 
-    def claim_refused(self, code: str) -> None:
-        """Nobody counts them here."""
-
-    def later_epoch_reported(self) -> None:
-        """Nobody counts them here."""
-
-    def keys_digest(self) -> str:
-        return self.registry.issued.upstream_digest
-
-    async def take_revoked(self, salts: Collection[str]) -> list[str]:
-        return await self.registry.issued.take_revoked(salts)
-
-    async def missing_files(self, upto: int) -> Sequence[Any]:
+    async def _missing_files(self, upto: int) -> Sequence[Any]:
         return ()
 
     def follow(self, where: Address | None) -> Replica:
@@ -401,7 +392,7 @@ class _PeerClient:
 
     async def hand_over(self, address: Address, request: HandOver) -> LogPosition:
         other = await self._reach(address)
-        position = await self._wait_for_response(other.roles.hand_over(request))
+        position = await self._wait_for_response(Deferred.fromCoroutine(other.roles.handover.handle(request)))
         await self._reach(address)
         return position
 
@@ -421,7 +412,7 @@ class _PeerClient:
             return stranger
         other = await self._reach(address)
         said = await self._wait_for_response(
-            Deferred.fromCoroutine(describe_log(other.registry, LOCAL, after))
+            Deferred.fromCoroutine(describe_log(other.registry, other.promotion, LOCAL, after))
         )
         await self._reach(address)
         return msgspec.json.decode(said, type=PeerStatus)

@@ -11,10 +11,15 @@ from synrepl.replicas.http.served_replicas import INativeTransport
 from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
+from synrepl.replicas.roles.promotion import Promotion
 from synrepl.replicas.write_forwarder import WriteForwarder
 from synrepl.replication.hooks import Alone, Hooks, StoredHere
 
 __all__ = ["ServedReplicas", "Stale", "forwarded"]
+
+
+async def _no_files(upto: int) -> Sequence[Any]:
+    return ()
 
 
 class ServedReplicas(Part):
@@ -25,6 +30,7 @@ class ServedReplicas(Part):
     ) -> None:
         self.roles = roles
         self.registry = registry
+        self.promotion = Promotion(roles, registry.issued, missing_files=_no_files)
         self.native_transports: dict[str, INativeTransport] = {}
         self._forwarder = forwarder
 

@@ -159,7 +159,7 @@ class RelayPeer(Peer):
         self.relay.resume()
 
     def cut(self) -> None:
-        self.relay.lost("cut")
+        self.relay.closed("cut")
 
 
 class HttpPeer(Peer):
@@ -274,10 +274,10 @@ class FeedContract(Case):
 
     def test_an_epoch_starts_between_pages(self) -> None:
         self.write(2)
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.write(2)
         peer = self.connect(BEGINNING)
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.write(1)
 
         epochs = [f"epoch {epoch}" for epoch in (2, 3)] if self.has_epochs else []
@@ -292,7 +292,7 @@ class FeedContract(Case):
             peer = self.connect(at, is_slow=True)
             self.write(1 + step % 3, groups=2)
             if step == 5:
-                self.wait(self.log.copies.next_epoch("promoted"))
+                self.wait(self.log.epochs.begin_next("promoted"))
             for _ in range(step % 4):
                 peer.resume()
             peer.cut()

@@ -149,11 +149,11 @@ def test_nothing_is_sent_to_a_replica_that_has_the_same_keys() -> None:
 def test_a_revocation_that_a_promotion_lost_is_listed_until_it_is_made_again() -> None:
     """The daemon that knows it goes on to refuse the key."""
     cluster, a, b, secret = with_lost_revocation()
-    assert list(a.registry.issued.lost) == ["laptop"]
+    assert list(a.registry.issued.unrevoked) == ["laptop"]
     assert access(a, secret) is None
     revoke(cluster, b, "laptop")
     cluster.pass_(1)
-    assert list(a.registry.issued.lost) == []
+    assert list(a.registry.issued.unrevoked) == []
     assert access(b, secret) is None
 
 
@@ -164,7 +164,7 @@ def test_a_revocation_that_a_promotion_lost_counts_again_once_who_knows_it_is_pr
     cluster.promote(a)
     cluster.pass_(5)
 
-    assert (a.roles.role, list(a.registry.issued.lost)) == ("primary", [])
+    assert (a.roles.role, list(a.registry.issued.unrevoked)) == ("primary", [])
     cluster.resync(b)
     cluster.pass_(5)
     assert access(b, secret) is None
@@ -214,7 +214,7 @@ def test_a_promotion_takes_the_revocations_that_others_know() -> None:
 
     assert access(b, secret) is None
     assert c.registry.issued.digest == b.registry.issued.digest
-    assert not c.registry.issued.lost
+    assert not c.registry.issued.unrevoked
 
 
 def test_an_orderly_promotion_waits_for_the_keys() -> None:
@@ -244,7 +244,7 @@ def test_a_revocation_that_the_upstream_never_knew_is_kept() -> None:
         cluster.done(Deferred.fromCoroutine(issued.take(theirs)))
 
     assert [one.revoked_ms for one in issued.all] == [1]
-    assert list(issued.lost) == ["laptop"]
+    assert list(issued.unrevoked) == ["laptop"]
 
 
 def test_only_a_primary_makes_and_revokes_keys() -> None:
@@ -294,7 +294,7 @@ def test_a_revoked_name_can_be_given_again() -> None:
     for node in (a, c):
         assert access(node, before) is None
         assert access(node, after) is not None
-    assert not c.registry.issued.lost
+    assert not c.registry.issued.unrevoked
 
 
 def test_a_daemon_without_a_secret_makes_no_key() -> None:
@@ -319,7 +319,7 @@ def test_a_replica_in_doubt_lets_issued_keys_only_read_and_replicate() -> None:
     keys = Keyring("shared")
     record = make_record("s" * 43)
     keys.replace_issued([IssuedKey(name="laptop", rights=ALL, record=record, made_ms=0)])
-    keys.wire(Unheard())
+    keys.use(Unheard())
     for secret, rights in (("shared", set(ALL)), (f"laptop.{'s' * 43}", {Right.READ, Right.REPLICATE})):
         key = keys.find(secret.encode())
         assert key is not None
@@ -483,7 +483,7 @@ def test_a_renewed_key_does_not_come_back_where_it_was_revoked() -> None:
         cluster.done(Deferred.fromCoroutine(a.registry.issued.take(theirs)))
 
     assert access(a, OLD_SECRET) is None
-    assert ["laptop"] == list(a.registry.issued.lost)
+    assert ["laptop"] == list(a.registry.issued.unrevoked)
 
 
 def test_a_revoked_key_is_not_renewed() -> None:

@@ -1,6 +1,5 @@
 """Primary, replica or fenced: how daemons become another thing, and that there is one primary in the end."""
 
-from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -220,7 +219,9 @@ def test_a_handover_that_nobody_takes_ends() -> None:
     """In a bounded time, without anybody's help."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    cluster.done(a.roles.hand_over(HandOver(seconds=HANDOVER_SECONDS), trusted=True))
+    cluster.done(
+        Deferred.fromCoroutine(a.roles.handover.handle(HandOver(seconds=HANDOVER_SECONDS), trusted=True))
+    )
     assert a.roles.handover.is_active
     with pytest.raises(StorageError, match="about to become primary"):
         cluster.wrote(a)
@@ -240,7 +241,7 @@ def test_a_primary_that_began_anew_while_it_handed_over_is_asked_again() -> None
     promoting: list[Any] = []
     cluster.append(a, 2)
     cluster.pass_(0.05)
-    Deferred.fromCoroutine(b.roles.promote()).addBoth(promoting.append)
+    Deferred.fromCoroutine(b.promotion.promote()).addBoth(promoting.append)
     cluster.pass_(0.1)
     restarted(cluster, a)
     a._network.stop_listening("a")
@@ -344,7 +345,7 @@ def test_an_epoch_that_began_with_a_loss_is_another_one(winner: str) -> None:
     cluster.wrote(a, 5)
     cluster.pass_(2)
     parted.part(cluster, "a")
-    cluster.done(Deferred.fromCoroutine(a.log.copies.next_epoch("lost", stream="to_device", token=3)))
+    cluster.done(Deferred.fromCoroutine(a.log.epochs.begin_next("lost", stream="to_device", token=3)))
     cluster.promote(b, force=True)
     assert a.log.position == b.log.position
     parted.part(cluster)
@@ -557,7 +558,7 @@ def test_a_promoted_daemon_stays_primary_when_facts_are_lost_later() -> None:
     a, b, _ = cluster.chain()
     cluster.wrote(a, 5)
     cluster.promote(b)
-    cluster.done(Deferred.fromCoroutine(b.log.copies.next_epoch("lost", stream="to_device", token=3)))
+    cluster.done(Deferred.fromCoroutine(b.log.epochs.begin_next("lost", stream="to_device", token=3)))
     restarted(cluster, b)
 
     assert "primary" == b.roles.role
@@ -569,7 +570,7 @@ def test_one_promotion_at_a_time() -> None:
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
     cluster.wrote(a, 5)
-    first = Deferred.fromCoroutine(b.roles.promote())
+    first = Deferred.fromCoroutine(b.promotion.promote())
     with pytest.raises(CannotPromote) as caught:
         cluster.promote(b)
     cluster.done(first)
@@ -585,7 +586,7 @@ def test_two_operators_promote_two_replicas_in_order() -> None:
     cluster.wrote(a, 5)
     ends: list[Any] = []
     for node in (b, c):
-        Deferred.fromCoroutine(node.roles.promote()).addBoth(ends.append)
+        Deferred.fromCoroutine(node.promotion.promote()).addBoth(ends.append)
     cluster.pass_(45)
 
     assert 2 == len(ends)
@@ -903,7 +904,7 @@ def test_a_fenced_daemon_promoted_by_force_fences_the_other_one() -> None:
 def hand_over(cluster: FakeCluster, node: FakeNode, to: FakeNode, seconds: float) -> LogPosition:
     """Ask a primary to hand over to a replica."""
     asked = HandOver(seconds=seconds, uuid=to.log.uuid, address=f"{to.name} -")
-    return cluster.done(node.roles.hand_over(asked))
+    return cluster.done(Deferred.fromCoroutine(node.roles.handover.handle(asked)))
 
 
 def test_a_hand_over_tells_the_position_after_all_queued_appends() -> None:
@@ -913,7 +914,7 @@ def test_a_hand_over_tells_the_position_after_all_queued_appends() -> None:
     a = cluster.node("a", disk_delay=lambda: delay[0])
     b = cluster.node("b", "a")
     cluster.pass_(1)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     delay[0] = 0.05
     appends = [a.append("to_device", [[[f"@u{n}:hs"]]]) for n in range(3)]
 
@@ -933,7 +934,7 @@ def test_only_a_replica_that_is_being_promoted_stops_the_writes() -> None:
             hand_over(cluster, a, node, 15)
         assert "not_verified" == caught.value.code
         cluster.wrote(a)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     assert a.log.position == hand_over(cluster, a, b, 15)
     with pytest.raises(StorageError, match="about to become primary"):
         cluster.wrote(a)
@@ -949,7 +950,9 @@ def test_a_hand_over_to_an_unknown_daemon_is_refused() -> None:
     a._strangers = {"s": told}
     for uuid, code in (("x", "unknown_replica"), (b.log.uuid, "not_verified")):
         with pytest.raises(ClaimRefused) as caught:
-            cluster.done(a.roles.hand_over(HandOver(seconds=5, uuid=uuid, address="s -")))
+            cluster.done(
+                Deferred.fromCoroutine(a.roles.handover.handle(HandOver(seconds=5, uuid=uuid, address="s -")))
+            )
         assert code == caught.value.code
     assert "s" not in a.peers.asked
     cluster.wrote(a)
@@ -961,14 +964,14 @@ def test_a_candidate_is_believed_where_it_confirmed_the_hand_over() -> None:
     cluster = FakeCluster(reaches=parted.reaches)
     a, b = cluster.node("a", can_reach=parted.reaches), cluster.node("b", "a", can_reach=parted.reaches)
     cluster.pass_(3)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     hand_over(cluster, a, b, 15)
     for _ in range(2):
         with pytest.raises(ClaimRefused) as caught:
             claim(cluster, a, b, 2)
         assert "not_verified" == caught.value.code
         restarted(cluster, a)
-    b.roles.candidate.is_requesting = False
+    b.promotion.candidate.is_requesting = False
     cluster.promote(b)
     parted.part(cluster, "a")
     cluster.pass_(20)
@@ -990,9 +993,9 @@ def test_a_candidate_is_believed_about_the_primary_that_it_follows_since() -> No
         for name, *upstream in (("a",), ("b", "a"), ("c", "b"))
     )
     cluster.pass_(3)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     hand_over(cluster, a, b, 15)
-    b.roles.candidate.is_requesting = False
+    b.promotion.candidate.is_requesting = False
     cluster.promote(b)
     parted.part(cluster, "a")
     cluster.pass_(20)
@@ -1017,7 +1020,7 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
     """Otherwise the epoch would have none: the old primary is told of it, and gives way."""
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
-    begin = b.log.copies.next_epoch
+    begin = b.log.epochs.begin_next
 
     async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
         epoch_start = await begin(*arguments, **named)
@@ -1025,8 +1028,8 @@ def test_a_replica_that_is_killed_as_its_epoch_begins_is_primary_of_it() -> None
         await Deferred()
         return epoch_start
 
-    b.log.copies.next_epoch = next_epoch  # type: ignore[method-assign]
-    Deferred.fromCoroutine(b.roles.promote()).addErrback(lambda failure: None)
+    b.log.epochs.begin_next = next_epoch  # type: ignore[method-assign]
+    Deferred.fromCoroutine(b.promotion.promote()).addErrback(lambda failure: None)
     cluster.pass_(2)
     assert not b.is_running
     cluster.start(b)
@@ -1052,7 +1055,7 @@ def test_facts_that_the_primary_took_at_the_last_moment_are_waited_for() -> None
             await cluster.append(a, 2)
         return []
 
-    b.roles.candidate.missing_files = missing
+    b.promotion.candidate.missing_files = missing
     cluster.promote(b, seconds=30)
 
     assert [5] == forgot
@@ -1076,18 +1079,18 @@ def test_only_the_replica_itself_ends_a_hand_over() -> None:
     """To take facts while it begins its epoch would lose them. One that was killed may end it later."""
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     hand_over(cluster, a, b, 15)
     with pytest.raises(ClaimRefused, match="still being promoted"):
         hand_over(cluster, a, b, 0)
     stranger = HandOver(seconds=0, uuid="stranger", address="s -")
     with pytest.raises(CannotPromote) as caught:
-        cluster.done(a.roles.hand_over(stranger))
+        cluster.done(Deferred.fromCoroutine(a.roles.handover.handle(stranger)))
     assert "handing_over" == caught.value.code
     restarted(cluster, a)
     assert a.roles.handover.is_active
     with pytest.raises(CannotPromote):
-        cluster.done(a.roles.hand_over(stranger))
+        cluster.done(Deferred.fromCoroutine(a.roles.handover.handle(stranger)))
     restarted(cluster, b)
     cluster.pass_(2)
     hand_over(cluster, a, b, 0)
@@ -1101,28 +1104,28 @@ def test_a_hand_over_cannot_be_ended_while_the_epoch_begins() -> None:
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
     seen: list[Any] = []
-    begin = b.log.copies.next_epoch
+    begin = b.log.epochs.begin_next
 
     async def next_epoch(*arguments: Any, **named: Any) -> EpochStart:
         asked = HandOver(seconds=0, uuid=b.log.uuid, address="b -")
         try:
-            await a.roles.hand_over(asked)
+            await a.roles.handover.handle(asked)
         except ClaimRefused as error:
             seen.append(str(error))
         return await begin(*arguments, **named)
 
-    b.log.copies.next_epoch = next_epoch  # type: ignore[method-assign]
+    b.log.epochs.begin_next = next_epoch  # type: ignore[method-assign]
     cluster.promote(b)
 
     assert ["the replica does not confirm the hand-over: b - is still being promoted"] == seen
-    assert not b.roles.candidate.is_requesting
+    assert not b.promotion.candidate.is_requesting
 
 
 def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
     """A replica that is promoted for ever must not stop the writes for ever."""
     cluster = FakeCluster()
     a, b, _ = cluster.chain()
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     sealed = 0
     for _ in range(300):
         with suppress(CannotPromote):
@@ -1131,7 +1134,7 @@ def test_hand_overs_stop_writes_for_a_quarter_of_the_time_at_most() -> None:
         sealed += a.roles.handover.is_active
 
     assert 60 <= sealed <= 150
-    b.roles.candidate.is_requesting = False
+    b.promotion.candidate.is_requesting = False
     cluster.pass_(200, step=0.5)
     cluster.promote(b)
     assert "primary" == b.roles.role
@@ -1143,7 +1146,7 @@ def test_a_second_promotion_waits_for_the_first() -> None:
     a = cluster.node("a")
     b, d = cluster.node("b", "a"), cluster.node("d", "a")
     cluster.pass_(3)
-    b.roles.candidate.is_requesting = True
+    b.promotion.candidate.is_requesting = True
     hand_over(cluster, a, b, 15)
 
     with pytest.raises(CannotPromote) as caught:
@@ -1166,12 +1169,10 @@ def test_replicas_are_led_by_verified_claims_only() -> None:
     assert ["primary", "replica", "replica"] == roles(a, b, c)
 
 
-def test_refused_claims_are_counted_and_seldom_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_claims_are_counted_and_seldom_logged() -> None:
     """A stranger can send them at will."""
     cluster = FakeCluster()
     a = cluster.node("a")
-    counted: list[str] = []
-    monkeypatch.setattr(a, "claim_refused", counted.append)
     texts: list[str] = []
 
     def observe(event: Any) -> None:
@@ -1191,7 +1192,8 @@ def test_refused_claims_are_counted_and_seldom_logged(monkeypatch: pytest.Monkey
     finally:
         globalLogPublisher.removeObserver(observe)  # type: ignore[arg-type]
 
-    assert {"not_verified": 10, "other_history": 10} == Counter(counted)
+    counted = a.roles.metrics.claims_refused
+    assert [10, 10] == [counted.labels(code).read() for code in ("not_verified", "other_history")]
     assert 4 == len(texts)
     assert all(text.isprintable() for text in texts)
 

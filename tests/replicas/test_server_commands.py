@@ -156,7 +156,7 @@ def test_an_invalidation_goes_to_the_server_whose_stream_it_is() -> None:
         async def append(self, stream: str, facts: Any) -> None:
             raise NotConnected("its facts are heard from others")
 
-    pair.daemon.publisher.follower_commands.wire(Refusing())
+    pair.daemon.publisher.follower_commands.use(Refusing())
     worker(pair.cluster, pair.daemon).say('INVALIDATE_CACHE get_user_by_id ["@ada:hs"]')
     pair.cluster.pass_(1)
 

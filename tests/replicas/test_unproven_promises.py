@@ -41,7 +41,7 @@ def lost(setup: Setup) -> FakeNode:
 def refusal(setup: Setup, node: FakeNode, **options: Any) -> CannotPromote:
     """Why it is not promoted."""
     with pytest.raises(CannotPromote) as refused:
-        setup.done(Deferred.fromCoroutine(node.roles.promote(**options)), 20)
+        setup.done(Deferred.fromCoroutine(node.promotion.promote(**options)), 20)
     return refused.value
 
 
@@ -91,7 +91,7 @@ def test_what_the_operator_says_counts(believed: list[str], code: str) -> None:
     if code:
         assert code == refusal(setup, c, force=True, believed=believed).code
     else:
-        setup.done(Deferred.fromCoroutine(c.roles.promote(force=True, believed=believed)), 20)
+        setup.done(Deferred.fromCoroutine(c.promotion.promote(force=True, believed=believed)), 20)
         assert "primary" == c.roles.role
 
 
@@ -112,7 +112,7 @@ def test_a_fenced_daemon_asks_too() -> None:
     setup = Setup("b", "c")
     setup.prime("1")
     forge(setup)
-    setup.done(Deferred.fromCoroutine(setup.replicas["b"].roles.promote(believed=["a"])), 20)
+    setup.done(Deferred.fromCoroutine(setup.replicas["b"].promotion.promote(believed=["a"])), 20)
     setup.cluster.pass_(3)
     assert "fenced" == setup.a.roles.role
 

@@ -146,7 +146,7 @@ class Setup:
             exclusive=list(exclusive),
             instance=instance,
         )
-        self.member.wire(self.channel)
+        self.member.use(self.channel)
         self._seen = 0
         if up:
             self.member.subscriber_up()

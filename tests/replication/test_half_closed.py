@@ -116,7 +116,7 @@ def test_its_loss_reads_as_the_peers_own() -> None:
     peer.says("REPLICATE push_rules 0")
     one.settle(0.01)
     owner: Any = protocol.owner
-    owner.lost = lost.append
+    owner.closed = lost.append
 
     protocol.readConnectionLost()
     one.settle()

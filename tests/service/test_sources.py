@@ -17,12 +17,15 @@ from synrepl.ingest.redis import RedisSource
 from synrepl.ingest.source import PATIENCE_SECONDS
 from synrepl.ingest.source_manager import SourceManager
 from synrepl.ingest.write_policy import WritePolicy
+from synrepl.replication.declared_streams import DeclaredStreams
 from synrepl.replication.follower.updates import MissedFacts
+from synrepl.replication.hooks import Alone
 from synrepl.replication.refused_facts import RefusedFacts
 from synrepl.replication.serving.publisher import Publisher
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
 from synrepl.streams.catalog import takes
+from synrepl.streams.declared import DaemonStreams
 from synrepl.streams.origin import Origin
 from synrepl.streams.table import StreamTable
 from synrepl.transports.credentials import Credentials
@@ -75,7 +78,7 @@ def sources(*servers: str, tables: tuple[str, ...] = (), redis: str | None = Non
         fact_sources=[BroughtWhole(tables)],
         credentials=Credentials(),
         refused=RefusedFacts(log, TABLE, metrics, instance="w"),
-        lost=lambda stream: None,
+        history_lost=lambda stream: None,
     )
 
 
@@ -97,20 +100,26 @@ def test_what_may_go_back_is_heard_from_the_first_server_alone() -> None:
 
 def test_a_daemon_that_is_behind_a_server_says_by_how_much() -> None:
     """Operators page on it: 0 would keep the alarm silent."""
-    settings = Settings.build({"follow": ["tcp:a:1", "tcp:b:2"]})
+    made = sources("tcp:a:1", "tcp:b:2")
     ingest = Ingest(
-        settings,
-        MemoryReactorClock(),
+        Settings.build({"follow": ["tcp:a:1", "tcp:b:2"]}),
+        made.clock,
+        log=made.log,
+        publisher=made.publisher,
         table=TABLE,
-        metrics=Metrics(CollectorRegistry()),
-        credentials=Credentials(),
-        history_lost=lambda stream: None,
+        metrics=made.metrics,
+        credentials=made.credentials,
+        declared=DeclaredStreams(made.log, DaemonStreams(TABLE), instance="w"),
+        refused=made.refused,
+        role=Alone(),
+        history_lost=made.history_lost,
+        on_failure=pytest.fail,
     )
     without = ingest.lag_rows()
-    ingest.sources = sources("tcp:a:1", "tcp:b:2")
+    ingest.sources = made
 
     in_step = ingest.lag_rows()
-    for server, upto in zip(ingest.sources.servers, (5, 9), strict=True):
+    for server, upto in zip(made.servers, (5, 9), strict=True):
         server.follower.server.streams.executor(TABLE["receipts"]).machine.gaps.open("w1", 0, upto)
 
     assert (0, 0, 9) == (without, in_step, ingest.lag_rows())

@@ -16,7 +16,7 @@ from synrepl.replication.retention import Retention
 def broken(self):
     raise RuntimeError(f"{type(self).__name__} is stuck")
 
-Ingest.close = broken
+Ingest.stop = broken
 Retention.stop = broken
 """
 TWISTD = (

@@ -49,7 +49,7 @@ class WaysInTests(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.token = 100
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
 
     # -- the ways in -----------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class WaysInTests(SiteCase):
         on_redis, followed = self.manager(redis="redis://h"), self.manager(follow=["tcp:h:1"])
         assert on_redis.channel is not None
         member = on_redis.channel.member
-        member.wire(Line())
+        member.use(Line())
         member.subscriber_up()
         member.publisher_up()
         follower = followed.servers[0].follower
@@ -147,7 +147,7 @@ class WaysInTests(SiteCase):
             write_policy=WritePolicy((), instance="master", table=self.table),
             credentials=Credentials(),
             refused=RefusedFacts(self.log, self.table, self.metrics, instance="master"),
-            lost=lambda stream: None,
+            history_lost=lambda stream: None,
             host=host,
         )
         self.addCleanup(made.ingester.stop)

@@ -96,7 +96,7 @@ class OrderedTests(AdoptCase):
     def test_what_was_given_before_a_loss_is_kept_before_it(self) -> None:
         """Or it would count in the new epoch, in which it never was."""
         self.adopting.append_assigned("events", [("w1", 5, A)])
-        lost = Deferred.fromCoroutine(self.adopting.copies.next_epoch("lost", stream="events", token=3))
+        lost = Deferred.fromCoroutine(self.adopting.epochs.begin_next("lost", stream="events", token=3))
         self.wait(lost)
 
         self.assertEqual(([(1, 5)], {"w1": 3}), (self.epochs("events"), self.adopting.positions("events")))

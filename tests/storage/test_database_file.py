@@ -15,7 +15,7 @@ from pathlib import Path
 from synrepl.base.history import EpochStart
 from synrepl.errors import StorageError
 from synrepl.storage import file_swap
-from synrepl.storage.append_errors import LogLost
+from synrepl.storage.append_errors import LogNotOurs
 from synrepl.storage.checked_rows import FACT_COLUMNS
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
@@ -198,7 +198,7 @@ class LockTests(FileCase):
             )
 
         for _ in range(2):
-            with self.assertRaises(LogLost) as caught:
+            with self.assertRaises(LogNotOurs) as caught:
                 engine.commit(FACTS[10:11], [])
             told = str(caught.exception)
             self.assertIn("it ends at serial 11 (digest ", told)
@@ -212,7 +212,7 @@ class LockTests(FileCase):
             engine.check,
             engine.head,
         ):
-            self.assertRaises(LogLost, write)
+            self.assertRaises(LogNotOurs, write)
 
         self.assertEqual(10, len(engine.pages.facts(after=0, upto=99, limit=10**6)[0]))
         engine.close()
@@ -225,19 +225,19 @@ class LockTests(FileCase):
             other.execute("UPDATE log_header SET boots = boots + 1")
             reseal(other.execute)
 
-        with self.assertRaises(LogLost) as caught:
+        with self.assertRaises(LogNotOurs) as caught:
             engine.check()
 
         self.assertIn("another process has opened this log", str(caught.exception))
-        self.assertRaises(LogLost, engine.commit, FACTS[10:11], [])
+        self.assertRaises(LogNotOurs, engine.commit, FACTS[10:11], [])
 
 
 class PlaceTests(FileCase):
     """The file must be where the next start looks for it."""
 
-    def check_lost(self, engine: SQLEngine, path: Path) -> None:
+    def check_not_ours(self, engine: SQLEngine, path: Path) -> None:
         for attempt in (engine.check, lambda: engine.commit(FACTS[10:11], [])):
-            with self.assertRaises(LogLost) as caught:
+            with self.assertRaises(LogNotOurs) as caught:
                 attempt()
             told = str(caught.exception)
             self.assertIn(f"{path} was deleted or replaced while the log was open", told)
@@ -249,7 +249,7 @@ class PlaceTests(FileCase):
         engine.check()
         self.path.unlink()
 
-        self.check_lost(engine, self.path)
+        self.check_not_ours(engine, self.path)
         engine.close()
 
         told = str(self.refused())
@@ -262,7 +262,7 @@ class PlaceTests(FileCase):
         engine = self.filled()
         self.path.unlink()
 
-        self.assertRaises(LogLost, engine.commit, FACTS[10:11], [])
+        self.assertRaises(LogNotOurs, engine.commit, FACTS[10:11], [])
 
     def test_a_replaced_file_is_noticed(self) -> None:
         """As by a restore while the daemon runs. The one that was put there stays as it is."""
@@ -275,8 +275,8 @@ class PlaceTests(FileCase):
         before = self.path.read_bytes()
         self.beside("-wal").unlink()
 
-        self.assertRaises(LogLost, engine.commit, FACTS[12:13], [])
-        self.check_lost(engine, self.path)
+        self.assertRaises(LogNotOurs, engine.commit, FACTS[12:13], [])
+        self.check_not_ours(engine, self.path)
         engine.close()
 
         self.assertEqual(before, self.path.read_bytes())
@@ -287,7 +287,7 @@ class PlaceTests(FileCase):
         engine = self.filled()
         self.beside("-wal").unlink()
 
-        self.check_lost(engine, self.beside("-wal"))
+        self.check_not_ours(engine, self.beside("-wal"))
         engine.close()
 
         self.assertGreaterEqual(self.opened().head().serial, 10)
@@ -300,7 +300,7 @@ class PlaceTests(FileCase):
         self.path.rename(self.path.with_name("away.db"))
         SQLEngine(SQLiteDatabase(self.directory() / "other.db")).open()
 
-        self.assertRaises(LogLost, engine.pages.facts, after=0, upto=9, limit=9)
+        self.assertRaises(LogNotOurs, engine.pages.facts, after=0, upto=9, limit=9)
 
 
 class StateTests(FileCase):

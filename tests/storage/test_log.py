@@ -10,7 +10,7 @@ from synrepl.base.history import Appended, LogPosition
 from synrepl.base.settings import UNNAMED
 from synrepl.config import settings
 from synrepl.errors import StorageError
-from synrepl.storage.append_errors import KeyReused, LogLost
+from synrepl.storage.append_errors import KeyReused, LogNotOurs
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.group_commit import checksum
 from synrepl.storage.log import Log
@@ -548,7 +548,7 @@ class FailureTests(LogCase):
         log = self.start()
         self.lose_track(log)
 
-        began = Deferred.fromCoroutine(log.copies.next_epoch("for a test"))
+        began = Deferred.fromCoroutine(log.epochs.begin_next("for a test"))
         self.clock.pump([0.1] * 3)
 
         self.assertEqual(1, self.successResultOf(began).serial)
@@ -560,7 +560,7 @@ class FailureTests(LogCase):
         log = self.start()
         self.lose_track(log, silent=3)
 
-        began = Deferred.fromCoroutine(log.copies.next_epoch("for a test"))
+        began = Deferred.fromCoroutine(log.epochs.begin_next("for a test"))
 
         self.assertTrue(self.failure_after(began, 0.2).retryable)
 
@@ -608,7 +608,7 @@ class FailureTests(LogCase):
         )
         self.assertIn("another process writes to this log: it ends at serial 1", log.healthy[1])
         refused = self.failure_after(log.append("events", "w1", [B]), 0.1)
-        self.assertIsInstance(refused, LogLost)
+        self.assertIsInstance(refused, LogNotOurs)
         self.assertEqual(1, len(self.engine.facts))
 
     def test_any_exception_of_the_engine_is_a_storage_error(self) -> None:

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from synrepl.base.interfaces import KeysOf
 from synrepl.errors import StorageError
-from synrepl.storage.append_errors import InvalidValue, LogLost
+from synrepl.storage.append_errors import InvalidValue, LogNotOurs
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.facts import Fact
@@ -19,7 +19,7 @@ A = rows("a")
 DAMAGED = StorageError(op="read", why="a page is damaged")
 GONE = StorageError(op="receipt", why="the server is away", retryable=True)
 BUSY = StorageError(op="read", why="somebody has it", retryable=True)
-LOST = LogLost(op="check", why="somebody else writes to it", retryable=True, tried=False)
+NOT_OURS = LogNotOurs(op="check", why="somebody else writes to it", retryable=True, tried=False)
 
 
 class Damaged(FaultyEngine):
@@ -29,7 +29,7 @@ class Damaged(FaultyEngine):
         super().__init__()
         self.unreadable: dict[int, StorageError] = {}
         self.untrimmable: StorageError | None = None
-        self.lost: LogLost | None = None
+        self.not_ours: LogNotOurs | None = None
         self.unwritable: StorageError | None = None
         self.trials = 0
         self.reads: list[int] = []
@@ -55,8 +55,8 @@ class Damaged(FaultyEngine):
 
     def check(self) -> None:
         super().check()
-        if self.lost is not None:
-            raise self.lost
+        if self.not_ours is not None:
+            raise self.not_ours
 
 
 class HealthCase(LogCase):
@@ -159,7 +159,7 @@ class WriteTests(HealthCase):
 
     def test_a_log_that_is_not_ours_is_not_tried(self) -> None:
         """Only a restart gives it back."""
-        self.fail_append(LOST)
+        self.fail_append(NOT_OURS)
 
         self.pass_seconds(30)
 
@@ -356,44 +356,44 @@ class ReadTests(HealthCase):
 class LostTests(HealthCase):
     """Somebody else has it, or it is gone: nothing more is written, whatever is asked."""
 
-    def test_a_lost_log_is_noticed_while_nobody_writes(self) -> None:
+    def test_a_log_that_is_not_ours_is_noticed_while_nobody_writes(self) -> None:
         """Within a few seconds, by a look at it now and then."""
-        self.engine.lost = LOST
+        self.engine.not_ours = NOT_OURS
         self.pass_seconds(6)
 
         self.check_unwell("somebody else writes to it")
         told = [event for event in self.told if event["log_level"].name == "critical"]
         self.assertEqual(1, len(told))
 
-    def test_a_lost_log_stays_lost(self) -> None:
+    def test_a_log_that_is_no_longer_ours_stays_so(self) -> None:
         """What was written meanwhile is not this process's history, even if it looks well again."""
-        self.engine.lost = LOST
+        self.engine.not_ours = NOT_OURS
         self.pass_seconds(6)
-        self.engine.lost = None
+        self.engine.not_ours = None
         commits = self.engine.commits
 
-        self.assertIs(LOST, self.failureResultOf(self.health.append("events", "w1", [A])).value)
+        self.assertIs(NOT_OURS, self.failureResultOf(self.health.append("events", "w1", [A])).value)
         self.assertIs(
-            LOST, self.failureResultOf(self.health.append_assigned("events", [("w1", 99, A)])).value
+            NOT_OURS, self.failureResultOf(self.health.append_assigned("events", [("w1", 99, A)])).value
         )
-        turning = Deferred.fromCoroutine(self.health.copies.next_epoch("promoted"))
-        self.assertIs(LOST, self.failureResultOf(turning).value)
+        turning = Deferred.fromCoroutine(self.health.epochs.begin_next("promoted"))
+        self.assertIs(NOT_OURS, self.failureResultOf(turning).value)
         self.pass_seconds(60)
 
         self.check_unwell("somebody else writes to it")
         self.assertEqual(commits, self.engine.commits)
         self.assertIsNone(self.read(0))
 
-    def test_an_append_that_finds_it_lost_says_so(self) -> None:
+    def test_an_append_that_finds_it_not_ours_says_so(self) -> None:
         """And not that it may have been stored, with advice to ask again."""
-        self.engine.fail_next(LOST, kept=True)
+        self.engine.fail_next(NOT_OURS, kept=True)
 
-        error = self.failureResultOf(self.health.append("events", "w1", [A]), LogLost).value
+        error = self.failureResultOf(self.health.append("events", "w1", [A]), LogNotOurs).value
 
-        self.assertIs(LOST, error)
+        self.assertIs(NOT_OURS, error)
         self.check_unwell("somebody else writes to it")
 
-    def test_a_log_that_somebody_else_wrote_to_meanwhile_is_lost(self) -> None:
+    def test_a_log_that_somebody_else_wrote_to_meanwhile_is_no_longer_ours(self) -> None:
         """Found out when the outcome of a commit is looked up."""
         self.engine.fail_next(DISK_FULL, silent=2)
         self.failureResultOf(self.health.append("events", "w1", [A]))
@@ -401,12 +401,12 @@ class LostTests(HealthCase):
         self.pass_seconds(2)
 
         self.check_unwell("another process writes to this log: it ends at serial 10 (digest ")
-        self.failureResultOf(self.health.append("events", "w1", [A]), LogLost)
+        self.failureResultOf(self.health.append("events", "w1", [A]), LogNotOurs)
         self.assertEqual(10, len(self.engine.facts))
 
-    def test_a_lost_log_can_be_stopped(self) -> None:
+    def test_a_log_that_is_not_ours_can_be_stopped(self) -> None:
         """A daemon must end all the same."""
-        self.engine.lost = LOST
+        self.engine.not_ours = NOT_OURS
         self.pass_seconds(6)
 
         self.wait(self.health.stop())

@@ -332,7 +332,7 @@ class AdoptMachine(RuleBasedStateMachine):
     def lose(self, stream: str, upto: int) -> None:
         """History goes where it came from."""
         self.kept[stream].lose(upto)
-        self.run(self.log.copies.next_epoch("lost", stream=stream, token=upto))
+        self.run(self.log.epochs.begin_next("lost", stream=stream, token=upto))
         self.is_at_rest = True
 
     @rule()

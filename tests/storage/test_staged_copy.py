@@ -84,7 +84,7 @@ class FollowingTests(LogCase):
         following = self.follow(FACTS[:3])
         following.cancel()
         self.failureResultOf(following, CancelledError)
-        turning = Deferred.fromCoroutine(self.copy.copies.next_epoch("promoted"))
+        turning = Deferred.fromCoroutine(self.copy.epochs.begin_next("promoted"))
         self.pass_()
 
         self.assertEqual(3, self.successResultOf(turning).serial)
@@ -94,7 +94,7 @@ class FollowingTests(LogCase):
         """Facts of the old epoch must not come after the new one began."""
         first = self.follow(FACTS[:3])
         second = self.follow(FACTS[3:])
-        turning = Deferred.fromCoroutine(self.copy.copies.next_epoch("promoted"))
+        turning = Deferred.fromCoroutine(self.copy.epochs.begin_next("promoted"))
         second.cancel()
         self.failureResultOf(second, CancelledError)
         self.pass_()
@@ -151,11 +151,11 @@ class FollowingTests(LogCase):
         """And not twice."""
         epoch_start = EpochStart(2, 0, "0" * 64, 5, "promoted")
         told: list[int] = []
-        self.copy.copies.on_epoch_started(lambda: told.append(self.copy.head.epoch))
-        turning = Deferred.fromCoroutine(self.copy.copies.begin_epoch(epoch_start))
+        self.copy.epochs.on_started(lambda: told.append(self.copy.head.epoch))
+        turning = Deferred.fromCoroutine(self.copy.epochs.begin(epoch_start))
         self.pass_()
         self.successResultOf(turning)
-        again = Deferred.fromCoroutine(self.copy.copies.begin_epoch(epoch_start))
+        again = Deferred.fromCoroutine(self.copy.epochs.begin(epoch_start))
         self.pass_()
 
         self.failureResultOf(again, StorageError)

@@ -56,7 +56,7 @@ class RespServer:
     def __init__(
         self, clock: IClock, *, keys: Keyring, metrics: Metrics, addresses: Sequence[str] = ()
     ) -> None:
-        self.wire(None)
+        self.use(None)
         self.cache = ExpiringCache(clock)
         self.client_ids: Iterator[int] = count(1)
         self.clock = clock
@@ -79,7 +79,7 @@ class RespServer:
         self._was_alone = False
         self._limited_logger = LimitedLogger(self._logger, clock)
 
-    def wire(
+    def use(
         self,
         channel: ServedChannel | None,
         *,
@@ -98,7 +98,7 @@ class RespServer:
         self.why_closed = why
         for connection in list(self.connections):
             connection.close(f"LOADING {why}")
-        self.wire(None)
+        self.use(None)
 
     def clients(self) -> Iterator[RespClient]:
         """All clients, in the order in which they came."""

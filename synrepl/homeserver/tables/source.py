@@ -227,7 +227,7 @@ class TableSource:
         examined: IdProblems = await self._run(partial(followed.scan.examine, seen=seen))
         for problem in examined.found:
             if problem.is_loss:
-                await self._log.copies.next_epoch("lost", stream=followed.stream.stream, token=problem.before)
+                await self._log.epochs.begin_next("lost", stream=followed.stream.stream, token=problem.before)
                 followed.state.upto = min(followed.state.upto, problem.before)
                 self._logger.error(
                     "{stream}: {text}; began epoch {epoch}, in which followers read the stream again",

@@ -28,9 +28,9 @@ WITHOUT_KEY: Final = "it requires a secret: name the file that has it with the o
 BEHIND: Final = ("ahead_of_log", "fork")
 """The refusals of a log that lacks facts of the query."""
 
-LOST: Final = (ConnectionError, TimeoutError, ssl.SSLError)
-"""The errors by which an open connection is lost."""
-LOST_ROUTE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
+BROKEN: Final = (ConnectionError, TimeoutError, ssl.SSLError)
+"""The errors by which an open connection breaks."""
+NO_ROUTE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 """The numbers of the errors of an unreachable network or host."""
 
 
@@ -137,7 +137,7 @@ class SourceClient:
             if (head := found["head"]) < upto:
                 why = f"its log ends at serial {head}, before serial {upto}"
                 if epoch is not None and found["epoch"] > epoch:
-                    raise Superseded(_lost(daemon.url, f"{why} of epoch {epoch}", found["epoch"]))
+                    raise Superseded(_superseded(daemon.url, f"{why} of epoch {epoch}", found["epoch"]))
                 raise ConnectError(why)
         selected = {**self._selection, "checksum": False, "upto": upto, **query}
         response = daemon.stream(_request(CHANGELOG, selected), accept=ARROW)
@@ -187,7 +187,7 @@ def _source_error(url: str, error: Exception, epoch: int | None) -> SourceError:
             " to retain facts until they are read, or failOnDataLoss=false to skip trimmed facts"
         )
     elif error.code in BEHIND and epoch is not None and error.body.get("epoch", 0) > epoch:
-        found = Superseded(_lost(url, f"{error.code}: {error.message}", error.body["epoch"]))
+        found = Superseded(_superseded(url, f"{error.code}: {error.message}", error.body["epoch"]))
         found.code = error.code
     else:
         found = SourceError(f"{url} refuses the request: {error.code}: {error.message}")
@@ -195,7 +195,7 @@ def _source_error(url: str, error: Exception, epoch: int | None) -> SourceError:
     return found
 
 
-def _lost(url: str, why: str, epoch: int) -> str:
+def _superseded(url: str, why: str, epoch: int) -> str:
     return (
         f"{url}: {why}. It is in epoch {epoch}: the facts that it lacks were lost when it or its primary was"
         " promoted. Begin the query anew, with another checkpointLocation"
@@ -207,8 +207,8 @@ def _can_recover(error: Exception) -> bool:
     if isinstance(error, ConnectError):
         return error.retryable
     # Arrow reports a truncated response as an error without a number.
-    is_local = isinstance(error, OSError) and error.errno not in (None, *LOST_ROUTE)
-    return isinstance(error, LOST) or not is_local
+    is_local = isinstance(error, OSError) and error.errno not in (None, *NO_ROUTE)
+    return isinstance(error, BROKEN) or not is_local
 
 
 def _request(route: Route, query: Mapping[str, Any]) -> HttpRequest:

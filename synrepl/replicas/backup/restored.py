@@ -222,7 +222,7 @@ async def restore_in_place(reactor: Any, database: str) -> Restored:
             upstream_at=None,
             resync=None,
         )
-        await log.copies.next_epoch("restored")
+        await log.epochs.begin_next("restored")
         head = log.head
         facts, _ = await log.reads.facts(after=head.serial - 1, upto=head.serial, limit=1)
         return Restored(

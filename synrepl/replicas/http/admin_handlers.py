@@ -82,7 +82,7 @@ class DroppedLease(msgspec.Struct, frozen=True):
 @handles(PROMOTE)
 async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
     """Promote this replica to primary."""
-    epoch_start = await replicas_of(call).roles.promote(
+    epoch_start = await replicas_of(call).promotion.promote(
         force=body.force, lose_acknowledged=body.lose_acknowledged, believed=body.believe
     )
     return PromoteAnswer("primary", epoch_start.epoch, epoch_start.serial)
@@ -102,7 +102,7 @@ async def hand_over(call: Call, body: HandOver) -> LogPosition:
     if not 0 <= body.seconds <= MAX_HANDOVER_SECONDS:
         raise ApiError("bad_request", f"seconds must be from 0 to {MAX_HANDOVER_SECONDS:g}")
     # A peer with the right to administer is trusted only if a key or certificate proves who it is.
-    return await replicas_of(call).roles.hand_over(body, trusted=call.access.is_proven)
+    return await replicas_of(call).roles.handover.handle(body, trusted=call.access.is_proven)
 
 
 @handles(CLAIM)

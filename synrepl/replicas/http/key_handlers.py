@@ -60,7 +60,7 @@ async def list_all(call: Call) -> KeysAnswer:
     issued = replicas_of(call).registry.issued
     seen = [one for one in issued.all if not _excess(call.access, one.rights, one.streams, one.instances)]
     names = {one.name for one in seen}
-    return KeysAnswer(list(map(_fields, seen)), [name for name in issued.lost if name in names])
+    return KeysAnswer(list(map(_fields, seen)), [name for name in issued.unrevoked if name in names])
 
 
 @handles(ADD_KEY)

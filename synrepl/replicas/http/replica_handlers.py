@@ -9,6 +9,7 @@ from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.authenticator import make_welcome
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.messages import NewerFact
+from synrepl.replicas.roles.promotion import Promotion
 from synrepl.replicas.routes import MAX_NEWER, REPLICATION
 from synrepl.streams.catalog import PROMISES
 from synrepl.transports.http.call import Call
@@ -19,17 +20,20 @@ from synrepl.wire.filter import Filter
 @handles(REPLICATION)
 async def about(call: Call) -> bytes:
     """Return the history of this log, its epochs, oldest position and head."""
-    return await describe_log(replicas_of(call).registry, call.access, call.query["after"])
+    replicas = replicas_of(call)
+    return await describe_log(replicas.registry, replicas.promotion, call.access, call.query["after"])
 
 
-async def describe_log(registry: ReplicaRegistry, access: Access, after: int | None) -> bytes:
+async def describe_log(
+    registry: ReplicaRegistry, promotion: Promotion, access: Access, after: int | None
+) -> bytes:
     """Encode the fields that replicas need (`Welcome`), and those that verify claims (`PeerStatus`).
 
     With `after`, name the first facts after this serial. Streams that the peer may not see are not named.
     """
     welcome = msgspec.to_builtins(make_welcome(registry, access))
     epoch_starts = [start.seen_by(access.streams) for start in registry.log.head.epoch_starts]
-    more: dict[str, Any] = {"epoch_starts": epoch_starts, "promoting": registry.roles.candidate.is_requesting}
+    more: dict[str, Any] = {"epoch_starts": epoch_starts, "promoting": promotion.candidate.is_requesting}
     if claim := registry.roles.claims.current():
         more["claim"] = claim
     if issued := registry.issued.digest:

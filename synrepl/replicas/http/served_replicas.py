@@ -5,6 +5,7 @@ from typing import Protocol, cast
 from synrepl.base.access import Access
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
+from synrepl.replicas.roles.promotion import Promotion
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 
@@ -26,6 +27,7 @@ class IReplicas(Protocol):
 
     roles: RoleManager
     registry: ReplicaRegistry
+    promotion: Promotion
     native_transports: dict[str, INativeTransport]
     """The open native connections over HTTP, by id."""
 

@@ -213,7 +213,7 @@ class Relay(ConnectionOwner):
         if self._sender is not None:
             self._sender.resume()
 
-    def lost(self, why: str) -> None:
+    def closed(self, why: str) -> None:
         """End all work: the connection has ended."""
         self._registry.detach(self)
         self._commands.clear()

@@ -12,6 +12,7 @@ from synrepl.base.history import LogPosition
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer, sleep
 from synrepl.errors import ReplicationError
+from synrepl.replicas.issued_keys import IssuedKeys
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.messages import (
     PRIMARY,
@@ -120,7 +121,7 @@ class HandOverPrimary:
             self._not_before = now + REST_SHARE * (now - self._began)
             self._began = None
 
-    async def handle(self, request: HandOver, *, trusted: bool) -> LogPosition:
+    async def handle(self, request: HandOver, *, trusted: bool = False) -> LogPosition:
         """Refuse facts for `request.seconds`; 0 ends that. Returns the log's position once it is durable.
 
         Unless the peer is `trusted`, the replica itself must confirm that it is being promoted, or with 0
@@ -222,9 +223,8 @@ def _unconfirmed(why: str) -> ClaimRefused:
 class HandOverCandidate:
     """The replica's side: requests a hand-over, and catches up with the primary while it refuses facts.
 
-    `missing_files` returns the files that this daemon lacks up to a serial, `keys` the digest of the
-    issued keys that the primary has sent. `is_requesting`: the promotion under way needs the hand-over to
-    continue.
+    `missing_files` returns the files that this daemon lacks up to a serial. `is_requesting`: the promotion
+    under way needs the hand-over to continue.
     """
 
     log: Log
@@ -233,7 +233,7 @@ class HandOverCandidate:
     _: KW_ONLY
     address: Callable[[], Address]
     missing_files: Callable[[int], Awaitable[Sequence[Any]]]
-    keys: Callable[[], str]
+    issued: IssuedKeys
     is_requesting: bool = False
 
     async def catch_up(self, primary: Address) -> None:
@@ -280,7 +280,7 @@ class HandOverCandidate:
             if self.clock.seconds() - requested_at >= RENEW_SECONDS:
                 return False
             await sleep(self.clock, 0.05)
-        if (await self.peers.describe(primary)).keys != self.keys():
+        if (await self.peers.describe(primary)).keys != self.issued.upstream_digest:
             # Sent before the hand-over, and on its way. The request is renewed until it is here.
             await sleep(self.clock, 0.05)
             return self._check_time(until, "the issued keys of the primary have not come")

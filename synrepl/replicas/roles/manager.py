@@ -1,31 +1,30 @@
 """Roles of a daemon: primary, replica or fenced, and the transitions between them."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.base.interfaces import IClock
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
 from synrepl.errors import StorageError
 from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replicas.roles.claims import Claims
-from synrepl.replicas.roles.handover import HandOverCandidate, HandOverPrimary
+from synrepl.replicas.roles.handover import HandOverPrimary
 from synrepl.replicas.roles.messages import (
     FENCED,
     PRIMARY,
     REPLICA,
     CannotPromote,
-    HandOver,
     IPeerClient,
     plausible_epoch,
 )
+from synrepl.replicas.roles.metrics import RoleMetrics
 from synrepl.replicas.roles.notifier import PrimaryNotifier
 from synrepl.replicas.roles.owner import IRoleOwner
 from synrepl.replicas.roles.record import RoleRecord, RoleStore
@@ -39,7 +38,6 @@ from synrepl.storage.log import Log
 
 if TYPE_CHECKING:
     from synrepl.replicas.replica.replica import Replica
-    from synrepl.replicas.roles.promise_check import PromiseCheck
 
 WAYS_OUT: Final = (
     "synrepl resync makes this daemon a replica of the other one (with an unknown address: restart with"
@@ -47,7 +45,7 @@ WAYS_OUT: Final = (
 )
 """What an operator can do with a fenced daemon."""
 
-STUCK: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
+EXPLAINED: Final = (ReplicaState.DISCONNECTED, ReplicaState.REFUSED, ReplicaState.STOPPED)
 """States of a replica whose reason is reported while its copy is awaited."""
 
 
@@ -61,10 +59,11 @@ class Unreadiness(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class RoleManager:
-    """The role of this daemon, and its transitions: promotion, hand-over, fencing (`role_states.py`).
+    """The role of this daemon, and its transitions (`role_states.py`). `Promotion` makes it primary.
 
-    `owner` is the daemon, `has_upstream` tells whether its settings name an upstream. A copy that is older
-    than `stale_seconds` is stale, and with `refuses_stale_reads` refuses reads.
+    `owner` is the daemon, `address` returns where other daemons reach it, and `has_upstream` tells whether
+    its settings name an upstream. A copy that is older than `stale_seconds` is stale, and with
+    `refuses_stale_reads` refuses reads.
     """
 
     _logger = Logger()
@@ -75,8 +74,10 @@ class RoleManager:
     has_upstream: bool
     stale_seconds: float
     refuses_stale_reads: bool = False
+    address: Callable[[], Address]
     owner: IRoleOwner
     peers: IPeerClient
+    metrics: RoleMetrics
 
     def __post_init__(self) -> None:
         self._machine = Machine("role", TRANSITIONS, Role.PRIMARY)
@@ -88,7 +89,7 @@ class RoleManager:
         self.store = RoleStore(self.log, own=self.address, local=self.owner.known_daemons)
         self._tasks = Tasks(self._logger, "roles")
         self.claims = Claims(self)
-        self.rivals = Rivals(self, self._tasks)
+        self.rivals = Rivals(self, self._tasks, self.metrics)
         self.notifier = PrimaryNotifier(
             self.clock,
             self.peers,
@@ -106,31 +107,9 @@ class RoleManager:
             find_replica=self._find_replica,
             on_change=self.update_gate,
         )
-        self.candidate = HandOverCandidate(
-            self.log,
-            self.clock,
-            self.peers,
-            address=self.address,
-            missing_files=self.owner.missing_files,
-            keys=self.owner.keys_digest,
-        )
         self._is_stopped = False
-        self._is_promoting = False
         self.changing = DeferredLock()
         """Held while the role changes, until that is saved."""
-
-    @cached_property
-    def _promise_check(self) -> "PromiseCheck":
-        # Imported on use: for a promotion by force alone.
-        from synrepl.replicas.roles.promise_check import PromiseCheck
-
-        return PromiseCheck(
-            self.log,
-            self.clock,
-            self.peers,
-            known=self.owner.known_daemons,
-            take_revoked=self.owner.take_revoked,
-        )
 
     @property
     def role(self) -> Role:
@@ -173,7 +152,7 @@ class RoleManager:
         if replica is None:
             return None
         if not replica.is_whole:
-            why = f": {replica.why}" if replica.state in STUCK and replica.why else ""
+            why = f": {replica.why}" if replica.state in EXPLAINED and replica.why else ""
             return Unreadiness("joining", f"this replica has no complete copy yet{why}", replica.since)
         if replica.state is ReplicaState.STOPPED:
             return Unreadiness("stopped", replica.why, replica.since)
@@ -188,10 +167,6 @@ class RoleManager:
     def lag_rows(self) -> int:
         """Return the number of facts that this copy is known to lack; 0 if this daemon is no replica."""
         return self.replica.freshness.lag_rows() if self.replica is not None else 0
-
-    def address(self) -> Address:
-        """Where other daemons reach this one."""
-        return self.owner.own_address()
 
     @property
     def primary(self) -> Address:
@@ -365,64 +340,11 @@ class RoleManager:
         stopped = self.forwarding_refusal(stream)
         return stopped or ReadOnlyHere("replica", why, stream=stream, moved_to=moved_to)
 
-    # -- promotion -----------------------------------------------------------------------------------------
+    async def begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
+        """Begin a new epoch as primary; `before` are those that were, or may have been. `changing` is held.
 
-    async def promote(
-        self,
-        *,
-        force: bool = False,
-        lose_acknowledged: bool = False,
-        believed: Collection[str] | None = None,
-    ) -> EpochStart:
-        """Become primary, in a new epoch. Raises `CannotPromote`, and `StorageError` if it cannot be saved.
-
-        A replica must have a complete copy without a filter. Without `force`, the old primary first stops
-        accepting facts, and this daemon must have all facts and files of the old primary. With `force` the
-        old primary is not asked, and missing facts and files are left behind; when it returns, it is fenced,
-        and its `resync` writes the facts that only it has to a file. With `force` a fenced daemon becomes
-        primary too: the operator asserts that there is no other primary.
-
-        With `force` no fact is left behind that replicas acknowledged to an append (`PromiseCheck`), unless
-        `lose_acknowledged`. If several writers promised, and only one of them can have been primary, those
-        that are `believed` count (`PromiseCheck.prove`).
+        Raises `StorageError` if that cannot be saved: a replica is one again then.
         """
-        if self.role == FENCED:
-            if not force:
-                raise CannotPromote("fenced", f"{self.why}; {WAYS_OUT}")
-            async with self.changing:
-                if self.role != FENCED:
-                    raise CannotPromote("promoting", f"this daemon is {self.role} now, no longer fenced")
-                if not lose_acknowledged:
-                    await self._promise_check.check(await self._promise_check.prove(believed))
-                return await self._begin_as_primary([self._primary])
-        replica = self.replica
-        if self.role != REPLICA or replica is None:
-            raise CannotPromote(
-                "not_a_replica", f"this daemon is {self.role}; only a replica can be promoted"
-            )
-        if self._is_promoting:
-            raise CannotPromote("promoting", "a promotion is in progress")
-        if self.log.notes.get("filter") is not None:
-            raise CannotPromote("filtered", "this copy has only some streams or writers: a primary needs all")
-        if not replica.is_whole:
-            raise CannotPromote("not_whole", "this copy was never complete: wait until it has joined")
-        self._is_promoting = True
-        try:
-            old, followed = replica.primary, replica.upstream.where
-            promise = None if lose_acknowledged else await self._promise_check.prove(believed)
-            if not force:
-                await self.candidate.catch_up(old)
-            elif not lose_acknowledged:
-                await self._promise_check.check(promise)
-            async with self.changing:
-                if self.replica is not replica and not force:
-                    raise CannotPromote("moved", "this replica began to follow another daemon meanwhile")
-                return await self._begin_as_primary([old, followed])
-        finally:
-            # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
-            self._is_promoting = self.candidate.is_requesting = False
-
-    async def _begin_as_primary(self, before: Sequence[Address]) -> EpochStart:
         # From here on no fact of the old history is accepted.
         record, was_fenced = self.store.load(), self.role == FENCED
         self._stop_replica()
@@ -439,7 +361,7 @@ class RoleManager:
             at_ms = int(self.clock.seconds() * 1000)
             # Save first: a kill between the two steps would leave an epoch without a primary.
             await self.store.save_promotion(new_record, at_ms)
-            epoch_start = await self.log.copies.next_epoch("promoted", epoch=epoch, at_ms=at_ms)
+            epoch_start = await self.log.epochs.begin_next("promoted", epoch=epoch, at_ms=at_ms)
             await self.store.save(new_record)
         except Exception:
             if not was_fenced:
@@ -463,14 +385,6 @@ class RoleManager:
         self.owner.role_changed()
 
     # -- requests and claims of peers ----------------------------------------------------------------------
-
-    def hand_over(self, request: HandOver, *, trusted: bool = False) -> "Deferred[LogPosition]":
-        """Refuse facts for a while, as a replica is about to become primary; or end that (0 seconds).
-
-        Fires with this log's position once all accepted facts are durable. Fails as `HandOverPrimary.handle`
-        does, which says what a peer that is not `trusted` must confirm.
-        """
-        return Deferred.fromCoroutine(self.handover.handle(request, trusted=trusted))
 
     def listed(self) -> Sequence[Address]:
         """The daemons that the operator has listed, as far as they can be asked."""

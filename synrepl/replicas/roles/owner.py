@@ -1,7 +1,7 @@
 """What the roles of a daemon need of that daemon."""
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from synrepl.replication.addresses import Address
 
@@ -10,10 +10,7 @@ if TYPE_CHECKING:
 
 
 class IRoleOwner(Protocol):
-    """The daemon that has a role: it answers what its roles ask, and is told what they change or notice."""
-
-    def own_address(self) -> Address:
-        """Where other daemons reach this one."""
+    """The daemon that has a role: it answers what its roles ask, and is told what they change."""
 
     def follow(self, where: Address | None) -> "Replica":
         """Make a replica that follows this address; with None the upstream in the settings."""
@@ -30,20 +27,5 @@ class IRoleOwner(Protocol):
     def replica_address(self, uuid: str) -> Address | None:
         """Where the replica with this uuid can be reached by its lease; None without one."""
 
-    async def missing_files(self, upto: int) -> Sequence[Any]:
-        """The files of facts up to this serial that this daemon lacks."""
-
-    def keys_digest(self) -> str:
-        """The digest of the issued keys that the upstream has sent."""
-
-    async def take_revoked(self, issued: Collection[str]) -> list[str]:
-        """Revoke the issued keys with these ids, as others know them to be revoked; return the names."""
-
     def role_changed(self) -> None:
         """Called after every change of the role, of what it permits, and of which daemons know it."""
-
-    def claim_refused(self, code: str) -> None:
-        """A claim was refused, with this code."""
-
-    def later_epoch_reported(self) -> None:
-        """A replica of this primary reports a later epoch."""

@@ -13,7 +13,7 @@ The check says what was true when each replica answered. That the old primary ta
 what the operator asserts by `force`.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ import msgspec
 from twisted.logger import Logger
 
 from synrepl.base.interfaces import IClock
+from synrepl.replicas.issued_keys import IssuedKeys
 from synrepl.replicas.promises import PromisedReplica, StoredPromise, newest_promises
 from synrepl.replicas.roles.asking import ask_all
 from synrepl.replicas.roles.messages import CannotPromote, IPeerClient, NewerFact, PeerStatus
@@ -47,8 +48,8 @@ class AheadReplica(msgspec.Struct, frozen=True):
 class PromiseCheck:
     """Asks the replicas of the newest promise whether one of them is ahead of this daemon.
 
-    `known` returns the addresses of all daemons that are known here. `take_revoked` revokes the issued
-    keys that daemons which answer know to be revoked: no revocation that anybody knows is lost.
+    `known` returns the addresses of all daemons that are known here. Of the `issued` keys those are revoked
+    that daemons which answer know to be revoked: no revocation that anybody knows is lost.
     """
 
     log: Log
@@ -56,7 +57,7 @@ class PromiseCheck:
     peers: IPeerClient
     _: KW_ONLY
     known: Callable[[], Sequence[Address]] = tuple
-    take_revoked: Callable[[Collection[str]], Awaitable[list[str]]]
+    issued: IssuedKeys
     _logger = Logger()
 
     async def prove(self, believed: Collection[str] | None) -> StoredPromise | None:
@@ -117,7 +118,7 @@ class PromiseCheck:
             more = {"silent": [{"name": one.name, "address": one.address} for one in silent]}
             raise CannotPromote("replicas_silent", why, more=more)
         ended = {issued for _, status in found for issued in status.revoked}
-        if ended and (revoked := await self.take_revoked(ended)):
+        if ended and (revoked := await self.issued.take_revoked(ended)):
             why = "revoked the keys that other daemons know to be revoked: {names}"
             self._logger.warn(why, names=", ".join(revoked))
 

@@ -27,6 +27,7 @@ from synrepl.replicas.roles.messages import (
     ClaimRefused,
     PeerStatus,
 )
+from synrepl.replicas.roles.metrics import RoleMetrics
 from synrepl.replication.addresses import Address
 from synrepl.wire.text import printable
 
@@ -53,8 +54,9 @@ class Rivals:
 
     _logger = Logger()
 
-    def __init__(self, roles: "RoleManager", tasks: Tasks) -> None:
+    def __init__(self, roles: "RoleManager", tasks: Tasks, metrics: RoleMetrics) -> None:
         self._roles = roles
+        self._metrics = metrics
         self._log = roles.log
         self._clock = clock = roles.clock
         self._tasks = tasks
@@ -181,14 +183,14 @@ class Rivals:
         """Handle a replica that knows a later epoch, and gives its own address. That proves nothing."""
         if self._roles.role != PRIMARY or epoch <= self._log.head.epoch:
             return
-        self._roles.owner.later_epoch_reported()
+        self._metrics.later_epochs.inc()
         if epoch <= MAX_EPOCH:
             self._report_epoch(name, address, epoch)
             self.look()
 
     def claim_refused(self, claim: Claim, error: ClaimRefused) -> None:
         """Handle a claim that was refused: what is not believed is a sign all the same."""
-        self._roles.owner.claim_refused(error.code)
+        self._metrics.claims_refused.labels(error.code).inc()
         if error.code in ("not_verified", "epoch_too_far", "superseded") and claim.epoch <= MAX_EPOCH:
             at = f" at {printable(claim.address)}" if claim.address else ""
             text = (

@@ -12,10 +12,10 @@ that follows it, and is believed and judged (`claims.py`). It asks the daemons t
 operator has listed, at its start, each minute, and at each sign of another one (`rivals.py`). Or it has
 handed over itself: then it has taken no fact since before the other one began (`handover.py`).
 
-So a role changes in four ways only: an operator promotes, a claim of a later primary fences or is followed,
-an operator gives up the facts of a fenced daemon, and at its start a daemon takes the role that it had. What
-is accepted meanwhile (a hand-over, the inquiry of a starting primary) is not a role: it closes the log for a
-moment, and `RoleManager` asks those who do it.
+So a role changes in four ways only: an operator promotes (`promotion.py`), a claim of a later primary fences
+or is followed, an operator gives up the facts of a fenced daemon, and at its start a daemon takes the role
+that it had. What is accepted meanwhile (a hand-over, the inquiry of a starting primary) is not a role: it
+closes the log for a moment, and `RoleManager` asks those who do it.
 """
 
 import enum

@@ -44,7 +44,7 @@ class DaemonMember(ChannelMember):
     process may write the streams `exclusive`, or have the name `instance` (empty: none) in any stream.
 
     The broker's link calls the member in the reactor's thread, and not after the link's `stop`.
-    The follower and the sender use the member as their connection. Call `wire` before the first callback.
+    The follower and the sender use the member as their connection. Call `use` before the first callback.
     `rng` is for delays that must differ between processes.
     """
 
@@ -102,7 +102,7 @@ class DaemonMember(ChannelMember):
             }
             self._unpublished_start = (publisher.log.head.serial, positions)
 
-    def wire(self, broker: Connection) -> None:
+    def use(self, broker: Connection) -> None:
         """Publish over these connections to the broker; their link was made with this member."""
         self._broker = broker
 

@@ -84,7 +84,7 @@ class FollowerCommands:
         self.subscribers: defaultdict[type[Command], list[Callable[[Any], None]]] = defaultdict(list)
         """By type of command: functions called with every such command of a follower that was accepted."""
 
-    def wire(self, forwarding: IForwarding) -> None:
+    def use(self, forwarding: IForwarding) -> None:
         """Have facts stored where this says."""
         self._forwarding = forwarding
 

@@ -230,7 +230,7 @@ class ServedFollower:
         if self.sender is not None:
             self.sender.resume()
 
-    def lost(self, why: str) -> None:
+    def closed(self, why: str) -> None:
         """The connection was lost."""
         self._publisher.detach(self)
         self._publisher.follower_commands.connection_lost(self._connection)

@@ -124,14 +124,14 @@ class Publisher:
         log = self.log
         log.subscribe(self._committed)
         # Whoever waits looks at the log before the followers are told.
-        log.copies.on_epoch_started(self.waiters.poll)
-        log.copies.on_epoch_started(self._on_epoch_started)
+        log.epochs.on_started(self.waiters.poll)
+        log.epochs.on_started(self._on_epoch_started)
         log.copies.on_replaced(self.waiters.poll)
 
-    def wire(self, role: IRole, forwarding: IForwarding) -> None:
+    def use(self, role: IRole, forwarding: IForwarding) -> None:
         """Serve readers as the role allows, and store what followers send where it says."""
-        self.read_gate.wire(role)
-        self.follower_commands.wire(forwarding)
+        self.read_gate.use(role)
+        self.follower_commands.use(forwarding)
 
     # -- followers -----------------------------------------------------------------------------------------
 

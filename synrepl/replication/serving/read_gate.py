@@ -37,7 +37,7 @@ class ReadGate:
         self._is_stopping = False
         self._told = ""
 
-    def wire(self, role: IRole) -> None:
+    def use(self, role: IRole) -> None:
         """Serve readers as this role allows."""
         self.role = role
 

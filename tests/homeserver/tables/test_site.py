@@ -11,6 +11,7 @@ from synrepl.daemon.ingest import Ingest
 from synrepl.homeserver.part import HomeserverPart
 from synrepl.homeserver.settings import homeserver_settings
 from synrepl.homeserver.tables import facts
+from synrepl.replication.hooks import Alone
 from synrepl.storage.id_tables.writers import create_writers
 from synrepl.storage.threads import ImmediateThread
 from synrepl.transports.credentials import Credentials
@@ -51,12 +52,19 @@ class TablesSiteTests(SiteCase):
         self.ingest = Ingest(
             settings,
             self.clock,
+            log=self.log,
+            publisher=self.publisher,
             table=self.table,
             metrics=self.metrics,
             credentials=Credentials(),
+            declared=self.declared,
+            refused=self.refused,
+            role=Alone(),
             history_lost=self.fail,
+            on_failure=self.fail,
+            fact_sources=[self.tables],
         )
-        self.addCleanup(lambda: self.wait(self.ingest.close()))
+        self.addCleanup(lambda: self.wait(self.ingest.stop()))
         self.site = self.make_site(
             ingest=self.ingest,
             is_followed=self.ingest.is_followed,
@@ -65,7 +73,7 @@ class TablesSiteTests(SiteCase):
 
     def start(self) -> None:
         """Take in what is there: the log stores it at the end of the reactor's turn."""
-        self.ingest.open(self.log, self.publisher, self.refused, [self.tables])
+        self.wait(self.ingest.start())
         self.clock.advance(0)
 
     def connect(self) -> sqlite3.Connection:

@@ -68,7 +68,7 @@ def test_epochs_within_the_first_copy_begin_where_they_began(folder: Path, seria
     cluster = FakeCluster()
     a = cluster.node("a")
     for count in (4, 6):
-        cluster.done(Deferred.fromCoroutine(a.log.copies.next_epoch("promoted")))
+        cluster.done(Deferred.fromCoroutine(a.log.epochs.begin_next("promoted")))
         cluster.wrote(a, count)
     Recorder(cluster, folder).finish()
 

@@ -19,7 +19,7 @@ class KeyTests(CopiesCase):
         super().setUp()
         keys = Keyring("shared", [ADMIN, LIMITED, WORKER])
         self.registry.keys = self.registry.issued.keyring = keys
-        keys.wire(self.registry.issued)
+        keys.use(self.registry.issued)
         self.site = self.make_site(**self.served(), keys=keys)
 
     def as_(self, secret: str, method: str, path: str, body: bytes = b"") -> Answer:

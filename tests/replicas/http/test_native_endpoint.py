@@ -132,7 +132,7 @@ class FollowingTests(EndpointCase):
         self.post("typing", [typing("@ada:hs")])
         replica, log = self.replica()
         self.receipts(2)
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.post("receipts", [receipt()], idempotency_key="l")
         self.post("typing", [typing()])
         self.pass_(3)
@@ -160,7 +160,7 @@ class FollowingTests(EndpointCase):
         """The primary was restored, or another took over: nothing of what the replica has is touched."""
         self.receipts(3)
         replica, log = self.replica()
-        self.wait(log.copies.next_epoch("restored"))
+        self.wait(log.epochs.begin_next("restored"))
         replica.stop()
         replica.start()
         self.pass_(3)

@@ -1,10 +1,11 @@
 """What operators and replicas ask over HTTP: copies, leases, who is primary."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 
 from synrepl.base.history import EpochStart, LogPosition
@@ -14,6 +15,7 @@ from synrepl.replicas.relay.leases import DROPPED, MAX_ANONYMOUS
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.roles.manager import RoleManager
 from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
+from synrepl.replicas.roles.metrics import RoleMetrics
 from synrepl.replicas.settings import RelaySettings, UpstreamSettings, stream_acks
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import StoredHere
@@ -63,8 +65,10 @@ class CopiesCase(SiteCase):
             name="primary",
             has_upstream=False,
             stale_seconds=60.0,
+            address=lambda: HERE,
             owner=self,
             peers=self.network,
+            metrics=RoleMetrics(CollectorRegistry()),
         )
         self.registry = ReplicaRegistry(
             self.log,
@@ -78,15 +82,12 @@ class CopiesCase(SiteCase):
         self.addCleanup(self.roles.stop)
         self.roles.start()
         self.ephemeral = ephemeral
-        self.publisher.wire(self.roles, StoredHere())
+        self.publisher.use(self.roles, StoredHere())
         self.site = self.make_site(**self.served())
 
     def served(self) -> dict[str, Any]:
         """The context of a site with these copies."""
         return ServedReplicas(self.roles, self.registry).options()
-
-    def own_address(self) -> Address:
-        return HERE
 
     def follow(self, where: Address | None) -> Any:
         return Nobody()
@@ -103,23 +104,8 @@ class CopiesCase(SiteCase):
     def replica_address(self, uuid: str) -> Address | None:
         return None
 
-    def keys_digest(self) -> str:
-        return self.registry.issued.upstream_digest
-
-    async def take_revoked(self, salts: Collection[str]) -> list[str]:
-        return await self.registry.issued.take_revoked(salts)
-
-    async def missing_files(self, upto: int) -> Sequence[Any]:
-        return ()
-
     def role_changed(self) -> None:
         """Nothing hangs on it here."""
-
-    def claim_refused(self, code: str) -> None:
-        """Nobody counts them here."""
-
-    def later_epoch_reported(self) -> None:
-        """Nobody counts them here."""
 
     def say(self, method: str, path: str, **said: Any) -> Answer:
         """Ask with this body."""

@@ -332,7 +332,7 @@ class SightTests(CopiesCase):
         for stream, writer, key in ((SEEN, "openwriter", "open"), (SECRET, "hiddenwriter", "h")):
             fact = b'[["@a:hs"]]'
             self.wait(self.log.append(stream, writer, [fact], key=f"{key}-of-{writer}", owner="ada"))
-        self.wait(self.log.copies.next_epoch("lost", stream=SECRET, token=0))
+        self.wait(self.log.epochs.begin_next("lost", stream=SECRET, token=0))
         self.registry.leases.make("lim-uuid", "lim", registered=True, serial=0, key="lim")
         self.registry.leases.make("other-uuid", "hiddenreader", registered=True, serial=0)
 

@@ -411,7 +411,7 @@ class RelayingTests(RelayCase):
     def test_facts_of_an_epoch_that_ended_are_not_taken_for_others(self) -> None:
         """The serial is reached by facts of the new primary."""
         talk = self.send()
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.wait(self.log.append("receipts", "other", [b"[[]]"]))
 
         self.assertEqual((504, "outcome_unknown"), self.told(talk))
@@ -419,7 +419,7 @@ class RelayingTests(RelayCase):
     def test_facts_of_a_later_epoch_are_not_here_before_it_is(self) -> None:
         """A daemon that stands beside the primary's history has serials enough, but not these."""
         self.wait(self.log.append("receipts", "other", [b"[[]]"]))
-        self.wait(self.primary_log.copies.next_epoch("promoted"))
+        self.wait(self.primary_log.epochs.begin_next("promoted"))
         talk = self.send()
 
         self.assertEqual((504, "not_here_yet"), self.told(talk))
@@ -428,8 +428,8 @@ class RelayingTests(RelayCase):
     def test_an_epoch_that_ended_after_the_facts_changes_nothing(self) -> None:
         """They are in the history of the new one, as their receipt shows."""
         talk = self.send()
-        self.wait(self.primary_log.copies.next_epoch("promoted"))
-        self.wait(self.log.copies.next_epoch("promoted"))
+        self.wait(self.primary_log.epochs.begin_next("promoted"))
+        self.wait(self.log.epochs.begin_next("promoted"))
         self.feed()
 
         self.assertEqual(200, talk.answer().status)

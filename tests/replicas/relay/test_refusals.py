@@ -466,7 +466,7 @@ def lossy() -> tuple[FakeCluster, FakeNode]:
     cluster.wrote(a, 5)
     fact = a.table["receipts"].canonical_fact([["!r", "m.read", "@a:hs", "$e", None, {}]])
     cluster.done(a.log.append("receipts", "hiddenwriter", [fact], key="hidden-key"))
-    cluster.done(Deferred.fromCoroutine(a.log.copies.next_epoch("lost", stream="receipts", token=0)))
+    cluster.done(Deferred.fromCoroutine(a.log.epochs.begin_next("lost", stream="receipts", token=0)))
     return cluster, a
 
 

@@ -149,7 +149,7 @@ class Replica:
     def cut(self, relay: Relay) -> None:
         """End its connection."""
         if isinstance(relay.connection, Mock):
-            relay.lost("the line was cut")
+            relay.closed("the line was cut")
         else:
             self.raw.transport.loseConnection()
             self.cluster.pass_(0.1)

@@ -31,7 +31,7 @@ def test_a_turn_in_the_middle_of_what_it_lacks() -> None:
     cluster, a, b = pair()
     b.kill()
     cluster.wrote(a, 10)
-    cluster.done(Deferred.fromCoroutine(a.log.copies.next_epoch("lost", stream="to_device", token=7)))
+    cluster.done(Deferred.fromCoroutine(a.log.epochs.begin_next("lost", stream="to_device", token=7)))
     cluster.wrote(a, 10)
     cluster.start(b)
     cluster.pass_(2)

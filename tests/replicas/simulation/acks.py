@@ -221,7 +221,7 @@ class AcksSimulation(SeededRun):
     def _promote(self, name: str) -> bool:
         results: list[Any] = []
         node = self.nodes[name]
-        Deferred.fromCoroutine(node.roles.promote(force=True)).addBoth(results.append)
+        Deferred.fromCoroutine(node.promotion.promote(force=True)).addBoth(results.append)
         for _ in range(3_000):
             if results:
                 break

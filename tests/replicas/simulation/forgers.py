@@ -212,7 +212,7 @@ class ForgerySimulation(SeededRun):
     def _promote(self, name: str) -> str:
         """Promote a node by force; return the code of the refusal, if it is refused."""
         results: list[Any] = []
-        Deferred.fromCoroutine(self.nodes[name].roles.promote(force=True)).addBoth(results.append)
+        Deferred.fromCoroutine(self.nodes[name].promotion.promote(force=True)).addBoth(results.append)
         for _ in range(3_000):
             if results:
                 break

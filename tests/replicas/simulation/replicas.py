@@ -328,7 +328,7 @@ class ReplicaSimulation(SeededRun):
             self._started_at[name] = self.clock.seconds()
             node.log.subscribe(lambda facts: self._committed(node, facts))
             node.log.copies.on_replaced(lambda: self._replaced(node))
-            node.log.copies.on_epoch_started(lambda: self._role_changed(node))
+            node.log.epochs.on_started(lambda: self._role_changed(node))
             self.histories.check_copy(node)
             self._role_changed(node)
 
@@ -377,7 +377,7 @@ class ReplicaSimulation(SeededRun):
             upto = max(0, primary.log.linear_position(stream) - self.chance.randint(0, 5))
             self._note(f"{stream} beyond {upto} is lost")
             self.seen["lost"] += 1
-            self._do(primary.log.copies.next_epoch("lost", stream=stream, token=upto))
+            self._do(primary.log.epochs.begin_next("lost", stream=stream, token=upto))
         if not self._is_peace and self._grouping.random() < 0.02:
             self._append_group()
         if self.issues_keys and self._keyring.random() < 0.02:
@@ -641,7 +641,7 @@ class ReplicaSimulation(SeededRun):
 
     async def _promote_in_order(self, node: FakeNode) -> None:
         before = node.roles.primary.native
-        await node.roles.promote()
+        await node.promotion.promote()
         self._note(f"{node.name} is promoted")
         self.seen["promoted"] += 1
         if not (self.forces or self.restores):
@@ -663,7 +663,7 @@ class ReplicaSimulation(SeededRun):
         if node is not None:
             self._note(f"{node.name} is promoted by force")
             self.seen["forced"] += 1
-            self._do(node.roles.promote(force=True))
+            self._do(node.promotion.promote(force=True))
 
     def _candidate(self) -> FakeNode | None:
         node = self._somebody(role="replica")
@@ -741,7 +741,7 @@ class ReplicaSimulation(SeededRun):
         self._do(self._ask_to_hand_over(node, HandOver(seconds, uuid, address)))
 
     async def _ask_to_hand_over(self, node: FakeNode, asked: HandOver) -> None:
-        await node.roles.hand_over(asked)
+        await node.roles.handover.handle(asked)
         if asked.seconds and not self.promotes:
             self.failed(f"{node.name} handed over, and nobody was being promoted")
 
@@ -930,13 +930,13 @@ class ReplicaSimulation(SeededRun):
             if whole:
                 best = max(whole, key=lambda node: (node.log.head.epoch, node.log.head.serial, node.log.uuid))
                 self._note(f"nobody is primary: {best.name} is promoted by force")
-                self._do(best.roles.promote(force=True))
+                self._do(best.promotion.promote(force=True))
             else:
                 # A fenced daemon whose primary is gone for good begins again as one.
                 self._fail("nobody can be promoted")
         self._tell_to_resync()
         primary = self._primary()
-        lost = [name for node in nodes for name in node.registry.issued.lost]
+        lost = [name for node in nodes for name in node.registry.issued.unrevoked]
         if primary is not None and lost:
             self.seen["revocation lost"] += 1
             self._do(self._revoke(primary, lost[0]))
@@ -959,7 +959,7 @@ class ReplicaSimulation(SeededRun):
                 and node.replica.state == "live"
                 and node.log.position == position
                 and _valid(node) == _valid(primaries[0])
-                and not node.registry.issued.lost
+                and not node.registry.issued.unrevoked
                 and _positions(node, "typing") == _expected(node, primaries[0])
             )
             for node in nodes
@@ -984,7 +984,7 @@ class ReplicaSimulation(SeededRun):
             self._fail(
                 f"{node.name} lags {replica.freshness.lag_rows()} rows, {replica.lag_seconds()} s at rest"
             )
-        if _valid(node) != _valid(primary) or node.registry.issued.lost:
+        if _valid(node) != _valid(primary) or node.registry.issued.unrevoked:
             self._fail(f"{node.name} accepts the keys {_valid(node)}, the primary {_valid(primary)}")
         wanted = node.publisher.read_gate.filter.streams
         declared = primary.declared.declared if wanted is None or "declarations" in wanted else {}

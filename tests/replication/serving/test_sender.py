@@ -168,7 +168,7 @@ def test_the_position_of_a_sender_is_that_of_the_last_written_fact(monkeypatch: 
 def test_epoch_starts_are_sent_between_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the facts before and after."""
     setup = Setup(facts=2, epochs=True, on_head=lambda: False)
-    setup.cluster.done(Deferred.fromCoroutine(setup.node.log.copies.next_epoch("promoted")))
+    setup.cluster.done(Deferred.fromCoroutine(setup.node.log.epochs.begin_next("promoted")))
     setup.cluster.wrote(setup.node, 1)
     setup.run()
 

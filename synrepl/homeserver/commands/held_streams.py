@@ -48,7 +48,7 @@ class TableProgress(msgspec.Struct, frozen=True):
     right_at: float | None = None
 
 
-class StuckStream(msgspec.Struct, frozen=True, kw_only=True):
+class HeldStreams(msgspec.Struct, frozen=True, kw_only=True):
     """The writers and tables that hold streams back. `remark` explains why there may be none."""
 
     stalls: "Sequence[Stall]"
@@ -76,7 +76,7 @@ def extend(streams: click.Command) -> click.Command:
         if not stuck and database is None:
             listed(**given)
         else:
-            _show_stuck(stuck=stuck, database=database, **given)
+            _show_held(stuck=stuck, database=database, **given)
 
     show.__doc__ = f"{streams.help}{HELP}"
     return CliCommand(
@@ -90,7 +90,7 @@ def extend(streams: click.Command) -> click.Command:
 
 @daemon_options()
 @output_option("", is_table=True)
-def _show_stuck(
+def _show_held(
     *,
     action: str,
     name: str | None,
@@ -110,11 +110,11 @@ def _show_stuck(
         raise click.UsageError("--database needs --stuck: add it")
     found = _from_status(daemon.ask_status()) if database is None else _from_database(database)
     parts = msgspec.to_builtins({"holds": found.stalls, "tables": found.tables})
-    output.show({"stuck": found.is_stuck, **parts}, _stuck_lines(found))
+    output.show({"stuck": found.is_stuck, **parts}, _held_lines(found))
     sys.exit(1 if found.is_stuck else 0)
 
 
-def _from_database(url: str) -> StuckStream:
+def _from_database(url: str) -> HeldStreams:
     # Imported on use, also below: these imports take longer than the rest of the command.
     from synrepl.homeserver.doctor.stalls import read_stalls
     from synrepl.storage.databases import Database
@@ -123,15 +123,15 @@ def _from_database(url: str) -> StuckStream:
         database = Database(url, what="synrepl streams", statement_seconds=0.0)
     except ReplicationError as error:
         raise click.UsageError(str(error)) from error
-    return StuckStream(stalls=read_stalls(database, time.time()))
+    return HeldStreams(stalls=read_stalls(database, time.time()))
 
 
-def _from_status(status: dict[str, Any]) -> StuckStream:
+def _from_status(status: dict[str, Any]) -> HeldStreams:
     from synrepl.homeserver.doctor.stalls import find_stalls
     from synrepl.storage.id_tables.writers import WriterState
 
     if not status.get("tables") and not status.get("writers"):
-        return StuckStream(
+        return HeldStreams(
             stalls=[], remark="this daemon reads no streams from tables; use --database to read a database"
         )
     try:
@@ -144,10 +144,10 @@ def _from_status(status: dict[str, Any]) -> StuckStream:
     positions: dict[str, dict[str, int]] = {}
     for state in states:
         positions.setdefault(state.stream, {})[state.writer] = state.position
-    return StuckStream(stalls=find_stalls(states, positions, time.time()), tables=tables)
+    return HeldStreams(stalls=find_stalls(states, positions, time.time()), tables=tables)
 
 
-def _stuck_lines(found: StuckStream) -> Iterator[str]:
+def _held_lines(found: HeldStreams) -> Iterator[str]:
     for is_stuck, text in found.lines():
         said = shown(text)
         yield click.style(f"stuck: {said}", "red", bold=True) if is_stuck else f"held: {said}"

@@ -1,0 +1,108 @@
+"""Promotion: a replica, or by force a fenced daemon, becomes primary in a new epoch."""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from synrepl.base.history import EpochStart
+from synrepl.replicas.issued_keys import IssuedKeys
+from synrepl.replicas.roles.handover import HandOverCandidate
+from synrepl.replicas.roles.manager import WAYS_OUT, RoleManager
+from synrepl.replicas.roles.messages import FENCED, REPLICA, CannotPromote
+
+if TYPE_CHECKING:
+    from synrepl.replicas.roles.promise_check import PromiseCheck
+
+
+@dataclass(eq=False, repr=False)
+class Promotion:
+    """Checks that this daemon has what a primary must have, and then makes it primary.
+
+    `missing_files` returns the files of facts up to a serial that this daemon lacks.
+    """
+
+    roles: RoleManager
+    issued: IssuedKeys
+    _: KW_ONLY
+    missing_files: Callable[[int], Awaitable[Sequence[Any]]]
+
+    def __post_init__(self) -> None:
+        self.candidate = HandOverCandidate(
+            self.roles.log,
+            self.roles.clock,
+            self.roles.peers,
+            address=self.roles.address,
+            missing_files=self.missing_files,
+            issued=self.issued,
+        )
+        self._is_under_way = False
+
+    @cached_property
+    def _promise_check(self) -> "PromiseCheck":
+        # Imported on use: for a promotion by force alone.
+        from synrepl.replicas.roles.promise_check import PromiseCheck
+
+        return PromiseCheck(
+            self.roles.log,
+            self.roles.clock,
+            self.roles.peers,
+            known=self.roles.owner.known_daemons,
+            issued=self.issued,
+        )
+
+    async def promote(
+        self,
+        *,
+        force: bool = False,
+        lose_acknowledged: bool = False,
+        believed: Collection[str] | None = None,
+    ) -> EpochStart:
+        """Become primary, in a new epoch. Raises `CannotPromote`, and `StorageError` if it cannot be saved.
+
+        A replica must have a complete copy without a filter. Without `force`, the old primary first stops
+        accepting facts, and this daemon must have all facts and files of the old primary. With `force` the
+        old primary is not asked, and missing facts and files are left behind; when it returns, it is fenced,
+        and its `resync` writes the facts that only it has to a file. With `force` a fenced daemon becomes
+        primary too: the operator asserts that there is no other primary.
+
+        With `force` no fact is left behind that replicas acknowledged to an append (`PromiseCheck`), unless
+        `lose_acknowledged`. If several writers promised, and only one of them can have been primary, those
+        that are `believed` count (`PromiseCheck.prove`).
+        """
+        roles = self.roles
+        if roles.role == FENCED:
+            if not force:
+                raise CannotPromote("fenced", f"{roles.why}; {WAYS_OUT}")
+            async with roles.changing:
+                if roles.role != FENCED:
+                    raise CannotPromote("promoting", f"this daemon is {roles.role} now, no longer fenced")
+                if not lose_acknowledged:
+                    await self._promise_check.check(await self._promise_check.prove(believed))
+                return await roles.begin_as_primary([roles.primary])
+        replica = roles.replica
+        if roles.role != REPLICA or replica is None:
+            raise CannotPromote(
+                "not_a_replica", f"this daemon is {roles.role}; only a replica can be promoted"
+            )
+        if self._is_under_way:
+            raise CannotPromote("promoting", "a promotion is in progress")
+        if roles.log.notes.get("filter") is not None:
+            raise CannotPromote("filtered", "this copy has only some streams or writers: a primary needs all")
+        if not replica.is_whole:
+            raise CannotPromote("not_whole", "this copy was never complete: wait until it has joined")
+        self._is_under_way = True
+        try:
+            old, followed = replica.primary, replica.upstream.where
+            promise = None if lose_acknowledged else await self._promise_check.prove(believed)
+            if not force:
+                await self.candidate.catch_up(old)
+            elif not lose_acknowledged:
+                await self._promise_check.check(promise)
+            async with roles.changing:
+                if roles.replica is not replica and not force:
+                    raise CannotPromote("moved", "this replica began to follow another daemon meanwhile")
+                return await roles.begin_as_primary([old, followed])
+        finally:
+            # Only now: the old primary ends the hand-over once this replica is no longer being promoted.
+            self._is_under_way = self.candidate.is_requesting = False

@@ -1,0 +1,73 @@
+"""Epochs: counters in a log that tell diverged histories of its copies apart."""
+
+from collections.abc import Callable
+from functools import partial
+
+from synrepl.base.history import EpochStart
+from synrepl.base.interfaces import IClock, IThread
+from synrepl.storage.committer import Committer
+from synrepl.storage.engine import SQLEngine
+from synrepl.storage.log_head import LogHead
+
+
+class Epochs:
+    """Begins epochs at the end of a log, between two commits. `LogHead.epoch_starts` has those so far."""
+
+    def __init__(
+        self, engine: SQLEngine, writing: IThread, clock: IClock, head: LogHead, committer: Committer
+    ) -> None:
+        self._engine = engine
+        self._writing = writing
+        self._clock = clock
+        self._head = head
+        self._committer = committer
+        self._subscribers: list[Callable[[], None]] = []
+
+    def on_started(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time `begin` or `begin_next` has begun an epoch."""
+        self._subscribers.append(callback)
+
+    async def begin(self, epoch_start: EpochStart) -> None:
+        """Begin this epoch at the end of the log. Readers beyond its start have a diverged history."""
+        await self._begin(lambda: epoch_start)
+
+    async def begin_next(
+        self,
+        why: str,
+        *,
+        epoch: int | None = None,
+        at_ms: int | None = None,
+        stream: str = "",
+        token: int = 0,
+    ) -> EpochStart:
+        """Begin the next epoch, or `epoch`, after all appends so far. The default of `at_ms` is now.
+
+        With a `stream` its facts beyond `token` are discarded: their source has lost them. Followers beyond
+        that token have a diverged history, and the caller must close their connections.
+        """
+
+        def make() -> EpochStart:
+            position = self._head.position
+            return EpochStart(
+                epoch=position.epoch + 1 if epoch is None else epoch,
+                serial=position.serial,
+                digest=position.digest,
+                at_ms=int(self._clock.seconds() * 1000) if at_ms is None else at_ms,
+                why=why,
+                stream=stream,
+                token=token,
+            )
+
+        return await self._begin(make)
+
+    async def _begin(self, make: Callable[[], EpochStart]) -> EpochStart:
+        async def work() -> EpochStart:
+            # Made now that no append is under way.
+            epoch_start = make()
+            self._head.load(await self._writing.run(partial(self._engine.begin_epoch, epoch_start)))
+            return epoch_start
+
+        epoch_start = await self._committer.exclusive(work)
+        for callback in self._subscribers:
+            callback()
+        return epoch_start
