@@ -215,6 +215,22 @@ NGINX = "2024/01/01 00:00:00 [error] 29#29: *1 "
             "curl: (92) HTTP/2 stream 1 was not closed cleanly: INTERNAL_ERROR (err 2)",
             "a limit of a proxy",
         ),
+        ("http_cut", "curl: (56) Recv failure: Connection reset by peer", "ask again"),
+        (
+            "http_cut",
+            "GET https://m/_matrix/client/v3/sync net::ERR_INCOMPLETE_CHUNKED_ENCODING 200 (OK)",
+            "a limit of a proxy",
+        ),
+        ("http_version", "HTTP/1.1 426 Upgrade Required", "proxy_http_version 1.1"),
+        ("tls", "curl: (60) SSL certificate problem: unable to get local issuer certificate", "issuer"),
+        ("address_none", "curl: (6) Could not resolve host: matrix.example.org", "getent hosts"),
+        ("proxy_page", "No server is available to handle this request.", "error log"),
+        ("proxy_too_large", "HTTP Error 413: Request Entity Too Large", "client_max_body_size"),
+        (
+            "proxy_upstream",
+            f"{NGINX}upstream server temporarily disabled while reading response header from upstream",
+            "proxy_read_timeout",
+        ),
         (
             "http_waited",
             (
@@ -238,6 +254,15 @@ def test_words_of_a_server_are_told_with_their_own_cure(key: str, text: str, do:
 
     assert key == passage.kind
     assert do in " | ".join(passage.advice)
+
+
+def test_a_worker_that_nginx_holds_for_down_is_named() -> None:
+    [passage] = explain(
+        f"{NGINX}upstream server temporarily disabled while reading response header from upstream, client:"
+        ' 1.2.3.4, server: m, request: "GET / HTTP/1.1", upstream: "http://127.0.0.1:8083/"'
+    ).passages
+
+    assert passage.words[0].startswith("Nginx asks 127.0.0.1:8083 nothing for a while")
 
 
 def test_a_worker_that_apache_holds_for_down_is_named() -> None:

@@ -91,6 +91,14 @@ _ON_THE_WAY: Final = (
         ),
     ),
     (
+        r"temporarily disabled",
+        "nginx asks {} nothing for a while (fail_timeout, 10 s if not set): a request there failed.",
+        (
+            "a line of the same moment tells why. A /sync waits as long as its client wants: give the proxy"
+            " proxy_read_timeout 600s, else it holds a sound process for down"
+        ),
+    ),
+    (
         r"no healthy upstream",
         "The proxy (Envoy, Istio) knows no process behind that name which it holds for sound.",
         (
