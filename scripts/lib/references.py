@@ -26,6 +26,7 @@ NOT_READ: Final = ("docs/newsfragments/",)
 
 EXTERNAL: Final = frozenset(
     {
+        "FileNotFoundException",
         "IReactorTime",
         "current_state_deltas",
         "LoggingTransaction",

@@ -151,7 +151,7 @@ class _Published(_Listed):
         )
 
 
-class _AclLog(_Listed):
+class _AclRefusals(_Listed):
     """What ACL LOG printed: what Redis refused to whom. Of several the first, which is the newest."""
 
     kind = "redis_info"
@@ -338,7 +338,7 @@ class RedisLists:
     """All lists in a text: each is below the command that it answers."""
 
     def __init__(self) -> None:
-        kinds = (_Numsub(), _Channels(), _Published(), _Config(), _AclLog(), _Slow(), _Role())
+        kinds = (_Numsub(), _Channels(), _Published(), _Config(), _AclRefusals(), _Slow(), _Role())
         self._kinds: dict[str, _Listed] = {one.asks: one for one in kinds}
         self._asked: _Listed | None = None
 
