@@ -9,6 +9,21 @@ A revocation is never taken back: who has heard of it refuses the key, whatever 
 told apart by the ids of their records, since a name can be given again, and revoked ones that the upstream
 does not know are kept. If a promotion lost a revocation, the daemon that knows it lists the key (`unrevoked`)
 until it is revoked again.
+
+A key, or its revocation, goes to a replica in these steps:
+
+1. `IssuedKeys.add` stores the keys on the primary, and calls its subscribers.
+2. `ReplicaRegistry._on_keys` (`relay/replica_registry.py`) is one of them: `Relay.send_keys`
+   (`relay/relay.py`) sends the block to each replica. A relay also sends it after SUBSCRIBED, unless the
+   replica has the same.
+3. `NativeConversation` (`native_client.py`) reads the block at the replica, and `Replica`
+   (`replica/replica.py`) calls `take_keys`. The part of the room (`part.py`) has set that to
+   `IssuedKeys.take`.
+4. `take` stores what is new, gives it to the `Keyring` (`replace_issued` of `base/access.py`), where the next
+   request looks its key up (`Keyring.find`), and calls the subscribers: step 2 for the next replica.
+
+A replica that has not heard from its upstream for too long doubts its keys
+(`ReplicaRegistry._doubt_of_keys`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

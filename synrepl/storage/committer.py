@@ -19,6 +19,21 @@ stored. An append with an idempotency key can then be repeated without harm.
 
 Everything else that changes the log (an epoch, a trim, a copy's facts) runs between two groups, with a head
 that is certain (`exclusive`).
+
+A fact is durable when `SQLEngine.commit` returns: SQLite has synced its WAL then (`sqlite.py`), PostgreSQL
+its own (`postgres.py`). A copy that is being received is durable only when it is adopted, and a fact of an
+ephemeral stream never. These wait for it:
+
+- A client that appends: `append_routes.py` answers when the Deferred of `Log.append` fires. With acks the
+  answer also waits for replicas (`hooks.IAcknowledgements.wait`). At a replica, `WriteForwarder`
+  (`replicas/write_forwarder.py`) answers once the fact is in the replica's own log as well.
+- Every follower, and every other reader: subscribers of the log are called after the commit.
+- The next facts of a source: `Ingester` (`ingest/ingester.py`) repeats an append until it is stored. When its
+  buffer is full, whoever calls `submit` waits.
+- An upstream, for the ACK of its replica: `Replica` (`replicas/replica/replica.py`) flushes before it
+  acknowledges.
+- A hand-over: `HandOverPrimary` (`replicas/roles/handover.py`) flushes the log before it tells its position.
+- A subscriber of the RESP port, unless the setting `resp_ack` says `sent` (`channel/part.py`).
 """
 
 import errno

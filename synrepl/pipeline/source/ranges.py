@@ -11,6 +11,17 @@ were planned. A task that cannot prove it fails, with the reason; it never retur
 nothing may be missing either: without a filter serials are consecutive, and with one each fact names the
 token before it (`CompletenessCheck`).
 
+If the daemon dies while a task reads, these follow:
+
+1. `SourceClient.facts` (`daemon_client.py`) asks again within the task, at the next URL if there are several:
+   for what comes after the last fact that it received, until the option `retry_seconds` has passed.
+2. Then the task fails, and Spark repeats it, with the same plan.
+3. Then the query fails. It starts again from its checkpoint, where Spark keeps the offsets (`offsets.py`),
+   each with its digest; the daemon is not told of a commit (`StreamReader.commit` in `data_source.py`).
+
+Writing is safe in the same way: `FactSink` (`data_sink.py`) makes idempotency keys of the name of the query,
+the batch and the partition.
+
 Planning asks only for extents (how many facts, how many bytes, up to which serial), and reads facts only to
 find the serial of a token that a query starts or ends with.
 """

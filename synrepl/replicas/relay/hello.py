@@ -3,9 +3,9 @@
 It is admitted, or refused, in these steps:
 
 1. `RelayHello.serve` gives the connection to a `Relay` (`relay.py`), which has a table of states.
-2. HELLO: `Authenticator.admit` (`authenticator.py`) refuses an old version, an invalid name, a key that is
-   not known or may not replicate, and a name or a lease that belongs to another key: its codes
-   begin with `version` and `bad_name`. The others get WELCOME (`make_welcome`).
+2. HELLO: `Authenticator.admit` (`authenticator.py`) refuses an old version (`version`), an invalid name
+   (`bad_name`), a key that is not known or may not replicate, and a name or a lease that belongs to another
+   key (`no_rights`). The others get WELCOME (`make_welcome`).
 3. JOIN: `Relay._join` asks `ReplicaRegistry.join_refusal` (`replica_registry.py`), which refuses streams that
    the key may not see, and what this daemon cannot give: it has no whole copy yet, is fenced, has fewer
    streams, or has dropped the replica from its list; then more leases than there may be, and a replica that
@@ -13,9 +13,10 @@ It is admitted, or refused, in these steps:
 4. SUBSCRIBE: the same, and the replica's position is compared with the log
    (`replication/serving/admission.py`): `trimmed`, `ahead`, `fork`, `other_history`.
 5. A refusal is one line, REFUSED with a code (`replicas/error_codes.py`); then the connection is closed.
-6. The replica (`NativeConversation._receive`, `Replica._on_refused`) shows code and reason in its status. It
-   joins again if it was `trimmed`, asks another upstream if one is named, stops for an operator if the
-   histories differ, and else tries again: seldom, if the code says that only an operator can change that.
+6. At the replica `NativeConversation._receive` (`native_client.py`) reads the line, and `Replica._on_refused`
+   (`replica/replica.py`) decides. It shows code and reason in the status. The replica joins again if it was
+   `trimmed`, asks another upstream if one is named, stops for an operator if the histories differ, and else
+   tries again: seldom, if the code says that only an operator can change that.
 """
 
 from collections.abc import Collection, Sequence

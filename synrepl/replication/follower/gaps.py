@@ -1,4 +1,22 @@
-"""StreamGaps: the facts of one stream that are known to be missing, and their repair."""
+"""StreamGaps: the facts of one stream that are known to be missing, and their repair.
+
+A gap is found and filled in these steps:
+
+1. `StreamMachine._judge` (`stream.py`) asks the mode about a POSITION, after all facts that came before it.
+   `Pull.judge` (`modes.py`) finds a gap if the follower's token is below the previous token of the POSITION.
+2. `StreamGaps.open` notes the gap and makes a `GapRepair`. The stream is FETCHING: commands that come are
+   queued.
+3. `StreamExecutor._fetch` (`executor.py`) calls `FollowedServer.fetch` (`followed_server.py`), which calls
+   `HttpCatchUp.fetch` (`transports/http/catch_up.py`). A daemon answers that in `updates` of
+   `transports/http/row_routes.py`, Synapse by its own route of the same form.
+4. `GapRepair.received` takes the page. Its facts are applied as others are, then the next page is requested.
+5. After the last page `close` and `finish` end the repair, the position advances, and what was queued
+   follows.
+
+A request that fails is repeated with backoff (`BACKOFF_SECONDS`), for a gap without end, for facts that may
+be gone `MAX_ATTEMPTS` times. Where there is nowhere to ask (`NowhereToFetch`), the repair is given up at
+once. Then everything that the facts could invalidate is dropped, and the position advances without them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass

@@ -1,4 +1,23 @@
-"""Publisher: sends committed facts from the log to followers."""
+"""Publisher: sends committed facts from the log to followers.
+
+A fact that was committed goes to the socket of a follower in these steps:
+
+1. `Log` (`storage/log.py`) calls its subscribers with each group of facts, once it is committed. `follow_log`
+   has made `Publisher._committed` one of them.
+2. `Ring.add` (`ring.py`) takes the group. `_pump` follows at once, or within `PUMP_SECONDS`.
+3. `pump_all` goes through the senders of all followers. Those that wait at the same place in the ring share
+   the bytes of `Ring.lines_after`, which the `Encoder` (`encoder.py`) of their release makes once.
+4. `sender.connection` is the `ReplicationProtocol` (`transports/connection.py`) of the follower: its `write`
+   counts the bytes and calls what `immediate_write` (`transports/send_buffer.py`) has chosen for the
+   transport.
+5. On a plain socket that is `write_now`, which calls `send` of the socket, and leaves to Twisted what does
+   not fit. With TLS it is the transport's own `write`.
+
+A sender is made when a follower connects: `PublisherFactory` (`transports/tcp.py`) calls `Publisher.attach`,
+and `ServedFollower.dialect_known` (`follower.py`) calls `make_sender` once it knows the follower's release. A
+follower that is behind, or whose transport is full, is not served by step 3, but by the loop of `Sender`
+(`sender.py`), which reads from the ring or from the log on disk, and writes by steps 4 and 5.
+"""
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar

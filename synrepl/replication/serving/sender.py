@@ -2,7 +2,8 @@
 
 A follower on a socket, a replica, and an answer over HTTP, finite or endless, get the same facts in the same
 order. What differs is the form (`LogEncoder`), where the bytes go (`ISink`), and what happens at the head of
-the log: a new way to serve the log is an encoder and a sink, and no loop.
+the log: a new way to serve the log is an encoder and a sink, and no loop. For live followers that wait at
+the head, `pump_all` in `publisher.py` does in one go what this loop would do for each of them.
 
 The loop asks the cursor (`Feed.next`) what comes next, and does it: a group from the ring is encoded once for
 all senders with the same encoder and written at once; a page is read from the log in its thread, one at a
@@ -10,8 +11,7 @@ time. It goes on until there is nothing to do or the sink has no room (`pause`).
 cursor, and never a queue: the log is its queue. The loop is a plain function (`pump`) that whoever changes
 something calls, because a live reader must cost no coroutine and no Deferred for each commit; only reading
 the log is asynchronous. At the head a sender asks `LogWaiters` to call it for the next commit that concerns
-it, or is pumped by its owner. For live followers that wait at the head, `pump_all` in
-`publisher.py` does in one go what this loop would do for each of them.
+it, or is pumped by its owner.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
