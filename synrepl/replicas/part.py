@@ -27,7 +27,6 @@ from synrepl.replicas.relay.hello import RelayHello
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replicas.roles.manager import RoleManager
-from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA
 from synrepl.replicas.roles.promotion import Promotion
 from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.settings import ReplicasSettings
@@ -94,7 +93,7 @@ class ReplicasPart(Part):
             self._publisher.follower_commands,
             reactor,
             origin=f"{log.uuid}-{secrets.token_hex(4)}",
-            is_active=lambda: self.roles.role == REPLICA,
+            is_active=lambda: self.roles.role == Role.REPLICA,
             dropped=lambda name: self._metrics.commands_dropped.labels(name).inc(),
         )
         self.registry = ReplicaRegistry(
@@ -159,15 +158,15 @@ class ReplicasPart(Part):
     def _on_epoch_started(self) -> None:
         """On a replica: disconnect followers if the epoch began with lost facts."""
         epoch_start = self._log.head.epoch_starts[-1]
-        if epoch_start.stream and self.roles.role == REPLICA:
+        if epoch_start.stream and self.roles.role == Role.REPLICA:
             self._listeners.history_lost(epoch_start.stream)
 
     def role_changed(self) -> None:
         """Serve, forward and fetch as the role says."""
-        if self.roles.role == PRIMARY:
+        if self.roles.role == Role.PRIMARY:
             self.commands.hand_back()
             self.registry.issued.lead()
-        if self.roles.role == FENCED:
+        if self.roles.role == Role.FENCED:
             # They come back, and are told where the primary is.
             self.registry.close("this daemon is fenced: another one is primary")
         self._tasks.start(self._fetch_from_primary(), "choosing the source of files")
@@ -181,7 +180,7 @@ class ReplicasPart(Part):
     async def _fetch_from_primary(self) -> None:
         """Make a replica fetch files over HTTP from its upstream or the primary. A primary fetches none."""
         url = ""
-        if self.roles.role == REPLICA and self.replica is not None:
+        if self.roles.role == Role.REPLICA and self.replica is not None:
             # Until the upstream has told its own address, that of the primary is one of before.
             url = self.addresses.first_usable(
                 self.replica.upstream_http,
@@ -424,7 +423,7 @@ def make_write_forwarder(
         http.reactor,
         http.call,
         lambda: url() or None,
-        is_active=lambda: roles.role == REPLICA,
+        is_active=lambda: roles.role == Role.REPLICA,
         refusal=roles.forwarding_refusal,
         has_file=has_file,
         logger=Logger(namespace="synrepl.relaying"),

@@ -31,9 +31,10 @@ from synrepl.replicas.replica.conversation import IUpstream
 from synrepl.replicas.replica.ephemeral_facts import KeptEphemeral
 from synrepl.replicas.replica.replica import Replica
 from synrepl.replicas.roles.manager import RoleManager
-from synrepl.replicas.roles.messages import FENCED, PRIMARY, REPLICA, Claim, HandOver, PeerStatus
+from synrepl.replicas.roles.messages import Claim, HandOver, PeerStatus
 from synrepl.replicas.roles.metrics import RoleMetrics
 from synrepl.replicas.roles.promotion import Promotion
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.settings import CopySettings, RelaySettings, UpstreamSettings
 from synrepl.replication.addresses import Address
 from synrepl.replication.declared_streams import DeclaredStreams
@@ -188,7 +189,7 @@ class FakeNode:
             self.publisher.follower_commands,
             clock,
             origin=f"{self.name}-{self._boots}",
-            is_active=lambda: self.roles.role == REPLICA,
+            is_active=lambda: self.roles.role == Role.REPLICA,
             dropped=lambda name: self.metrics.commands_dropped.labels(name).inc(),
         )
         self.publisher.follower_commands.forwarders.append(self.commands)
@@ -291,10 +292,10 @@ class FakeNode:
             await self.log.note(primary_at=str(replica.primary))
 
     def role_changed(self) -> None:
-        if self.roles.role == PRIMARY:
+        if self.roles.role == Role.PRIMARY:
             self.commands.hand_back()
             self.registry.issued.lead()
-        if self.roles.role == FENCED:
+        if self.roles.role == Role.FENCED:
             self.registry.close("this daemon is fenced: another one is primary")
         self._role_changed(self)
         self.publisher.read_gate.changed()

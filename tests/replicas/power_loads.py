@@ -21,8 +21,8 @@ import msgspec
 from synrepl.missing_rooms import missing_rooms
 from synrepl.replicas.backup.backup_folder import BackupFolder
 from synrepl.replicas.backup.examination import Examiner
-from synrepl.replicas.roles.messages import PRIMARY
 from synrepl.replicas.roles.record import RoleRecord
+from synrepl.replicas.roles.role_states import Role
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.facts import decode_facts
@@ -140,13 +140,13 @@ class ReplicaLoad(Scenario):
         epochs = [epoch for what, epoch in acknowledged if what == "epoch"]
         text = notes.get("role")
         record = None if text is None else msgspec.json.decode(text, type=RoleRecord)
-        if epochs and (record is None or (record.role, record.epoch) != (PRIMARY, epochs[-1])):
+        if epochs and (record is None or (record.role, record.epoch) != (Role.PRIMARY, epochs[-1])):
             raise Lost(f"it was promoted in epoch {epochs[-1]}, and remembers {record}")
         if _is_to_start(self.position):
             upstream = ("--upstream", "tcp:127.0.0.1:1")
             with Daemon(self.position / "replica", options=upstream) as replica:
                 said = status(replica.url)
-                assert not epochs or said["role"] == PRIMARY, said
+                assert not epochs or said["role"] == Role.PRIMARY, said
                 replica.terminate()
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 from twisted.internet.defer import Deferred
 
-from synrepl.replicas.roles.messages import FENCED, PRIMARY
 from synrepl.replicas.roles.record import RoleRecord, RoleStore
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replication.addresses import Address
 
 HERE, THERE = Address.parse("tcp:here:1 -"), Address.parse("tcp:there:1 -")
@@ -39,9 +39,11 @@ def test_a_notification_does_not_undo_a_fencing() -> None:
     """A daemon that is fenced while it tells others of itself would be primary after its next start."""
     log: Any = SlowLog()
     store = RoleStore(log, own=lambda: HERE, local=list)
-    Deferred.fromCoroutine(store.save(RoleRecord(PRIMARY, 2, "ours", str(HERE), unnotified=(str(THERE),))))
+    Deferred.fromCoroutine(
+        store.save(RoleRecord(Role.PRIMARY, 2, "ours", str(HERE), unnotified=(str(THERE),)))
+    )
     log.store()
-    fenced = RoleRecord(FENCED, 3, "theirs", str(THERE))
+    fenced = RoleRecord(Role.FENCED, 3, "theirs", str(THERE))
 
     Deferred.fromCoroutine(store.save(fenced))
     assert store.load() == fenced, "before it is on disk"
@@ -50,7 +52,7 @@ def test_a_notification_does_not_undo_a_fencing() -> None:
 
     found = store.load()
     assert found is not None
-    assert (FENCED, 3, str(THERE)) == (found.role, found.epoch, found.address)
+    assert (Role.FENCED, 3, str(THERE)) == (found.role, found.epoch, found.address)
     assert store.primary == THERE
 
 
@@ -61,5 +63,5 @@ def test_a_record_that_an_earlier_release_has_stored_is_read() -> None:
 
     found = RoleStore(log, own=lambda: HERE, local=list).load()
 
-    assert found == RoleRecord(PRIMARY, 2, "ours", unnotified=(str(THERE),))
+    assert found == RoleRecord(Role.PRIMARY, 2, "ours", unnotified=(str(THERE),))
     assert msgspec.json.decode(msgspec.json.encode(found))["told"] == [str(THERE)]

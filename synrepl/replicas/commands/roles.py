@@ -14,6 +14,7 @@ from synrepl.cli.progress import Advance, post_and_watch
 from synrepl.cli.tables import address
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_client import ConnectError
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.routes import PROMOTE, RESYNC
 from synrepl.wire.text import printable
 
@@ -115,7 +116,7 @@ def _confirm_if_fenced(daemon: DaemonTarget, *, yes: bool) -> None:
         status = daemon.ask_status()
     except CliError as error:
         raise CliError(f"{error.message}; no promotion was requested") from error
-    if status.get("role") != "fenced":
+    if status.get("role") != Role.FENCED:
         return
     click.echo(
         f"fenced: {status.get('why')}\n"
@@ -203,7 +204,7 @@ def _explain(status: Mapping[str, Any]) -> None:
     upstream = status.get("upstream") or {}
     refusal = upstream.get("refusal") or {}
     is_stopped = upstream.get("state") == "stopped"
-    if not is_stopped and status["role"] != "fenced":
+    if not is_stopped and status["role"] != Role.FENCED:
         raise CliError(
             f"nothing to resync: the daemon is {status['role']} and {status['state']}, not stopped or fenced"
         )

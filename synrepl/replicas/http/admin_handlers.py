@@ -11,6 +11,7 @@ from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.replica_registry import ReaderRefused
 from synrepl.replicas.roles.handover import MAX_HANDOVER_SECONDS
 from synrepl.replicas.roles.messages import Claim, HandOver
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.routes import ADD_LEASE, CLAIM, DROP_LEASE, HANDOVER, LEASES, PROMOTE, RESYNC
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
@@ -85,7 +86,7 @@ async def promote(call: Call, body: PromoteBody) -> PromoteAnswer:
     epoch_start = await replicas_of(call).promotion.promote(
         force=body.force, lose_acknowledged=body.lose_acknowledged, believed=body.believe
     )
-    return PromoteAnswer("primary", epoch_start.epoch, epoch_start.serial)
+    return PromoteAnswer(Role.PRIMARY, epoch_start.epoch, epoch_start.serial)
 
 
 @handles(RESYNC)

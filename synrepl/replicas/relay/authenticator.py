@@ -7,7 +7,7 @@ from synrepl.base.key_records import split_issued
 from synrepl.base.rights import command_operation, missing_right
 from synrepl.replicas.relay.interfaces import RelayConnection
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
-from synrepl.replicas.roles.messages import REPLICA
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.wire import native
 from synrepl.wire.text import identity_error, printable
 
@@ -62,7 +62,7 @@ class Authenticator:
         if name and not self._registry.keys.knows_issued(name):
             # A new key may be on its way to a replica.
             why = f"there is no key {printable(name)} at the upstream, or it was revoked"
-            return native.refusal("no_rights", why, retryable=self._registry.roles.role == REPLICA)
+            return native.refusal("no_rights", why, retryable=self._registry.roles.role == Role.REPLICA)
         return native.refusal("no_rights", "the upstream knows no such secret: check secret_file")
 
     @property

@@ -24,7 +24,7 @@ from synrepl.replicas.promises import PromisedReplica, PromiseKeeper
 from synrepl.replicas.relay.leases import MAX_LEASES, Leases
 from synrepl.replicas.relay.unfinished_copies import UnfinishedCopies, is_backup
 from synrepl.replicas.roles.manager import RoleManager
-from synrepl.replicas.roles.messages import FENCED, PRIMARY
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.settings import RelaySettings
 from synrepl.replication.addresses import Address
 from synrepl.replication.serving.admission import ReaderPosition, history_mismatch, position_mismatch
@@ -113,7 +113,7 @@ class ReplicaRegistry:
             self.promises,
             self.tasks,
             replicas=lambda: [one for one in self.connected if one.is_subscribed and not is_backup(one.uuid)],
-            is_primary=lambda: self.roles.role == PRIMARY,
+            is_primary=lambda: self.roles.role == Role.PRIMARY,
             defaults=self.settings.acks,
         )
         self.issued = IssuedKeys(
@@ -350,7 +350,7 @@ class ReplicaRegistry:
         if ATOMIC not in replica.capabilities and self.log.linear_position(ATOMIC_APPENDS.name):
             why = "this log has atomic appends, which the replica's release may divide: update the replica"
             return refusal("version", why)
-        if self.roles.role == FENCED:
+        if self.roles.role == Role.FENCED:
             return self._refusal("read_only", "this daemon is fenced: another one is primary")
         if self.leases.is_dropped(replica.uuid):
             why = f"{replica.listed_name} was dropped from the list of replicas"
@@ -406,7 +406,7 @@ class ReplicaRegistry:
 
     def _refusal(self, code: str, message: str, *, retryable: bool | None = None) -> "Refused":
         # Only a fenced daemon redirects its replicas: those of a replica stay with it.
-        moved_to = str(self.roles.primary) if self.roles.role == FENCED else ""
+        moved_to = str(self.roles.primary) if self.roles.role == Role.FENCED else ""
         return refusal(
             code,
             message,
@@ -467,7 +467,7 @@ class ReplicaRegistry:
 
     def _replicas_elsewhere(self) -> list[Address]:
         """The addresses of the primary and of the upstream's replicas; none if this daemon is primary."""
-        if self.roles.role == PRIMARY:
+        if self.roles.role == Role.PRIMARY:
             return []
         peers = msgspec.json.decode(self.log.notes.get("peers", "[]"), type=list[str])
         return [self.roles.primary, *map(Address.parse, peers)]

@@ -34,6 +34,7 @@ from synrepl.replicas.replica.join import JoinAttempt, Progress
 from synrepl.replicas.replica.own_copies import IKeptEphemeral, IOwnCopy
 from synrepl.replicas.replica.replica_states import TRANSITIONS, ReplicaEvent, ReplicaState
 from synrepl.replicas.replica.upstreams import Upstreams
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replicas.settings import CopySettings
 from synrepl.replicas.wire import native
 from synrepl.replication.addresses import Address
@@ -438,7 +439,7 @@ class Replica:
     @property
     def complete_at(self) -> float | None:
         """When this copy last had everything that the primary had; None unless it follows the primary now."""
-        follows_primary = self.welcome is not None and self.welcome.role == "primary"
+        follows_primary = self.welcome is not None and self.welcome.role == Role.PRIMARY
         return self.freshness.fresh_at if self.state is ReplicaState.LIVE and follows_primary else None
 
     def lag_seconds(self) -> float:
@@ -491,7 +492,7 @@ class Replica:
         where = self.upstream.where
         if self.welcome is None:
             return where
-        if self.welcome.role == "primary":
+        if self.welcome.role == Role.PRIMARY:
             reported = Address.parse(self.welcome.address)
             return Address(native=where.native or reported.native, http=where.http or reported.http)
         return Address.parse(self.welcome.primary)

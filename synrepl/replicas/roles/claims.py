@@ -24,9 +24,6 @@ from twisted.logger import Logger
 
 from synrepl.errors import StorageError
 from synrepl.replicas.roles.messages import (
-    FENCED,
-    PRIMARY,
-    REPLICA,
     Claim,
     ClaimRefused,
     PeerStatus,
@@ -34,7 +31,7 @@ from synrepl.replicas.roles.messages import (
     plausible_epoch,
 )
 from synrepl.replicas.roles.record import RoleRecord
-from synrepl.replicas.roles.role_states import RoleEvent
+from synrepl.replicas.roles.role_states import Role, RoleEvent
 from synrepl.replication.addresses import Address
 from synrepl.wire.text import identity_error, printable
 
@@ -61,7 +58,7 @@ def doubt_of_claim(claim: Claim, *, is_proven: bool, seen_epoch: int) -> ClaimRe
 def claim_of(status: PeerStatus, where: Address, history: str) -> Claim | None:
     """Return what a daemon that was asked claims of itself; None if it is no primary of this history."""
     epoch = plausible_epoch(status.position.epoch)
-    if status.role != PRIMARY or status.history != history or not epoch:
+    if status.role != Role.PRIMARY or status.history != history or not epoch:
         return None
     return Claim(epoch=epoch, uuid=status.uuid, address=str(where), history=history)
 
@@ -104,12 +101,12 @@ def judge(claim: Claim, own: RoleState) -> ClaimVerdict:
     if claim.uuid == own.uuid:
         return ClaimVerdict.OWN
     claimed, known = (claim.epoch, claim.uuid), _known_primary(own)
-    if claimed < max((own.epoch, own.uuid if own.role == PRIMARY else ""), known):
+    if claimed < max((own.epoch, own.uuid if own.role == Role.PRIMARY else ""), known):
         return ClaimVerdict.SUPERSEDED
-    if own.role == REPLICA:
+    if own.role == Role.REPLICA:
         address = Address.parse(claim.address)
         return ClaimVerdict.FOLLOW if address and address != own.primary else ClaimVerdict.KNOWN
-    if own.role == FENCED and own.record is not None and known >= claimed:
+    if own.role == Role.FENCED and own.record is not None and known >= claimed:
         return ClaimVerdict.ADDRESS if claim.address and not own.record.address else ClaimVerdict.KNOWN
     return ClaimVerdict.FENCE
 
@@ -117,7 +114,12 @@ def judge(claim: Claim, own: RoleState) -> ClaimVerdict:
 def _known_primary(own: RoleState) -> tuple[int, str]:
     """The epoch and uuid of the other primary that the record names; the lowest values if it names none."""
     record = own.record
-    if own.role == PRIMARY or record is None or record.role == PRIMARY or not plausible_epoch(record.epoch):
+    if (
+        own.role == Role.PRIMARY
+        or record is None
+        or record.role == Role.PRIMARY
+        or not plausible_epoch(record.epoch)
+    ):
         return 0, ""
     return record.epoch, record.uuid
 
@@ -135,11 +137,11 @@ class Claims:
     def current(self) -> Claim | None:
         """The claim of the primary that this daemon knows; None if its address is unknown."""
         roles = self._roles
-        if roles.role == PRIMARY:
+        if roles.role == Role.PRIMARY:
             epoch, uuid, address = self._log.head.epoch, self._log.uuid, str(roles.address())
         elif (
             (record := self._store.load()) is not None
-            and record.role != PRIMARY
+            and record.role != Role.PRIMARY
             and record.uuid
             and record.address
         ):
@@ -185,7 +187,7 @@ class Claims:
             await self._ask_about(claim)
             record = self._store.load()
             is_followed = record is not None and (record.epoch, record.uuid) == (claim.epoch, claim.uuid)
-            if self._roles.role != PRIMARY and is_followed:
+            if self._roles.role != Role.PRIMARY and is_followed:
                 return  # it has confirmed this itself, or had done so before
             if judge(claim, self._state()) is ClaimVerdict.SUPERSEDED:
                 raise self._superseded()
@@ -213,7 +215,7 @@ class Claims:
         Only a primary considers others than the one with the uuid `about`.
         """
         async with self._roles.changing:
-            if claim.uuid != self._log.uuid and (self._roles.role == PRIMARY or claim.uuid == about):
+            if claim.uuid != self._log.uuid and (self._roles.role == Role.PRIMARY or claim.uuid == about):
                 try:
                     await self._apply(claim)
                 except ClaimRefused:
@@ -229,25 +231,25 @@ class Claims:
                 pass
             case ClaimVerdict.SUPERSEDED:
                 await self._contest(claim)
-                if roles.role != PRIMARY:
+                if roles.role != Role.PRIMARY:
                     raise self._superseded()
             case ClaimVerdict.FOLLOW:
                 where, others = Address.parse(claim.address), self._previous_primaries(claim)
                 self._logger.info(
                     "the primary is {where} since epoch {epoch}", where=str(where), epoch=claim.epoch
                 )
-                await self._store.save(self._record_of(claim, REPLICA, others))
+                await self._store.save(self._record_of(claim, Role.REPLICA, others))
                 roles.become_replica(RoleEvent.FOLLOW, where)
                 roles.notifier.notify(others)
             case ClaimVerdict.ADDRESS:
-                record = self._record_of(claim, FENCED, self._previous_primaries(claim))
+                record = self._record_of(claim, Role.FENCED, self._previous_primaries(claim))
                 await self._store.save(record)
                 roles.become_fenced(RoleEvent.FENCE, record)
             case ClaimVerdict.FENCE:
                 # Notify also its own replicas: one that joined just now is unknown to the new primary.
                 previous = self._previous_primaries(claim)
                 others = self._store.all(*previous, primary=Address.parse(claim.address))
-                record = self._record_of(claim, FENCED, others)
+                record = self._record_of(claim, Role.FENCED, others)
                 # Fence first: no fact may be accepted while the record is being saved.
                 roles.become_fenced(RoleEvent.FENCE, record)
                 await self._store.save(record)
@@ -278,7 +280,7 @@ class Claims:
     def _is_followed(self, claim: Claim) -> bool:
         """Whether a claim is no news: this daemon follows, or is fenced by, the primary that it names."""
         is_known = judge(claim, self._state()) is ClaimVerdict.KNOWN
-        return is_known and (self._roles.role == FENCED or bool(claim.address))
+        return is_known and (self._roles.role == Role.FENCED or bool(claim.address))
 
     def _state(self) -> RoleState:
         log, roles = self._log, self._roles

@@ -15,14 +15,13 @@ from synrepl.errors import ReplicationError
 from synrepl.replicas.issued_keys import IssuedKeys
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.messages import (
-    PRIMARY,
-    REPLICA,
     CannotPromote,
     ClaimRefused,
     HandOver,
     IPeerClient,
     parse_peer_address,
 )
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log
 from synrepl.wire.text import printable
@@ -97,7 +96,7 @@ class HandOverPrimary:
     @property
     def is_active(self) -> bool:
         """Whether this primary refuses facts because another daemon may take over."""
-        return self.role() == PRIMARY and self._timer.is_active
+        return self.role() == Role.PRIMARY and self._timer.is_active
 
     def resume(self) -> None:
         """Continue a hand-over from before a restart, if it is not over: its candidate may be primary now."""
@@ -110,7 +109,7 @@ class HandOverPrimary:
             return  # of an earlier version, and so over: it lasts for seconds
         left = record.until - self.clock.seconds()
         self._candidate, self._confirmed_at = record.uuid, Address.parse(record.address)
-        if self.role() == PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
+        if self.role() == Role.PRIMARY and 0 < left <= MAX_HANDOVER_SECONDS:
             self._begin(left)
 
     def stop(self) -> None:
@@ -149,7 +148,7 @@ class HandOverPrimary:
         return self.log.position
 
     def _check(self, request: HandOver) -> None:
-        if self.role() != PRIMARY:
+        if self.role() != Role.PRIMARY:
             raise CannotPromote("not_primary", f"this daemon is {self.role()}; only a primary can hand over")
         if self.is_active and self._candidate and request.uuid and self._candidate != request.uuid:
             why = f"this daemon is already handing over to the daemon {printable(self._candidate)}"
@@ -198,7 +197,7 @@ class HandOverPrimary:
             raise ClaimRefused("other_history", f"{at} has another log, {printable(status.history)}")
         if status.uuid != request.uuid:
             raise _unconfirmed(f"{at} is the daemon {printable(status.uuid)}, not {printable(request.uuid)}")
-        if status.role != REPLICA:
+        if status.role != Role.REPLICA:
             raise _unconfirmed(f"{at} is {printable(status.role)}, not a replica")
         if status.promoting != (request.seconds > 0):
             raise _unconfirmed(f"{at} is {'still' if status.promoting else 'not'} being promoted")
@@ -210,7 +209,7 @@ class HandOverPrimary:
 
     def _end(self) -> None:
         self.stop()
-        if self.role() == PRIMARY:
+        if self.role() == Role.PRIMARY:
             self._logger.warn("hand-over ended: no daemon took over; this primary accepts facts again")
             self.on_change()
 

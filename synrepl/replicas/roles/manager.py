@@ -16,14 +16,7 @@ from synrepl.errors import StorageError
 from synrepl.replicas.replica.replica_states import ReplicaState
 from synrepl.replicas.roles.claims import Claims
 from synrepl.replicas.roles.handover import HandOverPrimary
-from synrepl.replicas.roles.messages import (
-    FENCED,
-    PRIMARY,
-    REPLICA,
-    CannotPromote,
-    IPeerClient,
-    plausible_epoch,
-)
+from synrepl.replicas.roles.messages import CannotPromote, IPeerClient, plausible_epoch
 from synrepl.replicas.roles.metrics import RoleMetrics
 from synrepl.replicas.roles.notifier import PrimaryNotifier
 from synrepl.replicas.roles.owner import IRoleOwner
@@ -119,12 +112,12 @@ class RoleManager:
     @property
     def is_primary(self) -> bool:
         """Whether this daemon is the primary."""
-        return self.role == PRIMARY
+        return self.role == Role.PRIMARY
 
     @property
     def is_fenced(self) -> bool:
         """Whether another daemon is primary, and this one serves nobody."""
-        return self.role == FENCED
+        return self.role == Role.FENCED
 
     @property
     def has_met_upstream(self) -> bool:
@@ -139,14 +132,14 @@ class RoleManager:
 
     def state(self) -> str:
         """Return which of the states of the room this daemon is in; empty if in none."""
-        if self.role != FENCED and self.handover.is_active:
+        if self.role != Role.FENCED and self.handover.is_active:
             return "handing over"
         unreadiness = self.unreadiness()
         return "" if unreadiness is None else unreadiness.state
 
     def unreadiness(self) -> Unreadiness | None:
         """Return why this daemon may lack facts; None if it lacks none that it knows of."""
-        if self.role == FENCED:
+        if self.role == Role.FENCED:
             return Unreadiness("fenced", self.why, self.since)
         replica = self.replica
         if replica is None:
@@ -171,7 +164,7 @@ class RoleManager:
     @property
     def primary(self) -> Address:
         """The primary's address; empty if this daemon does not know it."""
-        if self.role == PRIMARY:
+        if self.role == Role.PRIMARY:
             return self.address()
         upstream_primary = self.replica.primary if self.replica is not None else None
         return upstream_primary or self._primary
@@ -184,7 +177,7 @@ class RoleManager:
     @property
     def is_linked(self) -> bool:
         """Whether this daemon is the primary, or follows it, directly or through other replicas."""
-        if self.role == PRIMARY:
+        if self.role == Role.PRIMARY:
             return not self.rivals.is_asking
         return self.replica is not None and self.replica.is_linked
 
@@ -205,24 +198,29 @@ class RoleManager:
         """
         record, notes = self.store.load(), self.log.notes
         epoch = self.log.head.epoch
-        if self.has_upstream and record is not None and record.role == PRIMARY:
+        if self.has_upstream and record is not None and record.role == Role.PRIMARY:
             self._logger.warn(
                 "this daemon was promoted in epoch {epoch}, and stays primary: the upstream in its settings"
                 " is not followed",
                 epoch=record.epoch,
             )
             self._become_primary(RoleEvent.START)
-        elif record is not None and record.role == FENCED and record.epoch >= epoch and not self.has_upstream:
+        elif (
+            record is not None
+            and record.role == Role.FENCED
+            and record.epoch >= epoch
+            and not self.has_upstream
+        ):
             # Also in the same epoch: of two primaries the one with the higher uuid stayed primary.
             self.become_fenced(RoleEvent.START, record)
-        elif self.has_upstream or (record is not None and record.role == REPLICA and record.address):
+        elif self.has_upstream or (record is not None and record.role == Role.REPLICA and record.address):
             self.become_replica(RoleEvent.START, self.store.primary)
-        elif record is not None and record.role == REPLICA:
+        elif record is not None and record.role == Role.REPLICA:
             # It was a replica, and nobody says of whom: to be primary it takes a promotion.
             self.become_fenced(RoleEvent.START, record)
         elif record is None and (copied := notes.get("primary_at") or notes.get("upstream_at")):
             # A copy, started without its upstream: as a primary it would write serials that another one has.
-            self.become_fenced(RoleEvent.START, RoleRecord(FENCED, epoch, address=copied))
+            self.become_fenced(RoleEvent.START, RoleRecord(Role.FENCED, epoch, address=copied))
         else:
             self._become_primary(RoleEvent.START)
         self.handover.resume()
@@ -258,7 +256,7 @@ class RoleManager:
 
     def update_gate(self) -> None:
         """Accept facts as a primary, unless another daemon may be one."""
-        if self.role != PRIMARY:
+        if self.role != Role.PRIMARY:
             return
         if self.handover.is_active or self.rivals.is_asking:
             self.log.gate.close(self._write_refusal)
@@ -308,7 +306,7 @@ class RoleManager:
 
         The facts of a fenced daemon or a stopped replica may be lost: its readers must read from the primary.
         """
-        if self.role == FENCED:
+        if self.role == Role.FENCED:
             return ReadRefusal("fenced", f"this daemon is fenced: {self.why}")
         if self.replica is not None and self.replica.state is ReplicaState.STOPPED:
             return ReadRefusal("stopped", f"this replica has stopped: {self.replica.why}")
@@ -319,10 +317,10 @@ class RoleManager:
 
         A replica forwards uploads to its primary.
         """
-        return self._write_refusal("files") if self.role == FENCED else self.forwarding_refusal("files")
+        return self._write_refusal("files") if self.role == Role.FENCED else self.forwarding_refusal("files")
 
     def _write_refusal(self, stream: str) -> ReadOnlyHere:
-        if self.role == PRIMARY:
+        if self.role == Role.PRIMARY:
             if self.handover.is_active:
                 return ReadOnlyHere(
                     "handing_over", "another daemon is about to become primary: try again", stream=stream
@@ -333,7 +331,7 @@ class RoleManager:
             )
             return ReadOnlyHere("starting", why, stream=stream)
         moved_to = str(self.primary)
-        if self.role == FENCED:
+        if self.role == Role.FENCED:
             why = f"{self.why}; {WAYS_OUT}"
             return ReadOnlyHere("fenced", why, stream=stream, moved_to=moved_to, retryable=False)
         why = "this daemon is a replica: write to the primary"
@@ -346,7 +344,7 @@ class RoleManager:
         Raises `StorageError` if that cannot be saved: a replica is one again then.
         """
         # From here on no fact of the old history is accepted.
-        record, was_fenced = self.store.load(), self.role == FENCED
+        record, was_fenced = self.store.load(), self.role == Role.FENCED
         self._stop_replica()
         try:
             if record is not None and not plausible_epoch(record.epoch):
@@ -357,7 +355,7 @@ class RoleManager:
             others = self.store.all(*before, *self.notifier.unnotified)
             unnotified = tuple(map(str, others))
             knows = self.store.to_remember(others)
-            new_record = RoleRecord(PRIMARY, epoch, self.log.uuid, "", unnotified, knows)
+            new_record = RoleRecord(Role.PRIMARY, epoch, self.log.uuid, "", unnotified, knows)
             at_ms = int(self.clock.seconds() * 1000)
             # Save first: a kill between the two steps would leave an epoch without a primary.
             await self.store.save_promotion(new_record, at_ms)
@@ -400,13 +398,13 @@ class RoleManager:
         """If this daemon is a replica, follow the primary at this address, which its upstream sent."""
         where = Address.parse(address)
         is_other = where and not where.is_same(self.address())
-        if self.role == REPLICA and is_other and self.owner.may_follow(where):
+        if self.role == Role.REPLICA and is_other and self.owner.may_follow(where):
             self._tasks.start(self._follow_primary(where), "following the primary")
 
     async def _follow_primary(self, where: Address) -> None:
         await sleep(self.clock, 0)
         replica = self.replica
-        if self.role == REPLICA and replica is not None and not where.is_same(replica.upstream.where):
+        if self.role == Role.REPLICA and replica is not None and not where.is_same(replica.upstream.where):
             self._logger.info("the upstream reports that the primary is {where}", where=str(where))
             self.become_replica(RoleEvent.FOLLOW, where)
 
@@ -418,7 +416,7 @@ class RoleManager:
         """
         # A fencing under way must be saved first: the record names the primary to follow.
         async with self.changing:
-            if self.role == FENCED:
+            if self.role == Role.FENCED:
                 await self._follow_again()
                 return True
         return self.replica.resync() if self.replica is not None else False
@@ -436,5 +434,5 @@ class RoleManager:
         # Facts accepted before the fencing may exist only in this copy.
         await self.log.flush()
         if (record := self.store.load()) is not None:
-            await self.store.save(msgspec.structs.replace(record, role=REPLICA))
+            await self.store.save(msgspec.structs.replace(record, role=Role.REPLICA))
         self.become_replica(RoleEvent.RESYNC, where or None).resync()

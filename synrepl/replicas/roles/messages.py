@@ -10,7 +10,6 @@ from synrepl.base.history import EpochStart, LogPosition
 from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.errors import ReplicationError
 from synrepl.replicas.error_codes import ERROR_CODES
-from synrepl.replicas.roles.role_states import Role
 from synrepl.replication.addresses import Address
 from synrepl.wire.text import MAX_ADDRESS, printable
 
@@ -19,10 +18,6 @@ MAX_EPOCH: Final = 2**53
 
 MAX_MISSING: Final = 100
 """How many missing files a response names."""
-
-PRIMARY: Final = Role.PRIMARY
-REPLICA: Final = Role.REPLICA
-FENCED: Final = Role.FENCED
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ from synrepl.base.history import EpochStart
 from synrepl.replicas.issued_keys import IssuedKeys
 from synrepl.replicas.roles.handover import HandOverCandidate
 from synrepl.replicas.roles.manager import WAYS_OUT, RoleManager
-from synrepl.replicas.roles.messages import FENCED, REPLICA, CannotPromote
+from synrepl.replicas.roles.messages import CannotPromote
+from synrepl.replicas.roles.role_states import Role
 
 if TYPE_CHECKING:
     from synrepl.replicas.roles.promise_check import PromiseCheck
@@ -71,17 +72,17 @@ class Promotion:
         that are `believed` count (`PromiseCheck.prove`).
         """
         roles = self.roles
-        if roles.role == FENCED:
+        if roles.role == Role.FENCED:
             if not force:
                 raise CannotPromote("fenced", f"{roles.why}; {WAYS_OUT}")
             async with roles.changing:
-                if roles.role != FENCED:
+                if roles.role != Role.FENCED:
                     raise CannotPromote("promoting", f"this daemon is {roles.role} now, no longer fenced")
                 if not lose_acknowledged:
                     await self._promise_check.check(await self._promise_check.prove(believed))
                 return await roles.begin_as_primary([roles.primary])
         replica = roles.replica
-        if roles.role != REPLICA or replica is None:
+        if roles.role != Role.REPLICA or replica is None:
             raise CannotPromote(
                 "not_a_replica", f"this daemon is {roles.role}; only a replica can be promoted"
             )

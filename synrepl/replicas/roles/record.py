@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from synrepl.replicas.roles.messages import PRIMARY, plausible_epoch
+from synrepl.replicas.roles.messages import plausible_epoch
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log
 
@@ -73,7 +74,7 @@ class RoleStore:
 
     async def save_unnotified(self, addresses: Sequence[Address]) -> None:
         """Save the addresses still to be notified of the primary in the record."""
-        record = self.load() or RoleRecord(PRIMARY, self.log.head.epoch, self.log.uuid)
+        record = self.load() or RoleRecord(Role.PRIMARY, self.log.head.epoch, self.log.uuid)
         await self.save(msgspec.structs.replace(record, unnotified=tuple(map(str, addresses))))
 
     async def save_promotion(self, record: RoleRecord, at_ms: int) -> None:
@@ -91,7 +92,7 @@ class RoleStore:
     def primary(self) -> Address | None:
         """The remembered address of another daemon that is primary; None if none is known."""
         record = self.load()
-        known = record is not None and record.role != PRIMARY
+        known = record is not None and record.role != Role.PRIMARY
         return (Address.parse(record.address) or None) if record is not None and known else None
 
     def _unfinished_promotion(self) -> RoleRecord | None:

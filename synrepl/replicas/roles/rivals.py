@@ -20,14 +20,9 @@ from synrepl.base.time import Timer
 from synrepl.errors import ReplicationError
 from synrepl.replicas.roles.asking import ask
 from synrepl.replicas.roles.claims import claim_of
-from synrepl.replicas.roles.messages import (
-    MAX_EPOCH,
-    PRIMARY,
-    Claim,
-    ClaimRefused,
-    PeerStatus,
-)
+from synrepl.replicas.roles.messages import MAX_EPOCH, Claim, ClaimRefused, PeerStatus
 from synrepl.replicas.roles.metrics import RoleMetrics
+from synrepl.replicas.roles.role_states import Role
 from synrepl.replication.addresses import Address
 from synrepl.wire.text import printable
 
@@ -76,7 +71,7 @@ class Rivals:
     def start(self) -> None:
         """Begin to ask; a starting primary asks at once."""
         listed = self._roles.listed()
-        if self._roles.role == PRIMARY and listed:
+        if self._roles.role == Role.PRIMARY and listed:
             self._logger.info(
                 "asking the daemons in --upstream ({count}) which one is primary", count=len(listed)
             )
@@ -112,7 +107,7 @@ class Rivals:
 
     def _inquire(self) -> None:
         self._interval.start(INQUIRY_INTERVAL)
-        if self._roles.role == PRIMARY:
+        if self._roles.role == Role.PRIMARY:
             self.look()
 
     def _end_start(self) -> None:
@@ -131,7 +126,7 @@ class Rivals:
         claim = claim_of(status, address, self._log.history)
         if claim is not None:
             await self._roles.claims.consider(claim, about=about)
-        if self._roles.role != PRIMARY:
+        if self._roles.role != Role.PRIMARY:
             return
         theirs, ours = status.position.epoch, self._log.head.epoch
         if ours < theirs <= MAX_EPOCH:
@@ -143,7 +138,7 @@ class Rivals:
     def _notify_again(self, address: Address, status: PeerStatus) -> None:
         """Notify a listed daemon that has not heard of this primary's epoch, unless it follows this one."""
         ours = self._roles.address()
-        named = address if status.role == PRIMARY else Address.parse(status.primary)
+        named = address if status.role == Role.PRIMARY else Address.parse(status.primary)
         if ours and not named.is_same(ours):
             self._roles.notifier.add(address)
 
@@ -172,7 +167,7 @@ class Rivals:
 
     def superseded(self, address: Address, why: str) -> bool:
         """Handle a daemon that knows a later primary; return whether to notify it again."""
-        if self._roles.role != PRIMARY:
+        if self._roles.role != Role.PRIMARY:
             return False
         text = f"another daemon may be primary: {address} refuses this one: {why}; run synrepl status there"
         self._report("superseded", str(address), text)
@@ -181,7 +176,7 @@ class Rivals:
 
     def on_higher_epoch(self, epoch: int, name: str, address: str) -> None:
         """Handle a replica that knows a later epoch, and gives its own address. That proves nothing."""
-        if self._roles.role != PRIMARY or epoch <= self._log.head.epoch:
+        if self._roles.role != Role.PRIMARY or epoch <= self._log.head.epoch:
             return
         self._metrics.later_epochs.inc()
         if epoch <= MAX_EPOCH:
@@ -206,7 +201,7 @@ class Rivals:
     def problems(self) -> list[Problem]:
         """Signs of another primary, each with the Unix time at which it began; empty unless primary."""
         self._forget()
-        return [one for _, one in self._seen.values()] if self._roles.role == PRIMARY else []
+        return [one for _, one in self._seen.values()] if self._roles.role == Role.PRIMARY else []
 
     def clear(self) -> None:
         """Drop all reports: they are from before this daemon became primary."""
