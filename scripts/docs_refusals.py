@@ -20,11 +20,11 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.lib.printed_commands import accepts  # noqa: E402  # after the path
 from scripts.staging import QUICK, Stage, ask, restored  # noqa: E402
-from synrepl.base.history import EMPTY  # noqa: E402
 from synrepl.http_api.routes import STATUS  # noqa: E402
 from synrepl.replicas.error_codes import REFUSALS  # noqa: E402
 from synrepl.replicas.relay.leases import MAX_LEASES  # noqa: E402
 from synrepl.replicas.routes import ADD_LEASE, PROMOTE  # noqa: E402
+from synrepl.streams.digest import EMPTY  # noqa: E402
 from tests.service.processes import Daemon  # noqa: E402
 
 MANUAL: Final = ROOT / "docs" / "howto" / "replicas.md"

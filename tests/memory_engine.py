@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from synrepl.base.history import AppendReceipt, LogPosition
+from synrepl.base.history import AppendReceipt
 from synrepl.base.interfaces import Head
 from synrepl.errors import StorageError
 from synrepl.storage.checked_rows import CHECKED_FACT, LogDamage, facts_of
@@ -15,6 +15,7 @@ from synrepl.storage.sql import SQLConnection
 from synrepl.storage.sqlite import SQLiteConnection
 from synrepl.streams.facts import Fact
 from synrepl.testing.memory_engine import MemoryDatabase, MemoryEngine
+from synrepl.wire.position import LogPosition
 
 UNREADABLE: Final = (LogDamage, sqlite3.OperationalError)
 """What reading a damaged row raises: a text that is not UTF-8 the second."""

@@ -9,22 +9,6 @@ from synrepl.streams.digest import EMPTY
 from synrepl.streams.writer import Writer
 from synrepl.wire.position import LogPosition
 
-__all__ = [
-    "AppendKey",
-    "AppendReceipt",
-    "Appended",
-    "BACKUP_PREFIX",
-    "BEGINNING",
-    "EMPTY",
-    "EpochStart",
-    "Lease",
-    "LogPosition",
-    "LogRange",
-    "LogSnapshot",
-    "READER_PREFIX",
-]
-
-
 BEGINNING: Final = LogPosition(epoch=1, serial=0, digest=EMPTY)
 """The position before the first fact."""
 

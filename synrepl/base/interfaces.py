@@ -5,8 +5,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from synrepl.base.history import BEGINNING, EpochStart, LogPosition
+from synrepl.base.history import BEGINNING, EpochStart
 from synrepl.streams.writer import Writer
+from synrepl.wire.position import LogPosition
 
 T = TypeVar("T")
 

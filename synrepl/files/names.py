@@ -16,7 +16,6 @@ import msgspec
 from twisted.internet.defer import Deferred
 
 from synrepl.base.gate import Wakeup
-from synrepl.base.history import EMPTY
 from synrepl.base.interfaces import IClock
 from synrepl.errors import StorageError
 from synrepl.files.store import DiskThread
@@ -26,6 +25,7 @@ from synrepl.storage.private_files import DiskFull, make_directory, map_errors
 from synrepl.storage.sqlite import SQLiteConnection, connect
 from synrepl.storage.sqlite_errors import map_sqlite_errors
 from synrepl.streams.catalog import FILES
+from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
 from synrepl.streams.stream import Stream
 from synrepl.wire import jsontext

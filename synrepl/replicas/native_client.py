@@ -10,7 +10,6 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
-from synrepl.base.history import LogPosition
 from synrepl.base.interfaces import IClock
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.base.metrics import Metrics
@@ -42,6 +41,7 @@ from synrepl.transports.credentials import Credentials, is_local
 from synrepl.wire.commands import Error, Ping, Server
 from synrepl.wire.dialect import NATIVE
 from synrepl.wire.grammar import CLIENT, Command
+from synrepl.wire.position import LogPosition
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.session import Session
 from synrepl.wire.text import printable

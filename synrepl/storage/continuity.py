@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.errors import StorageError
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.streams.writer import Writer
+from synrepl.wire.position import LogPosition
 
 
 class DiscardedRanges:

@@ -23,7 +23,7 @@ from uuid import uuid4
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import AppendReceipt, EpochStart, LogSnapshot
 from synrepl.base.interfaces import Head, KeysOf
 from synrepl.errors import StorageError
 from synrepl.storage.beside_facts import StoredLeases, StoredNotes, StoredReceipts
@@ -65,6 +65,7 @@ from synrepl.storage.write_check import check_writes
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
 from synrepl.streams.writer import Writer
+from synrepl.wire.position import LogPosition
 
 _logger = Logger(namespace="synrepl.storage")
 

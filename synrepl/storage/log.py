@@ -9,7 +9,7 @@ import msgspec
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
-from synrepl.base.history import Appended, AppendKey, Lease, LogPosition
+from synrepl.base.history import Appended, AppendKey, Lease
 from synrepl.base.interfaces import Head, IClock, IThread, KeysOf
 from synrepl.base.notes import NoteChanges, Notes, changed, own_notes
 from synrepl.base.settings import UNNAMED
@@ -36,6 +36,7 @@ from synrepl.streams.catalog import ATOMIC_APPENDS
 from synrepl.streams.facts import Fact
 from synrepl.streams.origin import Origin
 from synrepl.streams.writer import Writer
+from synrepl.wire.position import LogPosition
 
 MIB = 1024 * 1024
 FORGET_EVERY_SECONDS = 3600.0

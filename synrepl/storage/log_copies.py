@@ -5,7 +5,7 @@ from functools import partial
 
 from twisted.internet.defer import Deferred
 
-from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import AppendReceipt, EpochStart, LogSnapshot
 from synrepl.base.interfaces import IClock, IThread
 from synrepl.errors import StorageError
 from synrepl.storage.checked_reads import CheckedReads
@@ -15,6 +15,7 @@ from synrepl.storage.epochs import Epochs
 from synrepl.storage.log_head import LogHead
 from synrepl.storage.staged_copy import HistoryMismatch, StagedCopy, commit_followed, position_after
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 
 class LogCopies:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from synrepl.base.history import LogPosition
 from synrepl.base.interfaces import Head
 from synrepl.streams.digest import EMPTY
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 
 class LogHead:

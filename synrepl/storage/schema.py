@@ -6,19 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.base.history import (
-    BEGINNING,
-    Appended,
-    AppendKey,
-    AppendReceipt,
-    EpochStart,
-    Lease,
-    LogPosition,
-)
+from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, Lease
 from synrepl.errors import StorageError
 from synrepl.storage.checked_rows import CHECKED_FACT, STORED_FACT, CheckedRows, LogDamage, fact_of, fits
 from synrepl.storage.sql import Flavor, Row, SQLConnection
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 HEADER: Final = CheckedRows("log_header", ("schema_version", "epoch", "boots"), 0)
 POSITIONS: Final = CheckedRows("positions", ("stream", "writer", "token"), 2)

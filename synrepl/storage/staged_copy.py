@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Unpack
 
-from synrepl.base.history import AppendReceipt, EpochStart, Lease, LogPosition, LogSnapshot
+from synrepl.base.history import AppendReceipt, EpochStart, Lease, LogSnapshot
 from synrepl.base.interfaces import IThread
 from synrepl.base.notes import NoteChanges, Notes, changed
 from synrepl.errors import StorageError
 from synrepl.storage.engine import SQLEngine
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 
 class HistoryMismatch(StorageError):

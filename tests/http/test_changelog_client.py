@@ -13,11 +13,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web._newclient import RequestTransmissionFailed
 from twisted.web.client import ResponseFailed, ResponseNeverReceived
 
-from synrepl.base.history import EMPTY
 from synrepl.base.response_errors import NeverSent
 from synrepl.errors import NotConnected, RemoteProtocolError, ReplicationError
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.routes import DIGESTS
+from synrepl.streams.digest import EMPTY
 from synrepl.transports.http import response_body
 from synrepl.transports.http.changelog_client import read_changelog
 from synrepl.transports.http.changelog_routes import DigestsAnswer

@@ -7,8 +7,9 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synrepl.base.history import EMPTY, LogPosition
+from synrepl.streams.digest import EMPTY
 from synrepl.wire.commands import RemoteServerUp
+from synrepl.wire.position import LogPosition
 from tests.http.builders import NOW, SiteCase, Talk, receipt, typing
 
 FOLLOW = "/v1/changelog?follow=true"

@@ -1,8 +1,8 @@
 """How much there is to read, for whoever plans it."""
 
-from synrepl.base.history import EMPTY
 from synrepl.http_api.shapes import EXTENT as SHAPE
 from synrepl.http_api.shapes import find_mismatch
+from synrepl.streams.digest import EMPTY
 from tests.http.builders import SiteCase
 
 EXTENT = "/v1/extent"

@@ -1,7 +1,7 @@
 """Reading one's writes: a read that waits until the log is as far, and no longer than it may."""
 
-from synrepl.base.history import LogPosition
 from synrepl.replication.serving.log_waiters import LogWaiters
+from synrepl.wire.position import LogPosition
 from tests.http.builders import SiteCase, Talk
 
 PATHS = (

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.archive import BatchCommitter
 from synrepl.pipeline.archive.optimize import optimize
 from synrepl.pipeline.archive.row_files import sha256_of
@@ -28,6 +28,7 @@ from synrepl.pipeline.runner import Runner
 from synrepl.pipeline.store import Store
 from synrepl.streams.digest import EMPTY, chain
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 from tests.pipeline.archives import BEGAN_MS, LOG, Given, archive, chained, correct_checksums, write_facts
 
 HISTORY = "history-of-tests"

@@ -14,7 +14,7 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from twisted.logger import Logger
 
 from synrepl.base.access import LOCAL, Keyring
-from synrepl.base.history import Appended, LogPosition
+from synrepl.base.history import Appended
 from synrepl.base.metrics import Metrics
 from synrepl.base.tasks import Tasks
 from synrepl.base.time import sleep
@@ -50,6 +50,7 @@ from synrepl.transports.credentials import Credentials
 from synrepl.transports.tcp import PublisherFactory
 from synrepl.wire import jsontext
 from synrepl.wire.keepalive import Keepalive
+from synrepl.wire.position import LogPosition
 from synrepl.wire.session import AUTO
 from tests.memory_engine import FaultyEngine
 

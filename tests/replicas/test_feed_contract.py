@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
 
-from synrepl.base.history import BEGINNING, LogPosition
+from synrepl.base.history import BEGINNING
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.replicas.relay.relay import attach
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
@@ -20,6 +20,7 @@ from synrepl.replicas.wire.native import (
     Subscribe,
 )
 from synrepl.wire.grammar import Command
+from synrepl.wire.position import LogPosition
 from tests.http.builders import SiteCase, Talk, receipt, typing
 from tests.replicas.wire.block_buffer import BlockBuffer
 

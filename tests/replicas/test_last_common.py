@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from synrepl.base.history import LogPosition
 from synrepl.replicas.diverged_facts import DIGESTS_PER_REQUEST, last_common
+from synrepl.wire.position import LogPosition
 
 
 class FakeLog:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent, globalLogPublisher
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.errors import NotConnected, StorageError
 from synrepl.replicas.replica.replica import RESYNC, WAYS_OUT
 from synrepl.replicas.roles.handover import HANDOVER_SECONDS
@@ -25,6 +25,7 @@ from synrepl.replicas.roles.record import RoleRecord
 from synrepl.replicas.roles.rivals import INQUIRY_INTERVAL
 from synrepl.replication.addresses import Address
 from synrepl.storage.append_errors import ReadOnlyHere
+from synrepl.wire.position import LogPosition
 from tests.replicas.clusters import FakeCluster
 from tests.replicas.nodes import FakeNode
 

@@ -7,13 +7,13 @@ import pytest
 from twisted.internet.task import Clock
 
 from synrepl.base.access import Access
-from synrepl.base.history import LogPosition
 from synrepl.base.time import ExpiryClock
 from synrepl.replication import retention as retention_module
 from synrepl.replication.retention import Retention, keys_of
 from synrepl.replication.settings import RetentionSettings
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
+from synrepl.wire.position import LogPosition
 
 
 class FakeLog:

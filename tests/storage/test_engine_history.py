@@ -2,23 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from synrepl.base.history import (
-    BEGINNING,
-    EMPTY,
-    Appended,
-    AppendKey,
-    AppendReceipt,
-    EpochStart,
-    Lease,
-    LogPosition,
-    LogSnapshot,
-)
+from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, Lease, LogSnapshot
 from synrepl.errors import StorageError
 from synrepl.storage.engine import SQLEngine
-from synrepl.streams.digest import verify
+from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
 from synrepl.streams.writer import Writer
 from synrepl.wire.filter import Filter
+from synrepl.wire.position import LogPosition
 from tests.resealing import reseal
 from tests.storage.builders import LogCase, facts_after
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, lose

@@ -7,13 +7,14 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, LogPosition
+from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt
 from synrepl.errors import StorageError
 from synrepl.storage.engine import SQLEngine
 from synrepl.storage.schema import migrate, migrations
 from synrepl.streams.atomic_appends import opening_rows
 from synrepl.streams.facts import NO_ROWS, Fact
 from synrepl.wire.filter import Filter
+from synrepl.wire.position import LogPosition
 from tests.storage.builders import LogCase
 from tests.storage.engines import OverMemory, OverPostgres, OverSQLite, fact_after, lose
 

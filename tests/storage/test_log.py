@@ -6,7 +6,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.logger import formatEvent
 
-from synrepl.base.history import Appended, LogPosition
+from synrepl.base.history import Appended
 from synrepl.base.settings import UNNAMED
 from synrepl.config import settings
 from synrepl.errors import StorageError
@@ -17,6 +17,7 @@ from synrepl.storage.log import Log
 from synrepl.storage.sqlite import SQLiteDatabase
 from synrepl.streams.digest import EMPTY, verify
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 from tests.memory_engine import FaultyEngine
 from tests.storage.builders import DISK_FULL, NOW, LogCase, facts_after, rows, tokens
 

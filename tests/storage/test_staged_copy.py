@@ -4,11 +4,12 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
+from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart
 from synrepl.errors import StorageError
 from synrepl.storage.log import Log
 from synrepl.storage.staged_copy import HistoryMismatch
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 from tests.memory_engine import FaultyEngine
 from tests.storage.builders import DISK_FULL, LogCase, facts_after, rows
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.http_api.routes import STATUS
 from synrepl.pipeline.archive.batch import Batch, Clock
 from synrepl.pipeline.archive.optimize import FEWEST, optimize
@@ -30,6 +30,7 @@ from synrepl.pipeline.source.options import SourceOptions, connection_options, r
 from synrepl.pipeline.source.ranges import Planner, SerialRange, read_range
 from synrepl.pipeline.store import BadArchive, Store
 from synrepl.streams.positions import VClock
+from synrepl.wire.position import LogPosition
 
 ATTEMPTS: Final = 8
 BATCH_FACTS: Final = 500_000

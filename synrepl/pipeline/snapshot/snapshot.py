@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synrepl.base import checked_json
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.pipeline.archive.row_files import RowFile
 from synrepl.pipeline.source.rows import ROWS
 from synrepl.pipeline.store import BadArchive, Store
+from synrepl.wire.position import LogPosition
 
 SNAPSHOT: Final = "_snapshot.json"
 VERSION: Final = 1

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Final, Unpack, cast
 import msgspec
 from twisted.internet.defer import DeferredLock
 
-from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import AppendReceipt, EpochStart, LogSnapshot
 from synrepl.base.interfaces import IClock, IThread
 from synrepl.base.notes import NoteChanges, Notes
 from synrepl.base.time import sleep
@@ -30,6 +30,7 @@ from synrepl.storage.private_files import map_path_errors, sync_directory
 from synrepl.storage.staged_copy import HistoryMismatch, position_after, verify_added
 from synrepl.streams.digest import verify
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 PART_BYTES: Final = 64 * 1024 * 1024
 """A part is finished once it has so many bytes."""

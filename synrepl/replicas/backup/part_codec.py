@@ -21,10 +21,11 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
-from synrepl.base.history import BEGINNING, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import BEGINNING, EpochStart, LogSnapshot
 from synrepl.errors import RemoteProtocolError, ReplicationError
 from synrepl.replicas.relay.snapshot_codec import SnapshotDecoder, read_meta
 from synrepl.replicas.wire.blocks import MAX_BLOCK, encode_block
+from synrepl.wire.position import LogPosition
 
 T = TypeVar("T")
 

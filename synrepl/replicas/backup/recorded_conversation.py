@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from synrepl.base.history import BEGINNING, AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import BEGINNING, AppendReceipt, EpochStart, LogSnapshot
 from synrepl.base.interfaces import IThread
 from synrepl.errors import LocalProtocolError, RemoteProtocolError
 from synrepl.replicas.backup.backup_folder import BackupFolder
@@ -19,6 +19,7 @@ from synrepl.replicas.wire.native import Join, Joined, Joining, Subscribe, Welco
 from synrepl.storage.private_files import map_path_errors
 from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.facts import Fact, decode_facts
+from synrepl.wire.position import LogPosition
 
 JOIN_ID: Final = "backup"
 

@@ -6,7 +6,7 @@ from typing import Unpack, cast
 import msgspec
 
 from synrepl.base.access import IssuedKey
-from synrepl.base.history import AppendReceipt, EpochStart, LogPosition
+from synrepl.base.history import AppendReceipt, EpochStart
 from synrepl.base.interfaces import Head, IClock, IThread
 from synrepl.base.notes import NoteChanges, Notes, changed, own_notes
 from synrepl.replicas.backup.backup_folder import BackupFolder
@@ -14,6 +14,7 @@ from synrepl.replicas.backup.copy_recorder import CopyRecorder, FetchFiles, Open
 from synrepl.replicas.backup.part_codec import CopyState, Damage
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 
 class RecordedCopies:

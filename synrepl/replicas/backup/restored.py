@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.base.interfaces import IClock, IThread
 from synrepl.errors import StorageError
 from synrepl.html.humanize import at
@@ -29,6 +29,7 @@ from synrepl.storage.private_files import create_private, make_directory, map_pa
 from synrepl.storage.threads import ReactorThread
 from synrepl.storage.token_floor import floor_above, floor_of
 from synrepl.wire.filter import ALL
+from synrepl.wire.position import LogPosition
 
 BLOCK: Final = 1024 * 1024
 

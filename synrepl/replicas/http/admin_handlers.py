@@ -5,7 +5,6 @@ from uuid import uuid4
 
 import msgspec
 
-from synrepl.base.history import LogPosition
 from synrepl.replicas.described import own_readers
 from synrepl.replicas.http.served_replicas import replicas_of
 from synrepl.replicas.relay.replica_registry import ReaderRefused
@@ -16,6 +15,7 @@ from synrepl.replicas.routes import ADD_LEASE, CLAIM, DROP_LEASE, HANDOVER, LEAS
 from synrepl.transports.http.api_error import ApiError
 from synrepl.transports.http.call import Call
 from synrepl.transports.http.handlers import handles
+from synrepl.wire.position import LogPosition
 
 
 class PromoteBody(msgspec.Struct, forbid_unknown_fields=True):

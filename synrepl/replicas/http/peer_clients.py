@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from synrepl.base.history import LogPosition
 from synrepl.errors import NotConnected
 from synrepl.http_api.request_errors import HttpError
 from synrepl.http_api.route import HttpRequest
 from synrepl.replicas.peer_addresses import PeerAddresses
 from synrepl.replicas.roles.messages import CannotPromote, Claim, HandOver, PeerStatus
 from synrepl.replication.addresses import Address
+from synrepl.wire.position import LogPosition
 
 if TYPE_CHECKING:
     from synrepl.transports.http.http_client import HttpClient

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from synrepl.base.history import LogPosition
 from synrepl.base.limited_logger import LimitedLogger
 from synrepl.replication.connection import Connection
 from synrepl.wire.grammar import Command
+from synrepl.wire.position import LogPosition
 
 if TYPE_CHECKING:
     from synrepl.replicas.relay.relay_states import RelayState

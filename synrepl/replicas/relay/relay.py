@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from twisted.internet.defer import CancelledError
 
-from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
+from synrepl.base.history import BEGINNING, LogSnapshot
 from synrepl.base.rights import command_operation, is_told, missing_right
 from synrepl.base.time import Timer
 from synrepl.daemon.other_daemons import IChannelDownlink
@@ -29,6 +29,7 @@ from synrepl.replication.serving.sender import Sender
 from synrepl.wire.commands import Error, Name, Ping
 from synrepl.wire.filter import ALL
 from synrepl.wire.grammar import Command
+from synrepl.wire.position import LogPosition
 from synrepl.wire.rdata_runs import RdataRun
 from synrepl.wire.text import printable
 

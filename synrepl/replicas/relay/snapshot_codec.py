@@ -5,10 +5,11 @@ from typing import Final
 
 import msgspec
 
-from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, LogSnapshot
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.wire.blocks import encode_block, encode_blocks
 from synrepl.streams.writer import Writer
+from synrepl.wire.position import LogPosition
 
 MAX_SNAPSHOT: Final = 640 * 1024 * 1024
 """The most memory in bytes for metadata in a `SnapshotDecoder`: enough for about 1.3 million receipts."""

@@ -5,10 +5,11 @@ import secrets
 import msgspec
 
 from synrepl.base.access import Access
-from synrepl.base.history import BEGINNING, LogPosition, LogSnapshot
+from synrepl.base.history import BEGINNING, LogSnapshot
 from synrepl.replicas.relay.replica_registry import ReplicaRegistry
 from synrepl.replicas.wire.native import Hello, Join, Joining
 from synrepl.storage.log import Log
+from synrepl.wire.position import LogPosition
 
 
 class SnapshotStart(msgspec.Struct, frozen=True):

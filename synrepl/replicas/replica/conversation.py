@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import msgspec
 
 from synrepl.base.access import IssuedKey
-from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import AppendReceipt, EpochStart, LogSnapshot
 from synrepl.daemon.other_daemons import IChannelConversation
 from synrepl.errors import ReplicationError
 from synrepl.replicas.command_forwarder import Numbered
@@ -14,6 +14,7 @@ from synrepl.replicas.wire.native import Join, Refused, Subscribe, Welcome
 from synrepl.replication.addresses import Address
 from synrepl.streams.facts import Fact
 from synrepl.wire.grammar import Command
+from synrepl.wire.position import LogPosition
 from synrepl.wire.text import is_address, printable
 
 MAX_MESSAGE: Final = 1_000

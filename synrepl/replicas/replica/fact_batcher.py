@@ -1,11 +1,12 @@
 """FactBatcher: the batches in which a copy commits the facts that it receives."""
 
-from synrepl.base.history import AppendReceipt, LogPosition
+from synrepl.base.history import AppendReceipt
 from synrepl.replicas.replica.conversation import Facts, SnapshotMeta
 from synrepl.replicas.replica.own_copies import ICopy
 from synrepl.replicas.wire.native import Heartbeat
 from synrepl.streams.atomic_appends import STREAM, end_of
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 
 class FactBatcher:

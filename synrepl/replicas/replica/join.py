@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from synrepl.base.history import LogPosition, LogSnapshot
+from synrepl.base.history import LogSnapshot
 from synrepl.base.interfaces import IClock
 from synrepl.base.notes import YES
 from synrepl.errors import NotConnected, RemoteProtocolError
@@ -24,6 +24,7 @@ from synrepl.replicas.replica.replica_states import ReplicaEvent
 from synrepl.replicas.wire.native import Heartbeat, Join, Joined, Joining, Peers
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
+from synrepl.wire.position import LogPosition
 
 COMMIT_FACTS: Final = 8_000
 """From this many received facts of a copy on, they are committed. A kill loses those not committed yet."""

@@ -3,10 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
-from synrepl.base.history import AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import AppendReceipt, EpochStart, LogSnapshot
 from synrepl.base.notes import NoteChanges, Notes
 from synrepl.storage.log_head import LogHead
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 
 class ICopy(Protocol):

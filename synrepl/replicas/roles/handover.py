@@ -8,7 +8,6 @@ from typing import Any, Final
 import msgspec
 from twisted.logger import Logger
 
-from synrepl.base.history import LogPosition
 from synrepl.base.interfaces import IClock
 from synrepl.base.time import Timer, sleep
 from synrepl.errors import ReplicationError
@@ -24,6 +23,7 @@ from synrepl.replicas.roles.messages import (
 from synrepl.replicas.roles.role_states import Role
 from synrepl.replication.addresses import Address
 from synrepl.storage.log import Log
+from synrepl.wire.position import LogPosition
 from synrepl.wire.text import printable
 
 HANDOVER_SECONDS: Final = 15.0

@@ -6,11 +6,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.base.response_errors import ErrorResponse, OwnResponse
 from synrepl.errors import ReplicationError
 from synrepl.replicas.error_codes import ERROR_CODES
 from synrepl.replication.addresses import Address
+from synrepl.wire.position import LogPosition
 from synrepl.wire.text import MAX_ADDRESS, printable
 
 MAX_EPOCH: Final = 2**53

@@ -10,7 +10,6 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from synrepl.base.access import Keyring
-from synrepl.base.history import EMPTY, LogPosition
 from synrepl.base.response_errors import NeverSent
 from synrepl.errors import NotConnected, RemoteProtocolError
 from synrepl.replicas.command_forwarder import CommandForwarder
@@ -30,9 +29,11 @@ from synrepl.replicas.wire.native import Subscribe
 from synrepl.replication.serving.commands import FollowerCommands
 from synrepl.storage.log import Log
 from synrepl.storage.threads import ImmediateThread
+from synrepl.streams.digest import EMPTY
 from synrepl.transports.credentials import Credentials
 from synrepl.transports.http.http_client import HttpClient
 from synrepl.wire.commands import FederationAck, RemoteServerUp
+from synrepl.wire.position import LogPosition
 from tests.http.builders import receipt, typing
 from tests.memory_engine import FaultyEngine
 from tests.replicas.http.test_replica_routes import HERE, HS, CopiesCase

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.errors import ConfigError, NotConnected, StorageError
 from synrepl.replicas.described import SHOWN
 from synrepl.replicas.relay.leases import DROPPED, MAX_ANONYMOUS
@@ -20,6 +20,7 @@ from synrepl.replicas.settings import RelaySettings, UpstreamSettings, stream_ac
 from synrepl.replication.addresses import Address
 from synrepl.replication.hooks import StoredHere
 from synrepl.wire.acks import Acks
+from synrepl.wire.position import LogPosition
 from tests.http.builders import Answer, SiteCase, Talk, receipt
 from tests.operations import count_operations
 from tests.replicas.http.native_door import Door

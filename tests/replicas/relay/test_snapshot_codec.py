@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, LogPosition, LogSnapshot
+from synrepl.base.history import Appended, AppendKey, AppendReceipt, EpochStart, LogSnapshot
 from synrepl.errors import RemoteProtocolError
 from synrepl.replicas.relay import snapshot_codec as meta_module
 from synrepl.replicas.relay.snapshot_codec import (
@@ -16,6 +16,7 @@ from synrepl.replicas.relay.snapshot_codec import (
 from synrepl.replicas.wire import blocks as blocks_module
 from synrepl.replicas.wire.blocks import Payload
 from synrepl.streams.writer import Writer
+from synrepl.wire.position import LogPosition
 from tests.replicas.wire.block_buffer import BlockBuffer
 
 numbers = st.integers(0, 2**63 - 1)

@@ -3,12 +3,13 @@
 from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
-from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart, LogPosition
+from synrepl.base.history import BEGINNING, Appended, AppendKey, AppendReceipt, EpochStart
 from synrepl.replicas.replica.conversation import Facts, SnapshotMeta
 from synrepl.replicas.replica.fact_batcher import FactBatcher
 from synrepl.replicas.wire.native import Heartbeat
 from synrepl.storage.log_copies import LogCopies
 from synrepl.streams.facts import Fact
+from synrepl.wire.position import LogPosition
 
 
 class Kept:

@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synrepl.base.access import LOCAL, Right
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.errors import ConfigError, ReplicationError, StorageError
 from synrepl.replicas.relay import leases as leases_module
 from synrepl.replicas.replica import join as joining_module
@@ -39,6 +39,7 @@ from synrepl.streams.declared import StreamBody
 from synrepl.streams.facts import Fact
 from synrepl.streams.table import StreamTable
 from synrepl.testing.network import MemoryLink, Network
+from synrepl.wire.position import LogPosition
 from tests.memory_engine import FaultyEngine
 from tests.replicas.nodes import FakeNode
 from tests.replicas.simulation.histories import Content, Histories, content

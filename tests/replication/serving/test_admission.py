@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred, succeed
 
-from synrepl.base.history import EpochStart, LogPosition
+from synrepl.base.history import EpochStart
 from synrepl.replication.serving.admission import ReaderPosition, history_mismatch, position_mismatch
+from synrepl.wire.position import LogPosition
 
 
 class History:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from synrepl.base.history import BEGINNING, EpochStart, LogPosition
+from synrepl.base.history import BEGINNING, EpochStart
 from synrepl.replication.serving.feed import (
     EphemeralMode,
     EphemeralStep,
@@ -18,6 +18,7 @@ from synrepl.replication.serving.feed import (
 from synrepl.replication.serving.ring import WRITE_BYTES, Ring, RingGroup
 from synrepl.streams.facts import Fact
 from synrepl.wire.filter import Filter
+from synrepl.wire.position import LogPosition
 
 WAIT, DONE, TRIMMED, REPLACED = Stop.WAIT, Stop.DONE, Stop.TRIMMED, Stop.REPLACED
 
