@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 from twisted.internet.defer import DeferredLock
@@ -19,7 +19,6 @@ from synrepl.replicas.roles.handover import HandOverPrimary
 from synrepl.replicas.roles.messages import CannotPromote, IPeerClient, plausible_epoch
 from synrepl.replicas.roles.metrics import RoleMetrics
 from synrepl.replicas.roles.notifier import PrimaryNotifier
-from synrepl.replicas.roles.owner import IRoleOwner
 from synrepl.replicas.roles.record import RoleRecord, RoleStore
 from synrepl.replicas.roles.rivals import INQUIRY_SECONDS, Rivals
 from synrepl.replicas.roles.role_states import TRANSITIONS, Role, RoleEvent
@@ -48,6 +47,28 @@ class Unreadiness(NamedTuple):
     state: str
     why: str
     since: float
+
+
+class IRoleOwner(Protocol):
+    """The daemon that has a role: it answers what its roles ask, and is told what they change."""
+
+    def follow(self, where: Address | None) -> "Replica":
+        """Make a replica that follows this address; with None the upstream in the settings."""
+
+    def may_follow(self, where: Address) -> bool:
+        """Whether an address that a peer has told may be followed."""
+
+    def known_daemons(self) -> Sequence[Address]:
+        """All daemons known locally: they are notified when this one becomes primary."""
+
+    def listed_daemons(self) -> Sequence[Address]:
+        """The daemons that the operator has listed, where they can be asked (`claims.py`)."""
+
+    def replica_address(self, uuid: str) -> Address | None:
+        """Where the replica with this uuid can be reached by its lease; None without one."""
+
+    def role_changed(self) -> None:
+        """Called after every change of the role, of what it permits, and of which daemons know it."""
 
 
 @dataclass(eq=False, repr=False)
