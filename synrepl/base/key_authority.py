@@ -8,17 +8,12 @@ class IKeyAuthority(Protocol):
 
     def doubt(self) -> str:
         """Return why an issued key may have been revoked without this daemon's knowledge; empty if not."""
-
-    def old_record_shown(self, issued: str, secret: str) -> None:
-        """Note that a peer has shown the key with this id, whose record is of release 26.11 or before."""
-
-
-class AllKeysCount:
-    """A daemon alone has no doubt of its keys."""
-
-    def doubt(self) -> str:
-        """Return an empty text."""
         return ""
 
     def old_record_shown(self, issued: str, secret: str) -> None:
-        """Do nothing."""
+        """Note that a peer has shown the key with this id, whose record is of release 26.11 or before."""
+        return
+
+
+class AllKeysCount(IKeyAuthority):
+    """A daemon alone has no doubt of its keys, and answers as the protocol does by itself."""

@@ -109,6 +109,7 @@ class IServedChannel(Protocol):
     @property
     def is_served(self) -> bool:
         """Whether replicas may join it now."""
+        return False
 
     def downlink(
         self,
@@ -123,24 +124,16 @@ class IServedChannel(Protocol):
 
         `write` sends encoded messages, at most so many bytes at a time.
         """
+        return None
 
     def connected(self, conversation: IChannelConversation) -> None:
         """There is an upstream that passes its channel."""
+        return
 
     def disconnected(self) -> None:
         """There is none any more: what it has passed last may be lost."""
+        return
 
 
-class NoChannel:
-    """That of a daemon without a channel."""
-
-    is_served = False
-
-    def downlink(self, write: Callable[[bytes], object], **options: Any) -> None:
-        """Return None: there is nothing to pass."""
-
-    def connected(self, conversation: IChannelConversation) -> None:
-        """Do nothing."""
-
-    def disconnected(self) -> None:
-        """Do nothing."""
+class NoChannel(IServedChannel):
+    """A daemon without a channel answers as the protocol does by itself."""

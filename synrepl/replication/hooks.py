@@ -3,7 +3,8 @@
 A log may have copies, and then every daemon must know whether it accepts facts, where to send those that it
 does not accept, for whom an append waits, what must not be trimmed, which keys count, and who may take the
 whole log. The core asks these questions of objects, and does not know who answers. Where nobody else does,
-the objects of this module answer: those of a daemon alone, a primary for ever.
+the objects of this module answer: those of a daemon alone, a primary for ever. Their answers are the bodies
+of the protocols' methods; whoever answers otherwise has all these methods itself.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +19,7 @@ from synrepl.base.key_authority import AllKeysCount, IKeyAuthority
 from synrepl.base.response_errors import NotForwarded
 from synrepl.errors import StorageError
 from synrepl.replication.addresses import Address
-from synrepl.replication.connection import Connection, ConnectionOwner
+from synrepl.replication.connection import ConnectionOwner
 from synrepl.streams.writer import Writer
 from synrepl.wire.acks import NO_ACKS, Acks
 
@@ -79,21 +80,26 @@ class IRole(Protocol):
 
     def reading_refusal(self) -> ReadRefusal | None:
         """Return why no reader is served although there is a log; None if readers are."""
+        return None
 
     def staleness(self) -> str:
         """Return why reads are refused until this daemon is up to date; empty if they are not."""
+        return ""
 
     def state(self) -> str:
         """Return which of `Room.states` of its room this daemon is in; empty if in none."""
+        return ""
 
     def lag_seconds(self) -> float:
         """Return the seconds since this daemon was last up to date with the daemon that it copies."""
+        return 0.0
 
     def lag_rows(self) -> int:
         """Return the number of facts that this daemon is known to lack."""
+        return 0
 
 
-class Alone:
+class Alone(IRole):
     """The role of a daemon alone."""
 
     role = "primary"
@@ -105,27 +111,7 @@ class Alone:
     primary = Address()
 
     def __init__(self) -> None:
-        self.subscribers: list[Callable[[], object]] = []
-
-    def reading_refusal(self) -> ReadRefusal | None:
-        """Return None: readers are served."""
-        return None
-
-    def staleness(self) -> str:
-        """Return an empty text: there is nothing to be late for."""
-        return ""
-
-    def state(self) -> str:
-        """Return an empty text: a daemon alone lacks nothing that others have."""
-        return ""
-
-    def lag_seconds(self) -> float:
-        """Return 0: there is nothing to be late for."""
-        return 0.0
-
-    def lag_rows(self) -> int:
-        """Return 0: there is nothing to lack."""
-        return 0
+        self.subscribers = []
 
 
 # -- where does it go --------------------------------------------------------------------------------------
@@ -167,38 +153,26 @@ class IForwarding(Protocol):
 
     def is_active(self) -> bool:
         """Whether another daemon stores them."""
+        return False
 
     def refusal(self, stream: str) -> StorageError | None:
         """Return why facts of this stream (empty: of several) are not forwarded; None if they are."""
+        return None
 
     async def forward(self, posted: Posted, waiters: "LogWaiters") -> Appended:
         """Have facts stored elsewhere, and wait until they are in this log too.
 
         Raises `NotForwarded`, or the `refusal`.
         """
+        raise NotForwarded("upstream_away", "this daemon has no primary but itself")
 
     async def append(self, stream: str, facts: Sequence[bytes]) -> None:
         """Have facts stored elsewhere, without waiting for them here. Raises as `forward` does."""
+        raise NotForwarded("upstream_away", "this daemon has no primary but itself")
 
 
-class StoredHere:
+class StoredHere(IForwarding):
     """A daemon alone stores all appends itself."""
-
-    def is_active(self) -> bool:
-        """Return False."""
-        return False
-
-    def refusal(self, stream: str) -> StorageError | None:
-        """Return None: nothing is forwarded."""
-        return None
-
-    async def forward(self, posted: Posted, waiters: "LogWaiters") -> Appended:
-        """Refuse: there is no other daemon."""
-        raise NotForwarded("upstream_away", "this daemon has no primary but itself")
-
-    async def append(self, stream: str, facts: Sequence[bytes]) -> None:
-        """Refuse: there is no other daemon."""
-        raise NotForwarded("upstream_away", "this daemon has no primary but itself")
 
 
 # -- when is it answered -----------------------------------------------------------------------------------
@@ -209,36 +183,26 @@ class IAcknowledgements(Protocol):
 
     def default(self, stream: str) -> Acks:
         """Return whom an append to this stream waits for, unless it says so itself."""
+        return NO_ACKS
 
     def check(self, acks: Acks) -> None:
         """Raises `NotForwarded` if these acknowledgements can never come, before anything is stored."""
+        raise NotForwarded("bad_request", "acks: this daemon has no replicas")
 
     async def promise(self, acks: Acks) -> None:
         """Note with the log that an append is about to wait for these acknowledgements."""
+        return
 
     async def wait(self, acks: Acks, writer: Writer, serial: int, timeout: float) -> None:
         """Wait until the copies have all of this stream and writer up to this serial.
 
         Raises `NotForwarded` after `timeout` seconds.
         """
+        return
 
 
-class NoCopies:
+class NoCopies(IAcknowledgements):
     """Acknowledgements of a daemon alone: there are none."""
-
-    def default(self, stream: str) -> Acks:
-        """Return that an append waits for no acknowledgement."""
-        return NO_ACKS
-
-    def check(self, acks: Acks) -> None:
-        """Refuse: there are no copies."""
-        raise NotForwarded("bad_request", "acks: this daemon has no replicas")
-
-    async def promise(self, acks: Acks) -> None:
-        """Note nothing."""
-
-    async def wait(self, acks: Acks, writer: Writer, serial: int, timeout: float) -> None:
-        """Return at once: there are no copies."""
 
 
 # -- what holds the log ------------------------------------------------------------------------------------
@@ -249,6 +213,7 @@ class ILeases(Protocol):
 
     def lowest(self) -> int | None:
         """Return the serial after which a reader still needs all facts; None without such readers."""
+        return None
 
     def renew(self, reader: str, since: int, wait: float, access: Access) -> None:
         """Keep what a named reader of the changelog needs, which has everything up to `since`.
@@ -256,17 +221,11 @@ class ILeases(Protocol):
         `wait` is how many seconds its request may take. Raises a `ReplicationError` that says its response
         (`OwnResponse`) if that cannot be kept.
         """
+        return
 
 
-class NoLeases:
-    """A daemon alone keeps nothing for anybody."""
-
-    def lowest(self) -> int | None:
-        """Return None: the log is trimmed by age alone."""
-        return None
-
-    def renew(self, reader: str, since: int, wait: float, access: Access) -> None:
-        """Keep nothing."""
+class NoLeases(ILeases):
+    """A daemon alone keeps nothing for anybody: its log is trimmed by age."""
 
 
 # -- what a HELLO opens ------------------------------------------------------------------------------------
@@ -275,39 +234,30 @@ class NoLeases:
 class IHello(Protocol):
     """Serves the peers that say HELLO: they take the log as a whole, and are no followers."""
 
-    opening: ClassVar[Collection[bytes]]
+    opening: ClassVar[Collection[bytes]] = frozenset({b"HELLO"})
     """The names of the commands by which such a peer shows itself."""
 
     @property
     def connected(self) -> Sequence[Any]:
         """The open connections."""
+        return ()
 
     def serve(self, connection: Any) -> ConnectionOwner:
-        """Return the owner of this connection from now on, which serves the peer."""
-
-    def recheck(self) -> None:
-        """Close the connections of peers whose key was revoked or changed."""
-
-    def close(self, why: str) -> None:
-        """Send ERROR on every connection, and close it."""
-
-
-class NoHello:
-    """A daemon alone serves followers only."""
-
-    opening: ClassVar[Collection[bytes]] = frozenset({b"HELLO"})
-    connected: Sequence[Any] = ()
-
-    def serve(self, connection: Connection) -> ConnectionOwner:
-        """Refuse the peer."""
+        """Return the owner of this connection from now on, which serves the peer, or refuses it."""
         connection.fail("this daemon serves no replicas")
         return ConnectionOwner()
 
     def recheck(self) -> None:
-        """Do nothing."""
+        """Close the connections of peers whose key was revoked or changed."""
+        return
 
     def close(self, why: str) -> None:
-        """Do nothing."""
+        """Send ERROR on every connection, and close it."""
+        return
+
+
+class NoHello(IHello):
+    """A daemon alone serves followers only."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,20 +11,18 @@ class IStoredBytes(Protocol):
 
     def named_by(self, stream: Stream[Any], facts: Collection[bytes]) -> frozenset[str]:
         """Return the checksums that the rows of these facts name."""
+        return frozenset()
 
     async def read_stored(self, sha256: str, most: int) -> bytes | None:
         """Read bytes by their checksum; None if they are not here.
 
         Raises a `ReplicationError`, also if there are more than `most`.
         """
-
-
-class _NoBytes:
-    def named_by(self, stream: Stream[Any], facts: Collection[bytes]) -> frozenset[str]:
-        return frozenset()
-
-    async def read_stored(self, sha256: str, most: int) -> bytes | None:
         return None
+
+
+class _NoBytes(IStoredBytes):
+    """A daemon that stores no bytes answers as the protocol does by itself."""
 
 
 NO_BYTES: Final[IStoredBytes] = _NoBytes()
